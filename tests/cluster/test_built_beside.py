@@ -1,6 +1,7 @@
 """What a change of the schema makes is built beside its table at three nodes that are written to, and killed."""
 
 import random
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -12,13 +13,15 @@ import trio
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError, ConstraintError
 from bedrockish_journal.model.clock import milliseconds
-from tests.cluster.story import PATIENT, judge_files, level, ready, rows, until
+from tests.cluster.story import PATIENT, insist, judge_files, level, ready, rows, send_signal, until
 from tools.cluster import LocalCluster, LocalNode
 
 pytestmark = pytest.mark.cluster
 
 DELAY_MS = 4_000  # from the decision until it comes into force, as a large table's index has it by itself
 ROWS = 20_000
+ENDS_S = 5.0  # that a node may take to end
+LEFT = {".toml", ".log", ".sqlite", ".lock"}  # of the files of a node that has ended in order
 FILL = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO t "
 SWAP = (  # both or none; SQLite asks for what does not depend on the row once
     "UPDATE t SET code = (SELECT sum(code) FROM t WHERE id IN (?1, ?2)) - code "
@@ -177,6 +180,41 @@ async def test_nodes_die_while_a_column_is_dropped_and_when_it_comes_into_force(
         assert is_sound(node), node.name
         (text,) = rows(node, "SELECT sql FROM sqlite_schema WHERE name = 't'")
         assert text == ("CREATE TABLE t(id INTEGER PRIMARY KEY, code INTEGER, v TEXT, r REAL, n INTEGER)",)
+
+
+@pytest.mark.parametrize("sql", ["CREATE INDEX by_v ON t(v, n)", "ALTER TABLE t DROP COLUMN x"])
+async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: LocalCluster, sql: str) -> None:
+    """The one that was asked for it, and another one; they build anew, or when its time comes. Its client is told."""
+    cluster = slow
+    one, _, three = cluster.nodes
+    await ready(cluster)
+    async with open_client(cluster.url(1, options=PATIENT)) as client:
+        await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT, n INTEGER, x INTEGER)")
+        await client.execute(f"{FILL} SELECT i, 'row ' || i, i % 97, i FROM k", [5 * ROWS], timeout=60)
+        await level(cluster)
+        async with trio.open_nursery() as change:
+            change.start_soon(insist, cluster.url(0, options=PATIENT), sql, [], "change")
+            await activates_in_s(cluster, 1)
+            await trio.sleep(0.3)
+            for node in (one, three):
+                send_signal(node, signal.SIGTERM)
+            for node in (one, three):
+                assert node.process is not None
+                assert await trio.to_thread.run_sync(node.process.wait, ENDS_S) == 0, node.last_words()
+                assert not was_built_beside(node, ""), "it was too late to see anything"
+                assert {path.suffix for path in node.directory.glob(f"{node.name}.*")} == LEFT
+                node.start()
+        await ready(cluster)
+        await client.execute("CREATE INDEX next ON t(n)")
+        assert (await client.execute("SELECT count(*) FROM t INDEXED BY next")).value() == 5 * ROWS
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    told = [rows(node, "SELECT name, sql FROM sqlite_schema WHERE tbl_name = 't'") for node in cluster.nodes]
+    assert told[0] == told[1] == told[2]
+    for node in cluster.nodes:
+        assert is_sound(node), node.name
+        assert "damaged" not in node.log.read_text()
 
 
 async def test_a_duplicate_that_comes_while_an_index_is_built_is_the_changes_error(slow: LocalCluster) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import apsw
 import pytest
 
-from bedrockish.engine.sqlite.system_names import PASSING, STAND_IN
+from bedrockish.engine.sqlite.system_names import BARE, PASSING, STAND_IN
 from bedrockish.engine.sqlite.system_names import STAND_IN_INDEX as BUILT
 from bedrockish.engine.storage import index_build, schema_versions
-from bedrockish.engine.storage.build import Phase
+from bedrockish.engine.storage.build import Phase, root_of
 from bedrockish.engine.storage.index_build import IndexBuild
 from bedrockish.engine.storage.refill import replay_own
 from bedrockish.engine.storage.rename_copy import strip
@@ -304,6 +304,53 @@ def test_rows_that_cannot_be_read_here_or_are_large(node: TestNode, text: bytes 
     sound(node)
 
 
+def test_one_that_was_given_up_is_forgotten_before_the_next_one(make_node: MakeNode) -> None:
+    """The writer knows the stand-in by two names, and both are gone before its root page is another table's.
+
+    At a node that only follows: who leads a change tries it, after which SQLite reads its schema again.
+    """
+    leads, follows = make_node(), make_node("B")
+    count = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT 40)"
+
+    def followed() -> None:
+        for entry in leads.entries[follows.tick :]:
+            follows.apply(entry)
+            follows.tick = entry.tick
+
+    def changed(sql: str) -> str:
+        entry = decide(leads, sql)
+        followed()
+        failure = leads.engine.activate(entry.txid)
+        assert follows.engine.activate(entry.txid) == failure
+        return failure
+
+    changed(PLAIN)
+    leads.run(f"INSERT INTO t(n) {count} SELECT i FROM k")
+    entry = decide(leads, "CREATE INDEX made ON t(n)")
+    followed()
+    given_up = begin(follows, entry)
+    for _ in range(3):
+        go_on(follows, given_up)
+    assert given_up.phase is Phase.LOADING
+    follows.save()
+    assert follows.engine._db.table_exists("main", BARE)
+    root = root_of(follows.engine._db, STAND_IN)
+    assert (leads.engine.activate(entry.txid), follows.engine.activate(entry.txid)) == ("", "")
+    follows.save()
+    assert not follows.engine._db.table_exists("main", BARE)
+    assert changed("DROP INDEX made") == ""
+    assert changed("CREATE TABLE taken(id INTEGER PRIMARY KEY, v)") == ""
+    assert root_of(follows.engine._db, "taken") == root
+    leads.run(f"INSERT INTO taken {count} SELECT i, i FROM k")
+    entry = decide(leads, "CREATE INDEX made ON t(n)")
+    followed()
+    build = begin(follows, entry)
+    finish(follows, build)
+    assert (leads.engine.activate(entry.txid), follows.engine.activate(entry.txid)) == ("", "")
+    assert follows.rows("SELECT count(*) FROM taken") == [(40,)]
+    sound(follows)
+
+
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_what_a_killed_process_leaves_is_removed(node: TestNode, tmp_path: Path, is_ready: bool) -> None:
     """A copy of the file at any moment is what a process that was killed leaves behind."""
@@ -411,3 +458,14 @@ def test_a_node_that_ends_waits_for_nobody(node: TestNode) -> None:
     node.engine.close()
     build.fetch()  # of a thread that comes late
     assert build.phase is Phase.FAILED
+
+
+def test_what_is_given_up_just_before_it_sorts_does_not_sort(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite forgets an interruption that comes when nothing runs."""
+    monkeypatch.setattr(index_build, "ASK_STEPS", 10)
+    filled(node, "plain", Changes(6, "plain"))
+    build = begin(node, decide(node, INDEXES["several"]))
+    assert build._reader is not None
+    build.interrupt()
+    with pytest.raises(apsw.InterruptError):
+        build._reader.execute(build.plan.load).fetchall()

@@ -20,7 +20,7 @@ import apsw
 
 from bedrockish.engine.sqlite.catalog import Prepare
 from bedrockish.engine.sqlite.definitions import folded
-from bedrockish.engine.sqlite.system_names import STAND_IN
+from bedrockish.engine.sqlite.system_names import BARE, STAND_IN
 from bedrockish.engine.sqlite.table_layout import Table, Tables
 from bedrockish.errors import ConfigError
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
@@ -251,7 +251,14 @@ def root_of(db: apsw.Connection, name: str) -> int:
 
 
 def remove_leftovers(db: apsw.Connection) -> None:
-    """Remove what is built and no user's yet; nothing happens if there is nothing."""
+    """Remove what is built and no user's yet; nothing happens if there is nothing.
+
+    The connection that writes may know it by the bare name as well, which is not in the file. It has to forget that:
+    the root page is soon another table's, of which the next building would take rows out.
+    """
+    if db.table_exists("main", BARE):
+        with Writable(db):
+            db.execute("PRAGMA writable_schema = RESET")
     db.execute(f"DROP TABLE IF EXISTS {STAND_IN}")
 
 

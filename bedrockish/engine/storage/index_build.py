@@ -34,6 +34,7 @@ SLICES = 4  # that are read at a time, since a thread has to be waited for
 EDIT_ROWS = 64  # that the stand-in has at a time: about a page of them
 NOTED_MAX = 1_000_000  # rows that change while the index is built; with more it is given up
 SAMPLES = 64  # rows whose entries are looked up before the index is the table's
+ASK_STEPS = 10_000  # of SQLite's that sorts, until it asks whether the index is still wanted
 CACHE_KIB = 16 << 10  # of the connection that sorts
 
 _DESCRIBE = "INSERT INTO sqlite_schema(type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?)"
@@ -66,6 +67,8 @@ class IndexBuild(Build):
     def begin(self, connect: Callable[[], apsw.Connection]) -> None:
         """Take the snapshot, on a connection of its own."""
         self._reader = reader = connect()
+        # What is interrupted just before it sorts is not interrupted at all, and who closes it would wait for it.
+        reader.set_progress_handler(lambda: self.phase is Phase.FAILED, ASK_STEPS)
         reader.pragma("cache_size", -CACHE_KIB)
         reader.execute("BEGIN")
         reader.execute("PRAGMA main.user_version").fetchall()

@@ -77,6 +77,7 @@ from bedrockish.node.scheduling.checkpoints import Checkpoints
 from bedrockish.node.scheduling.durability import Done, FsyncThread, Kept, Prepare, Waiter
 from bedrockish.node.scheduling.entry_sender import EntrySender
 from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.group_timer import GroupTimer
 from bedrockish.node.scheduling.reads_beside import ReadsBeside
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.snapshots import Boundary
@@ -167,9 +168,9 @@ class Runtime:
         self.upkeep.orders["statements"] = self.statements.order
         self._checkpoints = Checkpoints(engine, self.faults)
         self._syncing = False
-        self._together = 0  # how many were answered at once, lately
+        self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.together.size)
         self._failed = False  # in the middle of a step, or by damage
-        self._executions = Executions(self)
+        self._executions = Executions(self, self._groups)
         self._nursery: trio.Nursery | None = None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
 
@@ -299,8 +300,7 @@ class Runtime:
 
     def hold(self, waiter: Waiter, size: int) -> None:
         """Count what is kept for a request as memory, if it is much."""
-        if size < HELD_BYTES_MIN:
-            size = 0
+        size = size if size >= HELD_BYTES_MIN else 0
         if size != waiter.held:
             self.engine.memory.hold(id(waiter), size - waiter.held)
             waiter.held = size
@@ -460,7 +460,7 @@ class Runtime:
 
     def _expects_company(self) -> bool:
         """Whether a write is going to be executed, and others are likely to come that can share its transaction."""
-        return bool(self._writes.count) and (self._together > 1 or len(self.waiters) > 1)
+        return self._has_writes and (self._groups.together > 1 or len(self.waiters) > 1)
 
     def _cycle(self) -> Turn:
         yield from self._turn()
@@ -471,7 +471,7 @@ class Runtime:
         """Whether to execute short writes: what would only wait for the end of a sync is executed after it, with what
         comes until then, for it can share a transaction with that.
         """
-        return bool(self._writes.count) and not self._syncing
+        return bool(self._writes.count) and not self._syncing and self._groups.is_due(self._writes.count)
 
     def _take(self, number: int) -> Event | None:
         """Return what comes next: in turn what has happened, what clients ask, and what they write in short."""
@@ -530,10 +530,8 @@ class Runtime:
         return effect.__class__ is do.Activate  # which may build an index, or have thousands of tables read again
 
     def _log(self, said: Event | do.Send) -> None:
-        state = self.core.state
-        logger.debug(
-            "%s", describe_said(state.me, self.engine.applied.get(state.me, 0), state.roster.membership.nodes, said)
-        )
+        state, applied = self.core.state, self.engine.applied
+        logger.debug("%s", describe_said(state.me, applied.get(state.me, 0), state.roster.membership.nodes, said))
 
     def _do(self, effect: do.Effect, following: deque[Event]) -> None:
         engine = self.engine
@@ -622,7 +620,8 @@ class Runtime:
 
     def _deadline(self) -> float | None:
         """Return when there is something to do by itself."""
-        return min(filter(None, (self.core.deadline(), self._linger_until)), default=None)
+        gathered = self._groups.due_at() if self._writes.count and not self._syncing else None
+        return min(filter(None, (self.core.deadline(), self._linger_until, gathered)), default=None)
 
     @property
     def _may_linger(self) -> bool:
@@ -682,7 +681,7 @@ class Runtime:
         if self.mesh is not None:
             for peer, payloads in kept.messages.items():
                 self.mesh.send_many(peer, payloads)
-        self._together = len(kept.replies) or self._together
+        self._groups.answered(len(kept.replies), self._writes.count)
         if self.tracing is not None:
             self.tracing.durable(kept.spans)
         for waiter in kept.replies:

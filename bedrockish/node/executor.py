@@ -39,6 +39,7 @@ from bedrockish.node.recalling import again
 from bedrockish.node.rights import check_change, check_recall
 from bedrockish.node.scheduling.durability import Waiter
 from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.group_timer import GroupTimer
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool
 from bedrockish_journal.model.changes import decode_steps, encode_changes
@@ -77,8 +78,8 @@ class Serving(Protocol):
 class Executions:
     """What one node does for an Execute effect."""
 
-    def __init__(self, node: Serving) -> None:
-        self._node = node
+    def __init__(self, node: Serving, groups: GroupTimer) -> None:
+        self._node, self._groups = node, groups
 
     def execute(self, request_id: int, clock: int, following: deque[Event], group: tuple[int, ...] = ()) -> None:
         """Execute a request's request; what the core has to be told at once is added to ``following``.
@@ -137,6 +138,7 @@ class Executions:
                 break
             other = asked.take()
             others.append((other.request_id, other.request))
+        self._groups.executed(1 + len(others))
         return replace(first, others=tuple(others)) if others else first
 
     def is_short_write(self, event: Submitted) -> bool:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.cluster
 
 DELAY_MS = 4_000  # from the decision until it comes into force, as a large table's index has it by itself
 ROWS = 20_000
+MANY = 200_000
 ENDS_S = 5.0  # that a node may take to end
 LEFT = {".toml", ".log", ".sqlite", ".lock"}  # of the files of a node that has ended in order
 FILL = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO t "
@@ -190,12 +191,14 @@ async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: Loca
     await ready(cluster)
     async with open_client(cluster.url(1, options=PATIENT)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT, n INTEGER, x INTEGER)")
-        await client.execute(f"{FILL} SELECT i, 'row ' || i, i % 97, i FROM k", [5 * ROWS], timeout=60)
+        # Large enough that the building takes a while, also on a fast machine.
+        fill = f"{FILL} SELECT ?2 + i, 'row ' || i, i % 97, i FROM k"
+        for first in range(0, MANY, 5 * ROWS):
+            await client.execute(fill, [5 * ROWS, first], timeout=60)
         await level(cluster)
         async with trio.open_nursery() as change:
             change.start_soon(insist, cluster.url(0, options=PATIENT), sql, [], "change")
             await activates_in_s(cluster, 1)
-            await trio.sleep(0.3)
             for node in (one, three):
                 send_signal(node, signal.SIGTERM)
             for node in (one, three):
@@ -206,7 +209,7 @@ async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: Loca
                 node.start()
         await ready(cluster)
         await client.execute("CREATE INDEX next ON t(n)")
-        assert (await client.execute("SELECT count(*) FROM t INDEXED BY next")).value() == 5 * ROWS
+        assert (await client.execute("SELECT count(*) FROM t INDEXED BY next")).value() == MANY
     await level(cluster)
     cluster.stop()
     judge_files(cluster)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
+from struct import Struct
 from typing import Any
 
 import cbor2
@@ -34,8 +35,11 @@ USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
 )
 MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, *USER_ACTIONS)
 
+NAMES_CHARACTERS_MAX = 1_000  # of columns' names that are remembered as they were encoded: a name may be a long text
+
 Params = Sequence[Any] | Mapping[str, Any] | None
 _sql = attrgetter("sql")
+_CLOCK = Struct(">BQ")  # an unsigned integer of eight bytes in CBOR
 
 
 @value
@@ -47,7 +51,15 @@ class Token:
 
     def encode(self) -> bytes:
         """Return the token as bytes to keep or pass on."""
-        return cbor2.dumps([dict(self.vector), self.clock])
+        clock = self.clock
+        written = _CLOCK.pack(0x1B, clock) if clock >> 32 else cbor2.dumps(clock)  # CBOR takes as few bytes as will do
+        return b"\x82" + _encode_vector(tuple(self.vector.items())) + written
+
+
+@lru_cache(100)
+def _encode_vector(components: tuple[tuple[str, int], ...]) -> bytes:
+    """Return a map as CBOR; all that a node tells between two commits has the same."""
+    return cbor2.dumps(dict(components))
 
 
 def decode_token(data: bytes | None) -> Token:
@@ -199,10 +211,20 @@ def as_part_of_trace(request: Request) -> Request:
 
 def encode_results(results: Sequence[Result]) -> bytes:
     """Return results as the bytes that travel and are kept."""
-    if len(results) == 1 and not results[0].columns and not results[0].rows:
-        # Encoding takes its time by the array, and all but these two is always the same: most INSERTs to the end.
-        return b"\x81\x84\x80\x80" + _encode_count(results[0].rowcount) + cbor2.dumps(results[0].lastrowid)
-    return cbor2.dumps([[r.columns, r.rows, r.rowcount, r.lastrowid] for r in results])
+    if len(results) != 1:
+        return cbor2.dumps([[r.columns, r.rows, r.rowcount, r.lastrowid] for r in results])
+    # Encoding takes its time by the array, and of one result, all but the rows is nearly always as it was before.
+    one = results[0]
+    is_short = sum(map(len, one.columns)) <= NAMES_CHARACTERS_MAX
+    columns = _encode_columns(one.columns) if is_short else cbor2.dumps(one.columns)
+    rows = cbor2.dumps(one.rows) if one.rows else b"\x80"
+    last = b"\xf6" if one.lastrowid is None else cbor2.dumps(one.lastrowid)
+    return b"".join((b"\x81\x84", columns, rows, _encode_count(one.rowcount), last))
+
+
+@lru_cache(1_000)
+def _encode_columns(columns: tuple[str, ...]) -> bytes:
+    return cbor2.dumps(columns)
 
 
 @lru_cache(1_000)
@@ -400,15 +422,25 @@ def check_params(params: object) -> Params:
     if params is None:
         return None
     if type(params) is list or type(params) is tuple:  # nearly always: an abstract class takes its time
-        return [_value(str(place), value) for place, value in enumerate(params, 1)]
+        return _values(params)
     if isinstance(params, Mapping):
         for name in params:
             if not isinstance(name, str):
                 raise UsageError(f"a parameter's name should be a text, not {name!r}")
         return {name: _value(f":{name}", value) for name, value in params.items()}
     if isinstance(params, Sequence) and not isinstance(params, str | bytes | bytearray | memoryview):
-        return [_value(str(place), value) for place, value in enumerate(params, 1)]
+        return _values(params)
     raise UsageError(f"parameters should be a list, a tuple or a map, not {type(params).__name__}; write (value,)")
+
+
+def _values(params: Sequence[Any]) -> list[Any]:
+    for one in params:  # nearly all are sent as they are, and are not worth a call each
+        kind = type(one)
+        if not (kind is str or kind is bytes or kind is float or one is None) and not (
+            kind is int and -(1 << 63) <= one < 1 << 63
+        ):
+            return [_value(str(place), one) for place, one in enumerate(params, 1)]
+    return list(params)
 
 
 def _value(name: str, value: object) -> int | float | str | bytes | None:

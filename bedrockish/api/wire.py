@@ -20,7 +20,8 @@ call's: a reply with it is about the link itself. Unknown fields are ignored, un
 
 from collections.abc import Mapping
 from dataclasses import fields
-from itertools import starmap
+from functools import lru_cache
+from struct import Struct
 from typing import Any, assert_never
 
 import cbor2
@@ -48,7 +49,6 @@ from bedrockish_journal.model.value import value
 EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
 CALL = "call"
 JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "events", "explain", "upkeep"
-LONG_BYTES = 1 << 16  # of results that are not copied to be encoded
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
 BEGUN = "begun"  # in the details of an error: the transaction is open all the same
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
@@ -171,21 +171,10 @@ def encode_call(call: Call) -> bytes:
                 "timeout": request.timeout_s,
             }
         case Execute(number, request) | Step(number, request):
-            token = request.token
-            packed = {
-                "id": number,
-                "op": call.op if isinstance(call, Step) else EXECUTE,
-                "command": request.command,
-                "read": request.read,
-                "isolation": request.isolation,
-                "token": token.encode() if token.vector or token.clock else None,
-                "timeout": request.timeout_s,
-            }
-            packed |= _pack_work(request)
-            if request.longest_s:
-                packed["longest"] = request.longest_s
-            if request.trace:
-                packed["traceparent"] = request.trace
+            try:
+                return _encode_request(number, call.op if isinstance(call, Step) else EXECUTE, request)
+            except (cbor2.CBORError, ValueError) as error:
+                raise UsageError(f"a text in the request cannot be sent: {error}") from error
         case AskOutcome(number, command):
             packed = {"id": number, "op": OUTCOME, "command": command}
         case Ask(number, op, after, statement, asked):
@@ -220,10 +209,10 @@ def decode_call(payload: bytes, user: str = "") -> Call:
         raise MalformedCallError(f"a call cannot have the id {number!r}; number them from 1")
     op = packed.get("op")
     try:
-        if op in (EXECUTE, CALL):
-            return Execute(number, _decode_request(packed, user))
         if op in STEPS or op in STREAM_STEPS:
             return Step(number, _decode_request(packed, user, least=int(op in (STATEMENTS, STREAM))), op)
+        if op in (EXECUTE, CALL):
+            return Execute(number, _decode_request(packed, user))
         if op == MEMBER:
             return Execute(number, _decode_change(packed, user))
         if op == OUTCOME:
@@ -250,7 +239,7 @@ def _command(packed: Mapping[str, Any]) -> str:
 
 
 def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1) -> Request:
-    call = _decode_named(packed) if packed.get("op") == CALL else None
+    call = _decode_named(packed) if packed["op"] == CALL else None
     statements = packed.get("statements") if call is None else []
     if not isinstance(statements, list) or not (call or least <= len(statements) <= STATEMENTS_MAX):
         raise UsageError(f"a command should be a list of 1 to {STATEMENTS_MAX} statements")
@@ -259,17 +248,20 @@ def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1) -> Req
         raise UsageError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
     if isolation not in ISOLATIONS:
         raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
-    return Request(
+    longest = packed.get("longest")
+    return Request(  # by place: names take their time, and each call of a client makes one
         _command(packed),
-        tuple(starmap(_statement, enumerate(statements, 1))),
+        tuple([_statement(place, pair) for place, pair in enumerate(statements, 1)]),
         read,
         isolation,
         _token(packed),
         check_timeout(packed.get("timeout")),
-        longest_s=check_timeout(packed["longest"]) if packed.get("longest") is not None else 0.0,
-        call=call,
-        user=user,
-        trace=read_traceparent(packed["traceparent"]) if "traceparent" in packed else "",
+        None,
+        False,
+        check_timeout(longest) if longest is not None else 0.0,
+        call,
+        user,
+        read_traceparent(packed["traceparent"]) if "traceparent" in packed else "",
     )
 
 
@@ -299,7 +291,9 @@ def _decode_change(packed: Mapping[str, Any], user: str) -> Request:
 
 def _token(packed: Mapping[str, Any]) -> Token:
     token = packed.get("token")
-    if token is not None and type(token) is not bytes:
+    if token is None:
+        return Token()
+    if type(token) is not bytes:
         raise UsageError("a session token should be bytes")
     return decode_token(token)
 
@@ -310,11 +304,53 @@ def _statement(place: int, pair: object) -> Statement:
     return Statement(pair[0], check_params(pair[1]))
 
 
-def _pack_work(request: Request) -> dict[str, Any]:
-    """Return what is to be done: statements, or a command called by name."""
-    if request.call is not None:
-        return {"op": CALL, "name": request.call.name, "args": request.call.args}
-    return {"statements": [[statement.sql, _pack_params(statement.params)] for statement in request.statements]}
+def _encode_request(number: int, op: str, request: Request) -> bytes:
+    """Return a request as bytes: a map, put together by hand, for the encoder takes its time by the list and the map.
+
+    What is to be done are its statements, or a command that it calls by name.
+    """
+    token, named = request.token, request.call
+    count = 8 + (named is not None) + bool(request.longest_s) + bool(request.trace)
+    parts = [
+        _encode_head(_MAP, count),
+        b"\x62id",
+        _encode_head(_NUMBER, number),
+        b"\x62op",
+        _encode_word(op if named is None else CALL),
+        b"\x67command",
+        cbor2.dumps(request.command),
+        b"\x64read",
+        _encode_word(request.read),
+        b"\x69isolation",
+        _encode_word(request.isolation),
+        b"\x65token",
+        cbor2.dumps(token.encode()) if token.vector or token.clock else _NULL,
+        b"\x67timeout",
+        _FLOAT.pack(0xFB, request.timeout_s),
+    ]
+    if named is not None:
+        parts += (b"\x64name", cbor2.dumps(named.name), b"\x64args", cbor2.dumps(named.args))
+    else:
+        parts += (b"\x6astatements", _encode_head(_LIST, len(request.statements)))
+        for statement in request.statements:
+            parts += (b"\x82", cbor2.dumps(statement.sql), _encode_params(statement.params))
+    if request.longest_s:
+        parts += (b"\x67longest", _FLOAT.pack(0xFB, request.longest_s))
+    if request.trace:
+        parts += (b"\x6btraceparent", cbor2.dumps(request.trace))
+    return b"".join(parts)
+
+
+@lru_cache(100)
+def _encode_word(word: str) -> bytes:
+    """Return one of a few words as bytes."""
+    return cbor2.dumps(word)
+
+
+def _encode_params(params: Params) -> bytes:
+    if params is None:
+        return _NULL
+    return cbor2.dumps(list(params) if type(params) is list or not isinstance(params, Mapping) else dict(params))
 
 
 def _pack_params(params: Params) -> Params:
@@ -328,31 +364,60 @@ def _plain(encoder: Any, value: object) -> None:
 
 def encode_reply(reply: Reply) -> bytes:
     """Return a reply as bytes."""
-    results = b""
     match reply:
         case Answered(number, answer):
-            results = answer.results
-            packed: dict[str, Any] = {
-                "id": number,
-                "ok": True,
-                **({} if len(results) >= LONG_BYTES else {"results": results}),
-                "token": answer.token.encode(),
-                "place": answer.place,
-                "attempts": answer.attempts,
-                **({"more": True} if answer.more else {}),
-            }
+            return _encode_answer(number, answer)
         case Told(number, value):
-            packed = {"id": number, "ok": True, "value": value}
+            packed: dict[str, Any] = {"id": number, "ok": True, "value": value}
         case Failed(number, error):
             packed = {"id": number, "ok": False, "error": pack_error(error)}
         case _:
             assert_never(reply)
-    data = cbor2.dumps(packed, default=_plain)
-    if len(results) < LONG_BYTES:
-        return data
-    # One entry more, put there by hand: the encoder copies a value several times, with all others waiting.
-    size = b"\x5a" + len(results).to_bytes(4)
-    return b"".join([bytes((data[0] + 1,)), data[1:], cbor2.dumps("results"), size, results])
+    return cbor2.dumps(packed, default=_plain)
+
+
+def _encode_answer(number: int, answer: Answer) -> bytes:
+    """Return an answer as bytes: a map, put together by hand.
+
+    The encoder takes longer for one than a node takes to find a row, and copies long results several times, with all
+    others waiting.
+    """
+    results, token, place = answer.results, answer.token.encode(), answer.place
+    return b"".join(
+        (
+            b"\xa7\x62id" if answer.more else b"\xa6\x62id",
+            _encode_head(_NUMBER, number),
+            b"\x62ok\xf5\x67results",
+            _encode_head(_BYTES, len(results)),
+            results,
+            b"\x65token",
+            _encode_head(_BYTES, len(token)),
+            token,
+            b"\x65place",
+            _NULL if place is None else cbor2.dumps(place),
+            b"\x68attempts",
+            _encode_head(_NUMBER, answer.attempts),
+            b"\x64more\xf5" if answer.more else b"",
+        )
+    )
+
+
+_NUMBER, _BYTES, _LIST, _MAP = 0x00, 0x40, 0x80, 0xA0  # kinds of values in CBOR; a number that is not negative
+_NULL = b"\xf6"
+_SHORT, _LONG, _FLOAT = Struct(">BH"), Struct(">BI"), Struct(">Bd")
+
+
+def _encode_head(kind: int, count: int) -> bytes:
+    """Return how a value of a kind begins in CBOR, with the number that it is or its length, in as few bytes as do."""
+    if count < 24:
+        return bytes((kind | count,))
+    if count < 1 << 8:
+        return bytes((kind | 24, count))
+    if count < 1 << 16:
+        return _SHORT.pack(kind | 25, count)
+    if count < 1 << 32:
+        return _LONG.pack(kind | 26, count)
+    return bytes((kind | 27,)) + count.to_bytes(8)
 
 
 def decode_reply(payload: bytes) -> Reply:
@@ -365,7 +430,7 @@ def decode_reply(payload: bytes) -> Reply:
         packed = cbor2.loads(payload)
     except (cbor2.CBORError, ValueError, TypeError) as error:
         raise ProtocolMismatchError(f"the node sent {len(payload)} bytes that are not a reply: {error}") from error
-    number = packed.get("id") if isinstance(packed, Mapping) else None
+    number = packed.get("id") if type(packed) is dict else None
     if type(number) is not int or not 0 <= number < 1 << 63 or type(packed.get("ok")) is not bool:
         raise ProtocolMismatchError("the node sent a map that is not a reply")
     if not packed["ok"]:

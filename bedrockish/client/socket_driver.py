@@ -222,24 +222,27 @@ class SocketDriver:
                 if number in self._outcomes or number not in self._waiting:
                     return
                 dial = self._dials.popleft() if self._dials else None
-                wait_ms = 0.0 if dial is not None else 1_000 * max(0.0, self._wake_at() - time.monotonic())
+                wait_ms = 0.0 if dial is not None else self._wait_ms()
             if dial is not None:
                 self._dial(dial)
             else:
                 self._move(wait_ms)
 
-    def _wake_at(self) -> float:
-        """Return when something is to be done though nothing is heard."""
-        times = [link.wake_at() for link in self._links.values()]
-        return min(self._core.deadline(), time.monotonic() + TICK_S, *times)
+    def _wait_ms(self) -> float:
+        """Return in how many milliseconds something is to be done though nothing is heard."""
+        now = time.monotonic()
+        wake_at = min(self._core.deadline(), now + TICK_S)
+        for link in self._links.values():
+            wake_at = min(wake_at, link.wake_at())
+        return 1_000 * max(0.0, wake_at - now)
 
     def _move(self, wait_ms: float) -> None:
         """Wait for the sockets, and take what they have."""
-        found = self._poll.poll(wait_ms + 0.5 if wait_ms else 0)
+        found = dict(self._poll.poll(wait_ms + 0.5 if wait_ms else 0))
         with self._lock, self._whole:
             for number, link in list(self._links.items()):
                 file, _ = self._polled.get(number, (-1, 0))
-                said = next((what for one, what in found if one == file), 0)
+                said = found.get(file, 0)
                 if said & WRITE:
                     link.flush()
                 if said & READ:
@@ -247,7 +250,7 @@ class SocketDriver:
                         self._perform(self._core.received(number, payload, time.monotonic()))
                 if not said:
                     link.tend(time.monotonic())
-            if any(one == self._wake_file for one, _ in found):
+            if self._wake_file in found:
                 with suppress(BlockingIOError):
                     self._wake_read.recv(4096)
             self._settle()
@@ -321,16 +324,17 @@ class SocketDriver:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send(link, payload):
-                    self._links[link].send(payload)
-                    if self._links[link].has_unsent or self._links[link].over is not None:
-                        self._settle_later(link)
+                case Send(number, payload):
+                    link = self._links[number]
+                    link.send(payload)
+                    if link.has_unsent or link.over is not None:
+                        self._settle_later(number)
                 case Finish(call, outcome):
                     self._finish(call, outcome)
                 case Dial():
                     self._dials.append(effect)
-                case HangUp(link):
-                    self._hang_up(link)
+                case HangUp(number):
+                    self._hang_up(number)
                 case _:
                     assert_never(effect)
 

@@ -8,7 +8,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, assert_never
 
@@ -312,9 +311,9 @@ class _Session:
     def take(self, payloads: list[bytes]) -> None:
         """Take calls as they are read."""
         self._backlog.extend(payloads)
-        long = sum(map(_long, payloads))
-        if long:
-            self._hold_call(long)
+        for payload in payloads:
+            if len(payload) > AT_ONCE_BYTES:
+                self._hold_call(len(payload))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -372,7 +371,7 @@ class _Session:
             found = error
         except Exception as error:
             found = self._caught(f"{_what(call)} of client {self._link.remote.node}", error)
-        if isinstance(found, Answer | BedrockishError):
+        if isinstance(found, (Answer, BedrockishError)):
             self._done(call.id, size, found)
         else:
             self._start_soon(call, size, found)
@@ -400,8 +399,10 @@ class _Session:
             kept: list[Reply] = [reply]
             self._nursery.start_soon(self._send_kept, kept, size)
             return
-        with suppress(LinkClosedError):
+        try:  # noqa: SIM105  for each answer, which is too often for a context
             self._link.send_nowait(encode_reply(reply))
+        except LinkClosedError:
+            pass
         self._release()
 
     def _release(self) -> None:

@@ -116,6 +116,8 @@ class Connection:
             payload = self._frames.next_data()
             if payload is not None:
                 return Data(payload)
+            if not (self._ended or self._frames.holds_any):
+                return None
         try:
             event = self._parse()
             if event is not None:

@@ -11,6 +11,7 @@ from bedrockish_net.errors import Code, FrameTooLargeError, RemoteProtocolError,
 
 HEADER = Struct(">IB")
 LENGTH_BYTES = 4
+SHORT_BYTES = 4 << 10  # of a payload that is copied twice sooner than a view of it is made
 KEPT_BYTES = 1 << 20  # that were given out and are still in the buffer, at most
 
 
@@ -24,6 +25,7 @@ class Kind(IntEnum):
     GOODBYE = 5
 
 
+_DATA, _HEADER_BYTES = int(Kind.DATA), HEADER.size
 _KINDS = {int(kind): kind for kind in Kind}
 
 
@@ -47,6 +49,11 @@ class FrameReader:
     def __len__(self) -> int:
         """Bytes held that were not given out."""
         return len(self._buffer) - self._at
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether bytes are held that were not given out."""
+        return len(self._buffer) > self._at
 
     def feed(self, data: bytes) -> None:
         """Store more bytes; look at none of them."""
@@ -85,19 +92,23 @@ class FrameReader:
 
     def next_data(self) -> bytes | None:
         """Return the payload of the next frame if it is a whole DATA frame within the limit; else leave it there."""
-        buffer, start = self._buffer, self._at
-        if len(buffer) - start < HEADER.size:
+        buffer, first = self._buffer, self._at + _HEADER_BYTES
+        held = len(buffer)
+        if held < first:
             return None
-        length, kind = HEADER.unpack_from(buffer, start)
-        end = start + HEADER.size + length
-        if kind != Kind.DATA or length > self.limit or end > len(buffer):
+        length, kind = HEADER.unpack_from(buffer, self._at)
+        end = first + length
+        if kind != _DATA or length > self.limit or end > held:
             return None
-        return self._give(start + HEADER.size, end)
+        return self._give(first, end)
 
     def _give(self, start: int, end: int) -> bytes:
         buffer = self._buffer
-        with memoryview(buffer) as view:  # one copy, not two
-            payload = bytes(view[start:end])
+        if end - start <= SHORT_BYTES:
+            payload = bytes(buffer[start:end])
+        else:
+            with memoryview(buffer) as view:  # one copy, not two
+                payload = bytes(view[start:end])
         self._at = end
         if end > KEPT_BYTES:  # whoever says nothing more after a long frame would have it kept here
             del buffer[:end]

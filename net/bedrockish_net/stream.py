@@ -200,7 +200,8 @@ class Link:
         if self._over is not None or self._is_finishing:
             self._refuse()
         frames = [*map(self._connection.send_data, payloads)]
-        size = sum(map(len, frames))
+        data = b"" if bulk else b"".join(frames)
+        size = sum(map(len, frames)) if bulk else len(data)
         if self._outbox_bytes and self._outbox_bytes + size > self._limits.outbox_bytes_max:
             self._end(
                 Code.OVERFLOW, f"{self.remote.node} reads too slowly: {self._outbox_bytes} bytes are waiting for it"
@@ -211,7 +212,7 @@ class Link:
             self._grow(size)
             self._writer.unpark_all()
         else:
-            self._queue(b"".join(frames))
+            self._queue(data)
 
     async def send(self, payload: bytes) -> None:
         """Queue one message as soon as the outbox has room for it. Cancelled, it was not queued.

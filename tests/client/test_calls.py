@@ -7,8 +7,20 @@ from typing import Any
 import cbor2
 import pytest
 
-from bedrockish.api.requests import DEPTH_MAX, SERIALIZABLE, SESSION, Named, Request, Statement, check_args, plain
-from bedrockish.api.wire import Execute, MalformedCallError, decode_call, encode_call
+from bedrockish.api.requests import (
+    DEPTH_MAX,
+    SERIALIZABLE,
+    SESSION,
+    SNAPSHOT,
+    STALE,
+    Named,
+    Request,
+    Statement,
+    Token,
+    check_args,
+    plain,
+)
+from bedrockish.api.wire import COMMIT, Execute, MalformedCallError, Step, decode_call, encode_call
 from bedrockish.client.request_builder import make_call
 from bedrockish.client.sansio.retry import only_reads
 from bedrockish.core.coordinator.request import InFlight, Stage
@@ -29,6 +41,52 @@ def test_a_call_travels(args: Any) -> None:
     call = decode_call(encode_call(Execute(7, request)))
     assert call == Execute(7, request)
     assert request.call == Named("transfer", args)
+
+
+@pytest.mark.parametrize("call", [None, Named("f", [1, {"a": None}]), Named("f", {"a": 0.5})])
+@pytest.mark.parametrize("longest_s", [0.0, 28.5])
+@pytest.mark.parametrize("trace", ["", f"00-{'a' * 32}-{'b' * 16}-01"])
+@pytest.mark.parametrize("token", [Token(), Token({"A": 7}, 1 << 60)])
+def test_a_call_is_encoded_as_the_map_that_it_is(
+    call: Named | None, longest_s: float, trace: str, token: Token
+) -> None:
+    """It is put together by hand; a field that is missing, or one too many, would be another map."""
+    many = tuple(Statement(f"SELECT {number}") for number in range(24))
+    for statements in (
+        (),
+        (Statement("é", [1, "a", None, b"x", -2.5]), Statement("b", {"n": 1}), Statement("c")),
+        many,
+    ):
+        done = statements if call is None else ()
+        request = Request("c1", done, STALE, SNAPSHOT, token, 5.0, longest_s=longest_s, call=call, trace=trace)
+        for op, made in (("execute", Execute(300, request)), (COMMIT, Step(300, request, COMMIT))):
+            packed = encode_call(made)
+            assert packed == cbor2.dumps(
+                {
+                    "id": 300,
+                    "op": op if call is None else "call",
+                    "command": "c1",
+                    "read": "stale",
+                    "isolation": "snapshot",
+                    "token": token.encode() if token.clock else None,
+                    "timeout": 5.0,
+                    **({"statements": [[one.sql, one.params] for one in done]} if call is None else {}),
+                    **({} if call is None else {"name": call.name, "args": call.args}),
+                    **({"longest": longest_s} if longest_s else {}),
+                    **({"traceparent": trace} if trace else {}),
+                }
+            )
+
+
+def test_a_text_that_is_none_is_refused_before_it_is_sent() -> None:
+    for request in (
+        Request("c1", (Statement("\ud800"),)),
+        Request("c1", (Statement("?", ["\ud800"]),)),
+        Request("\ud800", ()),
+        Request("c1", (), call=Named("\ud800")),
+    ):
+        with pytest.raises(UsageError, match="cannot be sent"):
+            encode_call(Execute(7, request))
 
 
 @pytest.mark.parametrize(

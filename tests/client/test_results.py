@@ -1,10 +1,23 @@
-"""Results as bytes: those of statements without rows are written in a shorter way, and are the same."""
+"""Results, tokens and answers as bytes: they are put together by hand, and are what the encoder makes of them."""
 
 import cbor2
 import pytest
 
-from bedrockish.api.requests import Answer, Result, Token, decode_results, encode_results
-from bedrockish.api.wire import LONG_BYTES, Answered, decode_reply, encode_reply
+from bedrockish.api.requests import (
+    NAMES_CHARACTERS_MAX,
+    Answer,
+    Result,
+    Token,
+    check_params,
+    decode_results,
+    decode_token,
+    encode_results,
+)
+from bedrockish.api.wire import Answered, decode_reply, encode_reply
+from bedrockish.errors import UsageError
+
+EDGES = [0, 1, 23, 24, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32, (1 << 64) - 1]
+"""Numbers about which CBOR takes a byte more."""
 
 
 @pytest.mark.parametrize("rowcount", [-1, 0, 1, 23, 24, 100_000])
@@ -16,21 +29,58 @@ def test_one_statement_without_rows(rowcount: int, lastrowid: int | None) -> Non
 
 
 def test_other_results_are_encoded_as_they_are() -> None:
+    long = "n" * NAMES_CHARACTERS_MAX
     for results in (
         [],
         [Result(("a",), [])],
         [Result(("a",), [(1,)], 1, 2)],
+        [Result(("a", "é", ""), [(1, None, "é"), (-1.5, b"", "x" * 300)], -1, None)],
+        [Result((long,), [(1,)])],
+        [Result((long, "b"), [(1, 2)])],
+        [Result(tuple("abcdefghijklmnopqrstuvwxyz"), [tuple(range(26))] * 30, 30, 1 << 40)],
         [Result((), [(1,)])],
         [Result((), []), Result((), [])],
     ):
-        assert decode_results(encode_results(results)) == results
+        made = encode_results(results)
+        assert made == cbor2.dumps([[one.columns, one.rows, one.rowcount, one.lastrowid] for one in results])
+        assert decode_results(made) == results
 
 
-@pytest.mark.parametrize("size", [0, LONG_BYTES - 1, LONG_BYTES, LONG_BYTES + 1, 1 << 20])
+@pytest.mark.parametrize("clock", EDGES)
+def test_a_token_is_encoded_as_it_is(clock: int) -> None:
+    for vector in ({}, {"A": 1}, {"A": clock or 1, "node-é": 7}):
+        made = Token(vector, clock).encode()
+        assert made == cbor2.dumps([vector, clock])
+        assert decode_token(made) == Token(vector, clock)
+
+
+def test_a_token_of_another_vector_is_another_one() -> None:
+    vector = {"A": 1}
+    first = Token(vector, 7).encode()
+    vector["A"] = 2
+    assert decode_token(Token(vector, 7).encode()).vector == {"A": 2}
+    assert decode_token(first).vector == {"A": 1}
+
+
+@pytest.mark.parametrize("number", [one for one in EDGES if 0 < one < 1 << 63])
+@pytest.mark.parametrize("size", [0, 23, 24, 255, 256, 65_535, 65_536, 1 << 20])
 @pytest.mark.parametrize("more", [False, True])
-def test_a_long_answer_is_encoded_without_copies_and_is_the_same(size: int, more: bool) -> None:
-    answer = Answer(bytes(size), Token({"A": 3}, 7), ("A", 3), 2, more)
-    packed = encode_reply(Answered(5, answer))
-    assert decode_reply(packed) == Answered(5, answer)
-    plain = {"id": 5, "ok": True, "results": bytes(size), "token": answer.token.encode(), "place": ["A", 3]}
-    assert cbor2.loads(packed) == {**plain, "attempts": 2, **({"more": True} if more else {})}
+def test_an_answer_is_encoded_as_the_map_that_it_is(number: int, size: int, more: bool) -> None:
+    for place in (None, ("A", 3)):
+        answer = Answer(bytes(size), Token({"A": 3}, 7), place, number, more)
+        packed = encode_reply(Answered(number, answer))
+        assert decode_reply(packed) == Answered(number, answer)
+        plain = {"id": number, "ok": True, "results": bytes(size), "token": answer.token.encode(), "place": place}
+        assert packed == cbor2.dumps({**plain, "attempts": number, **({"more": True} if more else {})})
+
+
+def test_parameters_are_checked_also_behind_those_that_need_no_look() -> None:
+    given = [1, "a", None, 0.5, b"x", -(1 << 63), (1 << 63) - 1]
+    checked = check_params(given)
+    assert checked == given
+    assert checked is not given
+    assert check_params((*given, True, bytearray(b"y"))) == [*given, 1, b"y"]
+    assert [type(one) for one in check_params([True])] == [int]  # type: ignore[union-attr]
+    for wrong in (1 << 63, -(1 << 63) - 1, object(), [1]):
+        with pytest.raises(UsageError, match="parameter 8 is"):
+            check_params([*given, wrong])

@@ -223,6 +223,9 @@ def test_a_statement_without_an_answer_in_time() -> None:
         ('SAVEPOINT "a""b"', "SAVEPOINT", 'a"b'),
         ("RELEASE SAVEPOINT 'a'", "RELEASE", "a"),
         ("release a ; -- done", "RELEASE", "a"),
+        ("Commit Transaction", "COMMIT", ""),
+        ("sAvepoint é", "SAVEPOINT", "é"),
+        ("\tend", "COMMIT", ""),
     ],
 )
 def test_control_statements_are_recognised(sql: str, kind: str, name: str) -> None:
@@ -231,7 +234,19 @@ def test_control_statements_are_recognised(sql: str, kind: str, name: str) -> No
 
 @pytest.mark.parametrize(
     "sql",
-    ["SELECT 1", "BEGIN; SELECT 1", "SAVEPOINT", "RELEASE a b", "beginning", "COMMIT TO a", "INSERT INTO b SELECT 1"],
+    [
+        "SELECT 1",
+        "BEGIN; SELECT 1",
+        "SAVEPOINT",
+        "RELEASE a b",
+        "beginning",
+        "COMMIT TO a",
+        "INSERT INTO b SELECT 1",
+        "",
+        "B",
+        "?",
+        "é",
+    ],
 )
 def test_other_statements_are_left_alone(sql: str) -> None:
     assert parse_control(sql) is None

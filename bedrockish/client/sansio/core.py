@@ -22,6 +22,7 @@ from bedrockish.api.wire import (
     LINK_ID,
     ROLLBACK,
     SETTLE,
+    STATEMENTS,
     Answered,
     Ask,
     AskOutcome,
@@ -77,7 +78,6 @@ DIAL_TIMEOUT_S = 3.0
 ONLY_READ_MAX = 1_000  # commands that have only read, of which that is remembered
 PATIENCE_S = 2.5  # what the first node gets of a command's time if there are others; doubled with each attempt
 DEATHS_MAX = 2  # links that died with a call on them: it may be the call that ends the nodes, so no third one gets it
-_NOTHING_SEEN = Token()
 UNCERTAIN = (OutcomeUnknownError, DamagedError)
 PAYLOAD_BYTES_MAX = Limits().frame_bytes_max
 
@@ -113,7 +113,7 @@ class _Call:
     @property
     def name(self) -> str | None:
         """The transaction whose link it must go on; None if any node can answer."""
-        return name_of(self.what) if isinstance(self.what, Step) else None
+        return name_of(self.what)
 
 
 class ClientCore:
@@ -259,8 +259,11 @@ class ClientCore:
             return
         if not isinstance(reply, Failed):
             self._forget(reply.id)
-            self._note(call.what, reply)
-            outcome = self._stepped(link, call, reply) if isinstance(call.what, Step) else reply
+            outcome: Answered | Told | BedrockishError = reply
+            # Statements that succeeded have neither begun nor ended their transaction.
+            if not isinstance(call.what, Step) or call.what.op != STATEMENTS:
+                self._note(call.what, reply)
+                outcome = self._stepped(link, call, reply) if isinstance(call.what, Step) else reply
             effects.append(Finish(reply.id, outcome))
             return
         call.error = reply.error
@@ -387,8 +390,9 @@ class ClientCore:
         link = self._links.get(self._current) if self._current is not None else None
         if link is not None and link.is_open:
             assert self._current is not None
-            for number in ready[: max(0, IN_FLIGHT_MAX - len(link.calls))]:
-                self._send(self._current, link, number, now, effects)
+            if ready:
+                for number in ready[: max(0, IN_FLIGHT_MAX - len(link.calls))]:
+                    self._send(self._current, link, number, now, effects)
         for number, idle in list(self._links.items()):
             if number != self._current and not idle.calls and number not in self._homes.values():
                 del self._links[number]
@@ -466,9 +470,12 @@ class ClientCore:
         return request.attempt(token, timeout_s, longest_s, read)
 
     def _merged(self, token: Token) -> Token:
-        if token == _NOTHING_SEEN:
-            return self.token
-        return Token(merge(self.token.vector, token.vector), max(self.token.clock, token.clock))
+        mine = self.token
+        if not token.vector and not token.clock:
+            return mine
+        # As long as nobody commits, what a session is told is what it has seen.
+        vector = mine.vector if token.vector == mine.vector else merge(mine.vector, token.vector)
+        return Token(vector, max(mine.clock, token.clock))
 
     def _expire(self, now: float, effects: list[Effect]) -> None:
         for number, call in list(self._calls.items()):

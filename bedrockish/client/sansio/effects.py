@@ -1,13 +1,12 @@
 """What the client's core asks its driver to do, in order."""
 
-from dataclasses import dataclass
-
 from bedrockish.api.url import Address
 from bedrockish.api.wire import Answered, Told
 from bedrockish.errors import BedrockishError
+from bedrockish_journal.model.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Dial:
     """Open a link to an address and say HELLO; report ``opened`` or ``closed``."""
 
@@ -16,7 +15,7 @@ class Dial:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send:
     """Send a payload on an open link."""
 
@@ -24,14 +23,14 @@ class Send:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HangUp:
     """Close a link; nothing more needs to be reported about it."""
 
     link: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finish:
     """Give a call's outcome to the one who waits for it."""
 

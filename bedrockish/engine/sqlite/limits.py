@@ -52,8 +52,8 @@ class Memory:
     @property
     def taken(self) -> int:
         """How many bytes are taken now."""
-        rows = sum(list(self._running.values()))  # a list at once: threads come and go
-        return self._used() + self._held_bytes + self.elsewhere + rows
+        taken = self._used() + self._held_bytes + self.elsewhere
+        return taken + sum(list(self._running.values())) if self._running else taken  # a list: threads come and go
 
     @property
     def is_full(self) -> bool:
@@ -230,6 +230,7 @@ class Rows:
             self._limits.memory.note(self._number, 2 * self.size)  # they are going to be encoded, too
 
 
+_FOREVER = float("inf")
 WALL_FACTOR = 10  # how many times its budget a request may take by the wall, waiting for a disk or for the processor
 
 
@@ -247,25 +248,26 @@ class Budget:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._busy = self._wall = self._soonest = float("inf")
+        self._busy = self._wall = self._soonest = _FOREVER
         self._thread = 0
         self.is_brief = False
 
     def allow(self, budget_s: float) -> None:
         """Let what runs from now on, in this thread, have the processor for so many seconds; infinity: for ever."""
-        self.is_brief = budget_s <= self._limits.budget_s
-        if budget_s == float("inf"):
+        limits = self._limits
+        self.is_brief = budget_s <= limits.budget_s
+        if budget_s == _FOREVER:
             self._busy = self._wall = self._soonest = budget_s
         else:
-            now = self._limits.seconds()
+            now = limits.seconds()
             self._thread = get_ident()
-            self._busy = self._limits.busy() + budget_s
+            self._busy = limits.busy() + budget_s
             self._soonest, self._wall = now + budget_s, now + WALL_FACTOR * budget_s
 
     @property
     def is_over(self) -> bool:
         """Whether it has run for as long as it may."""
-        if self._busy == float("inf"):
+        if self._busy == _FOREVER:
             return False
         return self._limits.busy() > self._busy or self._limits.seconds() > self._wall
 

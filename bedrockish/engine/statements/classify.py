@@ -118,6 +118,7 @@ class Piece:
     needs: int = 0
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
+    _behind: bool | None = field(default=None, repr=False, compare=False)
 
     @property
     def can_cache(self) -> bool:
@@ -127,7 +128,9 @@ class Piece:
     @property
     def looks_behind(self) -> bool:
         """Whether it reads what no key stands for: the schema, or tables of the database itself."""
-        return self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
+        if self._behind is None:  # what it reads is known once it is compiled, and is asked at each run
+            self._behind = self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
+        return self._behind
 
     @property
     def checks_keys(self) -> bool:

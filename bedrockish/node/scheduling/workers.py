@@ -174,6 +174,8 @@ class WorkerPool:
         """Whether one of these texts takes long as a rule, by the median of the last times, so that the loop need not
         try.
         """
+        if not self.long_texts:
+            return False
         return any(2 * sum(times) > len(times) for times in map(self.long_texts.get, texts) if times is not None)
 
     def took_long(self, sql: str) -> None:

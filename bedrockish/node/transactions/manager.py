@@ -223,22 +223,14 @@ class Transactions:
             raise UnavailableError("the node is leaving; it did not happen")
         if not state.health.reads:
             raise UnavailableError(state.trouble)
-        if op in (BEGIN, STATEMENTS, STREAM):
+        if op in (STATEMENTS, BEGIN, STREAM):
             self._engine.memory.check()
-        match op:
-            case _ if op in STREAM_STEPS:
-                return (yield from steps.wait(partial(self.streams.handle, owner, op, request)))
-            case _ if op == BEGIN:
-                begun = yield from self._begin(owner, request)
-                if not request.statements:
-                    return begun
-            case _ if op == SETTLE:
-                return (yield from steps.wait(partial(self._settle, request)))
-            case _ if op == ROLLBACK:
-                one = self._open.get(request.command)
-                if one is not None and one.owner is owner:
-                    self._end(one, UsageError("the transaction was rolled back"))
-                return Answer(NOTHING, Token())
+        if op == BEGIN:
+            begun = yield from self._begin(owner, request)
+            if not request.statements:
+                return begun
+        elif op not in (STATEMENTS, COMMIT):
+            return (yield from self._do_without_turn(owner, op, request))
         one = self._find(owner, request.command)
         one.busy += 1
         try:
@@ -271,6 +263,18 @@ class Transactions:
         finally:
             one.busy -= 1
             one.touched = time.monotonic()
+
+    def _do_without_turn(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
+        """Do what waits for no other step of its transaction: its end, or a step of a streamed result."""
+        if op in STREAM_STEPS:
+            return (yield from steps.wait(partial(self.streams.handle, owner, op, request)))
+        if op == SETTLE:
+            return (yield from steps.wait(partial(self._settle, request)))
+        assert op == ROLLBACK
+        one = self._open.get(request.command)
+        if one is not None and one.owner is owner:
+            self._end(one, UsageError("the transaction was rolled back"))
+        return Answer(NOTHING, Token())
 
     def _take_turn(self, one: Open) -> steps.Steps[None]:
         """Wait for the transaction's earlier steps, and until no other thread has the writer."""
@@ -370,7 +374,8 @@ class Transactions:
         began = time.monotonic()
         failed: BedrockishError | None = None
         room = self._bounds.result_bytes_max
-        until = began + _turn_s(one.session)
+        last = len(request.statements) - 1
+        until = began + _turn_s(one.session) if last > 0 else 0.0
         try:
             for place, statement in enumerate(request.statements):
                 one.last = statement.sql[:SHOWN_MAX]
@@ -379,7 +384,7 @@ class Transactions:
                 except UsageError as error:
                     error.details = {**error.details, "statement": place}
                     raise
-                if time.monotonic() > until and place + 1 < len(request.statements):
+                if place < last and time.monotonic() > until:
                     yield trio.lowlevel.checkpoint
                     self._find(one.owner, one.name)
                     until = time.monotonic() + _turn_s(one.session)
@@ -388,8 +393,9 @@ class Transactions:
         yield from self._rest(one)
         if request.statements:
             took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
-            how = failed is not None, failed is not None and is_refused(failed), 1, size
-            self.on_ran(request.texts, Ran(took_s, *how, request.user, request.trace))
+            is_failed = failed is not None
+            refused = failed is not None and is_refused(failed)
+            self.on_ran(request.texts, Ran(took_s, is_failed, refused, 1, size, request.user, request.trace))
         if failed is not None:
             raise failed
         return Answer(encode(results), self._token(one))

@@ -40,7 +40,8 @@ class StatementRunner:
         if not self._workers.expects(piece.sql):
             try:
                 found = self._interactive.run(session, piece, params, room, self._budget_s)
-                self._workers.was_short(piece.sql)
+                if self._workers.long_texts:
+                    self._workers.was_short(piece.sql)
                 return found
             except TakesLongError:
                 self._workers.took_long(piece.sql)

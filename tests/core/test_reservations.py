@@ -9,10 +9,10 @@ import pytest
 
 from bedrockish.api.requests import STRICT, Request, Statement
 from bedrockish.core.coordinator import reservations
-from bedrockish.core.coordinator.request import InFlight, did_not_happen
+from bedrockish.core.coordinator.request import InFlight, Stage, did_not_happen
 from bedrockish.core.coordinator.reservations import Reservation, short, without_names
 from bedrockish.core.protocol.events import Event, Executed, Failed, MovedToWorker, Overtaken
-from bedrockish.core.protocol.messages import Gossip, Message, decode, encode
+from bedrockish.core.protocol.messages import Approve, Gossip, Message, decode, encode
 from bedrockish.core.state.certifier import EVERYTHING, Conflict, claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError
@@ -276,7 +276,7 @@ def test_the_oldest_goes_first_and_each_has_its_turn() -> None:
 
 
 def told(net: Net, name: str) -> dict[str, Reservation]:
-    return net.places[name].core.coordinator.replies.reservations._told
+    return net.places[name].core.coordinator.replies.reservations.told
 
 
 def test_what_does_not_reserve() -> None:
@@ -384,3 +384,79 @@ def test_what_is_left_of_the_time_is_waited_for() -> None:
         assert longest_s - 0.5 < waited_s < longest_s
         net.run(1.1)
         assert replies.reservations.held is None  # its time is over, though its node still tells it
+
+
+def test_what_a_peer_asks_for_wrongly_costs_no_more_than_the_share() -> None:
+    """One that asks for nothing keeps nobody from his turn; one that asks all the time gets what all get together."""
+    settings = Settings(reserve_ms=1_000)
+    net, said = Net("ABC", settings=settings), cbor2.dumps(TABLE.pack())
+    asks, other, here = (net.places[name] for name in "ABC")
+    honoured = here.core.coordinator.replies.reservations
+    other.core.state.reserved, asks.core.state.reserved = (0, 0, said), (1, 200, said)
+    net.run(0.15)
+    assert honoured.held is not None
+    assert honoured.held.txid.leader == "A"
+    asks.core.state.reserved = None
+    net.run(4.0)
+    held_s, step_s, steps = 0.0, 0.01, 3_000
+    for number in range(steps):
+        for place, clock in ((asks, number), (other, (1 << 60) + number)):
+            place.core.state.reserved = (clock, 1 << 40, said)
+            place.core.coordinator.replies.reservations.is_news = number % 3 == 0
+            net.play(place.name, "wake")
+        net.run(step_s)
+        held_s += step_s * (honoured.held is not None)
+    assert 0 < held_s < settings.reserve_ms / 1000 + reservations.SHARE * steps * step_s + 0.1
+
+
+def test_it_is_told_at_once_and_so_is_its_end() -> None:
+    """Not with the next heartbeat: what others begin until then is executed in vain for."""
+    net = Net("ABC")
+    net.play("A", "wake")
+    net.deliver()
+    inflight = lose(net, "A", 900, TABLE)
+    net.deliver()
+    assert told(net, "B") == {}
+    net.play("A", "wake")
+    net.deliver()
+    assert {*told(net, "B")} == {*told(net, "C")} == {"A"}
+    net.places["A"].core.coordinator.replies.finish(inflight, ConflictError("enough"))
+    net.play("A", "wake")
+    net.deliver()
+    assert (told(net, "B"), told(net, "C")) == ({}, {})
+
+
+def test_who_goes_first_stands_before_those_who_are_held_back_for_its_sake() -> None:
+    net = Net("A")
+    queue, early = net.places["A"].core.coordinator.replies.wait_queue, InFlight(900, total("early"), 100.0)
+    late = InFlight(901, total("late"), 100.0, goes_first=True)
+    for inflight in (early, late):
+        inflight.move(Stage.EXECUTING)
+        queue.wait(inflight, Txid(5, "B"))
+    assert [*queue.waits[Txid(5, "B")]] == [901, 900]
+
+
+def test_who_goes_first_pauses_and_waits_for_what_others_had_begun() -> None:
+    """It would only be executed in vain once more."""
+    net = Busy()
+    net.kept = {Approve}
+    net.ask("B", add("b", "k01"))
+    net.run(0.01)
+    net.ask("A", total("all"))
+    replies = net.places["A"].core.coordinator.replies
+    (inflight,) = replies.in_flight.values()
+    assert (net.executed, inflight.stage) == (["all"], Stage.WAITING)
+    assert inflight.access_set is not None
+    inflight.attempts, inflight.came, replies.state.commit_s = 9, -9.0, 0.01
+    now(net, "A")
+    replies.reservations.in_vain(inflight, inflight.access_set)
+    assert (inflight.goes_first, inflight.stage) == (True, Stage.PAUSED)
+    net.run(0.035)
+    assert inflight.stage is Stage.PAUSED
+    net.run(0.01)
+    assert (net.executed, inflight.stage) == (["all"], Stage.WAITING)
+    net.kept.clear()
+    net.run(0.2)
+    assert net.told("A")["all"]
+    assert net.executed == ["all", "all"]
+    assert [one.commands for one in journal(net)] == [("b",), ("all",)]

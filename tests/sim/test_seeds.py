@@ -12,7 +12,7 @@ import pytest
 
 from bedrockish.core.state.settings import approvals_needed
 from tools.sim.history import Histories
-from tools.sim.options import Options, draw_hard_options, draw_options, draw_wide_options
+from tools.sim.options import CROWDED, Options, draw_hard_options, draw_options, draw_wide_options
 from tools.sim.world import LawBrokenError, World
 from tools.simulate import run_seed
 
@@ -135,6 +135,16 @@ def test_a_seed_is_one_story_in_every_process() -> None:
         )
         told.add(next(line for line in found.stdout.splitlines() if line.startswith("story ")))
     assert len(told) == 1
+
+
+def test_nobody_waits_for_ever_for_who_wants_many_rows() -> None:
+    """With commands over many rows that lose all the time, and nodes that die, stand still or leap in time."""
+    asked = 0
+    for seed in range(1, 7):
+        broken, world = run_seed(Options(seed, **CROWDED))
+        assert broken is None, f"seed {seed}: {broken}"
+        asked += world.counts["reservations"]
+    assert asked > 0
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 Each has a test, or a conversation of ``tests/traces``, that was written for it: it must fail without the rule.
 """
 
-from bedrockish.core import judge, recovery
+from bedrockish.core import judge, node, recovery
 from bedrockish.core.coordinator import (
     abort,
     commit_clock,
@@ -396,6 +396,38 @@ MOMENTS: dict[str, Moment] = {
     "reservations have all the time": Moment(
         fault("reservations have a share of the time", (_Reservations, "_honour", "0 < wanted_s <= left_s", "True")),
         f"{_RESERVED}:test_what_is_left_of_the_time_is_waited_for",
+    ),
+    "who asks for no time goes first": Moment(
+        fault("who asks for no time keeps nobody from his turn", (_Reservations, "choose", "if one.for_ms and", "if")),
+        f"{_RESERVED}:test_what_a_peer_asks_for_wrongly_costs_no_more_than_the_share",
+    ),
+    "a reservation is told with the next heartbeat": Moment(
+        fault(
+            "a reservation is told at once",
+            (node.Node, "_answer", "if self.coordinator.replies.reservations.is_news:", "if False:"),
+        ),
+        f"{_RESERVED}:test_it_is_told_at_once_and_so_is_its_end",
+    ),
+    "who goes first stands last": Moment(
+        fault(
+            "who goes first stands before those who are held back for its sake",
+            (wait_queue.WaitQueue, "wait", "if inflight.goes_first:", "if False:"),
+        ),
+        f"{_RESERVED}:test_who_goes_first_stands_before_those_who_are_held_back_for_its_sake",
+    ),
+    "who goes first does not pause": Moment(
+        fault(
+            "who goes first pauses while what others had begun ends",
+            (replies.Replies, "pause", "after_ms = self.reservations.settling_ms()", "after_ms = 1.0"),
+        ),
+        f"{_RESERVED}:test_who_goes_first_pauses_and_waits_for_what_others_had_begun",
+    ),
+    "who goes first waits for nobody": Moment(
+        fault(
+            "who goes first waits for what others had begun",
+            (coordinator.Coordinator, "_execute", "inflight.goes_first and self._waits_for_the_last", "False and bool"),
+        ),
+        f"{_RESERVED}:test_who_goes_first_pauses_and_waits_for_what_others_had_begun",
     ),
     # -- reads and sessions ------------------------------------------------------------------------------------------
     "a strict read is compared with what its node has dropped": Moment(

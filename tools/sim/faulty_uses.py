@@ -2,7 +2,7 @@
 schema changes. See ``faulty``.
 """
 
-from bedrockish.core.coordinator import commit_clock, coordinator, schema_barrier
+from bedrockish.core.coordinator import commit_clock, coordinator, reservations, schema_barrier
 from bedrockish.core.coordinator import reads as reading
 from bedrockish.core.coordinator import replies as answering
 from bedrockish.core.coordinator import revalidation as once
@@ -12,6 +12,7 @@ from bedrockish.core.state import membership, roster, state
 from bedrockish.node.cluster import incarnations
 from tools.sim import machine
 from tools.sim.editing import Fault, fault
+from tools.sim.options import CROWDED
 
 _State, _Coordinator, _Voting = state.State, coordinator.Coordinator, voting.Voting
 _VETO = "found or state.votes.own_ends.vetoes(transaction)"
@@ -41,7 +42,24 @@ _STAMPS = {
     **{"suspicion_ms": 2_000, "suspect_every_s": 0.0, "conflict_window_ms": 60_000, "follows_wall": False},
 }
 
+_Reservations = reservations.Reservations
+
 USES: dict[str, Fault] = {
+    "others hold back for ever": fault(
+        "a reservation ends after its time, whoever holds it",
+        (_Reservations, "choose", "held is not None and now >= self._until", "False"),
+        **CROWDED,
+    ),
+    "others hold back all the time": fault(
+        "reservations have a share of the time at each node",
+        (_Reservations, "_honour", "0 < wanted_s <= left_s", "True"),
+        **{**CROWDED, "reserve_ms": 1_000, "load_s": 12.0, "faults": ()},
+    ),
+    "a reservation outlives its request": fault(
+        "a reservation is told until its request is over",
+        (_Reservations, "ended", "if inflight.reserves:", "if False:"),
+        **CROWDED,
+    ),
     "tokens are not looked at": fault(
         "a session waits for what it has seen", (_State, "has_seen", "return covers", "return True or covers")
     ),

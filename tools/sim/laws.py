@@ -31,6 +31,7 @@ from tools.sim.damage import is_damaged
 from tools.sim.database import wants_clock
 from tools.sim.disk import Write
 from tools.sim.history import Histories, strictly_told
+from tools.sim.holding import Holding
 from tools.sim.schemas import Schemas
 from tools.sim.talks import NOTHING
 
@@ -64,6 +65,7 @@ class Laws:
         self.published: dict[str, int] = {}
         self.results: dict[str, bytes] = {}
         self.schemas = Schemas(world)
+        self.holding = Holding()
         self.retired: dict[int, Collection[str]] = {0: ()}  # by version of the membership
         self.voters: dict[int, Collection[str]] = {}  # the same; that of the founders is the world's
 
@@ -210,6 +212,9 @@ class Laws:
     def stepped(self, machine: "Machine") -> None:
         """A core took a step: note a new safe time, which is public once the step is durable."""
         assert machine.node is not None
+        law, story = self.holding.broken(machine, self.world.now)
+        if law:
+            self.broken(law, story)
         safe = machine.node.state.clock.safe
         if safe > self.safe.get(machine.name, 0):
             self.safe[machine.name] = safe
@@ -264,6 +269,7 @@ class Laws:
                 "outcomes": state.votes.outcomes,
                 "applied set": state.votes.done,
                 "votes on disk": machine.disk.seen.votes,
+                "reservations": node.coordinator.replies.reservations.told,
             }
             applied = state.timelines.applied
             first = machines[0].node.state.timelines.applied  # type: ignore[union-attr]  # they run

@@ -5,6 +5,7 @@ Everything is drawn here and printed, so that a shrunk failure can be written do
 
 from dataclasses import dataclass, fields, replace
 from random import Random
+from typing import Any
 
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.state.settings import Settings
@@ -30,6 +31,13 @@ OLDER = 5  # what a seed leaves over, divided by 7, whose cluster begins a level
 COMINGS = 3  # what a seed leaves over, divided by 11, in whose cluster nodes come as voters, and go, all the time
 GATHER_MS = (0.0, 0.0, 2.0, 20.0)
 VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
+
+# Commands over many rows lose all the time, so that they reserve; and their nodes die, stand still or leap in time.
+CROWDED: dict[str, Any] = {
+    **{"voters": 3, "learners": 0, "dead": 0, "clients": 16, "wander": 1.0, "think_ms": 2.0, "keys": 20, "hot": 0.0},
+    **{"execute_ms": 90.0, "wait_ms": 0.0, "timeout_s": 5.0, "reserve_ms": 300, "load_s": 4.0, "skew_ms": 2_000},
+    **{"faults": ("pause", "partition", "kill", "leap"), "fault_every_s": 1.0, "suspect_every_s": 0.0, "alter": 0.0},
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,7 @@ class Options:
             empty for all.
         alter: the chance that a command changes the schema.
         schema_delay_ms: how long after its decision that comes into force.
+        reserve_ms: how long others hold back at most for a command over much of the rows that loses again and again.
         piece_bytes: transactions and messages of more than twice this travel in pieces of this size; 0: hardly any.
         flip_every_s: mean pause between two rows that are damaged; 0 for none.
         scrub_s: mean pause between two comparisons of a node's tables with others', where rows are damaged.
@@ -120,6 +129,7 @@ class Options:
     readers: int = 1
     alter: float = 0.0
     schema_delay_ms: int = 50
+    reserve_ms: int = 3_000
     piece_bytes: int = 0
     flip_every_s: float = 0.0
     scrub_s: float = 3.0
@@ -137,6 +147,7 @@ class Options:
             conflict_window_ms=self.conflict_window_ms,
             fetch_bytes=self.fetch_bytes,
             schema_delay_ms=self.schema_delay_ms,
+            reserve_ms=self.reserve_ms,
             **({"inline_bytes": 2 * self.piece_bytes, "piece_bytes": self.piece_bytes} if self.piece_bytes else {}),
         )
 

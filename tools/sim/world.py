@@ -182,6 +182,7 @@ class World:
         self._rest("after the last reads")
         for machine in self.machines.values():
             if machine.node is not None:
+                self.counts["reservations"] += machine.node.state.counts["reservations"]
                 self.counts["recoveries"] += machine.node.recovery.counts["started"]
         self.laws.over()
 

@@ -65,6 +65,7 @@ class Reservations:
 
     Attributes:
         held: the reservation that is honoured here now.
+        told: what leaders ask for, by leader, this node among them.
         is_news: what this node asks for has changed, and is to be told.
     """
 
@@ -78,7 +79,7 @@ class Reservations:
         self._state, self._in_flight, self._wait_queue, self._pause = state, in_flight, wait_queue, pause
         self.held: Reservation | None = None
         self.is_news = False
-        self._told: dict[str, Reservation] = {}  # by leader, ours among them
+        self.told: dict[str, Reservation] = {}
         self._spent: dict[str, Txid] = {}  # the last of each leader that was honoured until its time was over
         self._own: int | None = None  # the request that ours is of
         self._until = 0.0  # seconds at which the one that is honoured ends
@@ -116,12 +117,12 @@ class Reservations:
     def _ask(self, inflight: InFlight, access_set: AccessSet) -> None:
         state = self._state
         wanted_ms = 1000 * (TIMES * inflight.took_s + 3 * SETTLING * state.commit_s)
-        for_ms = min(state.settings.reserve_ms, round(wanted_ms))
+        for_ms = min(state.settings.reserve_ms, 1 + round(wanted_ms))
         access_set, said = short(access_set)
         txid = Txid(state.clock.tick(), state.me)
         state.reserved = (txid.clock, for_ms, said)
         self._own, self.is_news = inflight.number, True
-        self._told[state.me] = Reservation(txid, for_ms, access_set)
+        self.told[state.me] = Reservation(txid, for_ms, access_set)
         inflight.reserves = True
         state.counts["reservations"] += 1
         self.choose()
@@ -134,7 +135,7 @@ class Reservations:
 
     def _take_back(self, inflight: InFlight) -> None:
         inflight.reserves = inflight.goes_first = False
-        del self._told[self._state.me]
+        del self.told[self._state.me]
         self._own, self._state.reserved, self.is_news = None, None, True
 
     @property
@@ -164,10 +165,10 @@ class Reservations:
         Raises:
             EntryMalformedError: what it says cannot be read.
         """
-        known = self._told.get(peer)
+        known = self.told.get(peer)
         if reserved is None:
             if known is not None:
-                del self._told[peer]
+                del self.told[peer]
                 self.choose()
             return
         clock, for_ms, said = reserved
@@ -177,29 +178,30 @@ class Reservations:
             access_set = AccessSet.unpack(cbor2.loads(said))
         except (cbor2.CBORError, ValueError, TypeError) as error:
             raise EntryMalformedError(f"these {len(said)} bytes are no access set: {error}") from error
-        self._told[peer] = Reservation(Txid(clock, peer), for_ms, access_set)
+        self.told[peer] = Reservation(Txid(clock, peer), for_ms, access_set)
         self.choose()
 
     def check(self) -> None:
         """Let nobody wait for a node that is silent; honour what there is room for by now."""
-        if self._told:
+        if self.told:
             self.choose()
 
     def choose(self) -> None:
         """Honour the oldest reservation of which the time is not over, if there is as much left for it."""
         state, now, held = self._state, self._state.clock.now.seconds, self.held
         silent_s = state.settings.suspicion_ms / 1000
-        for leader in [leader for leader in self._told if leader != state.me]:
+        for leader in [leader for leader in self.told if leader != state.me]:
             peer = state.roster.peers.get(leader)
             if peer is None or not peer.up or now - peer.heard > silent_s:
-                del self._told[leader]
+                del self.told[leader]
         if held is not None and now >= self._until:
             self._spent[held.txid.leader] = held.txid
             inflight = self._asking
             if inflight is not None and inflight.goes_first:
                 # Executed in vain again, it may ask again, and stands behind all who have asked since.
                 self._take_back(inflight)
-        waiting = (one for one in self._told.values() if self._spent.get(one.txid.leader) != one.txid)
+        # Nor does who asks for no time at all keep others from theirs: that is never there, and never over.
+        waiting = (one for one in self.told.values() if one.for_ms and self._spent.get(one.txid.leader) != one.txid)
         first = min(waiting, key=lambda one: one.txid, default=None)
         if held is not None and (first is None or first.txid != held.txid):
             self._let_go(held)

@@ -1,0 +1,63 @@
+"""The laws of reservations: what others may lose by them is bounded at each node, whatever it hears.
+
+They are timing and decide nothing, so no history shows them; these laws look at what each node honours.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bedrockish.core.coordinator.reservations import SHARE
+from bedrockish_journal.model.transaction import Txid
+
+if TYPE_CHECKING:
+    from tools.sim.machine import Machine
+
+LATE_S = 0.1  # a machine that stood still ends one when it goes on, in one of its next steps
+
+
+@dataclass
+class _Run:
+    """One run of a machine.
+
+    Attributes:
+        began: when.
+        held: what it honours now.
+        since: when that began.
+        over: the first step that it took after the longest time for one; 0 if there was none.
+        spent: seconds for which it has honoured others, at most the longest for each.
+    """
+
+    boot: int
+    began: float
+    held: Txid | None = None
+    since: float = 0.0
+    over: float = 0.0
+    spent: float = 0.0
+
+
+class Holding:
+    """What all machines honour."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Run] = {}
+
+    def broken(self, machine: "Machine", now: float) -> tuple[str, str]:
+        """Look at a machine that has taken a step; return the law that it breaks, and how; or nothing."""
+        assert machine.node is not None
+        longest_s = machine.node.state.settings.reserve_ms / 1000
+        run = self._runs.get(machine.name)
+        if run is None or run.boot != machine.boot:
+            run = self._runs[machine.name] = _Run(machine.boot, now)
+        reservation = machine.node.coordinator.replies.reservations.held
+        txid = None if reservation is None else reservation.txid
+        if txid != run.held:
+            if run.held is not None:
+                run.spent += min(now - run.since, longest_s)
+            run.held, run.since, run.over = txid, now, 0.0
+        elif txid is not None and now > run.since + longest_s:
+            run.over = run.over or now
+            if now > run.over + LATE_S:
+                return "a reservation ends", f"{machine.name} holds back for {txid} since {run.since:.3f} s"
+        if run.spent > longest_s + SHARE * (now - run.began) + LATE_S:
+            return "reservations have a share of the time", f"{machine.name} has held back for {run.spent:.3f} s"
+        return "", ""

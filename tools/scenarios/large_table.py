@@ -1,12 +1,13 @@
 """What other clients notice of a statement over a large table, at every node.
 
-    tools/bench large_table [--rows 5000000] [--only update --only batch …] [--holds] [--work DIRECTORY]
+    tools/bench large_table [--rows 5000000] [--only update --only batch …] [--plain] [--holds] [--work DIRECTORY]
 
 Three nodes on this machine begin with a table of so many rows: one file, copied for each. At each node three clients go
 on all the time: one reads random rows of the table, one writes single rows into it, and one into another table. Each
 statement is run in turn, and from its beginning until some seconds after its end each client's longest wait is noted.
-``batch`` is what ``bedrockish batch`` does, for a while. ``--holds`` tells for how long each node's loop was held, and
-where.
+``batch`` is what ``bedrockish batch`` does, for a while. ``--plain`` first tells for how long plain SQLite has its
+writer for each of them: nobody else can write into one file for so long, whatever is built on top of it. ``--holds``
+tells for how long each node's loop was held, and where.
 """
 
 import shutil
@@ -41,6 +42,7 @@ FILL = (
     "INSERT INTO big SELECT i, i * 7919 % 1000003, 'row ' || i, i % 7 FROM k"
 )
 BATCH = "UPDATE big SET n = n + 1 WHERE id BETWEEN :first AND :last"
+PLAIN_CACHE_KIB = 256 << 10
 PAUSE_S = 0.02  # between two calls of a client
 TIMEOUT_S = 180.0
 
@@ -60,6 +62,29 @@ def statement(name: str, rows: int) -> str:
     """Return the text of a statement for a table of so many rows."""
     text, begins, share = SHARES[name]
     return text.format(round(begins * rows) + 1, round((begins + share) * rows))
+
+
+def tell_plain(made: Path, rows: int, names: list[str]) -> None:
+    """Print for how long one connection of plain SQLite has the writer for each statement, alone on a copy."""
+    with tempfile.TemporaryDirectory(dir=made.parent) as temporary:
+        path = Path(temporary) / "plain.sqlite"
+        shutil.copyfile(made, path)
+        db = apsw.Connection(str(path))
+        db.pragma("journal_mode", "wal")
+        db.pragma("synchronous", "full")
+        db.pragma("cache_size", -PLAIN_CACHE_KIB)
+        db.wal_autocheckpoint(0)  # it would be a part of COMMIT, and is none at a node
+        print("plain SQLite, its writer alone", flush=True)
+        for name in names:
+            if name in SHARES:
+                took, began = [], time.monotonic()
+                for text in ("BEGIN IMMEDIATE", statement(name, rows), "COMMIT"):
+                    db.execute(text)
+                    took.append(time.monotonic() - began)
+                busy = f"{took[1]:.2f} s, and {took[2] - took[1]:.2f} s until it is durable"
+                print(f"  {statement(name, rows)}: {busy}", flush=True)
+                db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        db.close()
 
 
 class Waits:
@@ -183,15 +208,21 @@ async def _client(url: str, *, task_status: trio.TaskStatus[Client]) -> None:
 @click.option("--only", multiple=True, type=click.Choice([*SHARES, "batch"]), help="All, if none is named.")
 @click.option("--batch", "batch_s", default=20.0, show_default=True, help="Seconds for which a batch works.")
 @click.option("--quiet", "quiet_s", default=4.0, show_default=True, help="Seconds before and after each.")
+@click.option("--plain", is_flag=True, help="Tell for how long plain SQLite has its writer, too.")
 @click.option("--holds", is_flag=True, help="Tell where each node's loop was held.")
 @click.option("--work", type=click.Path(path_type=Path), help="Directory for the files; by default a temporary one.")
-def main(rows: int, only: tuple[str, ...], batch_s: float, quiet_s: float, holds: bool, work: Path | None) -> None:
+def main(
+    rows: int, only: tuple[str, ...], batch_s: float, quiet_s: float, plain: bool, holds: bool, work: Path | None
+) -> None:
     """Measure what other clients notice of a statement over a large table."""
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / "made.sqlite"
         began = time.monotonic()
         filled(made, rows)
         print(f"{rows} rows, {made.stat().st_size / 1e6:.0f} MB, in {time.monotonic() - began:.1f} s", flush=True)
+        names = [*(only or [*SHARES, "batch"])]
+        if plain:
+            tell_plain(made, rows, names)
         cluster = LocalCluster(work or Path(temporary) / "nodes")
         cluster.write_files()
         for node in cluster.nodes:
@@ -207,7 +238,7 @@ def main(rows: int, only: tuple[str, ...], batch_s: float, quiet_s: float, holds
                 wals = (node.database.with_name(f"{node.database.name}-wal").stat().st_size for node in cluster.nodes)
                 return "write-ahead logs of " + ", ".join(f"{size / 1e6:.0f}" for size in wals) + " MB"
 
-            trio.run(run, cluster, rows, [*(only or [*SHARES, "batch"])], sizes, batch_s, quiet_s)
+            trio.run(run, cluster, rows, names, sizes, batch_s, quiet_s)
         finally:
             cluster.stop()
         if holds:

@@ -250,7 +250,7 @@ class EntryMismatchError(DamagedError):
 
 
 class NoRoomError(DamagedError):
-    """Raised when a node's file cannot be written because the disk is full, or may only be read.
+    """Raised when a node's file cannot be written because the disk is full, a quota is used up, or it may only be read.
 
     Nothing that was answered is lost. The node gives up what is in its memory, and begins again by itself when there
     is room.

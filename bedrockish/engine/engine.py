@@ -140,7 +140,7 @@ class Engine:
         self._ids.note_votes(system.votes(db))
         self._is_changed = False
         db.execute("BEGIN IMMEDIATE")
-        self._data_version = db.pragma("data_version")
+        self._wal.begun()
 
     @classmethod
     def open(
@@ -588,13 +588,12 @@ class Engine:
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(db, self._limits.wal_frames_max)
             self._control("BEGIN IMMEDIATE")
-            version = db.execute("PRAGMA data_version").get
+            if self._wal.is_overtaken():
+                # Between two batches the file is free for a moment; our own writes do not count here.
+                self.failed = True
+                raise DamagedError("another program has written to the node's file; stop it, and fill this node again")
         except apsw.Error as error:
             raise self._broken(error) from error
-        if version != self._data_version:
-            # Between two batches the file is free for a moment; our own writes do not count here.
-            self.failed = True
-            raise DamagedError("another program has written to the node's file; stop it, and fill this node again")
         return True
 
     def _left(self) -> Flushed:
@@ -782,11 +781,12 @@ class Engine:
     def _broken(self, error: apsw.Error) -> DamagedError:
         """Return the error with which the node stops; what the open batch holds now is never committed."""
         self.failed = True
-        return broken(error)
+        return broken(error, self._db.system_errno)
 
     def _redo(self) -> None:
         """Write the batch again: SQLite has rolled it back because of one request."""
         self._db.execute("BEGIN IMMEDIATE")
+        self._wal.rolled_back()
         self._versions.reload()
         self._learn_schema()
         for action, arguments in self._batch:

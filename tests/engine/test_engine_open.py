@@ -1,18 +1,22 @@
 """Who may open a node's file, and what is said to those who may not."""
 
+import errno
 import os
+import resource
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
 import pytest
 
+from bedrockish.engine.sqlite.errors import broken, translate
 from bedrockish.engine.storage.database_file import check_version
 from bedrockish.engine.storage.wal import Wal
-from bedrockish.errors import ConfigError, DamagedError, UnavailableError
+from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnavailableError
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import MEMBERSHIP, Engine, Founding, TestNode
 
@@ -107,6 +111,75 @@ def test_a_full_disk_is_said_so(make_node: MakeNode) -> None:
     db.pragma("max_page_count", 1 << 30)
     node.run("INSERT INTO t(filler) VALUES ('x')")  # and the batch is whole
     assert node.rows("SELECT filler FROM t") == [("x",)]
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG])
+def test_a_quota_is_a_full_disk_and_other_failures_are_not(number: int) -> None:
+    failure = apsw.IOError("disk I/O error")
+    assert isinstance(translate(failure, "", number), UnavailableError)
+    assert isinstance(broken(failure, number), NoRoomError)
+    for other in (0, errno.EIO):
+        assert type(translate(failure, "", other)) is type(broken(failure, other)) is DamagedError
+
+
+@pytest.fixture
+def limited() -> Iterator[Callable[[int], None]]:
+    """Limits the size of this process's files, in bytes; Python ignores the signal that comes with it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_statement_over_the_limit_of_a_files_size_did_not_happen(
+    make_node: MakeNode, limited: Callable[[int], None]
+) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.engine.flush()
+    node.run("INSERT INTO t(filler) VALUES ('before')")
+    node.engine._db.pragma("cache_size", 10)  # so that the statement's pages go to the file at once
+    limited(4 << 20)
+    with pytest.raises(UnavailableError, match="no room for what the statement needs"):
+        node.prepare("INSERT INTO t(filler) VALUES (zeroblob(8000000))")
+    node.run("INSERT INTO t(filler) VALUES ('after')")  # and the batch is whole
+    node.engine.flush()
+    assert node.rows("SELECT filler FROM t") == [("before",), ("after",)]
+
+
+def test_who_writes_while_a_failed_statement_is_rolled_back_is_noticed(
+    make_node: MakeNode, limited: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.engine.flush()
+    node.engine._db.pragma("cache_size", 10)
+    redo = node.engine._redo
+
+    def redo_late() -> None:
+        other = apsw.Connection(str(node.path))
+        other.execute("CREATE TABLE intruder(x)")
+        other.close()
+        redo()
+
+    monkeypatch.setattr(node.engine, "_redo", redo_late)
+    limited(4 << 20)
+    with pytest.raises(UnavailableError):
+        node.prepare("INSERT INTO t(filler) VALUES (zeroblob(8000000))")
+    node.run("INSERT INTO t(filler) VALUES ('after')")
+    with pytest.raises(DamagedError, match="another program has written"):
+        node.engine.flush()
+
+
+def test_a_commit_over_the_limit_of_a_files_size_waits_for_room(
+    make_node: MakeNode, limited: Callable[[int], None]
+) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.engine.flush()
+    node.run("INSERT INTO t(filler) VALUES (zeroblob(2000000))")
+    limited(1 << 20)
+    with pytest.raises(NoRoomError, match="make room"):
+        node.engine.flush()
 
 
 def test_an_old_sqlite_is_refused() -> None:

@@ -365,7 +365,8 @@ class Executor:
             self._change = self._db.cursor().execute  # where a value did not fit, the one before keeps all of them
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
-            raise too_long(error, lengths, piece.sql) or translate(error, piece.sql) from error
+            said = translate(error, piece.sql, self._db.system_errno)
+            raise too_long(error, lengths, piece.sql) or said from error
         except UnicodeDecodeError:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:

@@ -1,5 +1,6 @@
 """From SQLite's errors to ours: each apsw exception becomes the typed error that tells a caller what to do."""
 
+import errno
 import re
 
 import apsw
@@ -14,6 +15,7 @@ from bedrockish.errors import (
     UnavailableError,
 )
 
+_LIMITS = (errno.EDQUOT, errno.EFBIG)  # a quota, and the limit of a file's size; SQLite knows a full disk alone
 _TEXT = re.compile("syntax error|unrecognized token|incomplete input")
 FULL = "the disk is full, or may only be read; make room: nothing that was answered is lost, and a running node goes on"
 
@@ -25,8 +27,11 @@ WITHOUT_PLUGIN = (
 )
 
 
-def translate(error: apsw.Error, sql: str) -> BedrockishError:
-    """Return the error to raise to the client for what SQLite said about a statement."""
+def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
+    """Return the error to raise to the client for what SQLite said about a statement.
+
+    ``number``: the system's, of the last input or output of the connection that failed.
+    """
     text = str(error)
     match error:
         case apsw.ConstraintError():
@@ -35,7 +40,7 @@ def translate(error: apsw.Error, sql: str) -> BedrockishError:
             return TooLargeError(f"{text}: a value or the statement is over the limit; split it", sql=sql)
         case apsw.NoMemError():
             return TooLargeError("SQLite ran out of memory; ask for less at a time", sql=sql)
-        case apsw.FullError():  # what was decided was written again by now, so there is room for that
+        case _ if _lacks_room(error, number):  # what was decided was written again by now, so there is room for that
             return UnavailableError("the disk of this node has no room for what the statement needs; it did not happen")
         case apsw.CantOpenError():
             return UnavailableError(f"{NO_FILE}; it did not happen")
@@ -59,9 +64,13 @@ def is_in_the_text(error: BedrockishError) -> bool:
     return isinstance(error, SqlError) and _TEXT.search(error.message) is not None
 
 
-def broken(error: apsw.Error) -> DamagedError:
-    """Return the error with which a node stops: what was decided cannot be written."""
-    if isinstance(error, apsw.FullError | apsw.ReadOnlyError):
+def _lacks_room(error: apsw.Error, number: int) -> bool:
+    return isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and number in _LIMITS)
+
+
+def broken(error: apsw.Error, number: int = 0) -> DamagedError:
+    """Return the error with which a node stops: what was decided cannot be written; ``number`` as in ``translate``."""
+    if _lacks_room(error, number) or isinstance(error, apsw.ReadOnlyError):
         return NoRoomError(FULL)
     if isinstance(error, apsw.CantOpenError):
         return NoRoomError(f"{NO_FILE} ({error})")

@@ -17,6 +17,7 @@ from bedrockish.errors import ConfigError, DamagedError, UnavailableError
 
 PRIVATE = 0o600  # the mode of the files of a database: its owner's alone
 FRAME_BYTES = 24 + 4096
+WAL_HEADER_BYTES, SALTS_AT, SALTS_BYTES = 32, 16, 8
 COPY_PAGES = 2_048  # that are copied at a time: some milliseconds
 
 
@@ -27,7 +28,7 @@ class Wal:
     """
 
     def __init__(self, db: apsw.Connection, *, full_sync: bool) -> None:
-        self._full_sync = full_sync
+        self._db, self._full_sync, self._version = db, full_sync, 0
         self._path = Path(db.filename_wal)
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._checkpointer: apsw.Connection | None = None
@@ -45,6 +46,39 @@ class Wal:
     def descriptor(self) -> int:
         """The open file; whoever keeps it makes a copy."""
         return self._fd
+
+    def begun(self) -> None:
+        """The writer has begun its first transaction: from now on, whoever else commits is noticed."""
+        self._version = self._data_version()
+
+    def is_overtaken(self) -> bool:
+        """Whether another program has committed since ``begun``; the writer has a transaction."""
+        return self._data_version() != self._version
+
+    def rolled_back(self) -> None:
+        """SQLite has rolled back the writer's transaction because of a failure, and it has begun another.
+
+        A write that failed has SQLite forget its pages, and it counts that as it counts another program's commit; so
+        the file itself tells which of them it was.
+        """
+        if not self._holds_more():
+            self._version = self._data_version()
+
+    def _data_version(self) -> int:
+        return int(self._db.execute("PRAGMA data_version").get)
+
+    def _holds_more(self) -> bool:
+        """Whether the WAL has a commit after our last one. What was written for nothing is no commit."""
+        salts = os.pread(self._fd, SALTS_BYTES, SALTS_AT)
+        frame = self.frames
+        while True:
+            # See the WAL format of SQLite: page, size of the database (of a commit, else 0), salts, checksums.
+            header = os.pread(self._fd, 8 + SALTS_BYTES, WAL_HEADER_BYTES + frame * FRAME_BYTES)
+            if len(header) < 8 + SALTS_BYTES or header[8:] != salts:
+                return False
+            if any(header[4:8]):
+                return True
+            frame += 1
 
     def _committed(self, _db: apsw.Connection, _name: str, frames: int) -> int:
         self.frames = frames

@@ -5,7 +5,8 @@
     tools/bench far --stop 3                   # and with node C stopped for three seconds
 
 Three nodes on this machine, whose links go through a process that delays what it passes on. A client writes single rows
-at node A, one after the other; with ``--stop`` there are 16, at A and B, and C stands still for a while.
+at node A, one after the other; with ``--stop`` there are 16, at A and B, and C stands still for a while. How long a
+byte takes from A to B and back, without a node, is printed first.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import tempfile
 import time
 from itertools import combinations, count
 from pathlib import Path
+from threading import Thread
 
 import trio
 
@@ -27,6 +29,7 @@ from tools.cluster import LocalCluster, LocalNode, free_ports
 
 CLIENTS = 16  # with --stop
 CHUNK = 1 << 16
+ECHOES = 50
 
 
 def serve_delays(links: list[tuple[int, int, float]]) -> None:
@@ -35,17 +38,20 @@ def serve_delays(links: list[tuple[int, int, float]]) -> None:
     Args:
         links: where it listens, where it passes on to, and how many seconds it takes one way.
     """
-    poll, number = select.poll(), count()
+    # Ctrl-C reaches this process, too, which has nothing to put in order: whoever started it ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    number = count()
     doors: dict[int, tuple[socket.socket, int, float]] = {}
     ways: dict[int, tuple[socket.socket, socket.socket, float]] = {}  # from whom, to whom, how long
     waiting: list[tuple[float, int, socket.socket, bytes]] = []
     for port, target, delay_s in links:
         door = socket.create_server(("127.0.0.1", port))
         doors[door.fileno()] = door, target, delay_s
-        poll.register(door, select.POLLIN)
     while True:
-        wait_ms = max(0.0, 1000 * (waiting[0][0] - time.monotonic())) if waiting else None
-        for file, _ in poll.poll(wait_ms):
+        wait_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        # Not ``poll``, which waits for whole milliseconds.
+        for file in select.select([*doors, *ways], (), (), wait_s)[0]:
             if file in doors:
                 door, target, delay_s = doors[file]
                 near, _ = door.accept()
@@ -57,7 +63,6 @@ def serve_delays(links: list[tuple[int, int, float]]) -> None:
                 for one, other in ((near, far), (far, near)):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     ways[one.fileno()] = one, other, delay_s
-                    poll.register(one, select.POLLIN)
                 continue
             source, sink, delay_s = ways[file]
             try:
@@ -66,7 +71,7 @@ def serve_delays(links: list[tuple[int, int, float]]) -> None:
                 data = b""
             heapq.heappush(waiting, (time.monotonic() + delay_s, next(number), sink, data))
             if not data:
-                poll.unregister(file)
+                del ways[file]
         while waiting and waiting[0][0] <= time.monotonic():
             _, _, sink, data = heapq.heappop(waiting)
             try:
@@ -100,6 +105,47 @@ def far_links(cluster: LocalCluster, round_trips_ms: list[float]) -> list[tuple[
     ]
 
 
+def wait_for_door(port: int) -> None:
+    """Return as soon as somebody listens at a port.
+
+    Raises:
+        ConnectionRefusedError: nobody does after ten seconds.
+    """
+    until = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def round_trips_alone(through: int, echo: socket.socket) -> list[float]:
+    """Return how long a byte took through a link to an echo and back, each time, in seconds."""
+
+    def answer() -> None:
+        while True:
+            heard, _ = echo.accept()
+            with heard:
+                heard.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while data := heard.recv(CHUNK):
+                    heard.sendall(data)
+
+    Thread(target=answer, daemon=True).start()
+    times = []
+    with socket.create_connection(("127.0.0.1", through), timeout=10) as link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(ECHOES):
+            began = time.monotonic()
+            link.sendall(b"x")
+            link.recv(1)
+            times.append(time.monotonic() - began)
+    return times
+
+
 async def write(url: str, times: list[tuple[float, float]], until: float) -> None:
     """Write single rows, one after the other; note for each when it began and how long it took, in seconds."""
     async with open_client(url) as client:
@@ -109,14 +155,14 @@ async def write(url: str, times: list[tuple[float, float]], until: float) -> Non
             times.append((began, trio.current_time() - began))
 
 
-def tell(what: str, found: list[float]) -> None:
+def tell(what: str, found: list[float], of_what: str = "commits") -> None:
     """Print one line."""
     found.sort()
     if not found:
         print(f"{what}: nothing was written")
         return
     p50, p99, worst = (1e3 * found[int(part * (len(found) - 1))] for part in (0.5, 0.99, 1.0))
-    print(f"{what}: {len(found)} commits, p50 {p50:.1f}, p99 {p99:.1f}, longest {worst:.1f} ms", flush=True)
+    print(f"{what}: {len(found)} {of_what}, p50 {p50:.1f}, p99 {p99:.1f}, longest {worst:.1f} ms", flush=True)
 
 
 async def measure(cluster: LocalCluster, seconds: float, stop_s: float) -> None:
@@ -161,17 +207,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cluster = FarCluster(Path(folder) / "nodes")
         links = far_links(cluster, found if len(found) == 3 else 3 * found)
+        echo, (through,) = socket.create_server(("127.0.0.1", 0)), free_ports(1)
+        links.append((through, echo.getsockname()[1], found[0] / 2000))
         carrier = multiprocessing.Process(target=serve_delays, args=(links,), daemon=True)
         carrier.start()
+        wait_for_door(through)
         cluster.write_files()
         try:
             for node in cluster.nodes:
                 node.start()
             print(f"round trips of {options.round_trips} ms; {os.getloadavg()[0]:.1f} is the load of the machine")
+            tell("a byte from A to B and back", round_trips_alone(through, echo), "times")
             trio.run(measure, cluster, options.seconds, options.stop)
         finally:
             cluster.stop()
-            carrier.terminate()
+            carrier.kill()
             carrier.join()
 
 

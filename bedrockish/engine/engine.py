@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,7 +122,7 @@ class Engine:
         self._compared: dict[bytes, list[Change]] = {}  # read when they were compared: encoded changes -> themselves
         self.staged = StagedStore(db)
         self.damaged = DamagedEntries(system.get_meta(db, "node"))
-        self.failed = self._is_changed = False
+        self.failed = self._is_changed = self._is_redoing = False
         self.void = set(system.void(db))
         self._journal = Journal(db, self._write, self.damaged)
         self._guest: Guest | None = None
@@ -381,40 +380,22 @@ class Engine:
         self._journal.grows(entry.txid.clock)
         if self.is_long(entry):
             self.pages.widen()
-        touched = self._touched(entry) if self.build is not None and not repeat else ()
-        if touched:
-            self._apply_with_build(entry, touched, applied_ms)
+        build = self.build
+        touched = () if build is None or repeat else build.touched(entry.transaction, self.schema_version)
+        if build is not None and touched:
+            self._apply_with_build(build, entry, touched, applied_ms)
         else:
             self._write(self._apply, entry, repeat, applied_ms)
         self._weight += len(entry.transaction.body)
         self.applied[leader] = tick
         self._heads[leader] = entry.hash
 
-    def _touched(self, entry: Entry) -> Collection[int]:
-        """Return the rows that an entry changes in the table of which an index is built."""
-        build, transaction = self.build, entry.transaction
-        assert build is not None
-        if not build.is_at_work or build.version != self.schema_version:
-            return ()
-        if transaction.kind != ROWS or build.plan.table.encode() not in transaction.changes:
-            return ()
-        touched: set[int] = set()
-        try:
-            for change in chain.from_iterable(decode_changes_in_pieces(transaction.changes)):
-                if change.table == build.plan.table:
-                    touched |= {rowid for rowid in (change.rowid, change.rowid_after) if rowid is not None}
-        except EntryMalformedError:
-            return ()  # applying it says so
-        return touched
-
-    def _apply_with_build(self, entry: Entry, touched: Collection[int], applied_ms: int) -> None:
+    def _apply_with_build(self, build: Build, entry: Entry, touched: Collection[int], applied_ms: int) -> None:
         """Apply an entry to a table, and to what is built beside it.
 
         What becomes of that is noted as rows, since an open batch may have to be written again when the building is
         further.
         """
-        build = self.build
-        assert build is not None
         self._leave()
         removed = build.before(touched)
         self._write(self._apply, entry, False, applied_ms)
@@ -696,11 +677,8 @@ class Engine:
         """Return the digest of the tables as of the last flush: equal on nodes that have applied the same."""
         from bedrockish_journal.verify.replay import digest
 
-        reader = self.open_reader()
-        try:
+        with closing(self.open_reader()) as reader:
             return digest(reader)
-        finally:
-            reader.close()
 
     def digest_range(self, asked: Range, beyond: Vector | None) -> RangeDigest:
         """Return what is in a range of a table as of the last flush; see ``row_digests``. May run in a helper thread.
@@ -709,15 +687,13 @@ class Engine:
             UsageError: there can be no such range.
             UnavailableError: not even what is applied can be read.
         """
-        reader = self.open_reader()
-        try:
-            return row_digests.digest_range(reader, asked, beyond)
-        except apsw.SQLError as error:
-            raise UsageError(f"there is no such range of {asked.table!r}: {error}") from error
-        except (apsw.CorruptError, apsw.IOError) as error:
-            raise UnavailableError(f"the file cannot be read: {error}") from error
-        finally:
-            reader.close()
+        with closing(self.open_reader()) as reader:
+            try:
+                return row_digests.digest_range(reader, asked, beyond)
+            except apsw.SQLError as error:
+                raise UsageError(f"there is no such range of {asked.table!r}: {error}") from error
+            except (apsw.CorruptError, apsw.IOError) as error:
+                raise UnavailableError(f"the file cannot be read: {error}") from error
 
     def close(self) -> None:
         """Give up what was not flushed, and close the file. Closing it twice is fine."""
@@ -784,11 +760,12 @@ class Engine:
         return broken(error, self._db.system_errno)
 
     def _redo(self) -> None:
-        """Write the batch again: SQLite has rolled it back because of one request."""
+        """Write the batch again: it was rolled back because of one request, or of one entry that did not fit."""
         self._db.execute("BEGIN IMMEDIATE")
         self._wal.rolled_back()
         self._versions.reload()
         self._learn_schema()
+        self._is_redoing = True
         for action, arguments in self._batch:
             self._keep_to_ourselves()
             try:
@@ -798,6 +775,7 @@ class Engine:
                 raise
             except apsw.Error as error:
                 raise self._broken(error) from error
+        self._is_redoing = False
 
     def _apply(self, entry: Entry, repeat: bool, applied_ms: int) -> None:
         """Apply an entry whole, its rows and its place in the journal, or nothing of it."""
@@ -812,6 +790,8 @@ class Engine:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+            return
+        if self._take_staged(entry, applied_ms):
             return
         db.execute("SAVEPOINT entry")
         try:
@@ -847,8 +827,6 @@ class Engine:
         if entry.txid in self.void:
             assert transaction.kind == ROWS, f"{entry.txid} may not be void: it is no change of rows"
         elif transaction.kind == ROWS:
-            if self._take_staged(transaction):
-                return
             try:
                 known = None if changes is None else (changes,)
                 self._applier.apply(entry, known or decode_changes_in_pieces(transaction.changes))
@@ -861,13 +839,37 @@ class Engine:
             system.set_meta(self._db, "membership", transaction.changes)
             self._learn_members()
 
-    def _take_staged(self, transaction: Transaction) -> bool:
-        """Make the changes of a transaction that are unpacked; False if they are not, or cannot be made so."""
-        staged = self.staged.attach(transaction.changes, self.schema_version)
-        if staged is None:
+    def _take_staged(self, entry: Entry, applied_ms: int) -> bool:
+        """Apply an entry whose changes are unpacked; False, and the batch is what it was, if that cannot be.
+
+        A savepoint has SQLite copy every page that is written, a third of the time of a large one. So there is none:
+        what does not fit ends the whole batch, which is then done again without it. Nearly everything fits.
+        """
+        transaction = entry.transaction
+        if transaction.kind != ROWS or entry.txid in self.void:
             return False
-        with self._capture.put_away():
-            return self._applier.apply_staged(staged)
+        staged = self.staged.attach(transaction.changes, self.schema_version)
+        if staged is None or not self._applier.knows(staged):
+            return False
+        db = self._db
+        try:
+            with self._capture.put_away():
+                fits = self._applier.apply_staged(staged)
+            if fits:
+                store.append(db, entry, repeat=False, applied_ms=applied_ms)
+                return True
+        except BaseException:  # the file failed: a part of it may be there, and nothing of the batch is kept
+            self.failed = True
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        staged.fits = False
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        if self._is_redoing:
+            raise DamagedError(f"{entry.leader}{entry.tick} fitted the tables, and does not when it is written again")
+        self._redo()
+        return False
 
     def _learn_schema(self) -> None:
         tables = Tables(self._db, self._executor.known.tables)

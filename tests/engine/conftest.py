@@ -1,5 +1,6 @@
-"""Nodes that are closed when the test is over."""
+"""Nodes that are closed when the test is over, and a limit of files that ends with it."""
 
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,3 +28,11 @@ def make_node(tmp_path: Path) -> Iterator[MakeNode]:
 @pytest.fixture
 def node(make_node: MakeNode) -> TestNode:
     return make_node()
+
+
+@pytest.fixture
+def limited() -> Iterator[Callable[[int], None]]:
+    """Limits the size of this process's files, in bytes; Python ignores the signal that comes with it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -2,12 +2,11 @@
 
 import errno
 import os
-import resource
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -120,14 +119,6 @@ def test_a_quota_is_a_full_disk_and_other_failures_are_not(number: int) -> None:
     assert isinstance(broken(failure, number), NoRoomError)
     for other in (0, errno.EIO):
         assert type(translate(failure, "", other)) is type(broken(failure, other)) is DamagedError
-
-
-@pytest.fixture
-def limited() -> Iterator[Callable[[int], None]]:
-    """Limits the size of this process's files, in bytes; Python ignores the signal that comes with it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_statement_over_the_limit_of_a_files_size_did_not_happen(

@@ -5,7 +5,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ import apsw
 import cbor2
 import pytest
 
+from bedrockish.core.protocol.records import Vote
 from bedrockish.engine import engine
 from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.limits import Limits, Memory
 from bedrockish.engine.storage import staged_changes
 from bedrockish.engine.storage.database_file import CACHE_KIB
 from bedrockish.engine.storage.row_applier import RowApplier
-from bedrockish.engine.storage.staged_changes import StagedChanges, stage
-from bedrockish.errors import EntryMismatchError
+from bedrockish.engine.storage.staged_changes import Run, StagedChanges, stage
+from bedrockish.errors import DamagedError, EntryMismatchError, NoRoomError
 from bedrockish_journal.model.changes import decode_changes, encode_changes
 from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.storage import store
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode
 
@@ -187,14 +191,18 @@ def test_a_batch_that_sqlite_gives_up_has_it_again(pair: tuple[TestNode, TestNod
     assert len(second.engine.staged) == 0
 
 
+@pytest.mark.parametrize("is_table", [False, True])
 def test_those_of_another_schema_are_not_taken(
-    pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch, is_table: bool
 ) -> None:
     first, second = pair
     first.run("UPDATE item SET v = 'again'")
     staged = unpacked(second, first.entries[-1].transaction.changes)
     assert staged is not None
-    staged.version += 1
+    if is_table:
+        staged.runs[0].table = replace(staged.runs[0].table, unique=True)
+    else:
+        staged.version += 1
     second.engine.staged.keep(staged)
     made = row_by_row(monkeypatch)
     second.apply(first.entries[-1])
@@ -314,6 +322,227 @@ def test_only_columns_that_change_are_written(pair: tuple[TestNode, TestNode]) -
         staged.close()
 
 
+RANGES = (  # what is deleted, what the other node's table has besides, and whether that is a range there
+    ("DELETE FROM bare WHERE n BETWEEN 5 AND 30", "", True),
+    ("DELETE FROM bare WHERE n BETWEEN 5 AND 30 AND n % 10", "", False),  # one in ten stays
+    ("DELETE FROM bare WHERE n > 40 OR n < 20", "", True),  # what was deleted before leaves no rows between
+    ("DELETE FROM bare WHERE n % 2", "INSERT INTO bare(rowid, n) VALUES (1000, 1000)", False),
+    ("DELETE FROM bare", "INSERT INTO bare(rowid, n) VALUES (50, 1000)", False),  # and that row stays
+    ("DELETE FROM bare", "INSERT INTO bare(rowid, n) VALUES (1000, 1000)", True),
+)
+
+
+@pytest.mark.parametrize(("sql", "besides", "is_range"), RANGES)
+def test_rows_with_no_other_ones_between_them_are_deleted_as_a_range(
+    pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch, sql: str, besides: str, is_range: bool
+) -> None:
+    first, second = pair
+    ends = "INSERT INTO bare(rowid, n) VALUES (-9223372036854775808, -1), (-1, 50), (9223372036854775807, 60)"
+    for text in (ends, "DELETE FROM bare WHERE n > 20 AND n % 3 = 0"):
+        first.run(text)
+        second.apply(first.entries[-1])
+    if besides:
+        second.engine._write(lambda: second.engine._db.execute(besides).get)
+    first.run(sql)
+    ranges: list[int] = []
+    take_range = StagedChanges.take_range
+
+    def noted(self: StagedChanges, run: Run) -> str:
+        ranges.append(run.changes)
+        return take_range(self, run)
+
+    monkeypatch.setattr(StagedChanges, "take_range", noted)
+    made = row_by_row(monkeypatch)
+    apply_unpacked(second, first.entries[-1])
+    assert made == []
+    assert ranges == ([len(decode_changes(first.entries[-1].transaction.changes))] if is_range else [])
+    if besides:
+        assert second.rows("SELECT count(*) FROM bare WHERE n = 1000") == [(1,)]
+        second.engine._write(lambda: second.engine._db.execute("DELETE FROM bare WHERE n = 1000").get)
+    assert second.tables() == first.tables()
+
+
+VOTE = Vote(Txid(77, "B"), None, promised=1)
+
+
+def with_an_open_batch(pair: tuple[TestNode, TestNode]) -> dict[str, Any]:
+    """Have the second node apply and vote, and commit nothing of it; return its tables."""
+    first, second = pair
+    for sql in ("INSERT INTO noted VALUES ('first')", "UPDATE item SET v = 'taken'", "DELETE FROM bare WHERE n = 3"):
+        first.run(sql)
+        apply_unpacked(second, first.entries[-1]) if "item" in sql else second.apply(first.entries[-1])
+    second.engine.save_vote(VOTE)
+    return second.tables()
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ("UPDATE bare SET v = 'B17' WHERE n = 17", "expected v 'b17', found v 'B17'"),
+        ("DELETE FROM bare WHERE n = 17", "there is no such row"),
+        ("INSERT INTO bare VALUES ('extra', 517)", "UNIQUE constraint failed"),  # which ends SQLite's transaction
+    ],
+)
+def test_what_does_not_fit_in_the_middle_leaves_the_batch_as_it_was(
+    pair: tuple[TestNode, TestNode], damage: str, why: str
+) -> None:
+    """Whatever was applied and promised before it, that is not committed yet, is there; and nothing of it."""
+    first, second = pair
+    second.engine._write(lambda: second.engine._db.execute(damage).get)
+    second.save()
+    before = with_an_open_batch(pair)
+    prepared = first.prepare("UPDATE item SET r = 7", "UPDATE bare SET n = n + 500")
+    entry = first.entry(prepared)
+    assert [run.changes for run in apart(second, entry)] == [40, 39]
+
+    for _ in range(2):  # the second time, it is not even tried at once
+        with pytest.raises(EntryMismatchError) as caught:
+            apply_unpacked(second, entry)
+        assert caught.value.details["table"] == "bare"
+        assert why in str(caught.value)
+        assert second.tables() == before
+        assert second.engine.applied == {"A": entry.tick - 1}
+    assert not second.engine.failed
+    second.save()
+    assert len(second.engine.staged) == 0
+    second.engine.close()
+    again = TestNode(second.path, "B")
+    try:
+        assert again.tables() == before
+        assert [vote.txid for vote in again.engine.recover().votes] == [VOTE.txid]
+        assert again.engine.applied == {"A": entry.tick - 1}
+    finally:
+        again.engine.close()
+
+
+def apart(node: TestNode, entry: Entry) -> list[Run]:
+    """Return the runs of an entry."""
+    staged = unpacked(node, entry.transaction.changes)
+    assert staged is not None
+    staged.close()
+    return staged.runs
+
+
+def test_rows_that_fit_in_their_order_only_are_applied_one_by_one(
+    pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run has them by rowid, and there a value is taken before its owner has given it up."""
+    first, second = pair
+    with_an_open_batch(pair)
+    first.run("UPDATE bare SET n = n + 1000 WHERE n > 20", "UPDATE bare SET n = n + 20 WHERE n <= 20")
+    entry = first.entries[-1]
+    assert [run.changes for run in apart(second, entry)] == [39]
+    made = row_by_row(monkeypatch)
+    staged = apply_unpacked(second, entry)
+    assert len([op for op in made if op == "UPDATE"]) == 39
+    assert second.tables() == first.tables()
+
+    with pytest.raises(Exception, match="UNIQUE"):  # the batch is done again once more, and is the same
+        second.prepare("INSERT INTO noted VALUES ('x')", "INSERT OR ROLLBACK INTO bare VALUES ('y', 1030)")
+    assert second.tables() == first.tables()
+    assert not staged.fits
+    second.save()
+    assert second.engine.digest() == first_digest(first)
+
+
+def test_what_fitted_and_does_not_when_it_is_written_again_ends_the_node(
+    pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    first.run("UPDATE item SET v = 'one'")
+    apply_unpacked(second, first.entries[-1])
+    monkeypatch.setattr(RowApplier, "_take", lambda *_: False)
+    with pytest.raises(DamagedError, match=f"A{first.tick} fitted the tables"):
+        second.prepare("INSERT OR ROLLBACK INTO bare VALUES ('y', 1)")
+    with pytest.raises(DamagedError, match="nothing more is written"):
+        second.engine.flush()
+
+
+@pytest.mark.parametrize("failure", [apsw.IOError("the disk failed"), MemoryError("no more")])
+def test_rows_without_their_journal_entry_are_never_left(
+    pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    first, second = pair
+    before = second.tables()
+    first.run("UPDATE item SET v = 'one'")
+
+    def failing(*_arguments: Any, **_options: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(store, "append", failing)
+    with pytest.raises((DamagedError, MemoryError), match=str(failure)):
+        apply_unpacked(second, first.entries[-1])
+    with pytest.raises(DamagedError, match="nothing more is written"):
+        second.engine.flush()
+    assert second.tables() == before
+
+
+def test_what_is_to_be_applied_as_nothing_is_not_taken(pair: tuple[TestNode, TestNode]) -> None:
+    first, second = pair
+    before = second.tables()
+    first.run("UPDATE item SET v = 'one'")
+    second.engine.void.add(first.entries[-1].txid)
+    apply_unpacked(second, first.entries[-1])
+    assert second.tables() == before
+    assert second.engine.applied == first.engine.applied
+
+
+LEAVES = "SELECT pageno FROM dbstat WHERE name = 'big_x' AND pagetype = 'leaf' ORDER BY path"
+
+
+def large(tmp_path: Path) -> tuple[Path, Entry, list[int]]:
+    """Return a node's file of many pages, an entry that changes all rows, and the pages of an index that it changes."""
+    node = TestNode(tmp_path / "big.db")
+    node.run("CREATE TABLE big(id INTEGER PRIMARY KEY, x, n)", "CREATE INDEX big_x ON big(x)")
+    node.run(COUNT.replace("40", "5000") + "INSERT INTO big SELECT i, hex(zeroblob(50)) || i, 0 FROM k")
+    node.save()
+    entry = node.entry(node.prepare("UPDATE big SET x = 'new' || x || x, n = id"))
+    pages: list[Any] = node.engine._db.execute(LEAVES).fetchall()
+    node.engine.close()
+    return node.path, entry, [page for (page,) in pages]
+
+
+def end_amid(place: Path, entry: Entry, error: type[DamagedError], why: str) -> TestNode:
+    """Have an entry fail in the middle, when pages are written already, and return the node, begun again."""
+    node = TestNode(place)
+    node.engine._db.pragma("cache_size", 10)
+    node.engine.pages.is_wide = True  # and it stays so small
+    wal = Path(f"{place}-wal")
+    assert wal.stat().st_size < 10_000
+    with pytest.raises(error, match=why):
+        apply_unpacked(node, entry)
+    assert wal.stat().st_size > 100_000
+    with pytest.raises(DamagedError, match="nothing more is written"):
+        node.engine.flush()
+    node.engine.close()
+    again = TestNode(place)
+    assert again.engine.applied == {"A": entry.tick - 1}
+    assert again.rows("SELECT count(*) FROM big WHERE n > 0") == [(0,)]
+    return again
+
+
+def test_a_disk_that_is_full_in_the_middle_ends_the_node_and_leaves_nothing_of_it(
+    tmp_path: Path, limited: Callable[[int], None]
+) -> None:
+    place, entry, _ = large(tmp_path)
+    limited(place.stat().st_size)
+    again = end_amid(place, entry, NoRoomError, "the disk is full")
+    limited(1 << 30)
+    apply_unpacked(again, entry)  # and with more room, it goes on
+    again.save()
+    assert again.rows("SELECT count(*) FROM big WHERE n = id") == [(5000,)]
+    assert again.engine._db.pragma("integrity_check") == "ok"
+    again.engine.close()
+
+
+def test_a_page_that_is_damaged_ends_the_node_in_the_middle_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+    place, entry, pages = large(tmp_path)
+    with open(place, "r+b") as file:
+        file.seek((pages[len(pages) // 2] - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    end_amid(place, entry, DamagedError, "a page of the database file is damaged").engine.close()
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -325,9 +554,9 @@ from tests.engine.test_staged_changes import COUNT, apply_unpacked
 node = TestNode(Path(sys.argv[1]))
 take = RowApplier._take
 runs = []
-def killed(self, text, changes):
-    done = take(self, text, changes)
-    runs.append(changes)
+def killed(self, staged, run):
+    done = take(self, staged, run)
+    runs.append(run)
     if len(runs) == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
     return done

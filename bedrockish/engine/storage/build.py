@@ -11,8 +11,9 @@ outlives the process: what a killed one leaves is removed when the file is opene
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,8 +25,9 @@ from bedrockish.engine.sqlite.system_names import BARE, STAND_IN
 from bedrockish.engine.sqlite.table_layout import Table, Tables
 from bedrockish.errors import ConfigError
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
-from bedrockish_journal.model.changes import DO, Step
-from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.model.changes import DO, Step, decode_changes_in_pieces
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
 P = TypeVar("P")
 REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError, apsw.CorruptError)
@@ -123,6 +125,21 @@ class Build(ABC):
 
         Everything up to now must be in the tables of the connection that writes, and nothing else.
         """
+
+    def touched(self, transaction: Transaction, schema: int) -> Collection[int]:
+        """Return the rows that a transaction changes in the table of which this is made, if ``schema`` is its own."""
+        if not self.is_at_work or self.version != schema:
+            return ()
+        if transaction.kind != ROWS or self.plan.table.encode() not in transaction.changes:
+            return ()
+        touched: set[int] = set()
+        try:
+            for change in chain.from_iterable(decode_changes_in_pieces(transaction.changes)):
+                if change.table == self.plan.table:
+                    touched |= {rowid for rowid in (change.rowid, change.rowid_after) if rowid is not None}
+        except EntryMalformedError:
+            return ()  # applying it says so
+        return touched
 
     @abstractmethod
     def before(self, rowids: Iterable[int]) -> Sequence[Any]:

@@ -18,7 +18,7 @@ import apsw
 
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
 from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
-from bedrockish.engine.storage.staged_changes import StagedChanges
+from bedrockish.engine.storage.staged_changes import Run, StagedChanges
 from bedrockish.errors import DamagedError, EntryMismatchError
 from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value
 from bedrockish_journal.model.entry import Entry
@@ -96,17 +96,27 @@ class RowApplier:
         except _MisfitError as error:
             raise self._mismatch(entry, error.change, error.why) from error.__cause__
 
+    def knows(self, staged: StagedChanges) -> bool:
+        """Whether changes are unpacked for tables as they are here."""
+        return all(self._tables.get(run.table.name) == run.table for run in staged.runs)
+
     def apply_staged(self, staged: StagedChanges) -> bool:
-        """Make changes that are unpacked, all of them or none, inside the open transaction; whether they are made.
+        """Make changes that are unpacked, for tables that it ``knows``; whether all of them fitted.
+
+        If not, or if it raises, some of them may be made, and SQLite may have ended the open transaction: the caller
+        must roll back all of it.
 
         Raises:
             apsw.Error: the file or the machine failed.
         """
-        if any(self._tables.get(run.table.name) != run.table for run in staged.runs):
-            return False
         for run in staged.runs:
             self._hush(run.table)
-        return self._all_or_none(lambda: all(self._take(staged.take(run), run.changes) for run in staged.runs))
+        try:
+            return all(self._take(staged, run) for run in staged.runs)
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            return False
 
     def _all_or_none(self, make: Callable[[], bool]) -> bool:
         """Make changes inside the open transaction, and undo them if not all of them fit; whether they did."""
@@ -124,14 +134,22 @@ class RowApplier:
         db.execute("RELEASE piece")
         return fit
 
-    def _take(self, text: str, changes: int) -> bool:
-        before = self._db.total_changes()
-        self._db.execute(text, prepare_flags=_OWN, can_cache=False)
-        return self._db.total_changes() - before == changes
+    def _take(self, staged: StagedChanges, run: Run) -> bool:
+        """Make the changes of a run; whether so many rows have changed as it has changes."""
+        db = self._db
+        text = staged.take(run)
+        if run.op == DELETE and db.execute(staged.count_between(run)).get == run.changes:
+            # No other row is among them. What is deleted as a range is not gathered first, and found again.
+            if db.execute(staged.count(run)).get != run.changes:
+                return False
+            text = staged.take_range(run)
+        before = db.total_changes()
+        db.execute(text, prepare_flags=_OWN, can_cache=False)
+        return db.total_changes() - before == run.changes
 
     def compare_staged(self, staged: StagedChanges) -> bool:
         """Whether changes that are unpacked were made of the rows that are here; if not, ``compare`` tells why."""
-        if any(self._tables.get(run.table.name) != run.table for run in staged.runs):
+        if not self.knows(staged):
             return False
         some = (run for run in staged.runs if run.op != INSERT)
         return all(self._db.execute(staged.count(run)).get == run.changes for run in some)
@@ -272,7 +290,7 @@ class RowApplier:
         expected = found = None
         if table is not None and table.columns == change.columns:
             expected, found = _differences(table, change.before, self._found(table, change))
-            if change.op != INSERT:
+            if change.op != INSERT and expected:  # if it is the very row, SQLite has said why
                 why = "there is no such row" if found is None else f"expected {_said(expected)}, found {_said(found)}"
         return EntryMismatchError(
             f"{place} does not fit the tables of this node: {change.op} of {change.table} {key!r}: {why}; {DIFFERS}",
@@ -408,4 +426,4 @@ def _short(value: Value) -> str:
 
 
 def _said(values: dict[str, str] | None) -> str:
-    return ", ".join(f"{column} {value}" for column, value in (values or {}).items()) or "the same"
+    return ", ".join(f"{column} {value}" for column, value in (values or {}).items())

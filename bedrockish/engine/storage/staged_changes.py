@@ -19,6 +19,7 @@ from typing import Any
 
 import apsw
 
+from bedrockish.engine.sqlite.bind import INT_MAX, INT_MIN
 from bedrockish.engine.sqlite.system_names import PREFIX
 from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Row, count_changes, decode_change_rows, same_value
@@ -49,6 +50,8 @@ class Run:
         fill: the statement that puts one of them there.
         changes: how many they are.
         written: places of the columns that any of them changes, of an UPDATE.
+        first: the smallest rowid among them.
+        last: the greatest.
     """
 
     table: Table
@@ -57,6 +60,8 @@ class Run:
     fill: str
     changes: int = 0
     written: set[int] = field(default_factory=set)
+    first: int = INT_MAX
+    last: int = INT_MIN
 
 
 class StagedChanges:
@@ -66,11 +71,13 @@ class StagedChanges:
         changes: as they are encoded.
         version: of the schema for which they are unpacked.
         runs: the changes, in order.
+        fits: False once they did not fit the tables: they are applied change by change then.
     """
 
     def __init__(self, changes: bytes, tables: Tables, version: int) -> None:
         self.changes, self.version = changes, version
         self.runs: list[Run] = []
+        self.fits = True
         number = next(_numbers)
         self._attached = f"{_NAME}_{number}"
         self._uri = f"file:/{self._attached}?vfs=memdb"
@@ -112,7 +119,7 @@ class StagedChanges:
                 assert table.rowid is not None
                 columns.append(table.rowid)
                 values.append("k")
-            into = f"INSERT OR ABORT INTO {name}({', '.join(columns)})"
+            into = f"INSERT OR ROLLBACK INTO {name}({', '.join(columns)})"
             return f"{into} SELECT {', '.join(values)} FROM {source} ORDER BY k"
         if run.op == DELETE:
             same = f"SELECT 1 FROM {source} AS {_NAME} WHERE {_NAME}.k = {name}.{table.rowid} AND {_same(table)}"
@@ -121,7 +128,16 @@ class StagedChanges:
         sets = ", ".join(f"{quote(table.columns[place])} = {_NAME}.a{place}" for place in places)
         # With the plus, SQLite goes through the run and looks for its rows, and not the other way round.
         found = f"{name}.{table.rowid} = +{_NAME}.k AND {_same(table)}"
-        return f"UPDATE OR ABORT {name} SET {sets} FROM {source} AS {_NAME} WHERE {found}"
+        return f"UPDATE OR ROLLBACK {name} SET {sets} FROM {source} AS {_NAME} WHERE {found}"
+
+    def take_range(self, run: Run) -> str:
+        """Return the statement that deletes the rows of a run, if its table has no other ones between them."""
+        return f"DELETE FROM {quote(run.table.name)} WHERE {_between(run)}"
+
+    def count_between(self, run: Run) -> str:
+        """Return the query for how many rows a table has from a run's first to its last, counted up to one too many."""
+        some = f"SELECT 1 FROM {quote(run.table.name)} WHERE {_between(run)} LIMIT {run.changes + 1}"
+        return f"SELECT count(*) FROM ({some})"
 
     def count(self, run: Run) -> str:
         """Return the query for how many rows of a run are in its table as they were before."""
@@ -176,6 +192,7 @@ class StagedChanges:
             if rowids != [row[3] for row in rows]:
                 raise _NotForAllError  # in which order they move may matter
             run.written |= _differing(before, after, writable)
+        run.first, run.last = min(run.first, min(rowids)), max(run.last, max(rowids))
         self._db.executemany(run.fill, map(tuple, map(chain.from_iterable, zip(*parts, strict=True))))
         run.changes += len(rows)
 
@@ -242,7 +259,7 @@ class StagedStore:
         If it is dropped in this very moment, its runs are not there, which the first statement says.
         """
         staged = self._kept.get(changes) if self._kept else None
-        if staged is None or staged.version != version:
+        if staged is None or staged.version != version or not staged.fits:
             return None
         if staged not in self.attached:
             if len(self.attached) == KEPT_MAX:
@@ -274,6 +291,11 @@ def _same(table: Table) -> str:
     name = quote(table.name)
     terms = [f"{name}.{quote(column)} COLLATE BINARY IS {_NAME}.b{place}" for place, column in enumerate(table.columns)]
     return " AND ".join(f"({' AND '.join(terms[first : first + _ANDS])})" for first in range(0, len(terms), _ANDS))
+
+
+def _between(run: Run) -> str:
+    """Return the condition for rows from the first of a run to the last."""
+    return f"{run.table.rowid} BETWEEN {run.first} AND {run.last}"
 
 
 def _rows(rows: Sequence[Row], columns: int) -> Sequence[Row]:

@@ -17,6 +17,7 @@ A module of such functions is named in the configuration of every node. The idea
 
 import inspect
 import logging
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -110,8 +111,11 @@ class Command:
         """The arguments as they are written."""
         function = self.process or self.peek_function
         assert function is not None
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        return "(" + ", ".join(str(one) for one in parameters) + ")"
+        whole = _parameters(function)
+        mine = whole.replace(parameters=[*whole.parameters.values()][1:], return_annotation=inspect.Signature.empty)
+        if sys.version_info >= (3, 14):
+            return mine.format(quote_annotation_strings=False)
+        return str(mine)
 
     def check(self, call: Named) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call.
@@ -128,7 +132,7 @@ class Command:
             if function is None:
                 continue
             try:
-                bound = inspect.signature(function).bind(None, *args, **kwargs)
+                bound = _parameters(function).bind(None, *args, **kwargs)
             except TypeError as error:
                 raise self._wrong(str(error)) from None
             hints = _hints(function)
@@ -182,6 +186,18 @@ def query(function: Function | None = None, /, *, name: str = "") -> Command | C
     return Command(name or function.__name__, None, function)
 
 
+def _parameters(function: Function) -> inspect.Signature:
+    """Return what a function takes, its annotations as texts where Python evaluates them only now (from 3.14 on).
+
+    They may name what is imported for a type checker alone.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.STRING)
+    return inspect.signature(function)
+
+
 def _hints(function: Function) -> dict[str, frozenset[type]]:
     """Return which plain types a parameter takes, for those whose annotation says so."""
     try:
@@ -190,7 +206,8 @@ def _hints(function: Function) -> dict[str, frozenset[type]]:
         return {}
     found = {}
     for name, hint in hints.items():
-        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)  # one and the same from 3.14 on
+        parts = typing.get_args(hint) if is_union else (hint,)
         kinds = [typing.get_origin(part) or part for part in parts]
         if kinds and all(kind in (*_SIMPLE, type(None)) for kind in kinds):
             found[name] = frozenset(kinds)

@@ -245,12 +245,15 @@ def named(path: Path) -> Iterator[str]:
                 pass
 
 
+STANDARD = {*sys.stdlib_module_names, "annotationlib"}  # that one from Python 3.14 on
+
+
 def allowed(path: Path, imported: str) -> bool:
     place = name(path)
     rows = [row for row in MAY_IMPORT if place == row or place.startswith(row + "/")]
     if not rows:
         return True
-    verdict, longest = imported.partition(".")[0] in sys.stdlib_module_names, -1
+    verdict, longest = imported.partition(".")[0] in STANDARD, -1
     for word in MAY_IMPORT[max(rows, key=len)].split():
         rule = word.removeprefix("!")
         if (imported == rule or imported.startswith(rule + ".")) and len(rule) > longest:

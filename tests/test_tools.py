@@ -26,6 +26,7 @@ from tools.demo_check import Check, check_file
 from tools.demo_cluster import DATABASE
 from tools.demo_work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
 from tools.java import find_java
+from tools.lock import markers
 from tools.make_demo_data import degrees
 from tools.scenarios import orders, orders_work
 from tools.scenarios.beside import run as run_beside
@@ -54,13 +55,29 @@ def test_lock_pins_everything_that_is_declared() -> None:
     groups = read_lock()
     assert list(groups) == ["runtime", "spark", "dev", "programs"]
     pins = [line for lines in groups.values() for line in lines]
-    assert all(re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[\w.]+", line) for line in pins)
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[\w.]+(; python_version < '3\.\d+')?", line) for line in pins)
     names = [line.partition("==")[0] for line in pins]
     assert len(names) == len(set(names))
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = declared["optional-dependencies"]
     wanted = [*declared["dependencies"], *(line for lines in extras.values() for line in lines)]
     assert {re.split(r"[\[<>=~! ]", line)[0].replace("_", "-") for line in wanted} <= set(names)
+    only = {line.partition("==")[0]: line.partition("; ")[2] for line in pins if ";" in line}
+    assert only == markers([line for line in wanted if "python_version" in line]), "and for which Pythons it is"
+
+
+def test_the_oldest_python_is_the_same_everywhere() -> None:
+    """Style and types are judged as it sees them, whichever Python runs: a stub may say more to a newer one."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, tool = declared["project"], declared["tool"]
+    oldest = project["requires-python"].removeprefix(">=")
+    assert tool["mypy"]["python_version"] == oldest
+    assert tool["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
+    named = [line.rpartition(" :: ")[2] for line in project["classifiers"] if " :: Python :: 3." in line]
+    assert named == [f"3.{minor}" for minor in range(int(oldest.partition(".")[2]), 15)]
+    launch = (ROOT / "tools" / "launch.sh").read_text()
+    assert f"sys.version_info < ({oldest.replace('.', ', ')})" in launch
+    assert all(f"python{version}" in launch for version in named)
 
 
 @pytest.mark.parametrize("groups", [["runtime"], ["runtime", "spark"], ["runtime", "spark", "dev"]], ids="-".join)

@@ -6,6 +6,7 @@ already keeps its version; with ``--upgrade`` everything is resolved anew.
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,12 @@ def constrained(pins: list[str], requirements: list[str]) -> dict[str, str]:
         return resolve(["-c", constraints.name, *requirements])
 
 
+def markers(requirements: list[str]) -> dict[str, str]:
+    """Return for which Pythons a package is, by name, where its declaration says so; for others it has no wheel."""
+    split = [line.partition(";") for line in requirements]
+    return {re.split(r"[\[<>=~! ]", what)[0]: marker.strip() for what, _, marker in split if marker}
+
+
 def locked() -> list[str]:
     """Return the pins that the lock has now."""
     return [line for line in LOCK.read_text().splitlines() if "==" in line]
@@ -59,13 +66,15 @@ def main() -> None:
         "dev": [*extras["dev"], *extras["sqlalchemy"], *extras["backup"]],
         "programs": extras["programs"],
     }
-    everything = constrained(kept, [line for lines in groups.values() for line in lines])
+    declared_lines = [line for lines in groups.values() for line in lines]
+    everything, only = constrained(kept, declared_lines), markers(declared_lines)
     pins = [f"{name}=={version}" for name, version in everything.items()]
     lines, seen = [HEAD.rstrip()], set[str]()
     for group, requirements in groups.items():
         names = set(constrained(pins, requirements)) - seen
         seen |= names
-        lines += ["", f"# group: {group}", *(f"{name}=={everything[name]}" for name in sorted(names))]
+        ends = {name: f"; {only[name]}" for name in only.keys() & names}
+        lines += ["", f"# group: {group}", *(f"{n}=={everything[n]}{ends.get(n, '')}" for n in sorted(names))]
     assert seen == set(everything), f"in no group: {set(everything) - seen}"
     LOCK.write_text("\n".join(lines) + "\n")
     print(f"{LOCK.relative_to(ROOT)}: {len(everything)} packages")

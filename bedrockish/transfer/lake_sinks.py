@@ -3,7 +3,8 @@
 Both add rows and the number of their batch in one commit of their own, which is what makes a batch come once.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -81,14 +82,16 @@ class IcebergTables:
         self._catalog = SqlCatalog(
             APPLICATION, uri=f"sqlite:///{quote(str(directory))}/catalog.db", warehouse=f"file://{directory}"
         )
-        self._catalog.create_namespace_if_not_exists(NAMESPACE)
         self._batches: dict[str, int] = {}
+        with self._opened() as catalog:
+            catalog.create_namespace_if_not_exists(NAMESPACE)
 
     def batch(self, table: str) -> int:
         """Return the last batch that a table has; 0 for one that is not there."""
         if table not in self._batches:
             try:
-                properties = self._catalog.load_table(_identifier(table)).properties
+                with self._opened() as catalog:
+                    properties = catalog.load_table(_identifier(table)).properties
             except NoSuchTableError:
                 properties = {}
             self._batches[table] = int(properties.get(PROPERTY, 0))
@@ -97,7 +100,8 @@ class IcebergTables:
     def types(self, table: str) -> dict[str, str]:
         """Return the types of the columns that a table has."""
         try:
-            return _kinds(self._catalog.load_table(_identifier(table)).schema().as_arrow())
+            with self._opened() as catalog:
+                return _kinds(catalog.load_table(_identifier(table)).schema().as_arrow())
         except NoSuchTableError:
             return {}
 
@@ -110,14 +114,23 @@ class IcebergTables:
         found = arrow_table(rows)
         self._batches.pop(table, None)
         try:
-            into = self._catalog.create_table_if_not_exists(_identifier(table), schema=found.schema)
-            with into.transaction() as change:
-                with change.update_schema() as schema:
-                    schema.union_by_name(found.schema)
-                change.append(found)
-                change.set_properties({PROPERTY: str(batch)})
+            with self._opened() as catalog:
+                into = catalog.create_table_if_not_exists(_identifier(table), schema=found.schema)
+                with into.transaction() as change:
+                    with change.update_schema() as schema:
+                        schema.union_by_name(found.schema)
+                    change.append(found)
+                    change.set_properties({PROPERTY: str(batch)})
         except (ValueError, OSError) as error:
             raise _unwritten(table, error) from error
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[SqlCatalog]:
+        """Give the catalog for a block, behind which nothing of its file is open: it keeps connections for later."""
+        try:
+            yield self._catalog
+        finally:
+            self._catalog.engine.dispose()
 
 
 def _checked(directory: Path) -> Path:

@@ -1,6 +1,7 @@
 """A lake that is left at every moment of a batch: each change is in each table once. And what is refused."""
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -187,6 +188,8 @@ def test_a_folder_with_any_name(kind: Any, tmp_path: Path) -> None:
     written(folder, sink, FEED)
     assert sink.batch(COMMITS) == kind(folder).batch(COMMITS) == 4
     assert kind(folder).types("t")["w"] == "integer"
+    held = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    assert not [one for one in held if one.startswith(str(folder))], "nothing is left open"
     assert sorted(one.name for one in tmp_path.iterdir()) == [folder.name]
     for name in ("a%20b", "a#b", "a?b"):
         with pytest.raises(UsageError, match="use another directory"):

@@ -119,3 +119,4 @@ async def test_a_mirror_fed_by_the_feed_equals_the_cluster(cluster: LocalCluster
             rows(node, "SELECT * FROM stock ORDER BY id")
             == mirror.db.execute("SELECT * FROM stock ORDER BY id").fetchall()
         )
+    mirror.db.close()

@@ -131,7 +131,10 @@ def changes(folder: Path, kind: str, table: str) -> pa.Table:
     if kind == "delta":
         return DeltaTable(str(folder / name)).to_pyarrow_table()
     catalog = SqlCatalog("bedrockish", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
-    return catalog.load_table(("main", name)).scan().to_arrow()
+    try:
+        return catalog.load_table(("main", name)).scan().to_arrow()
+    finally:
+        catalog.engine.dispose()
 
 
 def state(found: pa.Table) -> list[dict[str, Any]]:

@@ -144,6 +144,8 @@ def test_iterdump_makes_the_database_again(made: db.Connection, tmp_path: pathli
     with pytest.raises(db.ProgrammingError, match="has tables already"):
         made.backup(copied)
     assert not made.in_transaction
+    again.close()
+    copied.close()
 
 
 def test_many_rows_are_dumped_in_pieces(made: db.Connection) -> None:

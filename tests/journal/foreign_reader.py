@@ -8,6 +8,7 @@ import sqlite3
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from hashlib import sha256
 from typing import Any
 
@@ -72,18 +73,17 @@ def unpacked(db: sqlite3.Connection) -> Iterator[tuple[tuple[str, int], tuple[by
 
 def journal(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the entries of a file as its node applied them, each with ``repeat``; every hash is computed anew."""
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    heads = dict(db.execute("SELECT leader, hash FROM bedrockish_pruned"))
-    packed = dict(unpacked(db))
-    query = "SELECT leader, tick, repeat, label, body, prev, hash FROM bedrockish_journal ORDER BY seq"
-    for leader, tick, repeat, label, body, prev, stored in db.execute(query):
-        if not label:
-            label, body, prev, stored = packed[leader, tick]
-        assert prev == heads.get(leader, bytes(32)), f"{leader}{tick} does not continue the entry before it"
-        heads[leader] = sha256(prev + label + body).digest()
-        assert heads[leader] == stored, f"{leader}{tick} is not what was hashed"
-        yield repeat, entry(label, body)
-    db.close()
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        heads = dict(db.execute("SELECT leader, hash FROM bedrockish_pruned"))
+        packed = dict(unpacked(db))
+        query = "SELECT leader, tick, repeat, label, body, prev, hash FROM bedrockish_journal ORDER BY seq"
+        for leader, tick, repeat, label, body, prev, stored in db.execute(query):
+            if not label:
+                label, body, prev, stored = packed[leader, tick]
+            assert prev == heads.get(leader, bytes(32)), f"{leader}{tick} does not continue the entry before it"
+            heads[leader] = sha256(prev + label + body).digest()
+            assert heads[leader] == stored, f"{leader}{tick} is not what was hashed"
+            yield repeat, entry(label, body)
 
 
 if __name__ == "__main__":

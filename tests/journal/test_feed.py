@@ -1,6 +1,8 @@
 """The change feed, on a journal that is there already: order, cursors, filters, safe time."""
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, cast
 
 import pytest
@@ -34,8 +36,13 @@ def row(clock: int, leader: str, *tables: str) -> tuple[int, str, str, int, byte
 
 
 @pytest.fixture
-def journal() -> sqlite3.Connection:
-    db = sqlite3.connect(":memory:")
+def journal() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:")) as db:
+        fill(db)
+        yield db
+
+
+def fill(db: sqlite3.Connection) -> None:
     db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value)")
     db.execute("CREATE TABLE bedrockish_pruned(leader, tick, hash, clock, origin)")
     columns = "seq INTEGER PRIMARY KEY, clock, origin, leader, tick, body, kind DEFAULT 'rows', repeat DEFAULT 0"
@@ -47,7 +54,6 @@ def journal() -> sqlite3.Connection:
     second = f"INSERT INTO bedrockish_journal({columns}) SELECT clock, origin, 'C', 1, body, 1 FROM bedrockish_journal"
     db.execute(f"{second} LIMIT 2")
     db.execute("INSERT INTO bedrockish_meta VALUES ('safe', 30)")
-    return db
 
 
 def read(db: sqlite3.Connection, feed: Feed, limit: int = 100) -> list[str]:

@@ -271,7 +271,13 @@ def _iceberg(directory: str) -> tuple[Any, set[str]]:
     catalog = SqlCatalog("bedrockish", uri=f"sqlite:///{directory}/{CATALOG}", warehouse=f"file://{directory}")
 
     def find(table: str) -> _Table:
-        found = catalog.load_table(("main", table))
-        return _table(found.schema().as_arrow(), [one.file.file_path for one in found.scan().plan_files()])
+        try:
+            found = catalog.load_table(("main", table))
+            return _table(found.schema().as_arrow(), [one.file.file_path for one in found.scan().plan_files()])
+        finally:
+            catalog.engine.dispose()  # it keeps connections for later
 
-    return find, {name for _, name in catalog.list_tables("main")}
+    try:
+        return find, {name for _, name in catalog.list_tables("main")}
+    finally:
+        catalog.engine.dispose()

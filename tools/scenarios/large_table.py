@@ -5,9 +5,10 @@
 Three nodes on this machine begin with a table of so many rows: one file, copied for each. At each node three clients go
 on all the time: one reads random rows of the table, one writes single rows into it, and one into another table. Each
 statement is run in turn, and from its beginning until some seconds after its end each client's longest wait is noted.
-``batch`` is what ``bedrockish batch`` does, for a while. ``--plain`` first tells for how long plain SQLite has its
-writer for each of them: nobody else can write into one file for so long, whatever is built on top of it. ``--holds``
-tells for how long each node's loop was held, and where.
+``batch`` is what ``bedrockish batch`` does, for a while. ``--plain`` first tells for how long each of them has the
+writer of plain SQLite: nobody else can write into one file for so long, whatever is built on top of it; and for how
+long the rows that it changes have that of a node's engine. ``--holds`` tells for how long each node's loop was held,
+and where.
 """
 
 import shutil
@@ -23,9 +24,11 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.client.trio_client import Client
-from bedrockish.errors import BedrockishError
+from bedrockish.engine.storage.staged_changes import stage
+from bedrockish.errors import BedrockishError, TooLargeError
 from bedrockish.transfer.batch import Batch, read_progress
 from tools.cluster import LocalCluster
+from tools.scenarios.engine import Solo
 from tools.scenarios.large import tell_holds
 
 SHARES = {  # of the table: where the rows begin that a statement has, and how many they are
@@ -65,26 +68,64 @@ def statement(name: str, rows: int) -> str:
 
 
 def tell_plain(made: Path, rows: int, names: list[str]) -> None:
-    """Print for how long one connection of plain SQLite has the writer for each statement, alone on a copy."""
+    """Print for how long each statement has the writer of plain SQLite and that of a node's engine, alone on a copy."""
     with tempfile.TemporaryDirectory(dir=made.parent) as temporary:
-        path = Path(temporary) / "plain.sqlite"
+        path, copy = Path(temporary) / "plain.sqlite", Path(temporary) / "engine.sqlite"
         shutil.copyfile(made, path)
-        db = apsw.Connection(str(path))
-        db.pragma("journal_mode", "wal")
-        db.pragma("synchronous", "full")
-        db.pragma("cache_size", -PLAIN_CACHE_KIB)
-        db.wal_autocheckpoint(0)  # it would be a part of COMMIT, and is none at a node
-        print("plain SQLite, its writer alone", flush=True)
+        print("the writer alone: waited, and of that the processor's time; then until it is committed", flush=True)
         for name in names:
-            if name in SHARES:
-                took, began = [], time.monotonic()
-                for text in ("BEGIN IMMEDIATE", statement(name, rows), "COMMIT"):
-                    db.execute(text)
-                    took.append(time.monotonic() - began)
-                busy = f"{took[1]:.2f} s, and {took[2] - took[1]:.2f} s until it is durable"
-                print(f"  {statement(name, rows)}: {busy}", flush=True)
-                db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        db.close()
+            if name not in SHARES:
+                continue
+            text = statement(name, rows)
+            shutil.copyfile(path, copy)  # which also has the machine read it
+            print(f"  {text}: plain SQLite {_plainly(path, text)}", flush=True)
+            if text.startswith(("UPDATE", "DELETE")):
+                print(f"    a node's engine, for its rows: {_at_an_engine(copy, text)}", flush=True)
+            for one in Path(temporary).glob("engine.*"):
+                one.unlink()
+
+
+def _plainly(path: Path, text: str) -> str:
+    """Run a statement on one connection of plain SQLite; return what its writer took."""
+    db = apsw.Connection(str(path))
+    db.pragma("journal_mode", "wal")
+    db.pragma("synchronous", "full")
+    db.pragma("cache_size", -PLAIN_CACHE_KIB)
+    db.wal_autocheckpoint(0)  # it would be a part of COMMIT, and is none at a node
+    db.execute("BEGIN IMMEDIATE")
+    took = [_took(lambda: db.execute(text)), _took(lambda: db.execute("COMMIT"))]
+    db.close()
+    return "; ".join(took)
+
+
+def _at_an_engine(path: Path, text: str) -> str:
+    """Apply a statement's rows at a node's engine, unpacked as they are at a node; return what its writer took."""
+    solo = Solo(path)
+    engine = solo.engine
+    try:
+        prepared = solo.prepare(((text, ()),))
+        engine.flush()
+        entry = solo.entry(prepared)
+        staged = stage(prepared.changes, engine.tables, engine.schema_version)
+        if staged is None:
+            return "one by one, since they are few"
+        engine.staged.keep(staged)
+
+        def commit() -> None:
+            engine.flush()
+            engine.sync()
+
+        return "; ".join([_took(lambda: engine.apply(entry, repeat=False, applied_ms=0)), _took(commit)])
+    except TooLargeError as error:
+        return f"too many: {error}"
+    finally:
+        engine.close()
+
+
+def _took(do: Callable[[], object]) -> str:
+    began, began_cpu = time.monotonic(), time.thread_time()
+    do()
+    return f"{time.monotonic() - began:.2f} s, {time.thread_time() - began_cpu:.2f}"
 
 
 class Waits:
@@ -208,7 +249,9 @@ async def _client(url: str, *, task_status: trio.TaskStatus[Client]) -> None:
 @click.option("--only", multiple=True, type=click.Choice([*SHARES, "batch"]), help="All, if none is named.")
 @click.option("--batch", "batch_s", default=20.0, show_default=True, help="Seconds for which a batch works.")
 @click.option("--quiet", "quiet_s", default=4.0, show_default=True, help="Seconds before and after each.")
-@click.option("--plain", is_flag=True, help="Tell for how long plain SQLite has its writer, too.")
+@click.option(
+    "--plain", is_flag=True, help="Tell first for how long the writer alone takes, of plain SQLite and of an engine."
+)
 @click.option("--holds", is_flag=True, help="Tell where each node's loop was held.")
 @click.option("--work", type=click.Path(path_type=Path), help="Directory for the files; by default a temporary one.")
 def main(

@@ -19,6 +19,7 @@ from bedrockish.config.config import Config
 from bedrockish.config.exposure import warnings
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding, Limits
+from bedrockish.engine.sqlite.errors import beginning
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.database_file import is_node_file, others_may_read
@@ -81,6 +82,9 @@ async def serve(config: Config) -> None:
                 logger.warning("beginning again: %s", again)
                 if isinstance(again, RestartError) and again.copy is not None:
                     await _install(config, again.copy)
+                if not up.is_set():  # what it met before it served, it may meet each time
+                    await trio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
             if _lacks_room(error):
                 logger.error(
@@ -147,15 +151,17 @@ async def _run(
         budget_s=config.limits.loop_ms_max / 1000,
         memory=Memory(config.limits.memory_max, now=time.monotonic),
     )
-    engine = Engine.open(
-        config.database, founding=founding, full_sync=config.full_sync, limits=limits, prepare=plugins.prepare
-    )
+    with beginning(config.database):
+        engine = Engine.open(
+            config.database, founding=founding, full_sync=config.full_sync, limits=limits, prepare=plugins.prepare
+        )
     if others_may_read(Path(config.database)):
         logger.warning("%s can be read by other users of the machine: chmod 600 it, its -wal and -shm", config.database)
     try:
         if damage is not None:
             note_damage(engine, damage)
-        runtime = Runtime(engine, config, plugins)
+        with beginning(config.database):
+            runtime = Runtime(engine, config, plugins)
         runtime.counts["restarts"] = restarts
         calm_collector()
         give_back_memory()

@@ -69,6 +69,7 @@ class NodeComparison:
     ) -> None:
         self._nodes = dict(nodes)
         self._members, self._limit, self._pause = members, limit, pause
+        self._unreadable: list[str] = []  # nodes that answer, and of whose files nothing more can be compared
         self.report = Report()
 
     async def run(self) -> Report:
@@ -87,8 +88,12 @@ class NodeComparison:
             for name in sorted(names):
                 await self._table(name)
                 report.tables += 1
-        report.nodes = sorted(self._nodes)
+        report.nodes = sorted([*self._nodes, *self._unreadable])
         return report
+
+    @property
+    def _room(self) -> int:
+        return max(0, SHOWN_MAX - len(self.report.differences))
 
     async def _table(self, name: str) -> None:
         after: Key | None = None
@@ -102,6 +107,15 @@ class NodeComparison:
         """Compare a range, as long as the first node makes it; return what that has, None if it was skipped."""
         report = self.report
         answers = await self._bounded(asked)
+        while unreadable := [node for node, one in answers.items() if one.unreadable]:
+            report.differences += compare(asked.table, answers, self._members).differences[: self._room]
+            if len(self._nodes) - len(unreadable) < 2:
+                return None
+            # Nothing can be had of their files any more, and what the others have is compared without them.
+            for node in unreadable:
+                del self._nodes[node]
+            self._unreadable += unreadable
+            answers = await self._bounded(asked)
         first = next(iter(answers.values()))
         if not alike(answers):
             upto = Range(asked.table, asked.after, first.last)
@@ -111,8 +125,7 @@ class NodeComparison:
                 found = compare(asked.table, answers, self._members)
                 left_open, why_not = found.open, found.why_not
                 if found.differences or not (left_open or why_not):
-                    room = max(0, SHOWN_MAX - len(report.differences))
-                    report.differences += found.differences[:room]
+                    report.differences += found.differences[: self._room]
                     break
                 await trio.sleep(AGAIN_S)
             report.open += left_open
@@ -122,7 +135,7 @@ class NodeComparison:
                 if not asked.table:
                     return None
             if any(one.unreadable for one in answers.values()):
-                return None  # it was told, and there is no next range to be had
+                return None  # since a moment ago, and it is told: there is no next range to be had
         if asked.table:
             report.rows += first.count
             await self._pause(first.count)
@@ -145,6 +158,8 @@ class NodeComparison:
                 self._lose(maker, error)
                 maker = next(iter(self._nodes))
             else:
+                if end.unreadable:  # it makes no end, and without one the others would read all that follows
+                    return {maker: end}
                 return {maker: end, **await self._ask(Range(asked.table, asked.after, end.last), None, but=maker)}
 
     async def _ask(self, asked: Range, beyond: Vector | None, but: str = "") -> dict[str, RangeDigest]:

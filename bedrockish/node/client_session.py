@@ -40,6 +40,7 @@ from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.statements.rights import Access
 from bedrockish.errors import (
     BedrockishError,
+    DamagedError,
     ForbiddenError,
     MemoryFullError,
     OutcomeUnknownError,
@@ -226,7 +227,7 @@ async def serve_client(
         user: who the client is; empty if nobody had to say when it came.
         access: what users may do.
         why_out: tells why the client may not stay, empty if it may; None: it may for as long as it likes.
-        caught: takes an exception that no call was expected to raise, and returns the answer to that call.
+        caught: takes damage, or an exception that no call was expected to raise, and returns the answer to that call.
     """
     loan = Loan(donor)
     session = _Session(link, node, loan, begin, in_flight_max, transactions, upkeep, caught)
@@ -367,10 +368,8 @@ class _Session:
         found: Answer | Rest | BedrockishError
         try:
             found = self._step(call)
-        except BedrockishError as error:
-            found = error
         except Exception as error:
-            found = self._caught(f"{_what(call)} of client {self._link.remote.node}", error)
+            found = self._failed(call, error)
         if isinstance(found, (Answer, BedrockishError)):
             self._done(call.id, size, found)
         else:
@@ -426,15 +425,19 @@ class _Session:
                 reply = Told(call.id, await self._do_upkeep(call.asked or {}))
             else:
                 reply = await _reply(self._node, self._loan, call, self.user)
-        except BedrockishError as error:
-            reply = Failed(call.id, error)
         except Exception as error:
-            reply = Failed(call.id, self._caught(f"{_what(call)} of client {self._link.remote.node}", error))
+            reply = Failed(call.id, self._failed(call, error))
         finally:
             self._hold_call(-asked)
         size = len(reply.answer.results) if isinstance(reply, Answered) else 0
         self._keep(size)
         await self._send_kept([reply], size)
+
+    def _failed(self, call: Call, error: Exception) -> BedrockishError:
+        """Return what to answer a call that has failed."""
+        if isinstance(error, BedrockishError) and not isinstance(error, DamagedError):
+            return error
+        return self._caught(f"{_what(call)} of client {self._link.remote.node}", error)
 
     def _step(self, call: Step) -> Answer | Rest:
         if self._transactions is None:

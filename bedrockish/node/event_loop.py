@@ -112,7 +112,7 @@ class Runtime:
         self._loop = TurnLoop(engine, self._cycle, self._has_work, self._expects_company, self._deadline)
         self.gather, self.act, self.stop = self._loop.gather, self._loop.act, self._loop.stop
         self.counts: Counter[str] = Counter()
-        self.faults = Faults(self.counts)
+        self.faults = Faults(self.counts, self.stop)
         self._clocks = Clocks(config.clock.wall_offset_ms)
         self.started = self._clocks.now().wall_ms / 1000
         self.core = start_core(
@@ -232,7 +232,7 @@ class Runtime:
 
     async def outcome(self, command: str, user: str = "") -> Answer | None:
         """Return the answer of a command that happened, as far as this node knows."""
-        return await outcome_of(self.engine, self.durable, command, user)
+        return await self.faults.stopping("an outcome", outcome_of(self.engine, self.durable, command, user))
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Return what each statement of a text would read and write, or the ``columns`` of the first one's result."""
@@ -240,7 +240,8 @@ class Runtime:
             raise UnavailableError(self.core.state.trouble)
         if self.engine.is_away:
             await self.durable()
-        told = await self._executions.explain(statement, user, columns=columns)
+        explained = self._executions.explain(statement, user, columns=columns)
+        told = await self.faults.stopping("explaining a statement", explained)
         await self.durable()
         return told
 

@@ -28,7 +28,7 @@ from bedrockish import connect, open_client
 from bedrockish.api.requests import Request, Statement
 from bedrockish.api.url import parse_url
 from bedrockish.client import tracing as client_tracing
-from bedrockish.errors import BedrockishError
+from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.tracing import Tracing
 from tests.cluster.story import ready
@@ -109,6 +109,10 @@ def node_of(span: Span) -> str:
 
 def named(spans: list[Span], name: str) -> dict[str, Span]:
     return {node_of(span): span for span in spans if span["name"] == name}
+
+
+def never(damage: DamagedError) -> None:
+    raise AssertionError(damage)
 
 
 def hexed(number: int, digits: int) -> str:
@@ -304,7 +308,7 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
 def test_a_node_without_an_sdk_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
     with caplog.at_level(logging.WARNING):
-        Tracing("A", "c", Faults(Counter()))
+        Tracing("A", "c", Faults(Counter(), never))
     assert "nothing is recorded; start it with 'opentelemetry-instrument -- bedrockish serve" in caplog.text
 
 
@@ -312,7 +316,7 @@ def test_a_fault_of_an_exporter_ends_the_recording_and_nothing_else(
     mine: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = Counter[str]()
-    tracing = Tracing("A", "c", Faults(counts))
+    tracing = Tracing("A", "c", Faults(counts, never))
     request = Request("one", (Statement("SELECT 1"),))
     again, span = tracing.begin(1, request)
     assert span is not None

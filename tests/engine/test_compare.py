@@ -54,6 +54,8 @@ class Three:
             else:
                 self.others[node] = engine
         self.lost: set[str] = set()
+        self.unreadable: dict[str, str] = {}  # node -> a table that SQLite cannot read there
+        self.most_rows = 0  # that were asked for at once
         self.before_asking: Callable[[], None] = lambda: None
         for sql in SCHEMA:
             self.leader.run(sql)
@@ -89,7 +91,11 @@ class Three:
             asked, beyond = unpack_range(pack_range(asked, beyond))
             db = apsw.Connection(str(self.paths[node]), flags=apsw.SQLITE_OPEN_READONLY)
             try:
-                return unpack_digest(pack_digest(digest_range(db, asked, beyond)))
+                found = digest_range(db, asked, beyond)
+                self.most_rows = max(self.most_rows, found.count)
+                if asked.table and self.unreadable.get(node) == asked.table:
+                    found = RangeDigest(found.vector, found.schema, unreadable="malformed")
+                return unpack_digest(pack_digest(found))
             finally:
                 db.close()
 
@@ -290,3 +296,29 @@ def test_long_values_are_read_one_row_at_a_time_and_hold_nobody_up(three: Three)
     finally:
         tracemalloc.stop()
     db.close()
+
+
+@pytest.mark.parametrize("node", "ABC")
+async def test_a_node_with_a_page_that_cannot_be_read_is_told_and_the_others_are_compared_to_the_end(
+    three: Three, node: str
+) -> None:
+    """Also who makes the ranges; and nobody is asked for all that follows, one by one, where there is no next range."""
+    three.unreadable[node] = "t"
+    other = "B" if node == "A" else "A"
+    three.damage(other, "UPDATE t SET v = 'tExt 39' WHERE id = 39")
+    three.damage(other, "UPDATE p SET c = x'ff' WHERE a = 'a0' AND b = 0")
+    report = await three.compare()
+    assert [(one.table, one.minority) for one in report.differences if one.key == UNREADABLE] == [("t", (node,))]
+    assert report.nodes == ["A", "B", "C"]
+    assert report.tables == 3
+    assert {one.table for one in report.differences if one.key != UNREADABLE} == {"t", "p"}
+    assert three.most_rows <= 2 * 7
+
+
+async def test_of_two_nodes_of_which_one_cannot_be_read_the_other_tables_are_compared(three: Three) -> None:
+    three.unreadable["B"] = "t"
+    three.damage("B", "UPDATE plain SET x = 1000 WHERE x = 3")
+    report = await three.compare("AB")
+    assert [(one.table, one.minority) for one in report.differences if one.key == UNREADABLE] == [("t", ("B",))]
+    assert {one.table for one in report.differences} == {"t", "plain"}
+    assert report.nodes == ["A", "B"]

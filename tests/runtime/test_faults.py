@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 import trio
 from trio.testing import MockClock
@@ -61,6 +62,14 @@ def no_thread(*_: object) -> None:
 async def until(test: Callable[[], object]) -> None:
     while not test():  # noqa: ASYNC110 (nobody tells)
         await trio.sleep(0.01)
+
+
+def full(*_: object) -> None:
+    raise apsw.FullError("database or disk is full")
+
+
+def never(damage: DamagedError) -> None:
+    raise AssertionError(damage)
 
 
 @pytest.fixture
@@ -132,7 +141,7 @@ async def test_a_caller_that_cannot_be_told_keeps_nobody_from_being_told(runtime
 
 
 async def test_a_background_task_begins_again_after_a_growing_pause(autojump_clock: MockClock) -> None:
-    faults, began = Faults(Counter()), []
+    faults, began = Faults(Counter(), never), list[float]()
 
     async def task() -> None:
         began.append(trio.current_time())
@@ -144,16 +153,52 @@ async def test_a_background_task_begins_again_after_a_growing_pause(autojump_clo
     assert faults.recent == 4
 
 
-async def test_damage_passes_through() -> None:
-    faults = Faults(Counter())
+@pytest.mark.parametrize(
+    ("error", "text", "details"),
+    [
+        (DamagedError("the disk failed"), "the disk failed", {}),
+        (NoRoomError("the disk is full"), "the disk is full", {}),
+        (apsw.CorruptError("malformed"), "a page of the database file is damaged", {"table": "", "page": "malformed"}),
+    ],
+)
+async def test_damage_stops_the_node_whoever_meets_it(error: Exception, text: str, details: dict[str, str]) -> None:
+    stopped: list[DamagedError] = []
+    counts = Counter[str]()
+    faults, began = Faults(counts, stopped.append), 0
 
     async def damaged() -> None:
-        raise ExceptionGroup("from a nursery", [DamagedError("the disk failed")])
+        nonlocal began
+        began += 1
+        raise ExceptionGroup("from a nursery", [ZeroDivisionError(), error])
 
-    with pytest.raises(DamagedError):
-        faults.caught("anything", DamagedError("the disk failed"))
-    with pytest.RaisesGroup(DamagedError):
-        await faults.keep_running("a task", damaged)
+    answer = faults.caught("anything", error)
+    assert isinstance(answer, UnavailableError)
+    assert text in answer.message
+    await faults.keep_running("a task", damaged)
+    assert began == 1, "what has met damage is not begun again"
+    with pytest.raises(UnavailableError):
+        await faults.stopping("anything", damaged())
+    assert [one.details for one in stopped] == [details] * 3
+    assert all(text in one.message for one in stopped)
+    assert not counts, "it is no bug"
+
+
+async def test_a_full_disk_that_an_order_meets_ends_the_node_as_one_that_a_commit_meets(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its next batch would say that the file failed, and its process would end, instead of waiting for room."""
+    answers: list[BedrockishError] = []
+    with trio.fail_after(20), pytest.RaisesGroup(NoRoomError, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            await ask(runtime, "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
+            monkeypatch.setattr("bedrockish.engine.storage.system_tables.set_meta", full)
+            try:
+                await runtime.upkeep.handle({"do": "clock", "set": "off"})
+            except BedrockishError as error:
+                answers.append(runtime.faults.caught("an order", error))
+            await trio.sleep_forever()
+    assert [type(one) for one in answers] == [UnavailableError]
 
 
 async def test_a_bug_in_the_loop_begins_the_node_again_from_its_file(

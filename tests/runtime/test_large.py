@@ -341,7 +341,7 @@ async def test_a_large_transaction_is_compared_in_a_worker_and_the_verdict_is_ab
             posted.append,
             nursery.start_soon,
             runtime.stop,
-            Faults(runtime.counts),
+            Faults(runtime.counts, runtime.stop),
         )
 
         async def verdict(transaction: Transaction) -> str:

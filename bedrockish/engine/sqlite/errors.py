@@ -2,6 +2,8 @@
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import apsw
 
@@ -45,7 +47,7 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
         case apsw.CantOpenError():
             return UnavailableError(f"{NO_FILE}; it did not happen")
         case apsw.CorruptError():
-            return DamagedError(f"a page of the database file is damaged: {text}", table="", sql=sql)
+            return damaged_page(error, sql=sql)
         case apsw.IOError() | apsw.NotADBError() | apsw.ReadOnlyError():
             return DamagedError(f"the database file failed: {text}; check the disk, or fill the node again")
         case _:
@@ -68,6 +70,45 @@ def _lacks_room(error: apsw.Error, number: int) -> bool:
     return isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and number in _LIMITS)
 
 
+def damaged_page(error: apsw.CorruptError, **details: str) -> DamagedError:
+    """Return the error with which a node begins again, and looks through all pages of its file before it serves."""
+    text = f"a page of the database file is damaged: {error}"
+    return DamagedError(text, table="", page=str(error), **details)
+
+
+def damage_of(error: Exception) -> DamagedError | None:
+    """Return the damage that an exception tells of; None if it is something else."""
+    match error:
+        case DamagedError():
+            return error
+        case apsw.CorruptError():
+            return damaged_page(error)
+        case ExceptionGroup():
+            return next(filter(None, map(damage_of, error.exceptions)), None)
+    return None
+
+
+@contextmanager
+def beginning(path: object) -> Iterator[None]:
+    """Read what a node cannot begin without, and without which it cannot fill its file again either.
+
+    Raises:
+        DamagedError: it cannot be read; the node ends.
+    """
+    try:
+        yield
+    except apsw.CorruptError as error:
+        raise lost_file(path, error) from error
+
+
+def lost_file(path: object, error: apsw.Error) -> DamagedError:
+    """Return the error with which a node ends that cannot begin from its file, and so cannot fill it again either."""
+    return DamagedError(
+        f"{path} is damaged in pages that its node cannot begin without ({error}); run 'bedrockish member replace URL "
+        "NODE NEW' at the others, and then 'bedrockish join URL' for the node NEW on an empty file"
+    )
+
+
 def broken(error: apsw.Error, number: int = 0) -> DamagedError:
     """Return the error with which a node stops: what was decided cannot be written; ``number`` as in ``translate``."""
     if _lacks_room(error, number) or isinstance(error, apsw.ReadOnlyError):
@@ -75,5 +116,5 @@ def broken(error: apsw.Error, number: int = 0) -> DamagedError:
     if isinstance(error, apsw.CantOpenError):
         return NoRoomError(f"{NO_FILE} ({error})")
     if isinstance(error, apsw.CorruptError):
-        return DamagedError(f"a page of the database file is damaged: {error}", table="")
+        return damaged_page(error)
     return DamagedError(f"the database file failed: {error}; check the disk, and start the node again")

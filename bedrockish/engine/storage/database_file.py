@@ -13,7 +13,7 @@ from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.records import Membership, decode_membership, encode_membership
 from bedrockish.engine.sqlite.call_costs import bound
 from bedrockish.engine.sqlite.catalog import Prepare
-from bedrockish.engine.sqlite.errors import FULL
+from bedrockish.engine.sqlite.errors import FULL, lost_file
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.storage import system_tables as system
@@ -136,6 +136,7 @@ def connect(
 
     Raises:
         ConfigError: the file cannot be used; the text says why and what to do.
+        DamagedError: it is a node's, and cannot be read.
     """
     check_version(apsw.sqlite_lib_version())
     remove_scratch(path)  # before anything is written: it may be what has filled the disk
@@ -192,7 +193,9 @@ def _as_config_errors(path: Path) -> Iterator[None]:
         yield
     except apsw.FullError as error:
         raise ConfigError(f"{path}: {FULL}") from error
-    except (apsw.NotADBError, apsw.CorruptError) as error:
+    except apsw.CorruptError as error:
+        raise lost_file(path, error) from error
+    except apsw.NotADBError as error:
         raise ConfigError(f"{path} is not a SQLite database ({error}); give another file, or restore it") from error
     except (apsw.CantOpenError, apsw.PermissionsError, apsw.ReadOnlyError, apsw.IOError) as error:
         why = "there is no such file, or" if not path.exists() else ""

@@ -82,12 +82,16 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare,
 
     Raises:
         JournalError: the journal is not whole, or does not fit itself.
+        DamagedError: SQLite cannot read it.
         ConfigError: the file cannot be written.
     """
     _check_whole(database)
     begin = _watched(prepare, go_on)
     remove(target)
-    replay([database], target, prepare=begin)
+    try:
+        replay([database], target, prepare=begin)
+    except apsw.CorruptError as error:
+        raise DamagedError(f"{database} is damaged: {error}") from error
     db = apsw.Connection(str(target))
     try:
         begin(db)
@@ -160,6 +164,19 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn
     finally:
         with suppress(OSError):
             remove(copy, target)
+
+
+def find_fault(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn = lambda: None) -> str:
+    """Return the first fault that SQLite finds in the pages of a file, its indexes among them; empty if it is whole."""
+    db = open_readonly(database)
+    try:
+        _watched(prepare, go_on)(db)
+        (found,) = db.execute("PRAGMA integrity_check(1)").fetchone() or ("ok",)
+    except apsw.CorruptError as error:
+        return str(error)
+    finally:
+        db.close()
+    return "" if found == "ok" else str(found)
 
 
 def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[str, int]:

@@ -39,7 +39,7 @@ LOOK_AGAIN_S = 5.0  # and once it is known that an entry fits nowhere
 PROVE_AGAIN_S = 30.0  # when there was no room to compare a copy with its journal
 RESOLVE_TRIES = 10
 OWN_JOURNAL = "its own journal"
-NAMED = ("entry", "txid", "table", "key")  # what status has of a damage
+NAMED = ("entry", "txid", "table", "key", "page")  # what status has of a damage
 
 
 class RestartError(Exception):
@@ -270,15 +270,24 @@ class Healer:
         if txid is not None:
             words, silent = await self._ask(txid)
             own = self._outcome(txid)
+        # Rows are compared by their tables alone, so a page of an index would never be missed there.
+        fault = await self._find_fault() if "page" in details else ""
         try:
             report = await self._scrubber.compare(list(state.roster.peers))
             agrees, why = self._agrees(report)
         except UnavailableError as error:
             report, agrees, why = None, None, f"there is nobody to compare with: {error.message}"
-        if not agrees:  # the journal knows better than any majority, where it is whole
+        if fault:
+            agrees, why = False, f"its file is damaged: {fault}"
+        elif not agrees:  # the journal knows better than any majority, where it is whole
             agrees, why = await self._agrees_with_journal(agrees, why)
         what = f"{details.get('entry', txid)} ({txid})" if txid is not None else ""
         return judge(what, own, words, silent, agrees, why), report
+
+    async def _find_fault(self) -> str:
+        return await trio.to_thread.run_sync(
+            refill.find_fault, self._config.database, self._prepare, trio.from_thread.check_cancelled
+        )
 
     def _agrees(self, report: Report) -> tuple[bool | None, str]:
         me, members = self._core.state.me, len(self._core.state.roster.membership.members)
@@ -305,6 +314,8 @@ class Healer:
             return agrees, f"{why}; and this node's journal does not tell: {error}"
         except JournalError as error:
             return False, f"its own journal is damaged: {error}"
+        except DamagedError as error:
+            return False, error.message
         if same:
             return True, f"its tables are what its journal makes of them ({why})"
         return False, f"its tables are not what its own journal makes of them ({why})"

@@ -234,6 +234,9 @@ class Scrubber:
         except JournalError as error:
             logger.error("the journal of this node is damaged: %s", error)
             return False
+        except DamagedError as error:
+            logger.error("the tables of this node cannot be read: %s", error.message)
+            return False
 
 
 def differs(me: str, found: Difference) -> DamagedError:

@@ -1,8 +1,8 @@
 """Where an exception that nobody expected ends: with the request, the task or the caller that it hit, and no further.
 
 A bug is one request's misfortune and not the node's: it becomes an ``InternalError`` with an id, it is logged under
-that id with its traceback, and it is counted. Only what the node cannot go on without stops it: a ``DamagedError``
-passes through here untouched, and so does everything that is no ``Exception``.
+that id with its traceback, and it is counted. Only what the node cannot go on without stops it: a ``DamagedError``, or
+what SQLite says of a page that it cannot read, whoever meets it; and everything that is no ``Exception``.
 """
 
 import logging
@@ -11,11 +11,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
-from bedrockish.errors import DamagedError, InternalError
+from bedrockish.engine.sqlite.errors import damage_of
+from bedrockish.errors import BedrockishError, DamagedError, InternalError, UnavailableError
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 COUNT = "internal_errors"
@@ -29,10 +32,11 @@ class Faults:
 
     Args:
         counts: where they are counted, under ``internal_errors``.
+        stop: lets the node end with an error, in its loop, after what is under way.
     """
 
-    def __init__(self, counts: Counter[str]) -> None:
-        self._counts = counts
+    def __init__(self, counts: Counter[str], stop: Callable[[DamagedError], None]) -> None:
+        self._counts, self._stop = counts, stop
         self._logged: Counter[str] = Counter()
         self._when: deque[float] = deque(maxlen=100)
         self.last = ""
@@ -43,20 +47,18 @@ class Faults:
         oldest = time.monotonic() - RECENT_S
         return sum(1 for when in self._when if when >= oldest)
 
-    def caught(self, what: str, error: Exception) -> InternalError:
-        """Log and count an exception; return the error to answer with.
+    def caught(self, what: str, error: Exception) -> BedrockishError:
+        """Log and count an exception; return the error to answer with. After damage, the node stops.
 
         Args:
             what: what was being done, as a phrase that an operator understands.
             error: what was raised.
-
-        Raises:
-            DamagedError: it is one: the node must stop.
         """
-        if isinstance(error, DamagedError) or (
-            isinstance(error, ExceptionGroup) and error.subgroup(DamagedError) is not None
-        ):
-            raise error
+        damage = damage_of(error)
+        if damage is not None:
+            logger.error("damage was met at %s: %s", what, damage.message)
+            self._stop(damage)
+            return UnavailableError(f"this node stops, and begins again if it can: {damage.message}")
         number, where = secrets.token_hex(4), _place(error)
         self._counts[COUNT] += 1
         self._when.append(time.monotonic())
@@ -83,8 +85,7 @@ class Faults:
     async def keep_running(self, what: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a background task that never returns, and begin it again after a growing pause when it fails.
 
-        Raises:
-            DamagedError: the node must stop.
+        After damage it is not begun again, for the node stops.
         """
         pause_s = PAUSE_S_MIN
         while True:
@@ -93,11 +94,25 @@ class Faults:
                 await task()
                 return
             except Exception as error:
-                self.caught(what, error)
+                if not isinstance(self.caught(what, error), InternalError):
+                    return
             if trio.current_time() - began > PAUSE_S_MAX:
                 pause_s = PAUSE_S_MIN
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def stopping(self, what: str, asked: Awaitable[T]) -> T:
+        """Do something for somebody who is answered with whatever it raises; after damage the node stops.
+
+        Raises:
+            UnavailableError: there was damage; another node can be asked.
+        """
+        try:
+            return await asked
+        except Exception as error:
+            if damage_of(error) is None:
+                raise
+            raise self.caught(what, error) from error
 
 
 def _place(error: BaseException) -> str:

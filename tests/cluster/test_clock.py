@@ -1,5 +1,6 @@
 """The cluster's clock with real nodes: Citus's pattern as it is written, walls that are hours off, the safety valve."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,15 +11,17 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.client.admin_calls import clock_time, is_after
+from bedrockish.client.feed import Changes
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConflictError, UnavailableError
 from bedrockish_journal.model.clock import milliseconds
-from tests.cluster.story import judge_files, level, ready, status_of, until
+from tests.cluster.story import judge_files, level, ready, send_signal, status_of, until
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
 HOUR_MS = 3_600_000
+STANDS_S = 10.0  # a leader is suspected after one second, and the machine may be busy
 TRACK = (
     "CREATE TABLE track_table(TransactionId TEXT, operation TEXT, row_key INTEGER)",
     "CREATE TABLE transaction_commit_clock(TransactionId TEXT PRIMARY KEY, CommitClock INTEGER, timestamp TEXT)",
@@ -215,6 +218,37 @@ async def test_a_node_whose_clock_is_too_far_ahead_is_refused_by_name(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_voter_that_is_gone_or_stands_still_does_not_stop_safe_time(
+    cluster: LocalCluster, how: signal.Signals
+) -> None:
+    """Nor what waits for it: changes of the schema, strict reads and the feed, at each of the others."""
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True)) as a, open_client(cluster.url(1, only=True)) as b:
+        await a.execute("CREATE TABLE before(id INTEGER PRIMARY KEY)")
+        await level(cluster)
+        send_signal(cluster.nodes[2], how)
+        try:
+            for number, client in enumerate((a, b)):
+                with trio.fail_after(STANDS_S):
+                    await client.execute(f"CREATE TABLE after{number}(id INTEGER PRIMARY KEY)")
+                    await client.execute(f"INSERT INTO after{number} VALUES (1)")
+            for client in (a, b):
+                clock = await client.transaction_clock()
+
+                async def is_safe(client: Client = client, clock: int = clock) -> bool:
+                    return int((await client.execute("SELECT safe_clock()", read="stale")).value()) >= clock
+
+                await until("what came after is safe", is_safe, STANDS_S)
+                fed = [one async for one in Changes(client, follow=False)]
+                assert {"after0", "after1"} <= {change.table for one in fed for change in one.changes}
+                with trio.fail_after(STANDS_S):
+                    assert (await client.execute("SELECT count(*) FROM after1", read="strict")).value() == 1
+        finally:
+            if how == signal.SIGSTOP:
+                send_signal(cluster.nodes[2], signal.SIGCONT)
+
+
 async def test_the_safety_valve(cluster: LocalCluster) -> None:
     """Off, the clock counts and everything goes on; the switch holds over a restart; on again, it catches up."""
     await ready(cluster)

@@ -84,6 +84,21 @@ def test_each_trouble_is_seen_and_told_after_its_time(code: str, changes: dict[s
     assert (code in {one["code"] for one in troubles.look(WELL | changes, 301.0)}) is (kind.after_s == 0)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": "damaged", "trouble": "a page is damaged"},
+        {"mode": "repairing", "trouble": "a page is damaged"},
+        {"mode": "read-only", "blocked": ["B-123"]},
+        {"applied": {"A": 5}, "nodes": {**WELL["nodes"], "B": {**NODE, "applied": {"A": 5000}}}},
+    ],
+)
+def test_where_a_node_itself_holds_up_its_safe_time_nobody_is_told_to_remove_voters(changes: dict[str, Any]) -> None:
+    stands = WELL | {"safe_lag_ms": 20_000}
+    assert "safe_time" in {one["code"] for one in Troubles().look(stands, 100.0)}
+    assert "safe_time" not in {one["code"] for one in Troubles().look(stands | changes, 100.0)}
+
+
 def test_a_node_that_joins_is_not_among_the_members_yet() -> None:
     """It is asked what is wrong all the same, also while nobody comes to it."""
     nodes = {name: {**NODE, "silent_ms": 4_000, "address": f"{name}:1"} for name in "BC"}

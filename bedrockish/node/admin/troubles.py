@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bedrockish.core.protocol.health import UNPROVEN
+from bedrockish.core.protocol.health import UNPROVEN, Mode
 
 Status = Mapping[str, Any]
 
@@ -23,6 +23,7 @@ DISK_FREE_PARTS = 10  # a disk that is freer than one part in so many …
 DISK_FREE_BYTES = 5 << 30  # … or than this is not about to be full
 CERTIFICATE_DAYS = 30
 DAY_S = 86_400
+OUT_OF_SERVICE = (Mode.DAMAGED.label, Mode.REPAIRING.label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def _no_quorum(status: Status) -> str:
 
 def _read_only(status: Status) -> str:
     alarms = status.get("alarms", {})
-    if status.get("mode") != "read-only" or status["trouble"]:
+    if status.get("mode") != Mode.READ_ONLY.label or status["trouble"]:
         return ""
     if set(alarms) == {UNPROVEN} and status["nodes"].get(status["node"], {}).get("role") == "learner":
         return ""  # it would take no writes anyhow
@@ -134,6 +135,10 @@ def _only_counts(status: Status) -> bool:
 def _safe_time(status: Status) -> str:
     lag = status.get("safe_lag_ms")
     if lag is None or lag <= SAFE_LAG_MS_MAX or _only_counts(status):
+        return ""
+    # What a node has to apply first, or applies not at all, holds up its own safe time, and no voter does. That is told
+    # by what it is, and to remove voters would be no remedy.
+    if status.get("mode") in OUT_OF_SERVICE or status.get("blocked") or _behind(status):
         return ""
     late = [
         name

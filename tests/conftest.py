@@ -1,6 +1,8 @@
 """Which tests run where: long ones only when asked for, Spark's only where there is a Java for it."""
 
 import importlib.util
+import os
+import sys
 
 import hypothesis
 import pytest
@@ -10,6 +12,10 @@ from tools.java import ADVICE, find_java
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("unhurried")
+
+# Images of containers forbid it. Every node and command that a test starts would compile the program anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 collect_ignore = ["sqlalchemy_suite"]  # has a pytest plugin of its own; `python -m tools.compliance` runs it
 

@@ -66,6 +66,19 @@ def test_lock_pins_everything_that_is_declared() -> None:
     assert only == markers([line for line in wanted if "python_version" in line]), "and for which Pythons it is"
 
 
+def test_what_is_compiled_once_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By nodes and by tests, also where the environment forbids it: a start costs half as much then."""
+    (tmp_path / "compiled.py").write_text("")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for program, environment in (
+        ("import compiled", clean_environment((tmp_path,))),
+        ("import tests.conftest, compiled", clean_environment((ROOT, tmp_path)) | {"PYTHONDONTWRITEBYTECODE": "1"}),
+    ):
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True)
+        assert [one.name.split(".")[0] for one in (tmp_path / "__pycache__").iterdir()] == ["compiled"]
+        shutil.rmtree(tmp_path / "__pycache__")
+
+
 def test_the_oldest_python_is_the_same_everywhere() -> None:
     """Style and types are judged as it sees them, whichever Python runs: a stub may say more to a newer one."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())

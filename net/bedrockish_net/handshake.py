@@ -221,7 +221,11 @@ async def hang_up(stream: trio.abc.Stream, farewell: bytes, seconds: float) -> N
 
 
 def stays_here(stream: trio.abc.Stream) -> bool:
-    """Whether the other end of a stream is on this machine."""
+    """Whether the other end of a stream is on this machine.
+
+    Raises:
+        OSError: it has hung up already, so nobody can tell.
+    """
     raw: Any = stream
     while isinstance(raw, trio.SSLStream):
         raw = raw.transport_stream
@@ -229,8 +233,6 @@ def stays_here(stream: trio.abc.Stream) -> bool:
         address = raw.socket.getpeername()[0]
     except AttributeError:  # not a socket at all, such as two ends in one program
         return True
-    except OSError:  # it is gone
-        return False
     return is_loopback(str(address))
 
 

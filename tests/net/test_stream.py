@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ import trio
 import trio.testing
 
 from bedrockish_net.codec import encode_event
-from bedrockish_net.errors import Code, LinkClosedError, RefusedError
+from bedrockish_net.errors import Code, DialError, LinkClosedError, RefusedError, TlsError
 from bedrockish_net.events import Hello
 from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
 from bedrockish_net.handshake import READ_BYTES, READ_FIRST_BYTES, dial_on
@@ -376,3 +377,24 @@ async def test_a_link_that_has_ended_reads_nothing_more(monkeypatch: pytest.Monk
         assert await near.receive_some(100) == b"for somebody else"
     await near.aclose()
     await far.aclose()
+
+
+async def test_who_hangs_up_at_once_is_not_taken_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that dies as it is called: the caller goes on to the next one, and is not told to get certificates."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def connect_late(host: str, port: int) -> trio.SocketStream:
+        stream = trio.SocketStream(trio.socket.socket())
+        await stream.socket.connect((host, port))
+        caller, _ = listener.accept()
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.close()  # with a reset
+        with trio.fail_after(5), pytest.raises(OSError, match="reset"):
+            await stream.socket.recv(1)
+        return stream
+
+    monkeypatch.setattr(trio, "open_tcp_stream", connect_late)
+    with pytest.raises(DialError, match="hung up before it said HELLO") as found:
+        await Link.dial("127.0.0.1", listener.getsockname()[1], Hello("me", None, "client"))
+    assert not isinstance(found.value, TlsError)
+    listener.close()

@@ -848,7 +848,7 @@ class Engine:
         transaction = entry.transaction
         if transaction.kind != ROWS or entry.txid in self.void:
             return False
-        staged = self.staged.attach(transaction.changes, self.schema_version)
+        staged = self.staged.attach(transaction.changes, self.tables, self.schema_version, unpack=self.is_long(entry))
         if staged is None or not self._applier.knows(staged):
             return False
         db = self._db

@@ -21,7 +21,7 @@ from bedrockish.engine.sqlite.limits import Limits, Memory
 from bedrockish.engine.storage import staged_changes
 from bedrockish.engine.storage.database_file import CACHE_KIB
 from bedrockish.engine.storage.row_applier import RowApplier
-from bedrockish.engine.storage.staged_changes import Run, StagedChanges, stage
+from bedrockish.engine.storage.staged_changes import KEPT_MAX, Run, StagedChanges, stage
 from bedrockish.errors import DamagedError, EntryMismatchError, NoRoomError
 from bedrockish_journal.model.changes import decode_changes, encode_changes
 from bedrockish_journal.model.entry import Entry
@@ -188,6 +188,30 @@ def test_a_batch_that_sqlite_gives_up_has_it_again(pair: tuple[TestNode, TestNod
     assert second.tables() == first.tables()
     second.save()
     assert second.tables() == first.tables()
+    assert len(second.engine.staged) == 0
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_long_one_that_nobody_has_unpacked_ahead_is_unpacked_when_it_is_applied(
+    pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    """Such as at a node that only learns, catches up, or was too slow to vote."""
+    first, second = pair
+    made = row_by_row(monkeypatch)
+    if is_long:
+        monkeypatch.setattr(engine, "LONG_BYTES", 0)
+    for number in range(KEPT_MAX + 1):  # more of them are not kept until the batch is committed
+        first.run(f"UPDATE item SET v = {number}")
+        del made[:]
+        second.apply(first.entries[-1])
+        assert (made == []) == (is_long and number < KEPT_MAX)
+    assert second.tables() == first.tables()
+    assert len(second.engine.staged) == (KEPT_MAX if is_long else 0)
+
+    with pytest.raises(Exception, match="UNIQUE"):  # the batch is done again
+        second.prepare("INSERT INTO noted VALUES ('x')", "INSERT OR ROLLBACK INTO bare VALUES ('y', 1)")
+    assert second.tables() == first.tables()
+    second.save()
     assert len(second.engine.staged) == 0
 
 

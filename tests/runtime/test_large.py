@@ -175,7 +175,8 @@ async def test_a_large_entry_that_does_not_fit_is_rolled_back_whole(
 
     def damaged(entry: Entry, *, repeat: bool, applied_ms: int) -> None:
         if entry.transaction.command == "large":
-            engine._db.execute(f"INSERT INTO t VALUES ({MANY}, 'in the way')")
+            in_the_way = f"INSERT INTO t VALUES ({MANY}, 'in the way')"
+            engine._write(lambda: engine._db.execute(in_the_way).get)  # it is there, too, when the batch is done again
             try:
                 apply(entry, repeat=repeat, applied_ms=applied_ms)
             except EntryMismatchError as error:

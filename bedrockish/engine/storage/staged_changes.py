@@ -253,12 +253,23 @@ class StagedStore:
             self._kept.pop(changes, None)
             staged.close()
 
-    def attach(self, changes: bytes, version: int) -> StagedChanges | None:
+    def attach(self, changes: bytes, tables: Tables, version: int, *, unpack: bool) -> StagedChanges | None:
         """Return one that the writer can read from now on; None if it is not here, or for another schema.
 
         If it is dropped in this very moment, its runs are not there, which the first statement says.
+
+        Args:
+            changes: as they are encoded.
+            tables: of the schema in force.
+            version: of that schema.
+            unpack: do that now if nobody has done it ahead. Everybody who needs the writer waits for it, and yet for
+                two thirds of the time in which the rows are given to SQLite one by one, and half if there are indexes.
         """
         staged = self._kept.get(changes) if self._kept else None
+        if staged is None and unpack and len(self.attached) < KEPT_MAX:
+            staged = stage(changes, tables, version)
+            if staged is not None:
+                self.keep(staged)
         if staged is None or staged.version != version or not staged.fits:
             return None
         if staged not in self.attached:

@@ -16,6 +16,7 @@ from tools.sim.options import CROWDED
 
 _State, _Coordinator, _Voting = state.State, coordinator.Coordinator, voting.Voting
 _VETO = "found or state.votes.own_ends.vetoes(transaction)"
+_RESERVED = "(state.reserved and Conflict(Txid(state.reserved[0], state.me), NO_KEY))"
 _NEW_VOTERS = "self.voters = membership.voters"
 DUELS = {"suspect_every_s": 0.004, "suspicion_ms": 200, "delay_ms": 5.0, "sync_ms": 0.5, "hot": 0.5, "load_s": 1.5}
 _ALTERS = {  # without flips: what a change makes of a damaged row differs, and that is another law's
@@ -58,6 +59,11 @@ USES: dict[str, Fault] = {
     "a reservation outlives its request": fault(
         "a reservation is told until its request is over",
         (_Reservations, "ended", "if inflight.reserves:", "if False:"),
+        **CROWDED,
+    ),
+    "who has reserved rejects others": fault(
+        "a reservation decides on nothing",
+        (_Voting, "_consider", _VETO, f"{_VETO} or {_RESERVED}"),
         **CROWDED,
     ),
     "tokens are not looked at": fault(

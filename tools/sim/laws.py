@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from bedrockish.api.requests import STRICT, Answer, Request
-from bedrockish.core.protocol.effects import Apply
+from bedrockish.core.protocol.effects import Apply, Persist
 from bedrockish.core.protocol.messages import (
     Accepted,
     Approve,
@@ -18,6 +18,8 @@ from bedrockish.core.protocol.messages import (
     Gossip,
     Message,
     Promise,
+    Reason,
+    Reject,
     ToldClock,
 )
 from bedrockish.core.protocol.messages import Outcome as Told
@@ -57,6 +59,7 @@ class Laws:
         self.talked: set[str] = set()  # commands that were open transactions
         self.rolled_back: dict[Txid, str] = {}
         self.beginnings: dict[Txid, float] = {}  # when its BEGIN was first heard
+        self.held: set[Txid] = set()  # of which a node's vote became durable, its leader's first
         self.begun: dict[str, int] = {}  # highest clock that each leader gave
         self.clocks: dict[str, int] = {}  # highest that each node told
         self.settled: dict[str, Answer] = {}  # commands of which a client was told that they never happen
@@ -129,6 +132,11 @@ class Laws:
                     self.begun[txid.leader] = max(txid.clock, self.begun.get(txid.leader, 0))
                     if txid in self.rolled_back:
                         self.broken("an end is for ever", f"{txid} was rolled back and begins")
+            case Reject(txid, Reason.FOR, other) if other is not None:
+                # What a node has only heard that somebody wants, as by a reservation, decides on nothing.
+                if not (other in self.held or other in self.beginnings or other in self.committed):
+                    what = f"{source} rejects {txid} for {other}, which nobody has begun"
+                    self.broken("what is rejected has a rival", what)
             case Gossip():
                 # One that was just started cannot know it yet, and says what its file says, until a peer tells it.
                 node = self.world.machines[source].node
@@ -162,6 +170,8 @@ class Laws:
         """A write became durable; also one that a crash left on the disk."""
         if isinstance(write, Apply):
             self._applied_durably(name, write.entry)
+        elif isinstance(write, Persist):
+            self.held.add(write.vote.txid)
 
     def _applied_durably(self, name: str, entry: Entry) -> None:
         known = self.entries.get(entry.place)

@@ -208,6 +208,61 @@ async def test_a_cluster_is_upgraded_node_after_node(tmp_path: Path, last: list[
         cluster.stop()
 
 
+LARGE_ROWS = 4_000
+MANY = f"WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < {LARGE_ROWS})"
+
+
+async def whole(cluster: LocalCluster, index: int) -> None:
+    async with open_client(cluster.url(index, only=True, options="timeout=60")) as client:
+        await client.execute("UPDATE large SET n = n + 1, v = v || 'x'")
+
+
+async def test_large_transactions_beside_the_last_release(tmp_path: Path, last: list[Path]) -> None:
+    """Led by a node of either; what travels in pieces is put together by both. Where rows of the same table are written
+    meanwhile, nodes of this release hold back, and the other one reads over what it is asked.
+    """
+    cluster = LocalCluster(tmp_path / "cluster")
+    cluster.write_files()
+    for node in cluster.nodes:
+        node.sources = last
+    try:
+        for node in cluster.nodes:
+            node.start()
+        await ready(cluster)  # founded by that release: two of the present one would found it without the third
+        for index in (0, 1):
+            await restart(cluster, index, SOURCES)
+        sums = {0: 0, 1: 0}
+        async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
+            await client.execute("CREATE TABLE large(id INTEGER PRIMARY KEY, v TEXT, n INTEGER, small INTEGER)")
+            await client.execute(f"{MANY} INSERT INTO large SELECT i, printf('%0300d', i), 0, 0 FROM s")
+        async with trio.open_nursery() as nursery:
+
+            async def write(index: int) -> None:
+                async with open_client(cluster.url(index, only=True, options=PATIENT)) as client:
+                    while True:
+                        row = 1 + (sums[index] * 7919 + index) % LARGE_ROWS
+                        await client.execute("UPDATE large SET small = small + 1 WHERE id = ?", [row])
+                        sums[index] += 1
+                        await trio.sleep(0.01)
+
+            for index in sums:
+                nursery.start_soon(write, index)
+            await whole(cluster, 0)
+            assert (await status_of(cluster, 0))["counts"]["reservations"] >= 1, "else nobody was asked to hold back"
+            nursery.cancel_scope.cancel()
+        await whole(cluster, 2)
+        await level(cluster)
+        cluster.stop()
+        for node in cluster.nodes:
+            ((count, n, small),) = rows(node, "SELECT count(*), sum(n), sum(small) FROM large")
+            assert (count, n) == (LARGE_ROWS, 2 * LARGE_ROWS)
+            assert small >= sum(sums.values()) > 0  # what was under way at the end may have happened, too
+        judge_files(cluster)
+        assert "Traceback" not in "".join(node.log.read_text() for node in cluster.nodes)
+    finally:
+        cluster.stop()
+
+
 async def test_a_token_is_no_wrong_password_at_the_last_release(tmp_path: Path, last: list[Path]) -> None:
     """It takes none, and says what it takes; and whoever knows the password does not have to wait for that."""
     users = {"users": {"ann": str(hash_password("right", bytes(16)))}}

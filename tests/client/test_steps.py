@@ -319,6 +319,30 @@ def test_an_opening_that_is_cancelled_is_closed_at_its_node() -> None:
     assert steps_of(w) == [(link, STREAM), (link, CLOSE)]
 
 
+@pytest.mark.parametrize("op", [BEGIN, STREAM])
+def test_an_opening_whose_answer_its_caller_did_not_get_is_closed_at_its_node(op: str) -> None:
+    """It was here, and the caller was cancelled in the same moment: that is once, and not at any later call."""
+    w = wire()
+    number = step(w, op)
+    link = w.open()
+    w.reply(Answered(number, MORE), link)
+    w.do(w.core.cancel(number, w.now))
+    end = ROLLBACK if op == BEGIN else CLOSE
+    assert steps_of(w) == [(link, op), (link, end)]
+    w.do(w.core.cancel(number, w.now))
+    assert steps_of(w) == [(link, op), (link, end)]
+
+
+def test_a_later_call_that_is_cancelled_does_not_close_what_an_earlier_one_has_opened() -> None:
+    """The program still has it, and says itself what it wants of it."""
+    w = wire()
+    link = streamed(w)
+    number = step(w, FETCH)
+    w.reply(Answered(number, MORE), link)
+    w.do(w.core.cancel(number, w.now))
+    assert [op for _, op in steps_of(w)] == [STREAM, FETCH]
+
+
 def test_a_failed_batch_ends_the_stream() -> None:
     """The link is free for other things."""
     w = wire()

@@ -3,6 +3,7 @@
 import collections
 import resource
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -181,6 +182,38 @@ async def test_whoever_is_cancelled_or_leaves_early_goes_on_with_the_connection(
         assert caught.value.details["rows"] == rows.count
         async with client.stream(ENDLESS), client.stream(ENDLESS), trio.open_nursery() as nursery:
             nursery.start_soon(_one_too_many, alone)
+
+
+async def test_whoever_is_cancelled_as_the_answer_comes_leaves_nothing_open(
+    alone: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program stands still between its question and the wait for the answer, and both come in one moment."""
+    await ready(alone)
+    async with open_client(alone.url()) as client:
+        begin = client._begin
+
+        def begin_and_stand_still(*call: Any) -> int:
+            number = begin(*call)
+            time.sleep(0.1)
+            return number
+
+        monkeypatch.setattr(client, "_begin", begin_and_stand_still)
+        for _ in range(12):  # whether the cancellation or the answer comes first is drawn
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                async with client.stream(ENDLESS):
+                    pass
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                async with client.transaction() as transaction:
+                    await transaction.execute("SELECT 1")
+        monkeypatch.undo()
+        await no_streams(alone, 0)
+
+        async def no_transactions() -> bool:
+            return not (await status_of(alone, 0))["open_transactions"]
+
+        await until("all transactions over", no_transactions, 10.0)
 
 
 async def _one_too_many(cluster: LocalCluster) -> None:

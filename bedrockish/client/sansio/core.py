@@ -116,6 +116,15 @@ class _Call:
         return name_of(self.what)
 
 
+@dataclass(slots=True)
+class _Home:
+    """Where a transaction or a result is open, with which it lives and dies."""
+
+    link: int
+    what: Step  # by which it was opened
+    number: int  # of that call; 0: nobody waits for its answer
+
+
 class ClientCore:
     """All calls of one client, from the moment they are made to their outcome."""
 
@@ -130,7 +139,7 @@ class ClientCore:
         self._links: dict[int, _Link] = {}
         self._current: int | None = None
         self._calls: dict[int, _Call] = {}
-        self._homes: dict[str, int] = {}  # the links of open transactions, which live and die with them
+        self._homes: dict[str, _Home] = {}
         self._numbers = 0
         self._only_read: OrderedDict[str, None] = OrderedDict()
 
@@ -144,11 +153,16 @@ class ClientCore:
         return number, self._pump(now)
 
     def cancel(self, call: int, now: float) -> list[Effect]:
-        """Forget a call: nobody waits for it any longer. What was sent may still happen."""
+        """Forget a call: nobody waits for it any longer. What was sent may still happen.
+
+        Its answer may be here, and its caller was cancelled before he had it: what it has opened is ended, too.
+        """
         one = self._calls.get(call)
         self._forget(call)
         if one is not None:
-            self._end_there(one, now)
+            self._end_there(one.what, one.link, now)
+        for home in [home for home in self._homes.values() if home.number == call]:
+            self._end_there(home.what, home.link, now)
         return self._pump(now)
 
     def interrupt(self, now: float) -> list[Effect]:
@@ -161,7 +175,7 @@ class ClientCore:
             error = out_of_time(call.what, uncertain=True, waited_s=waited_s, last=why) if uncertain else why
             error.details = {**error.details, "interrupted": True}
             self._forget(number)
-            self._end_there(call, now)
+            self._end_there(call.what, call.link, now)
             effects.append(Finish(number, error))
         return [*effects, *self._pump(now)]
 
@@ -269,7 +283,7 @@ class ClientCore:
         call.error = reply.error
         if begins(call.what, reply):  # with a statement that failed
             self._forget(reply.id)
-            self._homes[call.what.request.command] = link
+            self._homes[call.what.request.command] = _Home(link, call.what, reply.id)
             effects.append(Finish(reply.id, reply.error))
             return
         if call.name is not None and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
@@ -304,7 +318,7 @@ class ClientCore:
     def _stepped(self, link: int, call: _Call, reply: Answered | Told) -> Answered | Told | BedrockishError:
         """Note what a step of a transaction or a stream has begun or ended, and return what its reply means."""
         if begins(call.what, reply):
-            self._homes[call.what.request.command] = link
+            self._homes[call.what.request.command] = _Home(link, call.what, reply.id)
         elif ends(call.what, reply):
             self._homes.pop(call.what.request.command, None)
         outcome = judged(call.what, reply)
@@ -338,11 +352,11 @@ class ClientCore:
             self._current = None
             self.route.leave(towards, now)
 
-    def _end_there(self, given_up: _Call, now: float) -> None:
-        """Have a node end what it may have opened by now for a call that nobody waits for any longer."""
-        end = giving_up(given_up.what)
-        if end is not None and given_up.link is not None and given_up.link in self._links:
-            self._homes[end.request.command] = given_up.link
+    def _end_there(self, what: What, link: int | None, now: float) -> None:
+        """Have the node of a link end what it may have opened for a call that nobody waits for any longer."""
+        end = giving_up(what)
+        if end is not None and link is not None and link in self._links:
+            self._homes[end.request.command] = _Home(link, end, 0)
             self._calls[self._number()] = _Call(end, now, now + DIAL_TIMEOUT_S)
 
     def _forget(self, number: int) -> None:
@@ -363,7 +377,7 @@ class ClientCore:
             self.route.failed(link.address, error, now)
             return
         self.route.lost(error)
-        self._homes = {name: home for name, home in self._homes.items() if home != number}
+        self._homes = {name: home for name, home in self._homes.items() if home.link != number}
         for lost in link.calls:
             call = self._calls[lost]
             call.lost += 1
@@ -393,8 +407,9 @@ class ClientCore:
             if ready:
                 for number in ready[: max(0, IN_FLIGHT_MAX - len(link.calls))]:
                     self._send(self._current, link, number, now, effects)
+        homes = {home.link for home in self._homes.values()}
         for number, idle in list(self._links.items()):
-            if number != self._current and not idle.calls and number not in self._homes.values():
+            if number != self._current and not idle.calls and number not in homes:
                 del self._links[number]
                 effects.append(HangUp(number))
         return effects
@@ -409,7 +424,8 @@ class ClientCore:
             if name is None:
                 ready.append(number)
             elif name in self._homes:
-                self._send(self._homes[name], self._links[self._homes[name]], number, now, effects)
+                link = self._homes[name].link
+                self._send(link, self._links[link], number, now, effects)
             else:
                 self._forget(number)
                 effects.append(Finish(number, call.error or gone(call.what, "another node", self.route.error)))
@@ -492,7 +508,7 @@ class ClientCore:
             else:
                 error = out_of_time(call.what, uncertain=uncertain, waited_s=now - call.started, last=call.error)
             self._forget(number)
-            self._end_there(call, now)
+            self._end_there(call.what, call.link, now)
             if isinstance(call.what, Step) and call.what.op in (ROLLBACK, CLOSE):
                 self._homes.pop(call.what.request.command, None)  # else its link would be kept for it
             effects.append(Finish(number, error))

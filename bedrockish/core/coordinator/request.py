@@ -415,7 +415,8 @@ def _way_out(inflight: InFlight, key: bytes) -> str:
     way = "run it over a range of keys at a time ('bedrockish batch')"
     # Where it writes nothing itself, it is its reads alone that are certified.
     low, high = object_range(object_of(key))
-    if not any(low <= written < high for written in access_set.write_points):
+    writes_there = any(low <= written < high for written in access_set.write_points)
+    if not writes_there and not any(first < high and low < last for first, last in access_set.write_ranges):
         way = "let it read a snapshot (isolation='snapshot')"
     return f"; others write {readable(object_of(key))} all the time: {way}, or give it more time"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from bedrockish.api.requests import Answer, Request, Statement, decode_results
+from bedrockish.api.requests import Answer, Request, Statement, Token, decode_results
 from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
-from bedrockish.errors import BedrockishError, ConflictError, UsageError
+from bedrockish.errors import BedrockishError, ConflictError, UnavailableError, UsageError
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.transactions import steps
 from tests.runtime.test_durability import Disk, open_runtime, request, settled
@@ -268,3 +268,53 @@ async def test_what_is_written_while_a_newer_snapshot_is_waited_for_still_counts
                 await trio.sleep(0.001)
         with pytest.raises(ConflictError):
             told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1"))
+
+
+@pytest.mark.parametrize("how", ["gone", "ended by an operator"])
+@pytest.mark.parametrize("text", ["SELECT x FROM t", "CREATE TABLE u(a)"])
+async def test_who_is_gone_before_his_snapshot_is_taken_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, how: str
+) -> None:
+    """A reader that nobody ends would keep the write-ahead log from beginning anew, for good."""
+    told_him: list[BedrockishError] = []
+    async with running(tmp_path, monkeypatch) as (runtime, disk):
+        disk.gate.clear()
+        runtime.begin(request("UPDATE t SET x = 99 WHERE id = 1", "first"), lambda _: None)
+        await settled()
+        runtime.begin(request("UPDATE t SET x = 98 WHERE id = 1", "write"), lambda _: None)
+        await settled()
+        assert runtime.engine.dirty, "else there is nothing to wait for"
+        seen = Token(dict(runtime.engine.applied))
+        begun = runtime.transactions.begin(OWNER, BEGIN, Request("tx", (), token=seen, timeout_s=5))
+        assert isinstance(begun, Answer)
+        rest = step(runtime, "tx", STATEMENTS, text)
+        assert not isinstance(rest, Answer)
+        (one,) = runtime.transactions._open.values()
+
+        async def wait() -> None:
+            try:
+                await rest()
+            except BedrockishError as error:
+                told_him.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await settled()
+            if how == "gone":
+                nursery.cancel_scope.cancel()
+            else:
+                await runtime.transactions.end_by_order({"command": "tx"})
+                disk.gate.set()
+        runtime.transactions.end_owner(OWNER)
+        disk.gate.set()
+        assert [type(error) for error in told_him] == ([] if how == "gone" else [UnavailableError])
+        await runtime.submit(request("UPDATE t SET x = 97 WHERE id = 1", "later"))
+        await settled()
+        assert not runtime.transactions
+        assert not runtime.transactions.boundary.actions
+        assert one.session.snapshot is None
+        assert one.session.draft is None
+        for number in range(3):
+            await runtime.submit(request("UPDATE t SET x = 0 WHERE id = 1", f"w{number}"))
+        frames, copied = runtime.engine.checkpoint()
+        assert copied == frames, "a reader stands in the way"

@@ -97,12 +97,16 @@ class SchemaTransactions:
             await self._durable()  # its client is going to be told what is in it
         finally:
             self._back(session)
+        self._draft(session)  # by an operator, it may have been ended while it waited
         log = session.log
         session.log = []
         await self._in_thread(session, lambda: draft.open(log, room))
 
     def _begin(self, session: Session, draft: Draft, begun: trio.Event) -> None:
         engine = self._engine
+        if session.ended:  # its step was cancelled, too, so that nobody would throw the copy away
+            begun.set()
+            return
         try:
             draft.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
         except UnavailableError as error:

@@ -525,6 +525,9 @@ class Transactions:
             raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
 
     def _take_snapshot(self, session: Session, taken: trio.Event) -> None:
+        if session.ended:  # its step was cancelled, too, so that nobody would give the snapshot back
+            taken.set()
+            return
         try:
             self._interactive.take_snapshot(session)
         except UnavailableError as error:

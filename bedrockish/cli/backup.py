@@ -2,8 +2,9 @@
 
 import json
 import sys
+import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from bedrockish_journal.model.moment import time_text
 
 if TYPE_CHECKING:
     from bedrockish.transfer.object_store import ObjectStore
+    from bedrockish_journal.verify.drill import Drill
+    from bedrockish_journal.verify.replay import Prepare
 
 key_option = click.option(
     "--key",
@@ -43,14 +46,14 @@ class BackupGroup(click.Group):
 @click.group(
     cls=BackupGroup,
     invoke_without_command=False,
-    subcommand_metavar="[URL] FILE | follow [URL] DIRECTORY | fetch STORE DIRECTORY | key FILE | verify FILE",
+    subcommand_metavar="[URL] FILE | follow [URL] DIRECTORY | fetch STORE DIRECTORY | key FILE | verify BACKUP",
     context_settings={"ignore_unknown_options": True},
 )
 def backup() -> None:
     """Copy the file of a node at URL, as it is now, to the new FILE; clients go on meanwhile.
 
     FILE is a SQLite database with all tables and the whole journal: 'bedrockish restore' makes a database of it, as of
-    any moment that is in it. Other ways: keep a directory up to what is committed, or prove that a FILE can be
+    any moment that is in it. Other ways: keep a directory up to what is committed, or prove that a backup can be
     restored.
     """
 
@@ -132,31 +135,36 @@ def _store(url: str, keys: tuple[Path, ...]) -> "ObjectStore":
 
 
 @backup.command("verify")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE|DIRECTORY|STORE")
 @click.option("--older", type=click.Path(path_type=Path), help="An older backup, to prove one whose journal is short.")
 @click.option("--younger-than", callback=duration, metavar="AGE", help="Fail if it is older than that: 25h, 7d.")
 @click.option("--proven", is_flag=True, help="Fail if the tables could not be compared with a journal.")
+@key_option
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.pass_context
 def verify_backup(
     context: click.Context,
-    file: Path,
+    file: str,
     older: Path | None,
     younger_than: float | None,
     proven: bool,
+    keys: tuple[Path, ...],
     plugins: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Prove that FILE can be restored: its pages, every hash of its journal, and a restore to a temporary place.
+    """Prove that a backup can be restored: its pages, every hash of its journal, and a restore to a temporary place.
 
-    What is restored is compared with what the journal makes from its beginning, or from an older backup. Ends with
-    status 1 if anything is wrong; prints one line for each fault. It needs twice the room of FILE where TMPDIR is.
+    It is a file, the directory of a continuous backup, or what the object store has of one, which is fetched for that.
+    What is restored is compared with what the journal makes from its beginning, or from an older backup; of a
+    continuous one, each snapshot with what the one before it becomes. Ends with status 1 if anything is wrong; prints
+    one line for each fault. It needs twice the room of a file or snapshot where TMPDIR is, and that of a store.
     """
     from bedrockish.cli.journal import load_plugins
-    from bedrockish_journal.verify.drill import drill
 
-    found = drill(file, older=older, prepare=load_plugins(plugins), say=_say)
+    if keys and "://" not in file:
+        raise UsageError("--key decrypts what is in an object store; name one, such as s3://bucket/prefix")
+    found = _drill(file, older, keys, load_plugins(plugins))
     age_s = time.time() - milliseconds(found.complete) / 1000
     if younger_than is not None and age_s > younger_than and not found.faults:
         found.faults.append(f"it is {_age(age_s)} old, and should be younger than {_age(younger_than)}")
@@ -168,11 +176,43 @@ def verify_backup(
         for fault in found.faults:
             click.echo(f"{file}: {fault}")
         if not found.faults:
-            click.echo(f"{file} can be restored: {found.entries} commits in its journal")
+            click.echo(f"{file} can be restored: {_what(found)}")
             click.echo(f"complete up to clock {found.complete} ({time_text(found.complete)}, {_age(age_s)} ago)")
             said = f"not compared with a journal: {found.unproven}" if found.unproven else "what its journal makes"
             click.echo(f"its tables are {said}; digest {found.digest}")
+            for since, until in getattr(found, "gaps", ()):
+                click.echo(
+                    f"to no moment between {time_text(since)} and {time_text(until)}: the nodes no longer had what was "
+                    "committed then"
+                )
     context.exit(1 if found.faults else 0)
+
+
+def _drill(file: str, older: Path | None, keys: tuple[Path, ...], prepare: "Prepare | None") -> "Drill":
+    from bedrockish_journal.verify.drill import drill
+    from bedrockish_journal.verify.drill_directory import drill_directory
+
+    if "://" in file:
+        from bedrockish.transfer.object_store import fetch
+
+        with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
+            _say("fetching")
+            fetch(_store(file, keys), Path(folder, "fetched"), _say)
+            return replace(drill_directory(Path(folder, "fetched"), older=older, prepare=prepare, say=_say), path=file)
+    if Path(file).is_dir():
+        return drill_directory(file, older=older, prepare=prepare, say=_say)
+    return drill(file, older=older, prepare=prepare, say=_say)
+
+
+def _what(found: "Drill") -> str:
+    """Say what there is in a backup that is good."""
+    from bedrockish_journal.verify.drill_directory import DirectoryDrill
+
+    if not isinstance(found, DirectoryDrill):
+        return f"{found.entries} commits in its journal"
+    since = f"{time_text(found.since)} on" if found.since else "its cluster's beginning on"
+    snapshots = f"{found.snapshots} snapshot{'s' * (found.snapshots != 1)}"
+    return f"{snapshots}, {found.entries} commits in its journals, any moment from {since}"
 
 
 def _say(what: str) -> None:

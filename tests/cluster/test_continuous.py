@@ -68,6 +68,7 @@ async def test_every_moment_since_it_began(cluster: LocalCluster, tmp_path: Path
         command("restore", "--from", folder, "--to", new, "--at", one.clock)
         assert rows_of(new) == rows_at(feed, one.clock)
         new.unlink()
+    assert "any moment from its cluster's beginning on" in command("backup", "verify", folder, "--proven")
     # The oldest snapshot with all segments is as good as the newest one.
     newest = numbered(folder, SNAPSHOTS)
     command("restore", "--from", folder, "--to", new)
@@ -97,6 +98,7 @@ async def test_what_nodes_no_longer_have_is_bridged_by_a_snapshot(short: LocalCl
         feed = [one async for one in Changes(client, str((await client.execute(LAST)).value()), follow=False)]
     command("restore", "--from", folder, "--to", new)
     assert sorted(rows_of(new)) == list(range(1, 30))
+    assert "to no moment between" in command("backup", "verify", folder, "--younger-than", "1h")
     assert feed
     numbers = [path.name[-9:-3] for path in (*numbered(folder, SNAPSHOTS), *numbered(folder, SEGMENTS))]
     assert numbers == ["000001", "000002"] * 2

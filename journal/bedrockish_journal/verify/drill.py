@@ -116,13 +116,25 @@ def _applied(path: str | os.PathLike[str]) -> dict[str, int]:
         db.close(True)
 
 
+def pages(path: str | os.PathLike[str]) -> list[str]:
+    """Return what is wrong with the pages of a file, as SQLite says it.
+
+    Raises:
+        JournalFileError: it is not a node's file.
+        apsw.Error: SQLite cannot go on in it.
+    """
+    db = open_readonly(path)
+    try:
+        return [str(text) for (text,) in db.execute(f"PRAGMA integrity_check({FAULTS_MAX})") if text != "ok"]
+    finally:
+        db.close(True)
+
+
 def _look(path: str | os.PathLike[str], older: str | os.PathLike[str] | None, found: Drill) -> str:
     """Look at the file itself; return why its journal does not say what its tables must be, if so."""
     db = open_readonly(path)
     try:
-        found.faults += [
-            f"pages: {text}" for (text,) in db.execute(f"PRAGMA integrity_check({FAULTS_MAX})") if text != "ok"
-        ]
+        found.faults += [f"pages: {text}" for text in pages(path)]
         found.complete, found.latest = safe_clock(db), latest(db)
         if older is not None and not covers(applied(db), _applied(older)):
             raise MomentError(f"{os.fspath(older)} has commits that {found.path} has not; give an older backup")

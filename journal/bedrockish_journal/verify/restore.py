@@ -20,7 +20,8 @@ SNAPSHOTS, SEGMENTS = "snapshot-??????.db", "journal-??????.db"
 def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment | None]:
     """Return what a continuous backup has for a moment: a snapshot, the segments to go on with, and the moment.
 
-    Without a moment that is the last one up to which the directory is complete.
+    Without a moment that is the last one up to which the directory is complete; or all that is in it, if it has only
+    just begun, and its one snapshot is later than that.
 
     Raises:
         FileMissingError: there is no snapshot in the directory.
@@ -32,8 +33,9 @@ def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment
         )
     safe = {path: _standing(path)[0] for path in segments}
     last = max(safe.values(), default=0)
-    until = until or (Moment("the end", clock=last) if last else None)
-    fitting = [path for path in snapshots if until is None or until.includes(*_standing(path)[1:])]
+    wanted = until or (Moment("the end", clock=last) if last else None)
+    fitting = [path for path in snapshots if wanted is None or wanted.includes(*_standing(path)[1:])]
+    until = wanted if fitting else until
     snapshot = fitting[-1] if fitting else snapshots[0]
     needed = list[Path]()
     for path in segments:

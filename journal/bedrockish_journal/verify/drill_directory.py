@@ -1,0 +1,237 @@
+"""A backup drill of a continuous backup: can every moment be restored that its directory seems to have?
+
+Snapshots and segments that go on from each other are a run; a new run begins where the nodes no longer had what came
+next. In a run every snapshot must be what the one before it becomes with the entries in between, and the first one must
+become the same as the last one with the segments alone. So each page is read, each entry in a segment is hashed and
+applied twice, and no file is taken at its word but the first snapshot of a run, which has its own journal for that.
+"""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+
+from bedrockish_journal.model.errors import FileMissingError, JournalError
+from bedrockish_journal.model.moment import Moment
+from bedrockish_journal.model.vector import Vector, covers, merge
+from bedrockish_journal.storage.pruning import marks
+from bedrockish_journal.storage.segment import ends
+from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.verify.beginning import latest, safe_clock
+from bedrockish_journal.verify.differences import differences
+from bedrockish_journal.verify.drill import FAULTS_MAX, Drill, Said, drill, pages
+from bedrockish_journal.verify.replay import Prepare, digest
+from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS, restore
+from bedrockish_journal.verify.tables import why_not_whole
+
+
+@dataclass(slots=True)
+class DirectoryDrill(Drill):
+    """What a drill of a continuous backup found.
+
+    Attributes:
+        snapshots: how many there are.
+        since: the first clock that can be restored; 0 if that is every one since the cluster began.
+        gaps: from which clock to which one no moment can be restored, because the nodes no longer had it.
+    """
+
+    snapshots: int = 0
+    since: int = 0
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A snapshot or a segment as it was when the drill began; the last segment may grow meanwhile.
+
+    Attributes:
+        begins: the tick of each timeline after which it begins.
+        ends: the last tick of each timeline that is in it or before it.
+        safe: the clock up to which it is complete.
+        latest: the greatest clock in it.
+        entries: in its journal.
+    """
+
+    path: Path
+    begins: Vector
+    ends: Vector
+    safe: int
+    latest: int
+    entries: int
+
+    @property
+    def number(self) -> str:
+        """What its snapshot and its segment have in common."""
+        return self.path.stem[-6:]
+
+    @property
+    def moment(self) -> Moment:
+        """Where a snapshot stands."""
+        return Moment(self.path.name, vector=self.ends)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Snapshots and segments that go on from each other."""
+
+    snapshots: list[_File] = field(default_factory=list)
+    segments: list[_File] = field(default_factory=list)
+
+    @property
+    def paths(self) -> list[Path]:
+        """Those of the segments."""
+        return [one.path for one in self.segments]
+
+    @property
+    def end(self) -> Moment | None:
+        """The last moment of which all is there; None if there is nothing but snapshots."""
+        return Moment("the end", clock=self.segments[-1].safe) if self.segments else None
+
+
+def drill_directory(
+    folder: str | os.PathLike[str],
+    *,
+    older: str | os.PathLike[str] | None = None,
+    prepare: Prepare | None = None,
+    say: Said = lambda _: None,
+) -> DirectoryDrill:
+    """Verify a continuous backup, also while it is kept up.
+
+    Args:
+        folder: its directory.
+        older: an older backup, for a first snapshot whose journal has no beginning any more.
+        prepare: gives a connection the functions and collations of plugins.
+        say: called with what is done next.
+
+    Raises:
+        FileMissingError: there is no snapshot in it, or a file was removed meanwhile because it was too old.
+        MomentError: the older backup is not older.
+    """
+    folder = Path(folder)
+    found = DirectoryDrill(str(folder))
+    snapshots, segments = sorted(folder.glob(SNAPSHOTS)), sorted(folder.glob(SEGMENTS))
+    if not snapshots:
+        raise FileMissingError(
+            str(folder), f"{folder} has no snapshot in it; name a file, or what 'bedrockish backup follow' has written"
+        )
+    say("reading every page")
+    stood = dict[Path, _File]()
+    for path in (*snapshots, *segments):
+        stood[path] = _look(path, found)
+    if found.faults:
+        return found
+    found.snapshots, found.unproven = len(snapshots), ""
+    runs = _runs([stood[path] for path in snapshots], [stood[path] for path in segments], found)
+    for run in runs:
+        if not found.faults:
+            _drill_run(run, older if run is runs[0] else None, found, prepare, say)
+    first = open_readonly(snapshots[0])
+    try:
+        found.since = latest(first) if why_not_whole(first) else 0
+    finally:
+        first.close(True)
+    found.complete = max(one.safe for one in stood.values())
+    found.latest = max(one.latest for one in stood.values())
+    return found
+
+
+def _look(path: Path, found: Drill) -> _File:
+    """Read every page of a file, and where it stands."""
+    try:
+        found.faults += [f"{path.name}: {text}" for text in pages(path)]
+        db = open_readonly(path)
+        try:
+            begins = {leader: mark.tick for leader, mark in marks(db).items()}
+            until = {leader: tick for leader, (tick, _) in ends(db).items()}
+            (entries,) = db.execute("SELECT count(*) FROM bedrockish_journal").fetchone() or (0,)
+            return _File(path, begins, until, safe_clock(db), latest(db), int(entries))
+        finally:
+            db.close(True)
+    except FileMissingError:
+        raise
+    except (JournalError, apsw.Error) as error:
+        found.faults.append(f"{path.name} cannot be read: {error}")
+        return _File(path, {}, {}, 0, 0, 0)
+
+
+def _runs(snapshots: Sequence[_File], segments: Sequence[_File], found: DirectoryDrill) -> list[_Run]:
+    """Put together what goes on from each other, and note the gaps between."""
+    by_number = {one.number: one for one in segments}
+    runs = [_Run()]
+    reached: Vector = {}
+    for snapshot in snapshots:
+        segment = by_number.get(snapshot.number)
+        if runs[-1].snapshots and segment is not None and not covers(reached, segment.begins):
+            before = runs[-1]
+            until = before.segments[-1].safe if before.segments else before.snapshots[-1].latest
+            found.gaps.append((until, snapshot.latest))
+            if segment.begins != snapshot.ends:  # else that is how a gap is bridged
+                found.faults.append(f"{segment.path.name} goes on from what is in no file: one before it is missing")
+            runs.append(_Run())
+            reached = {}
+        runs[-1].snapshots.append(snapshot)
+        reached = merge(reached, snapshot.ends)
+        if segment is not None:
+            runs[-1].segments.append(segment)
+            reached = merge(reached, segment.ends)
+    return runs
+
+
+def _drill_run(
+    run: _Run, older: str | os.PathLike[str] | None, found: DirectoryDrill, prepare: Prepare | None, say: Said
+) -> None:
+    first = drill(run.snapshots[0].path, older=older, prepare=prepare, say=say)
+    found.faults += [f"{run.snapshots[0].path.name}: {fault}" for fault in first.faults]
+    found.unproven = first.unproven or found.unproven
+    found.digest = first.digest
+    found.entries += first.entries + sum(one.entries for one in run.segments)
+    if found.faults:
+        return
+    for before, after in zip(run.snapshots, run.snapshots[1:], strict=False):
+        say(f"going on from {before.path.name} to {after.path.name}")
+        _compare(run, before, after, found, prepare)
+    if run.end is None or found.faults:
+        return
+    say("going on to the end")
+    fitting = [one for one in run.snapshots if run.end.includes(one.ends, one.latest)]
+    made = dict[str, str]()
+    for one in {one.path: one for one in (*fitting[:1], *fitting[-1:])}.values():
+        made[_restored(run, one, found, prepare)] = one.path.name
+    if len(made) > 1 and not found.faults:
+        names = " and ".join(made.values())
+        found.faults.append(f"tables: {names} do not become the same with the journal after them")
+
+
+def _compare(run: _Run, before: _File, after: _File, found: Drill, prepare: Prepare | None) -> None:
+    """Compare a snapshot with what the one before it becomes."""
+    if not covers(after.ends, before.ends):  # it is of another node, which was behind: their ends are compared
+        return
+    with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
+        proof = Path(folder, "proof.db")
+        try:
+            journals = [one.path for one in run.segments if one.number < after.number] + [after.path]
+            report = restore(before.path, proof, journals=journals, until=after.moment, prepare=prepare)
+            if report.digest != digest(after.path):
+                told = differences(str(after.path), str(proof), FAULTS_MAX)
+                found.faults += [f"{after.path.name}: tables: {one.text}" for one in told] or [
+                    f"{after.path.name}: tables: they are not what the journal makes of {before.path.name}"
+                ]
+        except (apsw.Error, JournalError) as error:
+            found.faults.append(f"{after.path.name} does not follow from {before.path.name}: {error}")
+
+
+def _restored(run: _Run, one: _File, found: Drill, prepare: Prepare | None) -> str:
+    """Restore the end of a run from one of its snapshots and the segments alone, and return the digest."""
+    with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
+        try:
+            found.digest = restore(
+                one.path, Path(folder, "made.db"), journals=run.paths, until=run.end, prepare=prepare
+            ).digest
+        except FileMissingError:
+            raise
+        except (apsw.Error, JournalError) as error:
+            found.faults.append(f"it cannot be restored from {one.path.name} on: {error}")
+        return found.digest

@@ -1,0 +1,223 @@
+"""The drill of a continuous backup: a good one passes, and of a bad one it is said which file is wrong."""
+
+import json
+import shutil
+from pathlib import Path
+
+import apsw
+import pytest
+
+from bedrockish_journal.model.errors import FileMissingError
+from bedrockish_journal.storage import store
+from bedrockish_journal.storage.segment import Segment, create, ends
+from bedrockish_journal.storage.store import open_readonly
+from bedrockish_journal.verify.drill_directory import drill_directory
+from bedrockish_journal.verify.replay import digest
+from bedrockish_journal.verify.restore import choose, restore
+from tests.journal.test_drill import run, spoil
+from tests.journal.test_restore import complete, copy, prune
+from tests.journal.world import World
+
+
+class Kept:
+    """A cluster's life, and the directory of a continuous backup that goes with it."""
+
+    def __init__(self, home: Path, seed: int = 3) -> None:
+        self.folder, self.world = home / "kept", World(home, seed)
+        self.folder.mkdir()
+        self.world.begin()
+        self.segment: Segment | None = None
+        self.number = 0
+
+    def live(self, steps: int = 40) -> None:
+        for _ in range(steps):
+            self.world.step()
+        self.world.settle()
+        complete(self.node, self.world.clock)
+
+    @property
+    def node(self) -> Path:
+        return self.world.nodes["A"].path
+
+    def snapshot(self, *, anew: bool = False) -> Path:
+        """Make one, and the segment that goes on after it; ``anew``: from there, as after a gap."""
+        self.number += 1
+        path = copy(self.node, self.folder / f"snapshot-{self.number:06}.db")
+        db = open_readonly(path)
+        bootstrap = db.execute("SELECT value FROM bedrockish_meta WHERE key = 'bootstrap'").get
+        before = self.segment
+        heads = ends(db) if before is None or anew else before.heads
+        safe = self.world.clock if before is None or anew else before.safe
+        db.close()
+        if before is not None:
+            before.close(finish=True)
+        self.segment = create(self.folder / f"journal-{self.number:06}.db", heads, safe, bootstrap)
+        return path
+
+    def follow(self) -> Path:
+        """Take what is new into the segment."""
+        assert self.segment is not None
+        db = open_readonly(self.node)
+        new = [one for one in store.scan(db) if one.tick > self.segment.heads.get(one.leader, (0, b""))[0]]
+        db.close()
+        self.segment.take(new, self.world.clock, [], 0)
+        assert self.segment.settle()
+        return self.segment.path
+
+    def close(self) -> None:
+        if self.segment is not None:
+            self.segment.close(finish=True)
+        self.world.close()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    """Three snapshots, with commits between them and after the last one."""
+    kept = Kept(tmp_path)
+    for _ in range(3):
+        kept.live()
+        kept.snapshot()
+        kept.live()
+        kept.follow()
+    kept.close()
+    return kept
+
+
+def test_a_good_one_is_proven(kept: Kept) -> None:
+    found = drill_directory(kept.folder)
+    assert (found.faults, found.unproven, found.gaps, found.snapshots, found.since) == ([], "", [], 3, 0)
+    assert found.digest == digest(kept.node)
+    assert (found.complete, found.latest) == (kept.world.clock, kept.world.clock)
+    result = run(kept.folder, "--proven")
+    assert result.exit_code == 0, result.output
+    assert "3 snapshots" in result.output
+    assert "any moment from its cluster's beginning on" in result.output
+    assert "what its journal makes; digest" in result.output
+    data = json.loads(run(kept.folder, "--json").output)
+    assert (data["good"], data["gaps"], data["digest"]) == (True, [], found.digest)
+
+
+def test_it_is_also_one_while_it_is_kept_up(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.live()
+    kept.snapshot()
+    kept.live()
+    kept.follow()
+    assert kept.segment is not None
+    before = digest(kept.node)
+
+    def say(what: str) -> None:
+        if what == "restoring":
+            kept.live(5)
+            kept.follow()
+
+    found = drill_directory(kept.folder, say=say)
+    assert (found.faults, found.digest) == ([], before), "what came after it began belongs to the next one"
+    kept.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "statement", "words"),
+    [
+        ("snapshot-000001.db", "DELETE FROM account WHERE id = (SELECT max(id) FROM account)", "snapshot-000001.db: tab"),
+        ("snapshot-000002.db", "DELETE FROM account WHERE id = (SELECT max(id) FROM account)", "snapshot-000002.db: tab"),
+        ("snapshot-000003.db", "DELETE FROM note WHERE rowid = (SELECT min(rowid) FROM note)", "snapshot-000003.db: tab"),
+        ("journal-000001.db", "UPDATE bedrockish_journal SET body = CAST(body || x'00' AS BLOB) WHERE seq = 5", ""),
+        ("journal-000002.db", "DELETE FROM bedrockish_journal WHERE seq = 5", ""),
+        ("journal-000003.db", "UPDATE bedrockish_journal SET hash = randomblob(32) WHERE seq = 5", "it cannot be"),
+    ],
+)
+def test_the_file_that_is_wrong_is_named(kept: Kept, name: str, statement: str, words: str) -> None:
+    spoil(kept.folder / name, statement)
+    faults = drill_directory(kept.folder).faults
+    assert any(fault.startswith(words) for fault in faults), faults
+    assert run(kept.folder).exit_code == 1
+
+
+def test_a_damaged_page_is_found_in_any_file(kept: Kept) -> None:
+    path = kept.folder / "journal-000002.db"
+    with path.open("r+b") as file:
+        file.seek(4096 * 2)
+        file.write(b"\xff" * 4096)
+    faults = drill_directory(kept.folder).faults
+    assert faults
+    assert all(fault.startswith("journal-000002.db") for fault in faults), faults
+    path.write_bytes(b"no database at all" * 100)
+    assert "cannot be read" in drill_directory(kept.folder).faults[0]
+
+
+def test_a_file_that_is_gone_is_missed(kept: Kept) -> None:
+    (kept.folder / "journal-000002.db").unlink()
+    assert "one before it is missing" in run(kept.folder).output
+    assert run(kept.folder).exit_code == 1
+    for path in kept.folder.glob("snapshot-*"):
+        path.unlink()
+    with pytest.raises(FileMissingError, match="has no snapshot in it"):
+        drill_directory(kept.folder)
+
+
+def test_what_the_nodes_no_longer_had_is_a_gap_and_no_fault(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.live()
+    kept.snapshot()
+    kept.live()
+    kept.follow()
+    kept.live()
+    second = kept.snapshot(anew=True)
+    kept.live()
+    kept.follow()
+    kept.close()
+    found = drill_directory(kept.folder)
+    assert (found.faults, found.snapshots, len(found.gaps)) == ([], 2, 1)
+    assert found.gaps[0][0] < found.gaps[0][1]
+    result = run(kept.folder)
+    assert (result.exit_code, "to no moment between" in result.output) == (0, True), result.output
+    spoil(second, "UPDATE note SET text = 'x' WHERE rowid = (SELECT min(rowid) FROM note)")
+    assert "snapshot-000002.db: tables" in drill_directory(kept.folder).faults[0]
+
+
+def test_the_first_snapshot_of_a_short_journal_is_proven_by_an_older_backup(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.live()
+    older = copy(kept.node, tmp_path / "older.db")
+    kept.live()
+    prune(kept.node, kept.world.clock // 2)
+    db = apsw.Connection(str(kept.node))
+    clocks = [entry.txid.clock for entry in store.scan(db)]
+    db.close()
+    prune(kept.node, sorted(clocks)[len(clocks) // 3])
+    kept.snapshot()
+    kept.live()
+    kept.follow()
+    kept.close()
+    found = drill_directory(kept.folder)
+    assert ("was removed" in found.unproven, found.since > 0, found.faults) == (True, True, [])
+    assert run(kept.folder, "--proven").exit_code == 1
+    proven = run(kept.folder, "--proven", "--older", older)
+    assert proven.exit_code == 0, proven.output
+
+
+def test_one_that_has_just_begun_is_restored_as_it_is(tmp_path: Path) -> None:
+    """Its one snapshot is later than what it is complete up to, and its journal may have no beginning any more."""
+    kept = Kept(tmp_path)
+    kept.live()
+    complete(kept.node, kept.world.clock - 3)
+    db = apsw.Connection(str(kept.node))
+    clocks = sorted(entry.txid.clock for entry in store.scan(db))
+    db.close()
+    prune(kept.node, clocks[len(clocks) // 3])
+    path = kept.snapshot()
+    assert kept.segment is not None
+    with kept.segment._db as db:
+        db.execute("UPDATE bedrockish_meta SET value = ? WHERE key = 'safe'", (kept.world.clock - 3,))
+    kept.close()
+    snapshot, journals, until = choose(kept.folder, None)
+    assert restore(snapshot, tmp_path / "new.db", journals=journals, until=until).digest == digest(path)
+    found = drill_directory(kept.folder)
+    assert (found.faults, found.digest) == ([], digest(path))
+
+
+def test_a_key_belongs_to_a_store(kept: Kept) -> None:
+    shutil.copy(kept.node, kept.folder.parent / "one.db")
+    for given in (kept.folder, kept.folder.parent / "one.db"):
+        assert "--key decrypts what is in an object store" in str(run(given, "--key", "k").exception)

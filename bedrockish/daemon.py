@@ -34,6 +34,7 @@ from bedrockish.node.cluster.membership import addresses
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.repair.healer import Healer, RestartError, note_damage
+from bedrockish.node.repair.index_scrubber import IndexScrubber
 from bedrockish.node.repair.scrubber import Scrubber
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_net import mesh as net
@@ -290,10 +291,8 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
         if config.http is not None:
             await nursery.start(load_http(), runtime, config, gate, credentials)
         up.set()
-        scrubber, healer = _repairs(runtime, config, credentials, plugins)
-        nursery.start_soon(runtime.faults.keep_running, "comparing tables", scrubber.watch)
-        nursery.start_soon(runtime.faults.keep_running, "repairing tables", healer.watch)
-        nursery.start_soon(runtime.faults.keep_running, "comparing a copy with its journal", healer.prove)
+        for what, task in _repairs(runtime, config, credentials, plugins).items():
+            nursery.start_soon(runtime.faults.keep_running, what, task)
         try:
             await runtime.run()
         finally:
@@ -306,10 +305,14 @@ def _tell_where(config: Config, members: Iterable[str], bound: Iterable[tuple[st
     logger.info("node %s of %s (%s) serves %s on %s", config.node, config.cluster, names, config.database, where)
 
 
-def _repairs(runtime: Runtime, config: Config, credentials: Credentials, plugins: Plugins) -> tuple[Scrubber, Healer]:
-    """Return what finds and repairs damaged tables, which takes orders from now on."""
+def _repairs(
+    runtime: Runtime, config: Config, credentials: Credentials, plugins: Plugins
+) -> dict[str, Callable[[], Awaitable[None]]]:
+    """Return what finds and repairs damaged tables, each a task with its name; from now on it takes orders."""
     core, engine, entry = runtime.core, runtime.engine, credentials.entry
     scrubber = Scrubber(core, engine, config, entry, plugins.prepare, runtime.stop)
+    indexes = IndexScrubber(core, engine, config, plugins.prepare, runtime.stop)
+    scrubber.on_hurry = indexes.hurry
     healer = Healer(core, engine, config, entry, scrubber, plugins.prepare, runtime.durable, runtime.stop)
     runtime.upkeep.orders |= {
         "digest": scrubber.digest,
@@ -319,8 +322,13 @@ def _repairs(runtime: Runtime, config: Config, credentials: Credentials, plugins
         "resolve": healer.resolve,
     }
     runtime.upkeep.orders["anchor"] = Anchoring(core, config, lambda: runtime.clock().wall_ms).answer
-    runtime.upkeep.reports.append(scrubber.status)
-    return scrubber, healer
+    runtime.upkeep.reports += [scrubber.status, indexes.status]
+    return {
+        "comparing tables": scrubber.watch,
+        "looking at indexes": indexes.watch,
+        "repairing tables": healer.watch,
+        "comparing a copy with its journal": healer.prove,
+    }
 
 
 def _moment(runtime: Runtime) -> tuple[str, int]:

@@ -117,7 +117,8 @@ class Repair:
     """How a node finds out that its tables are damaged, and what it does then.
 
     Attributes:
-        scrub_rows_per_second: how fast it compares its tables with those of the other nodes in the background; 0: not.
+        scrub_rows_per_second: how fast it compares its tables with those of the other nodes in the background, and
+            looks its rows up in their indexes; 0: it does neither.
         scrub_minutes: how long after the beginning of one such comparison the next begins, in minutes.
         repair_automatic: whether a node with damaged tables fills itself again as soon as the others say that it is
             alone; if not, it waits for 'bedrockish member repair'.

@@ -65,8 +65,8 @@ class IndexPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
-    """A CREATE INDEX, taken apart.
+class Words:
+    """What a CREATE INDEX is made of.
 
     Attributes:
         unique: it has that word.
@@ -87,7 +87,7 @@ class _Words:
 
 def makes_index(steps: Sequence[Step]) -> bool:
     """Whether a change of the schema is one statement that makes an index."""
-    return _taken_apart(*only_statement(steps)) is not None
+    return take_apart(*only_statement(steps)) is not None
 
 
 def plan_index(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> IndexPlan | None:
@@ -99,7 +99,7 @@ def plan_index(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Index
         prepare: gives a connection the functions and collations that SQLite does not have.
     """
     sql, found = only_statement(steps)
-    words = _taken_apart(sql, found)
+    words = take_apart(sql, found)
     table = table_with_rowids(tables, words.table) if words is not None else None
     if words is None or table is None:
         return None
@@ -107,7 +107,8 @@ def plan_index(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Index
     return tried(prepare, lambda trial: _planned(trial, sql, words, table, text))
 
 
-def _taken_apart(sql: str, found: list[Token]) -> _Words | None:
+def take_apart(sql: str, found: list[Token]) -> Words | None:
+    """Return what a CREATE INDEX is made of; None if a text is none. ``found`` are its tokens."""
     is_unique = len(found) > 1 and found[1].is_word("UNIQUE")
     at = 1 + is_unique
     if len(found) <= at or not (found[0].is_word("CREATE") and found[at].is_word("INDEX")):
@@ -129,7 +130,7 @@ def _taken_apart(sql: str, found: list[Token]) -> _Words | None:
         where = sql[found[end + 1].start : last]
     names = frozenset(folded(token.name) for token in found[on + 3 :] if token.name is not None)
     opening = found[on + 2]
-    return _Words(is_unique, name, sql[opening.end : found[end].start], where, sql[opening.start : last], names)
+    return Words(is_unique, name, sql[opening.end : found[end].start], where, sql[opening.start : last], names)
 
 
 def _closing(found: list[Token], opening: int) -> int | None:
@@ -141,7 +142,7 @@ def _closing(found: list[Token], opening: int) -> int | None:
     return None
 
 
-def _planned(trial: apsw.Connection, statement: str, words: _Words, table: Table, table_sql: str) -> IndexPlan | None:
+def _planned(trial: apsw.Connection, statement: str, words: Words, table: Table, table_sql: str) -> IndexPlan | None:
     trial.execute(table_sql)
     trial.execute(statement)
     made = trial.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL").fetchall()

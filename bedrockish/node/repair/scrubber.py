@@ -97,6 +97,7 @@ class Scrubber:
 
     Attributes:
         found: what the last comparison found, as text.
+        on_hurry: called with each order to compare now that is followed.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Scrubber:
         self._wake = trio.Event()
         self._ordered_at = -ORDER_S
         self.found: list[str] = []
+        self.on_hurry: Callable[[], None] = lambda: None
         self._last: dict[str, Any] = {"passes": 0, "rows": 0, "seconds": None, "nodes": []}
 
     # -- answering -------------------------------------------------------------------------------------------------
@@ -140,6 +142,7 @@ class Scrubber:
         if trio.current_time() - self._ordered_at > ORDER_S:  # two that find each other must not do so for ever
             self._ordered_at = trio.current_time()
             self._wake.set()
+            self.on_hurry()
         return {"node": self._core.state.me}
 
     def status(self) -> dict[str, Any]:

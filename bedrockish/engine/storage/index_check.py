@@ -1,0 +1,215 @@
+"""Looks whether indexes have the rows of their table, a range of rows at a time.
+
+What SQLite does for that reads a whole table under one snapshot, and meanwhile the write-ahead log cannot begin anew.
+Here each range has a snapshot of its own, and each row of it is looked up in each index by what it has there. So a row
+that an index lacks, or has under another key, is found; an entry of a row that is not there is not.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import apsw
+
+from bedrockish.engine.sqlite.errors import damaged_page
+from bedrockish.engine.storage.index_plan import take_apart
+from bedrockish.errors import UnavailableError
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
+
+T = TypeVar("T")
+Reader = apsw.Connection
+Key = tuple[Any, ...]  # the rowid, or the values of the primary key
+# All in the schema ``main``: on a connection that unpacks entries there is a view of the journal's name.
+_TABLES = """SELECT DISTINCT listed.name FROM pragma_table_list AS listed
+  JOIN pragma_index_list(listed.name, 'main') AS one
+  WHERE listed.schema = 'main' AND listed.type = 'table' AND (one.origin <> 'pk' OR NOT listed.wr)
+  ORDER BY listed.name"""
+_TABLE = "SELECT wr FROM pragma_table_list(?) WHERE schema = 'main' AND type = 'table'"
+_COLUMNS = "SELECT name, pk FROM pragma_table_xinfo(?, 'main') ORDER BY pk"
+_INDEXES = """SELECT one.name, kept.sql FROM pragma_index_list(?1, 'main') AS one
+  JOIN main.sqlite_schema AS kept ON kept.type = 'index' AND kept.name = one.name WHERE one.origin <> 'pk' OR NOT ?2"""
+_TERMS = "SELECT cid, name, coll FROM pragma_index_xinfo(?, 'main') WHERE key ORDER BY seqno"
+_EXPRESSION = -2  # what stands for a column there
+ROW = "bedrockish_row"  # no table of a user's has such a name
+
+
+@dataclass(slots=True)
+class Looked:
+    """What was found in a range.
+
+    Attributes:
+        count: of its rows.
+        last: the key of the last row; None if the range reaches the end of the table.
+        lacks: an index that lacks one of its rows, and which; empty if there is none.
+    """
+
+    count: int = 0
+    last: Key | None = None
+    lacks: str = ""
+
+
+def on_reader(connect: Callable[[], Reader], action: Callable[[Reader], T]) -> T:
+    """Do something on a connection of its own, which only reads.
+
+    Raises:
+        DamagedError: a page cannot be read.
+        UnavailableError: the file cannot be opened once more, or read.
+    """
+    try:
+        with closing(connect()) as reader:
+            return action(reader)
+    except apsw.CorruptError as error:
+        raise damaged_page(error) from error
+    except apsw.Error as error:
+        raise UnavailableError(f"the file cannot be read: {error}") from error
+
+
+def tables_with_indexes(db: apsw.Connection) -> list[str]:
+    """Return the tables that have an index beside themselves, the node's own among them."""
+    return [str(name) for (name,) in db.execute(_TABLES)]
+
+
+def look(db: apsw.Connection, name: str, after: Key | None, limit: int) -> Looked:
+    """Look a range of rows up in the indexes of their table.
+
+    Args:
+        db: a connection that only reads; one snapshot is taken of it.
+        name: of the table. One that is not there any more has no rows.
+        after: the key before the first row; None: from the beginning.
+        limit: rows at most.
+
+    Raises:
+        CorruptError: a page cannot be read.
+    """
+    db.execute("BEGIN")
+    try:
+        listed: Any = db.execute(_TABLE, (name,)).fetchone()
+        keys = _keys(db, name, is_without_rowid=bool(listed[0])) if listed is not None else []
+        if not keys:
+            return Looked()
+        found = _range(db, name, keys, after, limit)
+        indexes: Any = db.execute(_INDEXES, (name, listed[0])).fetchall()
+        for index, sql in indexes:
+            lacking = _first_lacking(db, name, keys, str(index), sql, after, found.last)
+            if lacking is not None:
+                row = ", ".join(map(repr, lacking))
+                found.lacks = f"row {row} of {name} is not in its index {index}"
+                break
+        return found
+    finally:
+        db.execute("ROLLBACK")
+
+
+def _keys(db: apsw.Connection, name: str, *, is_without_rowid: bool) -> list[str]:
+    """Return what the rows of a table go by; nothing if it can be had under no name."""
+    columns: Any = db.execute(_COLUMNS, (name,)).fetchall()
+    if is_without_rowid:
+        return [quote(str(column)) for column, place in columns if place]
+    taken = {str(column).lower() for column, _ in columns}
+    return [word for word in ROWID_NAMES if word not in taken][:1]
+
+
+def _range(db: apsw.Connection, name: str, keys: list[str], after: Key | None, limit: int) -> Looked:
+    what = ", ".join(keys)
+    where, values = _between(keys, after, None)
+    query = f"SELECT {what} FROM main.{quote(name)} NOT INDEXED WHERE {where} ORDER BY {what} LIMIT {int(limit)}"
+    found = Looked()
+    for row in db.execute(query, values):
+        found.count += 1
+        found.last = tuple(row)
+    if found.count < limit:
+        found.last = None
+    return found
+
+
+def _between(keys: list[str], after: Key | None, upto: Key | None) -> tuple[str, list[Any]]:
+    compared = f"({', '.join(keys)})" if len(keys) > 1 else keys[0]
+    marks = f"({', '.join('?' * len(keys))})"
+    where, values = ["true"], list[Any]()
+    for sign, bound in ((">", after), ("<=", upto)):
+        if bound is not None:
+            where.append(f"{compared} {sign} {marks}")
+            values += bound
+    return " AND ".join(where), values
+
+
+def _first_lacking(
+    db: apsw.Connection, table: str, keys: list[str], index: str, sql: object, after: Key | None, upto: Key | None
+) -> Key | None:
+    """Return the key of a row that an index lacks; None if there is none, or SQLite cannot look it up there."""
+    terms, condition = _made_of(db, index, sql)
+    if not terms:
+        return None
+    where, values = _between(keys, after, upto)
+    given = [f"{key} AS k{place}" for place, key in enumerate(keys)]
+    given += [f"{term} AS t{place}" for place, term in enumerate(terms)]
+    of_row = [f"{ROW}.k{place}" for place in range(len(keys))]
+    same = [f"{term} IS {ROW}.t{place}" for place, term in enumerate(terms)]
+    same += [f"{key} = {of_row[place]}" for place, key in enumerate(keys)]
+    rows = f"SELECT {', '.join(given)} FROM main.{quote(table)} NOT INDEXED WHERE {where} AND ({condition})"
+    entry = f"SELECT 1 FROM main.{quote(table)} INDEXED BY {quote(index)} WHERE ({condition}) AND {' AND '.join(same)}"
+    query = f"SELECT {', '.join(of_row)} FROM ({rows}) AS {ROW} WHERE NOT EXISTS ({entry})"
+    try:
+        is_unique = _finds_at_once(db, query, values, index, len(terms) + len(keys), len(terms))
+        if is_unique is None:
+            return None
+        if is_unique:  # of NULL it may have many, of which each would be looked at
+            query += "".join(f" AND {ROW}.t{place} IS NOT NULL" for place in range(len(terms)))
+        found: Any = db.execute(f"{query} LIMIT 1", values).fetchone()
+    except (apsw.SQLError, UnicodeDecodeError):  # a function of a plugin that fails, text that no client has written
+        return None
+    return None if found is None else tuple(found)
+
+
+def _finds_at_once(
+    db: apsw.Connection, query: str, values: list[Any], index: str, compared: int, terms: int
+) -> bool | None:
+    """Whether an entry is found by its terms alone, as it is unique, and not by the key, too; None: by less."""
+    plan: Any = db.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
+    searches = [str(row[3]) for row in plan if f"INDEX {index} (" in row[3] and str(row[3]).startswith("SEARCH")]
+    if len(searches) != 1:
+        return None
+    constraints = searches[0].count("=?")
+    if constraints >= compared or "rowid=?" in searches[0]:
+        return False
+    return True if constraints >= terms else None
+
+
+def _made_of(db: apsw.Connection, index: str, sql: object) -> tuple[list[str], str]:
+    """Return the terms of an index, as they are compared in it, and for which rows it has an entry."""
+    columns: Any = db.execute(_TERMS, (index,)).fetchall()
+    condition = "true"
+    expressions: list[str] = []
+    if isinstance(sql, str):  # else SQLite has made it for a constraint
+        try:
+            words = take_apart(sql, list(tokens(sql)))
+            if words is None:
+                return [], condition
+            condition = words.where[len("WHERE") :] or condition
+            expressions = list(_split(words.terms))
+        except NotTokensError:
+            return [], condition
+        if len(expressions) != len(columns):
+            return [], condition
+    terms = []
+    for place, (cid, name, collation) in enumerate(columns):
+        term = f"({expressions[place]})" if cid == _EXPRESSION else quote(str(name))
+        terms.append(f"{term} COLLATE {quote(str(collation))}")
+    return terms, condition
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield the terms of an index as they are written, without their order and collation."""
+    depth = begins = 0
+    end = 0
+    for token in [*tokens(text), None]:
+        if token is None or (token.text == "," and not depth):
+            yield text[begins:end]
+            begins = token.end if token is not None else end
+            end = begins
+            continue
+        depth += (token.text == "(") - (token.text == ")")
+        if depth or not token.is_word("ASC", "DESC"):
+            end = token.end

@@ -1,0 +1,108 @@
+"""The scrub of indexes: in the background a node looks its rows up in the indexes of their tables.
+
+The scrub of tables compares rows, wherever they are found, so it never misses one in an index; a read by that index
+does, and so does a UNIQUE constraint. The node's own tables are looked at, too: by the indexes of its journal it knows
+which commands have happened.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import trio
+
+from bedrockish.config.config import Config
+from bedrockish.core.node import Node
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.storage import refill
+from bedrockish.engine.storage.index_check import Key, Reader, look, on_reader, tables_with_indexes
+from bedrockish.errors import DamagedError, UnavailableError
+from bedrockish.node.repair.scrubber import FIRST_S, RANGE_ROWS
+from bedrockish_journal.verify.replay import Prepare
+
+logger = logging.getLogger(__name__)
+
+
+class IndexScrubber:
+    """That of one node.
+
+    Args:
+        core: knows whether the node reads.
+        engine: has the tables.
+        config: the pace, which is that of the scrub of tables.
+        prepare: gives a connection what plugins add.
+        damaged: called when an index lacks a row.
+    """
+
+    def __init__(
+        self, core: Node, engine: Engine, config: Config, prepare: Prepare, damaged: Callable[[DamagedError], None]
+    ) -> None:
+        self._core, self._engine, self._config = core, engine, config
+        self._prepare, self._damaged = prepare, damaged
+        self._limiter = trio.CapacityLimiter(1)
+        self._wake = trio.Event()
+        self._last: dict[str, Any] = {"passes": 0, "rows": 0, "seconds": None}
+
+    def hurry(self) -> None:
+        """Begin now, and do not pause."""
+        self._wake.set()
+
+    def status(self) -> dict[str, Any]:
+        """Return the part of the node's status that is about this."""
+        return {"index_scrub": dict(self._last)}
+
+    async def watch(self) -> None:
+        """Look again and again, at the pace that is configured, until cancelled; once as fast as can be when told."""
+        told = self._config.repair
+        wait_s = FIRST_S if told.scrub_rows_per_second else float("inf")
+        while self._core.state.health.reads:
+            with trio.move_on_after(wait_s):
+                await self._wake.wait()
+            is_hurried, self._wake = self._wake.is_set(), trio.Event()
+            began = trio.current_time()
+            rows, lacks = await self._look_through(0 if is_hurried else told.scrub_rows_per_second)
+            if lacks is not None and await self._is_damaged(lacks):
+                return
+            passes = self._last["passes"] + 1
+            self._last = {"passes": passes, "rows": rows, "seconds": round(trio.current_time() - began, 1)}
+            next_s = max(1.0, began + 60 * told.scrub_minutes - trio.current_time())
+            wait_s = next_s if told.scrub_rows_per_second else float("inf")
+
+    async def _look_through(self, rows_per_second: int) -> tuple[int, DamagedError | None]:
+        """Look at all tables; return how many rows that were, and what an index lacks."""
+        rows = 0
+        try:
+            for name in await self._in_thread(tables_with_indexes):
+                after: Key | None = None
+                while True:
+                    found = await self._in_thread(partial(look, name=name, after=after, limit=RANGE_ROWS))
+                    rows += found.count
+                    if found.lacks:
+                        return rows, DamagedError(found.lacks, table="", page=found.lacks)
+                    if found.last is None:
+                        break
+                    after = found.last
+                    if rows_per_second and not self._wake.is_set():
+                        await trio.sleep(found.count / rows_per_second)
+        except DamagedError as error:
+            return rows, error
+        except UnavailableError as error:  # the next time, it may be better
+            logger.info("the indexes could not be looked at: %s", error.message)
+        return rows, None
+
+    async def _in_thread(self, action: Callable[[Reader], Any]) -> Any:
+        reading = partial(on_reader, self._engine.open_reader, action)
+        return await trio.to_thread.run_sync(reading, limiter=self._limiter)
+
+    async def _is_damaged(self, lacks: DamagedError) -> bool:
+        """Ask SQLite whether it finds a fault, too; if so, the node begins again, and heals."""
+        fault = await trio.to_thread.run_sync(
+            refill.find_fault, self._config.database, self._prepare, trio.from_thread.check_cancelled
+        )
+        if not fault:
+            logger.error("%s, and SQLite finds no fault in the file: please report this", lacks.message)
+            return False
+        logger.error("the file is damaged: %s", lacks.message)
+        self._damaged(lacks)
+        return True

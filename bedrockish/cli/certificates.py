@@ -22,6 +22,7 @@ from bedrockish.errors import ConfigError
 AUTHORITY_DAYS = 7300
 EARLIER = datetime.timedelta(hours=1)  # clocks differ
 CA, CA_KEY = "ca.pem", "ca-key.pem"
+ISSUED = "issued.txt"  # whose serial numbers were signed: a certificate is lost together with its machine
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -42,13 +43,15 @@ class Authority:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             if ca.exists() != ca_key.exists():
-                raise ConfigError(f"{directory} has only one of {CA} and {CA_KEY}; bring the other one, or use another")
+                raise ConfigError(
+                    f"{directory} has only one of {CA} and {CA_KEY}; bring the other one, or name another directory"
+                )
             if not ca.exists():
                 cls._make(ca, ca_key, max(days, AUTHORITY_DAYS))
             key = load_pem_private_key(ca_key.read_bytes(), None)
             certificate = x509.load_pem_x509_certificate(ca.read_bytes())
         except OSError as error:
-            raise ConfigError(f"{error.filename}: {error.strerror}") from error
+            raise ConfigError(f"{error.filename or directory}: {error.strerror}") from error
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{ca} and {ca_key} are not a certificate and its key without a password") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -76,8 +79,7 @@ class Authority:
             .add_extension(usage, critical=True)
             .sign(key, hashes.SHA256())
         )
-        _write(ca_key, _pem(key), 0o600)
-        _write(ca, certificate.public_bytes(Encoding.PEM), 0o644)
+        _write_pair((ca_key, _pem(key)), (ca, certificate.public_bytes(Encoding.PEM)))
 
     def issue(self, name: str, hosts: list[str], days: int, *, for_node: bool) -> str:
         """Make a certificate and its key, and return which files they are.
@@ -108,13 +110,20 @@ class Authority:
         builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key), False)
         certificate = builder.sign(self._key, hashes.SHA256())
         try:
-            _write(key_file, _pem(key), 0o600)
-            _write(cert_file, certificate.public_bytes(Encoding.PEM), 0o644)
-        except FileExistsError as error:
-            raise ConfigError(f"{error.filename} is there already; move it away first") from error
+            taken = next((file for file in (key_file, cert_file) if file.exists()), None)
+            if taken is not None:
+                raise ConfigError(f"{taken} is there already; move it away first")
+            self._note(name, certificate)
+            _write_pair((key_file, _pem(key)), (cert_file, certificate.public_bytes(Encoding.PEM)))
         except OSError as error:
-            raise ConfigError(f"{error.filename}: {error.strerror}") from error
+            raise ConfigError(f"{error.filename or self._directory}: {error.strerror}") from error
         return f"{cert_file} {key_file}"
+
+    def _note(self, name: str, certificate: x509.Certificate) -> None:
+        """Write down whose certificate it is, before anybody has it."""
+        made, ends = certificate.not_valid_before_utc + EARLIER, certificate.not_valid_after_utc
+        with (self._directory / ISSUED).open("a", encoding="utf-8") as file:
+            file.write(f"{certificate.serial_number:X}  # {name}, made {made:%Y-%m-%d %H:%M}, ends {ends:%Y-%m-%d}\n")
 
 
 def _builder(
@@ -148,8 +157,23 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
+def _write_pair(key: tuple[Path, bytes], certificate: tuple[Path, bytes]) -> None:
+    """Write both or none: a key without its certificate is of no use, and in the way of the next attempt."""
+    _write(*key, 0o600)
+    try:
+        _write(*certificate, 0o644)
+    except OSError:
+        key[0].unlink()
+        raise
+
+
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file, which nobody but its owner can read before it has its mode."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(data)
+    """Write a new file, whole or not at all, which nobody but its owner can read before it has its mode."""
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
+    try:
+        with file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+    except OSError as error:
+        path.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -1,9 +1,11 @@
 """``bedrockish init``: the configurations of a new cluster, a folder for each node, with certificates."""
 
+import re
 import secrets
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import click
 
@@ -105,8 +107,13 @@ def url_of(nodes: list[Planned], client: Path | None, name: str) -> str:
     hosts = ",".join(str(one.address) for one in nodes)
     if client is None:
         return f"bedrockish://{hosts}"
-    files = "&".join(f"{key}={client / file}" for key, file in _client_files(name).items())
+    files = "&".join(f"{key}={_in_url(client / file)}" for key, file in _client_files(name).items())
     return f"bedrockish://{hosts}/?{files}"
+
+
+def _in_url(path: Path) -> str:
+    """Return a path as it stands in a URL, and between the quotes of a shell; letters of all languages stay."""
+    return re.sub(r"[^\w/.~-]", lambda found: quote(found[0], safe=""), str(path))
 
 
 def _client_files(name: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from rich.table import Table
 from bedrockish.cli.anchored import anchor_options, hold_against, in_words
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.upkeep import hold, prune
+from bedrockish.cli.url import UrlGroup
 from bedrockish_journal.model.changes import Change, decode_changes, decode_statements
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError, ReplayMismatchError
@@ -36,7 +37,7 @@ DIFFERENCES_MAX = 20  # rows of one file that are printed
 SHOWN_MAX = 60  # characters of a statement or value in a line
 
 
-@click.group()
+@click.group(cls=UrlGroup)
 def journal() -> None:
     """Read, verify and replay the journal in a node's file; make it shorter in running ones."""
 

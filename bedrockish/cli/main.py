@@ -81,6 +81,8 @@ class Program(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that is meant, or say which one may have been."""
         name = args[0] if args else ""
+        if name.lower().startswith("bedrockish:"):  # there may be a password in it
+            raise click.UsageError("the URL comes after the command: bedrockish status URL")
         if name and not name.startswith("-") and self.get_command(ctx, name) is None:
             close = get_close_matches(name, list(COMMANDS), n=1)
             hint = f"did you mean {close[0]!r}?" if close else "there is " + ", ".join(self.list_commands(ctx))

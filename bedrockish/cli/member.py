@@ -8,7 +8,7 @@ import trio
 from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange, Rows
 from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
 from bedrockish.cli.upkeep import everywhere
-from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import UsageError
 
@@ -24,7 +24,7 @@ OWN_JOURNAL = "its own journal"
 POLL_S = 1.0
 
 
-@click.group()
+@click.group(cls=UrlGroup)
 def member() -> None:
     """See and change who belongs to the cluster.
 

@@ -8,13 +8,14 @@ import click
 
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.status import to_json
+from bedrockish.cli.url import UrlGroup
 from bedrockish.client.blocking import connect
 from bedrockish.client.schemas import SchemaVersion
 from bedrockish.client.trio_client import URL_VARIABLE, target_of
 from bedrockish.errors import UsageError
 
 
-@click.group()
+@click.group(cls=UrlGroup)
 def schema() -> None:
     """Read the versions of the schema, and try a change without making it."""
 

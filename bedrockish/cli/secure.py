@@ -1,5 +1,6 @@
 """``bedrockish password`` and ``bedrockish tls``: what a node needs in order to keep strangers out."""
 
+import re
 import secrets
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ import click
 from bedrockish.common.password_hash import SALT_BYTES, USER, hash_password
 from bedrockish.config.exposure import REVOKED
 from bedrockish.errors import ConfigError, UsageError
+from bedrockish_net.tls import CertificateError, read_revoked
 from bedrockish_net.x509 import read_certificate
+
+SERIAL = re.compile("[0-9A-Fa-f]{8,40}")
 
 
 @click.command()
@@ -33,22 +37,54 @@ def ask_hash() -> str:
     return str(hash_password(given, secrets.token_bytes(SALT_BYTES)))
 
 
-def revoke(directory: Path, name: str) -> str:
+def revoke(directory: Path, which: str) -> str:
     """Put the certificate of a node or client on the list of those that count no more, and return the list's path.
 
+    Args:
+        directory: the authority's.
+        which: whose it is, or its serial number.
+
     Raises:
-        ConfigError: there is no such certificate, or the list cannot be written.
+        ConfigError: there is no such certificate, or there are several; or the list cannot be written.
     """
-    certificate, found = directory / f"{name}.pem", directory / REVOKED
+    from bedrockish.cli.certificates import ISSUED
+
+    certificate, issued, found = directory / f"{which}.pem", directory / ISSUED, directory / REVOKED
     try:
-        serial, ends = read_certificate(certificate.read_text(encoding="utf-8"))
+        known = dict[int, str]()
+        for line in issued.read_text(encoding="utf-8").splitlines() if issued.exists() else ():
+            number, _, told = line.partition("#")
+            known[int(number, 16)] = told.strip()
+        gone = read_revoked(found.read_text(encoding="utf-8")) if found.exists() else frozenset[int]()
+        named = {serial: told for serial, told in known.items() if told.partition(",")[0] == which}
+        if certificate.exists():
+            serial, ends = read_certificate(certificate.read_text(encoding="utf-8"))
+            named.setdefault(serial, f"{which}, ends {ends:%Y-%m-%d}")
+        if not named and SERIAL.fullmatch(which):
+            named = {int(which, 16): known.get(int(which, 16), "by its serial number")}
+        left = {serial: told for serial, told in named.items() if serial not in gone}
+        if len(left) != 1:
+            raise ConfigError(_not_one(which, directory, named, left))
         with found.open("a", encoding="utf-8") as file:
-            file.write(f"{serial:X}  # {name}, which would have ended {ends:%Y-%m-%d}\n")
+            file.writelines(f"{serial:X}  # {told}\n" for serial, told in left.items())
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{certificate} is no certificate: {error}") from error
+        raise ConfigError(f"{error.filename or found}: {error.strerror}") from error
+    except (ValueError, CertificateError) as error:
+        raise ConfigError(f"{certificate}, {issued} or {found} cannot be read: {error}") from error
     return str(found)
+
+
+def _not_one(which: str, directory: Path, named: dict[int, str], left: dict[int, str]) -> str:
+    """Say why it is not clear which certificate is meant."""
+    if left:
+        several = "; ".join(f"{serial:X} is of {told}" for serial, told in left.items())
+        return f"{which} has {len(left)} certificates; say which one is to end by its serial number: {several}"
+    if named:
+        return f"no certificate of {which} counts any more: all of them are in {directory / REVOKED}"
+    return (
+        f"{directory} knows no certificate of {which}; give its serial number, as 'openssl x509 -noout -serial' prints "
+        "it, or the folder of the authority"
+    )
 
 
 @click.command()
@@ -56,7 +92,7 @@ def revoke(directory: Path, name: str) -> str:
 @click.argument("nodes", metavar="NODE=HOST[,HOST]...", nargs=-1)
 @click.option("--client", "clients", metavar="NAME", multiple=True, help="Also make a certificate for a client.")
 @click.option("--days", default=1825, show_default=True, type=click.IntRange(1, 36500), help="How long they are valid.")
-@click.option("--revoke", "revoked", metavar="NAME", multiple=True, help="Put a certificate on the list revoked.txt.")
+@click.option("--revoke", "revoked", metavar="NAME|SERIAL", multiple=True, help="Put it on the list revoked.txt.")
 def tls(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days: int, revoked: tuple[str, ...]) -> None:
     """Make certificates for nodes, and for clients, in DIRECTORY.
 

@@ -32,7 +32,27 @@ def read_config(path: Path | None, flags: dict[str, str]) -> Config:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise ConfigError(f"{path}: the configuration cannot be read: {reason}") from error
-    return build(text=text, file=str(path), environment=os.environ, flags=flags)
+    built = build(text=text, file=str(path), environment=os.environ, flags=flags)
+    if path is not None:
+        _check_folder(path, built)
+    return built
+
+
+def _check_folder(path: Path, built: Config) -> None:
+    """Make sure that a node is not started in another folder than before.
+
+    It would begin with an empty file, and be turned away by the others as one that has lost its own.
+
+    Raises:
+        ConfigError: what the configuration names is beside it, and not here.
+    """
+    names = [built.database] + ([built.security.files(built.node).ca] if built.security.encrypts else [])
+    for name in names:
+        if not Path(name).is_absolute() and not Path(name).exists() and (path.parent / name).exists():
+            raise ConfigError(
+                f"{path}: {name} is in {path.parent.resolve()}, and not in {Path.cwd()}, where this is started; start "
+                "it in that folder, or write whole paths"
+            )
 
 
 def read_settings(settings: tuple[str, ...]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import trio
 
 from bedrockish import __version__
 from bedrockish.cli.safe_text import visible
-from bedrockish.cli.url import UrlCommand, url_argument, url_at
+from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument, url_at
 from bedrockish.client.trio_client import open_client
 from bedrockish.common.levels import LEVEL
 from bedrockish.errors import BedrockishError
@@ -97,7 +97,7 @@ def judge(members: list[Found], version: str, level: int) -> Verdict:
     return Verdict(tuple(lines), is_fine=True)
 
 
-@click.group()
+@click.group(cls=UrlGroup)
 def upgrade() -> None:
     """Take a cluster to another release, node after node."""
 

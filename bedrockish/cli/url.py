@@ -35,6 +35,24 @@ class UrlCommand(click.Command):
             ) from error
 
 
+class UrlGroup(click.Group):
+    """A group of such commands: the URL comes after the command, which is easily turned around."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is meant.
+
+        Raises:
+            click.UsageError: the URL stands in its place; it is not repeated, for there may be a password in it.
+        """
+        if args and args[0].lower().startswith(f"{SCHEME}:"):
+            known = next((word for word in args[1:] if word in self.commands), "COMMAND")
+            there = "" if known in self.commands else f"; there is {', '.join(self.commands)}"
+            raise click.UsageError(f"the URL comes after the command: bedrockish {ctx.info_name} {known} URL …{there}")
+        return super().resolve_command(ctx, args)
+
+
 url_argument = click.argument("url", metavar="[URL]")
 
 

@@ -16,7 +16,7 @@ from bedrockish.cli.member import change_members, show, timeout_option
 from bedrockish.cli.output import MODES
 from bedrockish.cli.secure import ask_hash
 from bedrockish.cli.upkeep import duration
-from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument
 from bedrockish.client.trio_client import open_client
 from bedrockish_journal.model.membership import ROLES
 
@@ -28,7 +28,7 @@ table_option = click.option("--table", default="", help="For this table only: re
 role_argument = click.argument("role", type=click.Choice(ROLES))
 
 
-@click.group()
+@click.group(cls=UrlGroup)
 def user() -> None:
     """See and change the users of the cluster.
 
@@ -86,6 +86,22 @@ def passwd(url: str, name: str, mode: str | None, timeout: float | None) -> None
 def grant(url: str, name: str, role: str, table: str, mode: str | None, timeout: float | None) -> None:
     """Give NAME at least ROLE."""
     change_members(url, MemberChange(USER_GRANT, name, role=role, table=table), mode, timeout)
+    if table:
+        told = trio.run(_odd_table, url, table)
+        if told:
+            click.echo(told, err=True)
+
+
+async def _odd_table(url: str, table: str) -> str:
+    """Return what is odd about a role for a table: it counts all the same, but may be a slip."""
+    query = "SELECT type FROM sqlite_schema WHERE name = ? COLLATE NOCASE AND type IN ('table', 'view')"
+    async with open_client(url) as client:
+        rows = (await client.execute(query, [table])).rows
+    if not rows:
+        return f"there is no table {table} now: the role is for the next one of that name"
+    if rows[0][0] == "view":
+        return f"{table} is a view: who reads it needs roles for its tables, and this one means nothing"
+    return ""
 
 
 @user.command(cls=UrlCommand)

@@ -83,9 +83,18 @@ def make_key(path: Path) -> None:
         ConfigError: the file is there, or cannot be written.
     """
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(KEY_BYTES) + "\n")
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+    except FileExistsError as error:
+        raise ConfigError(f"{path} is there already, and a key is never written over; name another file") from error
     except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    try:
+        with file:
+            file.write(secrets.token_hex(KEY_BYTES) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink()  # an empty file would pass for a key
         raise ConfigError(f"{path}: {error.strerror}") from error
 
 

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from bedrockish.api.requests import Answer, Request, Token, encode_results
 from bedrockish.api.requests import Result as SqlResult
 from bedrockish.cli.main import COMMANDS, main
-from bedrockish.cli.serve import run_until_signal
+from bedrockish.cli.serve import read_config, run_until_signal
 from bedrockish.cli.shell.script import group, split
 from bedrockish.config.config import Config, build
-from bedrockish.errors import SqlError, UsageError
+from bedrockish.errors import ConfigError, SqlError, UsageError
 from tests.client.scripted import ScriptedNode
 from tests.client.test_blocking_client import in_background
 
@@ -53,6 +53,15 @@ class Table(ScriptedNode):
     [
         (["stauts"], 2, "there is no command 'stauts'; did you mean 'status'?"),
         (["xyzzy"], 2, "there is no command 'xyzzy'; there is init, serve, "),
+        (["bedrockish://ann:secret@h"], 2, "the URL comes after the command: bedrockish status URL"),
+        (["member", "bedrockish://ann:secret@h", "list"], 2, "after the command: bedrockish member list URL"),
+        (
+            ["user", "bedrockish://ann:secret@h"],
+            2,
+            "after the command: bedrockish user COMMAND URL …; there is list, add",
+        ),
+        (["schema", "bedrockish://ann:secret@h"], 2, "bedrockish schema COMMAND URL"),
+        (["journal", "bedrockish://ann:secret@h", "prune"], 2, "bedrockish journal prune URL"),
         (["status", "--jsn"], 2, "--json"),
         (["status"], 2, "BEDROCKISH_URL"),
         (["status", "localhost:1"], 2, "is not a bedrockish URL"),
@@ -75,7 +84,33 @@ class Table(ScriptedNode):
     ],
 )
 def test_mistakes_are_one_line_and_a_status(args: list[str], status: int, says: str) -> None:
-    assert_one_line(run(*args), status, says)
+    done = run(*args)
+    assert_one_line(done, status, says)
+    assert "secret" not in done.stderr
+
+
+def test_a_node_does_not_begin_with_an_empty_file_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its configuration names without a whole path is beside it, and not where it is started."""
+    home, elsewhere = tmp_path / "A", tmp_path / "elsewhere"
+    for folder in (home / "certs", elsewhere):
+        folder.mkdir(parents=True)
+    (home / "A.toml").write_text('node = "A"\ndatabase = "A.db"\nlisten = "127.0.0.1:7373"\n')
+    monkeypatch.chdir(elsewhere)
+    assert read_config(home / "A.toml", {}).node == "A", "nothing is anywhere yet"
+    (home / "A.db").touch()
+    with pytest.raises(ConfigError, match=rf"A.db is in {home}, and not in {elsewhere}, where this is started"):
+        read_config(home / "A.toml", {})
+    (elsewhere / "A.db").touch()
+    assert read_config(home / "A.toml", {}).database == "A.db"
+    with (home / "A.toml").open("a") as file:
+        file.write('[security]\ntls = "certs"\n')
+    (home / "certs" / "ca.pem").touch()
+    with pytest.raises(ConfigError, match=rf"certs/ca.pem is in {home}"):
+        read_config(home / "A.toml", {})
+    monkeypatch.chdir(home)
+    assert read_config(Path("A.toml"), {}).security.tls == "certs"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.client.feed import Changes
+from bedrockish.errors import ConfigError
+from bedrockish.node.cluster import join
 from bedrockish.transfer.continuous import numbered, too_old
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
@@ -109,9 +111,27 @@ async def test_what_nodes_no_longer_have_is_bridged_by_a_snapshot(short: LocalCl
 LAST = "SELECT max(clock) || '.' || origin FROM bedrockish_pruned"
 
 
+async def test_a_copy_that_cannot_be_finished_leaves_nothing(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full by then, and what would be left has filled it."""
+    await ready(cluster)
+
+    def no_room(path: Path) -> None:
+        path.with_name(f"{path.name}-wal").touch()
+        raise ConfigError(f"{path} cannot be finished")
+
+    monkeypatch.setattr(join, "make_plain", no_room)
+    with pytest.raises(ConfigError, match="cannot be finished"):
+        await join.back_up(cluster.url(), tmp_path / "one.db")
+    assert not numbered(tmp_path, "one.db*")
+
+
 async def test_another_cluster_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
     await ready(cluster)
     folder = tmp_path / "kept"
+    told = command("backup", cluster.url(), tmp_path / "nowhere" / "one.db", status=2)
+    assert "No such file or directory; name a folder that may be written" in told
     command("backup", "follow", cluster.url(), folder, "--once")
     with following(cluster.url(), folder):
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import socket
 import ssl
 import subprocess
@@ -58,13 +59,13 @@ def places() -> tuple[int, list[int]]:
 @pytest.mark.parametrize("tls", [True, False])
 def test_the_folders_are_a_cluster(tmp_path: Path, tls: bool) -> None:
     """The last line is a command that shows it; HTTP asks for the token where there are certificates."""
-    home = tmp_path / "new" / "prod"
+    home = tmp_path / "it's 1% new & #1, größer?" / "prod"
     http_port, ports = places()
     hosts = [f"127.0.0.1:{port}" for port in ports]
     done = program("init", str(home), *hosts, "--http", str(http_port), *["--tls"] * tls)
     assert done.returncode == 0, done.stderr
     *_, last = done.stdout.splitlines()
-    url = last.removeprefix("then: bedrockish status ").strip("'")
+    (url,) = shlex.split(last.removeprefix("then: bedrockish status "))
     with running(home):
         with connect(f"{url}{'&' if tls else '/?'}connect_timeout=30") as db:
             db.execute("CREATE TABLE t(x)")
@@ -108,7 +109,7 @@ def test_what_is_made_for_three_machines(tmp_path: Path) -> None:
             "ca.pem",
         ]
     assert sorted(file.name for file in (home / "client").iterdir()) == ["ca.pem", "web-key.pem", "web.pem"]
-    assert sorted(file.name for file in (home / "authority").iterdir()) == ["ca-key.pem", "ca.pem"]
+    assert sorted(file.name for file in (home / "authority").iterdir()) == ["ca-key.pem", "ca.pem", "issued.txt"]
     keys = [*home.rglob("*-key.pem")]
     assert len(keys) == 5
     assert not any(key.stat().st_mode & 0o077 for key in keys)

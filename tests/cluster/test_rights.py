@@ -115,6 +115,10 @@ def test_every_door_knows_the_roles_for_single_tables(cluster: LocalCluster, doo
             done(user(cluster.url(), "grant", "una", "writer", "--table", "item"))
             told = dict(db.execute("SELECT user_name, tables FROM bedrockish_users", read="strict").rows)
             assert told["una"] == '{"item": "writer"}'
+            odd = user(cluster.url(), "grant", "una", "reader", "--table", "itme")
+            done(odd)
+            assert odd.stderr == "there is no table itme now: the role is for the next one of that name\n"
+            done(user(cluster.url(), "revoke", "una", "reader", "--table", "itme"))
     come = DOORS[door]
     for node in range(1 if door == "shell" else 2):  # each time a program of its own
         una = caller(cluster, "una", node)

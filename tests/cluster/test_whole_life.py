@@ -386,8 +386,6 @@ async def exchanges_secrets(life: Life, shop: Shop) -> None:
     with pytest.raises(BedrockishError):
         connect(life.url(login=login("app"))).close()
     # And the clients' certificate, which nobody shows any more, is put on the list.
-    for file in ("app.pem", "app-key.pem"):
-        (life.home / "authority" / file).write_bytes((life.home / "client" / file).read_bytes())
     await life.do("tls", str(life.home / "authority"), "--revoke", "app")
     for node in life.cluster.nodes:
         life.bring(node, "revoked.txt")

@@ -113,6 +113,27 @@ def test_a_request_is_judged_each_time_it_runs(shop: TestNode) -> None:
         shop.engine.execute(replace(insert, user=""))
 
 
+def test_the_command_that_would_help_can_be_typed() -> None:
+    """Also for who has shown a certificate, which has a colon before the user's name, and for any table's name."""
+    access = Access()
+    access.learn({"app": UserSaid("", READER, 1), "una": UserSaid("", 0, 1, {"item": READER})}, [])
+    by_password, by_certificate = access.of("app"), access.of("client:app")
+    assert by_password is not None
+    assert by_certificate is not None
+    for rights in (by_password, by_certificate):
+        told = rights.lacks(ADMIN, "this").message
+        assert told.endswith(f"for which {rights.user} needs the role admin; {GIVES} URL app admin'")
+    told = by_certificate.lacks(WRITER, "this", "my table").message
+    assert told.endswith("URL app writer --table 'my table''")
+    stranger = access.of("client:bob")
+    assert stranger is not None
+    told = stranger.lacks(READER, "this").message
+    assert told.endswith("an admin makes that user with 'bedrockish user add URL bob'"), told
+
+
+GIVES = "an admin gives it with 'bedrockish user grant"
+
+
 @pytest.mark.parametrize("name", ["bedrockish_open_journal", '"bedrockish_open_meta"', "[BEDROCKISH_OPEN_META]"])
 def test_nobody_takes_the_names_under_which_there_are_no_secrets(shop: TestNode, name: str) -> None:
     """Else a CTE of that name could read what is secret, and SQLite would say that ours does."""

@@ -5,6 +5,7 @@ A compiled statement is anybody's; whether somebody may run it is asked each tim
 is gone at once, and nothing that was compiled for one user is of use to another.
 """
 
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from functools import lru_cache
@@ -19,6 +20,7 @@ from bedrockish_journal.storage.packing import UNPACKED
 
 NOBODY = -1  # nobody whom the cluster knows
 TOKEN = "(http_token)"  # stands for whoever has the token of a node; no user has such a name
+CERTIFIED = "client:"  # before the name of a user who has shown a certificate for it
 KNOWN_MAX = 1_000
 JOURNAL, META = "bedrockish_journal", "bedrockish_meta"
 OPEN_JOURNAL, OPEN_META = "bedrockish_open_journal", "bedrockish_open_meta"
@@ -104,17 +106,19 @@ class Rights:
 
     def lacks(self, role: int, what: str, table: str = "", **details: str) -> ForbiddenError:
         """Return the error for what needs a role that the user lacks; with ``table``, one for that would do."""
+        name = self.user.removeprefix(CERTIFIED)  # the user that a certificate stands for
         if self.role == NOBODY:
+            known = f"; an admin makes that user with 'bedrockish user add URL {name}'" if name != self.user else ""
             return ForbiddenError(
                 f"the cluster does not know {self.user or 'who asks'}; come in as one of its users: "
-                "bedrockish://user:password@host:port",
+                f"bedrockish://user:password@host:port{known}",
                 user=self.user,
                 **details,
             )
         need = ROLES[max(role, READER) - 1]
         return ForbiddenError(
             f"{what}, for which {self.user} needs the role {need}; an admin gives it with "
-            f"'bedrockish user grant URL {self.user} {need}{f' --table {table}' if table else ''}'",
+            f"'bedrockish user grant URL {name} {need}{f' --table {shlex.quote(table)}' if table else ''}'",
             user=self.user,
             role=need,
             **details,

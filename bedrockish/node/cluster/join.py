@@ -5,6 +5,7 @@ same means by which a node catches up at any time. Either way the file says what
 every commit since, and the node answers nothing before it has caught up with the moment at which it was taken in.
 """
 
+import errno
 import hashlib
 import logging
 import os
@@ -52,6 +53,7 @@ Call = Callable[[Ask | AskChunk], Awaitable[Any]]
 
 FACTS_S = 20.0  # how long a node may take to hear that we were taken in
 AGAIN_S = 0.5
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAIT_FOR = ("behind", "silent", "quorum", "mode")  # reasons that pass by themselves
 
 
@@ -258,7 +260,8 @@ async def download(call: Call, unfinished: Path, check_room: Callable[[int], Non
             raise UnavailableError("the copy arrived damaged; try again")
         is_whole = True
     except OSError as error:
-        raise ConfigError(f"{unfinished} cannot be written: {error.strerror}; make room and try again") from error
+        what_to_do = "make room and try again" if error.errno in NO_ROOM else "name a folder that may be written"
+        raise ConfigError(f"{unfinished} cannot be written: {error.strerror}; {what_to_do}") from error
     finally:
         if not is_whole:
             with suppress(OSError):
@@ -286,8 +289,13 @@ async def back_up(url: str, path: Path) -> int:
         except UnavailableError as error:
             last = error
             continue
-        make_plain(unfinished)
-        put_in_place(unfinished, path)
+        try:
+            make_plain(unfinished)
+            put_in_place(unfinished, path)
+        except ConfigError:
+            with suppress(OSError):
+                remove(unfinished)
+            raise
         return size
     raise last
 

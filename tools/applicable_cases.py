@@ -91,6 +91,8 @@ def _schema(source: Source) -> list[str]:
     ]
     if chance(40):
         ddl.append(f"create table y(id integer primary key, x references x(id){action}, code text references p(code))")
+    if chance(50):
+        ddl.append(f"create index x_many on x({choice(('n', 'k', 'e, n', 'n, k'))})")
     for number in range(source.below(4)):
         unique = "unique " if chance(70) else ""
         ddl.append(f"create {unique}index x{number} on x({choice(_EXPRESSIONS)}){choice(_WHERES)}")
@@ -125,9 +127,25 @@ def _insert_x(source: Source, verb: str) -> Sql:
     return f"{verb} into x(id, k, e, n) values (?, ?, ?, ?)", params
 
 
+def _several(source: Source) -> Sql:
+    """Change rows next to each other, which are far from what single rows are made and changed."""
+    first, form = source.choice((100, 200)), source.below(4)
+    if form < 1:
+        k = source.choice(("?2", "?2", "?2 || i"))
+        numbers = "with m(i) as (values (1), (2), (3), (4))"
+        return f"{numbers} insert into x(id, k, e, n) select ?1 + i, {k}, null, ?3 from m", (first, _value(source), 1)
+    where = f"where id between {first} and {first + 9}"
+    if form < 2:
+        return f"delete from x {where}", ()
+    sets = source.choice(("n = ?", "n = n + ?", "k = ?", "k = k || ?", "e = ?", "id = id + 10 + 0 * ?"))
+    return f"update x set {sets} {where}", (source.choice((1, 2, None, "a")),)
+
+
 def _on_x(source: Source) -> Sql:
-    form = source.below(14)
+    form = source.below(18)
     choice = source.choice
+    if form >= 14:
+        return _several(source)
     if form < 4:
         return _insert_x(source, choice(_VERBS))
     if form < 5:

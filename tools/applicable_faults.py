@@ -60,9 +60,28 @@ def partial_as_left() -> list[Patch]:
     return [(writeset._TableKeys, "_points", without)]
 
 
+def any_value_taken() -> list[Patch]:
+    """What takes a value of a UNIQUE index is taken for a span there."""
+    return [(writeset._TableKeys, "takes", lambda *_: False)]
+
+
+def rows_as_spans() -> list[Patch]:
+    """Rows themselves are taken for spans as well."""
+    return [(writeset.WriteKeys, "spans", lambda _self, ranges, _changes: tuple(ranges))]
+
+
 FAULTS: dict[str, Callable[[], list[Patch]]] = {
     function.__name__.replace("_", "-"): function
-    for function in (computed_by_row, foreign_by_row, no_unique_points, no_parents, triggers_again, partial_as_left)
+    for function in (
+        computed_by_row,
+        foreign_by_row,
+        no_unique_points,
+        no_parents,
+        triggers_again,
+        partial_as_left,
+        any_value_taken,
+        rows_as_spans,
+    )
 }
 
 

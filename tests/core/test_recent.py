@@ -89,6 +89,16 @@ def test_recent_finds_what_comparing_with_everything_finds(
     for each in conflicts:
         met = AccessSet(write_points=frozenset({each.key}))
         assert conflict(met, access_set) is not None
+    written, read = AccessSet(write_ranges=access_set.write_ranges), set()
+    for committed in done:
+        one = committed.access_set
+        if conflict(written, AccessSet(one.read_points, one.read_ranges)) is not None:
+            read.add(committed.txid)
+    readers = list(recent.readers(written.write_ranges, base))
+    assert {each.other for each in readers} <= expected & read
+    assert all(txid.clock <= forgotten for txid in (expected & read).difference(each.other for each in readers))
+    for each in readers:
+        assert conflict(AccessSet(read_points=frozenset({each.key})), written) is not None
     newer = recent.newer_than(base)
     if newer is not None:  # else a base so old is for the keys to tell
         assert {one.txid for one in newer if conflict(access_set, one.access_set) is not None} == expected

@@ -2,7 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from random import Random
+from typing import Any
 
 import cbor2
 import pytest
@@ -16,7 +19,7 @@ from bedrockish.core.protocol.messages import Approve, Gossip, Message, decode, 
 from bedrockish.core.state.certifier import EVERYTHING, Conflict, claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError
-from bedrockish_journal.model.access_set import AccessSet, conflict, object_range
+from bedrockish_journal.model.access_set import AccessSet, Range, conflict, object_range
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid
 from tests.core.net import Net, add
@@ -128,6 +131,64 @@ def test_a_statement_over_a_busy_table_gets_through(took_s: float) -> None:
     assert [one.commands for one in journal(net)].count(("all",)) == 1
     assert max(wait for _, wait in net.waits) < reservations.TIRED_S + 3 * took_s + 0.3
     assert [net.held(name) for name in "ABC"] == [None, None, None]
+
+
+INDEX = object_range("i:rows")
+
+
+def indexed(net: Busy, *, reads: bool = False) -> None:
+    """Each row has an entry in an index. What is large writes all of that, as it is told, and a row of its own; with
+    ``reads`` it has looked at all entries as well.
+    """
+    for place in net.places.values():
+        place._execute = partial(_with_entries, net, place, place._execute, reads)  # type: ignore[method-assign]
+
+
+def _with_entries(
+    net: Busy, place: Place, execute: Callable[..., Event], reads: bool, number: int, *more: Any
+) -> Event:
+    event = execute(number, *more)
+    if not isinstance(event, Executed):
+        return event
+    access_set = event.prepared.access_set
+    spans: tuple[Range, ...] = ()
+    if place.requests[number].command == "large":
+        net.executed.append("large")
+        spans = (INDEX,)
+        access_set = replace(access_set, read_ranges=spans if reads else (), write_ranges=spans)
+    else:
+        entries = {INDEX[0] + key for key in access_set.write_points}
+        access_set = replace(access_set, write_points=access_set.write_points | entries)
+    return Executed(number, replace(event.prepared, access_set=access_set, spans=spans))
+
+
+LARGE = Settings(inline_bytes=300, piece_bytes=64)
+OWN_ROW = "x" * 1_000  # a key so long that what writes it is large
+
+
+def test_what_is_large_and_in_nobodys_way_is_executed_once() -> None:
+    """A statement over much of a table is told as one that writes all of an index: rows that others insert meanwhile
+    have entries in it, and are no reason to execute it again, which may take longer than others hold back.
+    """
+    net = Busy(settings=replace(LARGE, reserve_ms=400))
+    indexed(net)
+    net.go_on(0.3)
+    net.ask("A", add("large", OWN_ROW, timeout_s=30.0))
+    assert net.go_on(5.0, net.ended("A", "large"))
+    assert net.executed == ["large"]
+    assert [one.commands for one in journal(net)].count(("large",)) == 1
+    assert net.places["A"].core.state.counts["reservations"] == 1
+    assert max(wait for _, wait in net.waits) < 0.4 + 0.1
+
+
+def test_what_is_large_and_has_read_what_others_change_is_executed_again() -> None:
+    net = Busy(settings=LARGE)
+    indexed(net, reads=True)
+    net.go_on(0.3)
+    net.ask("A", add("large", OWN_ROW, timeout_s=30.0))
+    assert net.go_on(5.0, net.ended("A", "large"))
+    assert len(net.executed) > 1
+    assert [one.commands for one in journal(net)].count(("large",)) == 1
 
 
 def test_where_nobody_holds_back_it_does_not() -> None:

@@ -6,7 +6,7 @@ from bedrockish.engine.readwrite import access_sets as bulk
 from bedrockish.engine.readwrite.access_sets import BYTES_MAX, GROUP_MAX, POINTS_MAX, access_set, check_size
 from bedrockish.engine.sqlite.key_encoding import encode
 from bedrockish.errors import TooLargeError
-from bedrockish_journal.model.access_set import AccessSet, clock_key, conflict
+from bedrockish_journal.model.access_set import AccessSet, clock_key, conflict, object_of
 from tests.engine.nodes import TestNode
 
 
@@ -55,6 +55,32 @@ def test_a_statement_that_changes_very_many_rows_writes_all_between_them(
     node.run("CREATE TABLE w(a PRIMARY KEY, b) WITHOUT ROWID")
     whole = node.prepare("WITH n(i) AS (VALUES (1), (2), (3), (4), (5), (6)) INSERT INTO w SELECT i, i FROM n")
     assert (b"t:w\0", b"t:w\0\xff") in whole.access_set.write_ranges
+
+
+@pytest.mark.parametrize(
+    ("statement", "spans"),
+    [
+        ("DELETE FROM t", {"i:plain", "i:one", "i:some", "i:made"}),
+        ("UPDATE t SET c = c + 1", {"i:plain", "i:one"}),
+        ("UPDATE t SET a = a || 'x'", {"i:plain"}),
+        ("UPDATE t SET id = id + 100", {"i:plain", "i:one"}),
+        ("INSERT INTO t(a, b, c) SELECT a || 'y', b, c FROM t", {"i:plain"}),
+    ],
+)
+def test_where_others_write_an_index_and_are_not_in_its_way(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch, statement: str, spans: set[str]
+) -> None:
+    """In a UNIQUE one, two rows may want one value: there it must take none, which is known of columns alone."""
+    monkeypatch.setattr(bulk, "ROWS_MAX", 5)
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT, b INT, c INT)")
+    for index in ("INDEX plain ON t(b, c)", "UNIQUE INDEX one ON t(a)", "UNIQUE INDEX some ON t(a) WHERE b > 0",
+                  "UNIQUE INDEX made ON t(lower(a))"):  # fmt: skip
+        node.run(f"CREATE {index}")
+    numbers = "WITH n(i) AS (VALUES (1), (2), (3), (4), (5), (6))"
+    node.run(f"{numbers} INSERT INTO t SELECT i, 'a' || i, i, i FROM n")
+    prepared = node.prepare(statement)
+    assert {object_of(low) for low, _ in prepared.spans} == spans
+    assert set(prepared.spans) <= set(prepared.access_set.write_ranges)
 
 
 def test_what_cannot_travel_is_refused(node: TestNode) -> None:

@@ -29,6 +29,11 @@ _RESTORED = {
 }
 _TWICE = {"doubles": 0.5, "wait_ms": 10.0, "talks": 0.0, "alter": 0.0, "load_s": 2.0, "timeout_s": 2.0}
 _BEFORE_THE_WAIT = "(None if waited else self.disk.seen.commands.get(request.command))"
+_MOVED = "__import__('dataclasses').replace(prepared, base=dict(self.state.timelines.applied))"
+_LARGE = {
+    **{"piece_bytes": 40, "voters": 3, "hot": 0.9, "keys": 4, "clients": 10, "think_ms": 2.0, "delay_ms": 3.0},
+    **{"talks": 0.0, "alter": 0.0, "load_s": 2.0, "dead": 0, "faults": ()},
+}
 _TALKS = {"talks": 0.7, "voters": 3, "hot": 0.5, "delay_ms": 5.0, "load_s": 3.0}
 _HOPS = {
     **{"voters": 3, "dead": 0, "clients": 10, "wander": 1.0, "think_ms": 1.0, "delay_ms": 2.0, "sync_ms": 0.5},
@@ -136,8 +141,13 @@ USES: dict[str, Fault] = {
     ),
     "once is as often as one likes": fault(
         "an interactive transaction is lost when what it read has changed",
-        (once, "overtaken", "found = next(state.commit_window.conflicts(access_set, base), None)", "found = None"),
+        (once, "overtaken", "found = first_conflict(state.commit_window, access_set, base, spans)", "found = None"),
         **_TALKS,
+    ),
+    "kept, whatever others did": fault(
+        "what is large is begun again only if it would do the same now",
+        (_Coordinator, "_begin_again", "moved = move(self.state, inflight, prepared)", f"moved = {_MOVED}"),
+        **_LARGE,
     ),
     "settled and yet it happens": fault(
         "the empty transaction that settles a command conflicts with it",

@@ -103,6 +103,8 @@ class Coordinator:
             return
         if inflight.goes_first and self._waits_for_the_last(inflight):
             return
+        if inflight.kept is not None and self._begin_again(inflight, inflight.kept):
+            return
         if inflight.wants_clock and not inflight.once:
             inflight.move(Stage.CLOCK)
             inflight.read = None
@@ -123,8 +125,23 @@ class Coordinator:
                 return True
         return False
 
+    def _begin_again(self, inflight: InFlight, prepared: Prepared) -> bool:
+        """Begin what was executed before, on what is committed now; False if it has to be executed again.
+
+        What is large takes long to be executed, and others would be in its way each time that it is done.
+        """
+        moved = move(self.state, inflight, prepared)
+        if isinstance(moved, BedrockishError) or not self.state.roster.is_voter(self.state.me):
+            inflight.kept = None
+            return False
+        inflight.move(Stage.EXECUTING)
+        inflight.attempts += 1
+        self._lead(inflight, moved)
+        return True
+
     def _execute_at(self, inflight: InFlight) -> None:
         inflight.move(Stage.EXECUTING)
+        inflight.kept = None
         inflight.executed_at = self.state.clock.now.seconds
         # What an earlier execution was refused with rests on what was true then.
         inflight.refused = None
@@ -199,11 +216,13 @@ class Coordinator:
         if not state.roster.is_voter(state.me):
             self._refuse_write(inflight)
             return
-        if requests.is_large(prepared, state.settings.inline_bytes) and self.offers.has_to_wait(number, prepared):
-            inflight.move(Stage.AHEAD)
-            inflight.ahead = prepared
-            self.replies.wait_queue.leave(inflight)  # nobody is to wait for what may take seconds to arrive
-            return
+        if requests.is_large(prepared, state.settings.inline_bytes):
+            if self.offers.has_to_wait(number, prepared):
+                inflight.move(Stage.AHEAD)
+                inflight.ahead = prepared
+                self.replies.wait_queue.leave(inflight)  # nobody is to wait for what may take seconds to arrive
+                return
+            inflight.keep(prepared)
         self._lead(inflight, prepared)
 
     def overtaken(self, number: int, prepared: Prepared) -> None:
@@ -239,6 +258,7 @@ class Coordinator:
         # The pieces took their time, others committed meanwhile: it takes a base of now, or is executed again.
         moved = move(self.state, inflight, prepared)
         if not isinstance(moved, BedrockishError):
+            inflight.keep(moved)
             self._lead(inflight, moved)
         elif inflight.once:
             self.replies.end(inflight, moved)
@@ -299,6 +319,7 @@ class Coordinator:
         if found == (FORGOTTEN, command_key(inflight.request.command)):
             self.replies.end(inflight, forgotten(inflight.request.command, None))
         else:
+            inflight.kept = None
             self.replies.pause(inflight, 1)  # it may have to be applied first
 
     def _goes_alone(self, inflight: InFlight, prepared: Prepared) -> bool:

@@ -93,6 +93,7 @@ class InFlight:
         refused: what its execution was refused with, while a majority is asked whether that rests on the newest data.
         answer: what to answer when its schema change is in force.
         ahead: what was executed, while its pieces are on their way to a quorum.
+        kept: what its last execution gave, if that is large: begun again as it is as long as it would be the same.
         contested: it has waited for others, or was rejected for them.
         writes: it has been led, or the driver knows that it writes.
         is_free: it only came together with those whose transaction it shares, or may share: it need not wait for them.
@@ -126,6 +127,7 @@ class InFlight:
     refused: BedrockishError | None = None
     answer: Answer | None = None
     ahead: Prepared | None = None
+    kept: Prepared | None = None
     contested: bool = False
     writes: bool = False
     is_free: bool = False
@@ -149,6 +151,12 @@ class InFlight:
         """Go on to another stage, one that ``MOVES`` has for where it is."""
         assert stage in MOVES[self.stage], f"a request that {self.stage.value} does not go on to: {stage.value}"
         self.stage = stage
+
+    def keep(self, prepared: Prepared) -> None:
+        """Keep what was executed, to begin it again if somebody is in its way."""
+        # Not what others share, or what was told its clock or answered to its client: that is of one moment.
+        if not (self.once or prepared.clock or prepared.joined):
+            self.kept = prepared
 
     def extend(self, state: State) -> bool:
         """Move the deadline once, if it is at work, or travels, and its client has more time.

@@ -101,8 +101,10 @@ class Reservations:
         # It goes on and does not come through: those who stand behind it would wait as long, and it would be for them
         # to be tired next.
         self._wait_queue.leave(inflight)
-        # It would not get through in that time either, and others would have waited for nothing.
-        if self._own is None and 1000 * inflight.took_s < self._state.settings.reserve_ms:
+        # It would not get through in that time either, and others would have waited for nothing. Not so what is only to
+        # be begun again.
+        is_short = inflight.kept is not None or 1000 * inflight.took_s < self._state.settings.reserve_ms
+        if self._own is None and is_short:
             self._ask(inflight, without_names(access_set))
 
     def _is_tired(self, inflight: InFlight, access_set: AccessSet, kind: str) -> bool:

@@ -10,21 +10,22 @@ from typing import Protocol
 
 from bedrockish.core.coordinator.request import InFlight, readable
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.core.state.certifier import Conflict, claim
+from bedrockish.core.state.certifier import CommitWindow, Conflict, claim
 from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError
-from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet
+from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, Range
 from bedrockish_journal.model.vector import Vector
 
 
-def overtaken(state: State, access_set: AccessSet, base: Vector) -> ConflictError | None:
+def overtaken(state: State, access_set: AccessSet, base: Vector, spans: tuple[Range, ...] = ()) -> ConflictError | None:
     """Return the error for a transaction that a commit outside its base has overtaken; None if it can go on.
 
     Args:
         state: of the node that executed it.
         access_set: what it has read and written.
         base: the commits that it has seen.
+        spans: as those of ``Prepared``.
     """
     # Commits that this base has not seen are dropped already: what cannot be compared counts as a conflict.
     if any(base.get(leader, 0) < tick for leader, tick in state.commit_window.floor.items()):
@@ -33,12 +34,29 @@ def overtaken(state: State, access_set: AccessSet, base: Vector) -> ConflictErro
             f"the transaction's snapshot is older than {window_s:g} s, and what it read may have changed since; "
             "it did not happen: run it again"
         )
-    found = next(state.commit_window.conflicts(access_set, base), None)
+    found = first_conflict(state.commit_window, access_set, base, spans)
     if found is None:
         return None
     note_conflict(state.counts, access_set, found.key)
     state.note_rival(found.key, found.other)
     return lost_to(found)
+
+
+def first_conflict(
+    window: CommitWindow, access_set: AccessSet, base: Vector, spans: tuple[Range, ...]
+) -> Conflict | None:
+    """Return a commit outside a base that has changed what a transaction rests on, None if there is none.
+
+    A statement over much of a table writes all of its indexes, as it is told, and whoever has inserted a row elsewhere
+    in the table meanwhile has written into them, too. In ``spans`` only who has read is in its way.
+    """
+    if spans:
+        written = tuple(one for one in access_set.write_ranges if one not in spans)
+        access_set = replace(access_set, write_ranges=written)
+        found = next(window.readers(spans, base), None)
+        if found is not None:
+            return found
+    return next(window.conflicts(access_set, base), None)
 
 
 class AccessSets(Protocol):
@@ -102,7 +120,7 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
         now = state.clock.read()
         # With its command and a clock of now: its command may have happened elsewhere, or a schema change be in force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
-    return overtaken(state, access_set, prepared.base)
+    return overtaken(state, access_set, prepared.base, prepared.spans)
 
 
 def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | BedrockishError:

@@ -11,7 +11,7 @@ import cbor2
 
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.health import Alarm
-from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.access_set import AccessSet, Range
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import MemberSaid, MembershipSaid, UserSaid, pack_membership, read_membership
@@ -41,6 +41,9 @@ class Prepared:
         users: whose each of these commands is, itself first; empty if there is one, or nobody has to say.
         delay_ms: how long after its decision a change of the schema is to come into force at the earliest: so long do
             nodes need to build an index beside its table.
+        spans: of the ranges that it writes, those that stand for many entries of an index. Each entry is of a row whose
+            key is written as well, so whoever has written other rows has written other entries. Who has read there
+            conflicts.
     """
 
     base: Vector
@@ -55,6 +58,7 @@ class Prepared:
     shares: tuple[int, ...] = ()
     users: tuple[str, ...] = ()
     delay_ms: int = 0
+    spans: tuple[Range, ...] = ()
 
 
 @dataclass(slots=True)

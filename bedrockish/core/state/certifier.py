@@ -26,6 +26,7 @@ from bedrockish_journal.model.access_set import (
     READS,
     WRITES,
     AccessSet,
+    Range,
     clock_key,
     clocks_from,
     conflict,
@@ -382,6 +383,21 @@ class Segment:
                     seen.add(owner)
                     yield Conflict(self._txid(owner), found)
 
+    def readers(self, ranges: Sequence[Range], base: Vector) -> Iterator[Conflict]:
+        """Yield the commits outside a base that have read in these ranges."""
+        for low, high in ranges:
+            for key, owner in self._between(low, high, _READ):
+                if not self._owner_is_in(owner, base):
+                    yield Conflict(self._txid(owner), key)
+        for owner in (*self._large, *self._ranged):
+            if not self._owner_is_in(owner, base):
+                ranged = self._ranged.get(owner)
+                found = ranged.read_in(ranges) if ranged is not None else None
+                if found is None and owner in self._large:
+                    found = self._large[owner][0].first_among(frozenset(), ranges)
+                if found is not None:
+                    yield Conflict(self._txid(owner), found)
+
     def _conflict_with(self, owner: int, access_set: AccessSet) -> bytes | None:
         """Return a key at which an access set conflicts with the ranges of a commit, or the keys of a large one."""
         ranged = self._ranged.get(owner)
@@ -598,6 +614,18 @@ class CommitWindow:
         for segment in reversed(self._segments):
             if not segment.is_in(base):
                 yield from segment.conflicts(access_set, base, own)
+
+    def readers(self, ranges: Sequence[Range], base: Vector) -> Iterator[Conflict]:
+        """Yield the commits that ``base`` has not seen and that have read in these ranges; one by one, which is for few
+        who ask.
+        """
+        for txid, known in self.known.items():
+            found = None if known.is_in(base) else known.access_set.read_in(ranges)
+            if found is not None:
+                yield Conflict(txid, found)
+        for segment in self._segments:
+            if not segment.is_in(base):
+                yield from segment.readers(ranges, base)
 
     def any_conflicts(self, access_set: AccessSet, above: int) -> Iterator[Txid]:
         """Yield the commits with a clock above ``above``, safe time or more, that conflict, seen or not."""

@@ -459,7 +459,8 @@ class Executor:
         # it could say "nothing" here while its first attempt commits elsewhere.
         packed = encode_changes(changes) if writes else b""
         access_set = gatherer.rows(changes, blurred)
-        return Prepared(base, version, not writes, ROWS, access_set, packed, result)
+        spans = gatherer.spans(access_set, changes)
+        return Prepared(base, version, not writes, ROWS, access_set, packed, result, spans=spans)
 
 
 def refused_on(base: dict[str, int], version: int, access_set: AccessSet) -> Prepared:

@@ -210,3 +210,7 @@ class AccessSetBuilder:
         for table in sorted(bulk) if bulk else ():
             write_ranges.update(keys.in_bulk(table, changes))
         return access_set(self._points, self._ranges, writes, write_ranges)
+
+    def spans(self, access_set: AccessSet, changes: Sequence[Change]) -> tuple[Range, ...]:
+        """Return what ``Prepared.spans`` are of a request with that access set that made these changes."""
+        return self._analysis.keys.spans(access_set.write_ranges, changes) if access_set.write_ranges else ()

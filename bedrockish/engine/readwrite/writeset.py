@@ -36,7 +36,7 @@ from bedrockish.engine.sqlite.key_encoding import (
     encoder,
     object_prefix,
 )
-from bedrockish_journal.model.access_set import HIGH, Range, object_range
+from bedrockish_journal.model.access_set import HIGH, Range, object_of, object_range
 from bedrockish_journal.model.changes import Change, Row, same_value
 
 Keys = tuple[list[bytes], list[Range]]
@@ -99,6 +99,28 @@ class WriteKeys:
         """
         rowids = {rowid for one in changes if one.table == table for rowid in (one.rowid, one.rowid_after)}
         return self._of(table).between(rowids)
+
+    def spans(self, ranges: Iterable[Range], changes: Sequence[Change]) -> tuple[Range, ...]:
+        """Return those of the ranges that row changes write in which nobody else's writes are of any concern to them.
+
+        They are of indexes. An entry is of one row, whose own key is written with it, so it is enough that two
+        transactions are compared by these. Of a UNIQUE index that holds only if no value is taken: two rows want one.
+        """
+        found: list[Range] = []
+        indexes = {
+            index.object: (index, table)
+            for table in sorted({one.table for one in changes})
+            for index in self._schema.tables[table].indexes
+        }
+        for one in ranges:
+            name = object_of(one[0])
+            index, table = indexes.get(name, (None, ""))
+            if index is None or one[1] > object_range(name)[1]:
+                continue
+            own = (change for change in changes if change.table == table)
+            if not index.unique or not self._of(table).takes(index, own):
+                found.append(one)
+        return tuple(found)
 
     def _of(self, name: str) -> "_TableKeys":
         found = self._tables.get(name)
@@ -201,6 +223,24 @@ class _TableKeys:
         if index.unique:
             told = tuple(places[: index.declared])
             self._uniques.append((_joiner(prefix, cells[: index.declared]), told, index.partial))
+
+    def takes(self, index: Index, changes: Iterable[Change]) -> bool:
+        """Whether row changes may give a row a value in a UNIQUE index that it did not have there before."""
+        columns = index.columns[: index.declared]
+        # Of others, SQLite computes the values, or whether the row is in the index at all: only a deletion takes none.
+        told = not index.partial and not index.opaque and all(map(self._is_stored, columns))
+        places = tuple(map(self._place, columns)) if told else ()
+        told = told and self._rowid_place not in places
+        for change in changes:
+            before, after = change.before, change.after
+            if after is None:
+                continue
+            if before is None or not told:
+                return True
+            for place in places:
+                if before[place] != after[place]:
+                    return True
+        return False
 
     def _is_stored(self, column: int) -> bool:
         return column == ROWID or (column >= 0 and self._table.columns[column].place is not None)

@@ -13,7 +13,7 @@ How columns become bytes is the engine's business; nobody else looks inside.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from itertools import islice
 from operator import lt
@@ -108,6 +108,17 @@ class AccessSet:
         order = self.ordered(which)
         at = bisect_left(order, low)
         return order[at] if at < len(order) and order[at] < high else None
+
+    def read_in(self, ranges: Iterable[Range]) -> bytes | None:
+        """Return a key in one of these ranges that was read, or None."""
+        for low, high in ranges:
+            found = self.first(READS, low, high)
+            if found is not None:
+                return found
+            for first, last in self.read_ranges:
+                if low < last and first < high:
+                    return max(low, first)
+        return None
 
     @classmethod
     def unpack(cls, packed: object) -> "AccessSet":

@@ -22,14 +22,14 @@ from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish.engine.sqlite.errors import beginning
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
-from bedrockish.engine.storage.database_file import is_node_file, others_may_read
+from bedrockish.engine.storage.database_file import go_over, is_node_file, others_may_read, unused
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError
 from bedrockish.node.admin.anchoring import Anchoring
 from bedrockish.node.admin.watching import files_max, wait_for_room
 from bedrockish.node.client_session import serve_client
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.cluster.donor import Donor
-from bedrockish.node.cluster.identity import find_cluster, only_asks
+from bedrockish.node.cluster.identity import find_cluster, find_other_cluster, only_asks
 from bedrockish.node.cluster.membership import addresses
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.plugins import Plugins
@@ -202,9 +202,14 @@ async def _install(config: Config, copy: Path) -> None:
 
 async def _founding(config: Config, credentials: Credentials) -> Founding:
     """Return what a new file begins with, and of which an old one must have the node's name."""
-    cluster_id, level = "", LEVEL
-    if not is_node_file(Path(config.database)):
+    cluster_id, level, path = "", LEVEL, Path(config.database)
+    if not is_node_file(path):
         cluster_id, level = await find_cluster(config, credentials.entry())
+    elif (ours := unused(path)) is not None:
+        other = await find_other_cluster(config, credentials.entry(), ours)
+        if other is not None:
+            logger.warning("this file was founded apart from the others, and is not used yet; it becomes one of theirs")
+            go_over(path, *other)
     members = {node: Member(node, str(address)) for node, address in config.peers.items()}
     return Founding(config.node, Membership(0, members, cluster_id, level), secrets.token_hex(8))
 

@@ -302,3 +302,80 @@ async def test_the_last_release_is_refused_when_all_have_gone_on(tmp_path: Path,
         assert "are not a membership" in cluster.nodes[2].last_words()
         async with open_client(cluster.url(0, options=PATIENT)) as client:
             await client.execute("CREATE TABLE t(a)")
+
+
+def founded_by(cluster: LocalCluster, last: Sequence[Path], old: str, order: str) -> None:
+    """Start nodes on empty files, one after the other; some of them are of the last release."""
+    for node in cluster.nodes:
+        node.sources = last if node.name in old else SOURCES
+    for name in order:
+        cluster.nodes["ABC".index(name)].start()
+
+
+async def refused(cluster: LocalCluster, index: int, code: str, *said: str) -> None:
+    """Wait until a node has a trouble that says so."""
+
+    async def is_said() -> bool:
+        troubles = (await status_of(cluster, index))["troubles"]
+        return any(one["code"] == code and all(text in one["text"] for text in said) for one in troubles)
+
+    await until(f"{cluster.nodes[index].name} says {said}", is_said)
+
+
+async def test_a_node_of_the_last_release_beside_new_ones_is_named_and_comes_in_when_it_is_upgraded(
+    tmp_path: Path, last: list[Path]
+) -> None:
+    """Two of three found a cluster at their level; the third founds one of its own, and goes over to theirs."""
+    cluster = LocalCluster(tmp_path / "cluster")
+    cluster.write_files()
+    try:
+        founded_by(cluster, last, "C", "AB")
+        async with open_client(cluster.url(0, options=PATIENT)) as client:
+            await client.execute("CREATE TABLE t(a)")
+            founded_by(cluster, last, "C", "C")
+            for index in (0, 1):
+                await refused(cluster, index, "node_trouble", "C runs a program of release level 1", "install")
+            await client.execute("INSERT INTO t VALUES (1)")
+        await restart(cluster, 2, SOURCES)
+        async with open_client(cluster.url(2, only=True, options=PATIENT)) as client:
+            assert (await client.execute("SELECT a FROM t", read="strict")).value() == 1
+            await client.execute("INSERT INTO t VALUES (2)")
+        assert "it becomes one of theirs" in cluster.nodes[2].log.read_text()
+        await level(cluster)
+        cluster.stop()
+        judge_files(cluster)
+    finally:
+        cluster.stop()
+
+
+async def test_a_new_node_that_founded_alone_goes_over_to_those_of_the_last_release(
+    tmp_path: Path, last: list[Path]
+) -> None:
+    """It was the first to start; the others are most, found a cluster of their release, and write into it."""
+    cluster = LocalCluster(tmp_path / "cluster")
+    cluster.write_files()
+    try:
+        founded_by(cluster, last, "BC", "A")
+
+        async def alone() -> bool:
+            return bool((await status_of(cluster, 0))["cluster_id"])
+
+        await until("A has founded a cluster", alone)
+        founded_by(cluster, last, "BC", "BC")
+        async with open_client(cluster.url(1, only=True, options=PATIENT)) as client:
+            await client.execute("CREATE TABLE t(a)")
+            await client.execute("INSERT INTO t VALUES (1)")
+        await refused(cluster, 0, "node_trouble", "release level 1")
+        await restart(cluster, 0, SOURCES)
+        assert "it becomes one of theirs" in cluster.nodes[0].log.read_text()
+        async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
+            assert (await client.execute("SELECT a FROM t", read="strict")).value() == 1
+            await client.execute("INSERT INTO t VALUES (2)")
+        for index in (1, 2):
+            await restart(cluster, index, SOURCES)
+        await raised(cluster)
+        await level(cluster)
+        cluster.stop()
+        judge_files(cluster)
+    finally:
+        cluster.stop()

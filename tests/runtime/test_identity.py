@@ -1,5 +1,6 @@
 """Which cluster a node belongs to, whom it takes for one of its own, and whose word about its file it believes."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,19 @@ from bedrockish.api.url import Address
 from bedrockish.client.credentials import Entry
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
-from bedrockish.core.protocol.records import Member, Membership
+from bedrockish.core.protocol.records import Member, Membership, decode_membership
 from bedrockish.engine.engine import Engine, Founding
-from bedrockish.engine.storage.database_file import is_node_file
+from bedrockish.engine.storage.database_file import go_over, is_node_file, unused
 from bedrockish.errors import ConfigError
 from bedrockish.node.cluster import identity
-from bedrockish.node.cluster.identity import ASKS, OLDER_RELEASE, find_cluster, judge_identity, only_asks
+from bedrockish.node.cluster.identity import (
+    ASKS,
+    OLDER_RELEASE,
+    find_cluster,
+    find_other_cluster,
+    judge_identity,
+    only_asks,
+)
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, disbelieve
 from bedrockish.node.cluster.starts import STARTS, read_starts
 from bedrockish.node.event_loop import Runtime
@@ -214,3 +222,70 @@ async def test_an_accusation_of_a_stranger_or_of_what_cannot_be_bars_nobody(tmp_
         assert state.roster.lost
         nursery.cancel_scope.cancel()
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("ours", "told", "taken"),
+    [
+        ("", ["x", "x"], "x"),
+        ("", ["x", None], "x"),  # of an old release, beside a new node: two of three are at a cluster with an id
+        ("", ["x", ""], None),  # most of them have none
+        ("", ["", ""], None),
+        ("", [None, None], None),
+        ("y", ["", ""], ""),
+        ("y", ["x", "x"], "x"),
+        ("y", ["x", None], None),  # one alone may be at a wrong address
+        ("y", ["y", ""], None),
+        ("y", ["x", ""], None),
+        ("", ["x", "", None, None], "x"),
+        ("", ["x", "", "", None], None),
+        ("y", ["x", "x", None, None], None),
+        ("y", ["x", "x", "x", None], "x"),
+    ],
+)
+async def test_where_an_unused_file_goes(ours: str, told: list[str | None], taken: str | None) -> None:
+    async with trio.open_nursery() as nursery:
+        ports = {"A": 1}
+        for name, one in zip("BCDE", told, strict=False):
+            info = {"cluster_id": one, "cluster_level": LEVEL} if one else RELEASE_0_1_0
+            ports[name] = 2 if one is None else await listening(nursery, info, name)
+        found = await find_other_cluster(config("A", **ports), Entry(), members(ours, LEVEL if ours else 1))
+        assert found == (None if taken is None else (taken, LEVEL if taken else 1))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_cluster_of_a_level_that_nobody_here_reads_is_not_gone_to() -> None:
+    async with trio.open_nursery() as nursery:
+        port = await listening(nursery, {"cluster_id": "x", "cluster_level": LEVEL + 1}, "B")
+        assert await find_other_cluster(config("A", A=1, B=port), Entry(), NONE_YET) is None
+        nursery.cancel_scope.cancel()
+
+
+def test_a_file_is_unused_until_something_is_promised_or_written(tmp_path: Path) -> None:
+    """Its node may go to another cluster until then."""
+    path = tmp_path / "a.db"
+    ours = Membership(0, {"A": Member("A", "h:1"), "B": Member("B", "h:2")}, "ours", 2)
+    assert unused(path) is None
+    Engine.open(path, founding=Founding("A", ours, "store")).close()
+    assert unused(path) == ours
+    go_over(path, "theirs", LEVEL)
+    gone = replace(ours, cluster_id="theirs", level=LEVEL)
+    assert unused(path) == gone
+    engine = Engine.open(path, founding=None)
+    assert decode_membership(engine.bootstrap) == engine.recover().membership == gone
+    engine.close()
+    for key in ("cut", "safe"):
+        engine = Engine.open(path, founding=None)
+        engine.set_meta(key, 7)
+        engine.flush()
+        engine.close()
+        assert unused(path) is None
+        go_over(path, "nowhere", LEVEL)
+        engine = Engine.open(path, founding=None)
+        assert decode_membership(engine.bootstrap) == gone
+        with pytest.raises(ConfigError, match="in use by another node"):
+            go_over(path, "nowhere", LEVEL)
+        engine.set_meta(key, None)
+        engine.flush()
+        engine.close()
+    assert unused(path) == gone

@@ -3,8 +3,8 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import apsw
@@ -29,6 +29,7 @@ READABLE_BY_OTHERS = 0o077
 INCREMENTAL = 2  # auto_vacuum: free pages can be given back to the disk, some at a time
 CACHE_KIB = 64 << 10
 WIDE_KIB = 256 << 10  # while a batch has something large
+_PROMISES = ("cut", "safe", "settled", "joining", "lost")  # of a file that has taken part in something
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
 
@@ -177,6 +178,45 @@ def is_node_file(path: Path) -> bool:
         return True
     finally:
         db.close()
+
+
+def unused(path: Path) -> Membership | None:
+    """Return what a node's file was founded with if nothing was promised or written in it since; else None."""
+    with suppress(apsw.Error), closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+        db.set_busy_timeout(RECOVERY_MS)
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        return _unused(db)
+    return None
+
+
+def _unused(db: apsw.Connection) -> Membership | None:
+    """Tell it of an open file. Who has closed time has promised something, and so has who has a vote."""
+    membership = system.get_meta(db, "membership")
+    if membership != system.get_meta(db, "bootstrap") or any(system.get_meta(db, key) for key in _PROMISES):
+        return None
+    for table in ("bedrockish_vote", "bedrockish_journal", "bedrockish_pruned"):
+        if db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None:
+            return None
+    found = decode_membership(membership)
+    return found if found.version == 0 else None
+
+
+def go_over(path: Path, cluster_id: str, level: int) -> None:
+    """Make an unused file one of another cluster; nothing happens if it is used.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    lock = FileLock(path.resolve())
+    try:
+        with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db, db:
+            found = _unused(db)
+            if found is not None:
+                membership = encode_membership(replace(found, cluster_id=cluster_id, level=level))
+                for key in ("bootstrap", "membership"):
+                    system.set_meta(db, key, membership)
+    finally:
+        lock.close()
 
 
 def _check_level(path: Path, level: int) -> None:

@@ -8,6 +8,7 @@ are not counted, and what it says about our file is not believed.
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 
 import trio
@@ -66,7 +67,8 @@ def judge_identity(hello: Hello, membership: Membership, stores: Mapping[str, st
         Code.CLUSTER,
         f"{node} is of another cluster of the same name (its id is {theirs or none}, ours is {ours or none}); put its "
         f"address right with 'bedrockish member address URL {node} HOST:PORT', or, if {node} has lost its file, give "
-        f"its place to a new node with 'bedrockish member replace URL {node} NEW'",
+        f"its place to a new node with 'bedrockish member replace URL {node} NEW'; if nothing was ever written at "
+        f"{node}, start it again, and it comes here",
     )
 
 
@@ -109,6 +111,40 @@ async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
             )
         await trio.sleep(pause)
         pause = min(2 * pause, PAUSE_S_MAX)
+
+
+async def find_other_cluster(config: Config, entry: Entry, ours: Membership) -> tuple[str, int] | None:
+    """Return the id and the release level that a node with an unused file takes instead of its own; None: it keeps it.
+
+    Two releases that found a cluster together, each on empty files, found two: the older one gives no id. Nothing is
+    lost with a file in which nothing was promised or written, so its node goes where most members are; or, from a
+    cluster without an id that most members are not in, to one with an id.
+
+    Args:
+        config: names the members.
+        entry: how this node comes in at the others.
+        ours: what the file was founded with.
+    """
+    told: dict[str, tuple[str, int]] = {}
+
+    async def ask(node: str, address: Address) -> None:
+        try:
+            told[node] = await _ask(config, entry, node, address)
+        except (NetError, ConfigError) as error:
+            logger.debug("%s does not tell its cluster: %s", node, error)
+
+    async with trio.open_nursery() as nursery:
+        for node, address in config.peers.items():
+            if node != config.node:
+                nursery.start_soon(ask, node, address)
+    counted = Counter(found for found, _ in told.values())
+    with_us = 1 + counted.pop(ours.cluster_id, 0)
+    if not counted:
+        return None
+    (found, count), half = counted.most_common(1)[0], len(config.peers) / 2
+    if count > half or (not ours.cluster_id and with_us <= half):
+        return next(one for one in told.values() if one[0] == found)
+    return None
 
 
 async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tuple[str, int]:

@@ -17,7 +17,7 @@ class Limits:
         inbox_bytes_max: what may wait for our own consumer; above it, we stop reading from the stream.
         hello_seconds: how long a handshake may take, connecting included.
         ping_seconds: after so much silence we ask whether the other end is alive.
-        silence_seconds: after so much silence the link is given up.
+        silence_seconds: after so much silence, in which nothing was taken of what is sent either, the link is given up.
         goodbye_seconds: how long closing may wait for the last bytes to leave.
     """
 

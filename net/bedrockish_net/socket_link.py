@@ -23,7 +23,7 @@ class SocketLink:
 
     Attributes:
         over: why it is over; None while it is not.
-        heard: seconds at which the other end was last heard.
+        heard: seconds at which the other end was last heard, or took some of what waits for it.
     """
 
     def __init__(self, sock: socket.socket, connection: Connection, limits: Limits, name: str) -> None:
@@ -75,7 +75,10 @@ class SocketLink:
     def flush(self) -> None:
         """Send what waits, as far as the socket has room now."""
         while self._unsent and self.over is None:
-            rest = self._push(self._unsent[0])
+            waiting = self._unsent[0]
+            rest = self._push(waiting)
+            if len(rest) < len(waiting):
+                self.heard = monotonic()  # a ping waits behind it: that some of it is taken is a sign of life
             if rest:
                 self._unsent[0] = rest
                 return

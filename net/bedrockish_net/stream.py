@@ -551,7 +551,8 @@ class Link:
             stalled = now - wake > limits.ping_seconds  # our own loop stood still: what was sent to us is unread yet
             if stalled or self._is_held_up():
                 self._heard = now
-            if now - self._heard >= limits.silence_seconds:
+            # A ping waits behind what is on its way, and nobody answers what he has not read: that he takes it will do.
+            if now - max(self._heard, self._moved) >= limits.silence_seconds:
                 self._end(Code.TIMEOUT, f"{self.remote.node} was silent for {limits.silence_seconds:g} s")
                 return
             if now - self._heard >= limits.ping_seconds and not self._outbox and not self._is_finishing:

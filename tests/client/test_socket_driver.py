@@ -98,6 +98,23 @@ def test_silence_ends_a_link_unless_nobody_looked() -> None:
         assert mine.over.code == "timeout"
 
 
+def test_who_takes_what_is_sent_is_not_silent() -> None:
+    """A ping waits behind a long message, and nobody answers what he has not read."""
+    with link() as (mine, other):
+        mine.send(bytes(20 << 20))
+        mine.flush()
+        before = mine.heard
+        mine.flush()
+        assert mine.heard == before, "nothing was taken"
+        while mine.heard == before:
+            mine.flush()
+            other.sock.recv(1 << 20)
+        mine.tend(before + Limits().silence_seconds)
+        assert mine.over is None
+        mine.tend(mine.heard + Limits().silence_seconds)
+        assert mine.over is not None
+
+
 def test_what_the_socket_has_no_room_for_waits() -> None:
     with link() as (mine, other):
         payload = bytes(range(256)) * 40_000

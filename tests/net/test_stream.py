@@ -20,7 +20,7 @@ from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
 from bedrockish_net.handshake import READ_BYTES, READ_FIRST_BYTES, dial_on
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
-from bedrockish_net.stream import Link
+from bedrockish_net.stream import SLICE_BYTES, Link
 
 A = Hello("A", "shop", to="B")
 B = Hello("B", "shop")
@@ -134,6 +134,19 @@ async def test_silence_ends_the_link(autojump_clock: trio.testing.MockClock) -> 
             await a.receive()
         assert caught.value.code == Code.TIMEOUT
         assert 8 <= trio.current_time() < 12
+
+
+async def test_who_takes_what_is_sent_is_not_silent(autojump_clock: trio.testing.MockClock) -> None:
+    """Nobody answers a ping that waits behind a long message, or what he has not read yet."""
+    async with half_link(Limits()) as (a, stream):
+        a.send_nowait(bytes(20 * SLICE_BYTES))
+        for _ in range(20):
+            await trio.sleep(1)
+            assert len(await stream.receive_some(SLICE_BYTES)) == SLICE_BYTES
+        assert a.closed is None
+        took = trio.current_time()
+        assert "B was silent for 8 s" in (await a.wait_closed()).reason
+        assert 8 <= trio.current_time() - took < 12
 
 
 async def test_pings_keep_an_idle_link(autojump_clock: trio.testing.MockClock) -> None:

@@ -12,6 +12,7 @@ from bedrockish.client.feed import Changes
 from bedrockish_journal.feed.change_feed import Committed
 from bedrockish_journal.feed.json_form import as_data
 from bedrockish_journal.model.changes import Change, Row
+from bedrockish_journal.model.transaction import MEMBERS
 
 
 @click.command(cls=UrlCommand)
@@ -45,7 +46,9 @@ def as_text(transaction: Committed) -> str:
     elif user is not None:
         head += f" of {visible(user)}"
     makers = transaction.makers if transaction.joined else (None,) * len(transaction.changes)
-    lines = map(_line, transaction.changes, makers)
+    lines = list(map(_line, transaction.changes, makers))
+    if transaction.kind == MEMBERS:
+        lines.append("    members or users were changed")
     return "\n".join([head, *lines, *(f"    {text}" for text in transaction.statements)])
 
 

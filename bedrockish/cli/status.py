@@ -1,6 +1,7 @@
 """``bedrockish status`` and ``bedrockish nodes``: what a node says about itself and the others."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import click
@@ -47,6 +48,8 @@ def print_status(found: dict[str, Any], out: TextIO | None = None) -> None:
     table.add_column(overflow="fold")
     nodes, doubts = found.get("nodes"), found.get("in_doubt")
     for name, value in found.items():
+        if name == "certificates" and isinstance(value, dict):
+            value = {file: _day(end) for file, end in value.items()}
         apart = name in ("nodes", "in_doubt", "troubles") and isinstance(value, dict | list)
         if not apart:
             table.add_row(Text(visible(name)), Text(_text(value)))
@@ -111,6 +114,11 @@ def to_json(value: Any) -> str:
     return json.dumps(
         value, indent=2, ensure_ascii=False, default=lambda one: one.hex() if isinstance(one, bytes) else str(one)
     )
+
+
+def _day(end_s: Any) -> str:
+    """Return when a certificate ends, for a person."""
+    return f"until {datetime.fromtimestamp(end_s, UTC):%Y-%m-%d}" if isinstance(end_s, int | float) else str(end_s)
 
 
 def _text(value: Any) -> str:

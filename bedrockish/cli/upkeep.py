@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bedrockish.cli.safe_text import is_terminal
 from bedrockish.cli.url import UrlCommand, url_argument, url_at
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 
 TIMEOUT_S = 60.0
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+WIDE = 10_000  # characters: more than any table has; a program reads whole lines
 MEGABYTES = {"KB": 0.001, "MB": 1, "GB": 1_000, "TB": 1_000_000}
 
 
@@ -37,8 +39,9 @@ def clock(url: str, to: str | None) -> None:
             missing += "unreachable" in found
             offsets = {name: peer.get("wall_offset_ms") for name, peer in found.get("nodes", {}).items()}
             walls = ", ".join(f"{name} {offset:+}" for name, offset in offsets.items() if offset is not None)
-            rows.append((node, *(found.get(name) for name in NAMES), walls, found.get("unreachable")))
-        _print(("node", *NAMES, "walls_ms", ""), rows)
+            rows.append((node, *(found.get(name) for name in NAMES), walls))
+            _tell_missing(node, found)
+        _print(("node", *NAMES, "walls_ms"), rows)
         return 3 if missing else 0
 
     raise SystemExit(trio.run(run))
@@ -91,7 +94,8 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
         rows, missing = [], 0
         for node, found in (await everywhere(url, asked, only)).items():
             missing += "unreachable" in found
-            why = found.get("unreachable") or "; ".join(found.get("kept", ()))
+            why = "; ".join(found.get("kept", ()))
+            _tell_missing(node, found)
             rows.append((node, found.get("removed"), found.get("entries"), why))
         _print(("node", "removed", "left", "what is kept, and why"), rows)
         return 3 if missing else 0
@@ -139,10 +143,16 @@ async def everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None
     return found
 
 
+def _tell_missing(node: str, found: Mapping[str, Any]) -> None:
+    """Say why a node could not be asked: beside the table, where there is room for it."""
+    if "unreachable" in found:
+        click.echo(f"{node}: {found['unreachable']}", err=True)
+
+
 def _print(titles: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     table = Table(box=None, header_style="bold")
     for title in titles:
         table.add_column(Text(title), overflow="fold")
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    Console(soft_wrap=True).print(table)
+    Console(soft_wrap=True, width=None if is_terminal(None) else WIDE).print(table)

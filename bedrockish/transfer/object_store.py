@@ -191,6 +191,21 @@ def _fits(one: StoredFile) -> bool:
     return one.size >= 0 and len(one.chunks) == -(-one.size // CHUNK_BYTES)
 
 
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "file")
+FORMS = "write s3://bucket/prefix, gs://…, az://… or file:///…"
+NO_BUCKET = "there is no such bucket; make it first, or correct its name"
+MISTAKES = {  # by what the library or the store says of them; trying again does not help
+    "NoSuchBucket": NO_BUCKET,
+    "The specified bucket does not exist": NO_BUCKET,
+    "ContainerNotFound": NO_BUCKET,
+    "HTTP error: builder error": "the environment names a place without TLS; AWS_ALLOW_HTTP=true allows it, for a test",
+}
+HINTS = {
+    "169.254.169.254": "the environment has no credentials, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and "
+    "so the machine was asked for some",
+}
+
+
 class ObjectStore:
     """A prefix in an object store.
 
@@ -214,6 +229,8 @@ class ObjectStore:
         self._errors = (obstore.exceptions.BaseError, OSError)
         self._closed = (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError)
         self.url = url
+        if url.partition("://")[0] not in SCHEMES:
+            raise ConfigError(f"{url} is no object store; {FORMS}")
         self._keys = {key.id: key for key in keys}
         self._key = keys[0] if keys else None
         options: dict[str, Any] = {"mkdir": True} if url.startswith("file:") else {}
@@ -221,9 +238,7 @@ class ObjectStore:
             self._store: Any = obstore.store.from_url(url, **options)
         except Exception as error:  # what a wrong URL is, obstore says in several ways
             said = _first_line(error)
-            raise ConfigError(
-                f"{url} is no object store: {said}; write s3://bucket/prefix, gs://…, az://… or file:///…"
-            ) from error
+            raise ConfigError(f"{url} is no object store: {said}; {FORMS}") from error
 
     # -- objects ---------------------------------------------------------------------------------------------------
 
@@ -236,7 +251,12 @@ class ObjectStore:
         except FileNotFoundError as error:
             raise DamagedError(f"{self.url} has no {what}: {_first_line(error)}") from error
         except self._errors as error:
-            raise UnavailableError(f"{self.url}: {what}: {_first_line(error)}") from error
+            text = str(error)
+            for sign, why in MISTAKES.items():
+                if sign in text:
+                    raise ConfigError(f"{self.url}: {why}") from error
+            hint = next((f"; {why}" for sign, why in HINTS.items() if sign in text), "")
+            raise UnavailableError(f"{self.url}: {what}: {_first_line(error)}{hint}") from error
 
     def _seal(self, name: str, data: bytes) -> bytes:
         packed = zlib.compress(data, 1)

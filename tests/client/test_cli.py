@@ -1,5 +1,6 @@
 """The command line: what a user sees, one line and a status, whatever goes wrong."""
 
+import io
 import json
 import signal
 import threading
@@ -16,6 +17,7 @@ from bedrockish.api.requests import Result as SqlResult
 from bedrockish.cli.main import COMMANDS, main
 from bedrockish.cli.serve import read_config, run_until_signal
 from bedrockish.cli.shell.script import group, split
+from bedrockish.cli.status import print_status
 from bedrockish.config.config import Config, build
 from bedrockish.errors import ConfigError, SqlError, UsageError
 from tests.client.scripted import ScriptedNode
@@ -156,6 +158,9 @@ def test_status_and_nodes() -> None:
         assert json.loads(run("status", url, "--json").output)["node"] == "A"
         assert "127.0.0.1" in run("nodes", BEDROCKISH_URL=url).output
         assert "A" in run("status", url).output
+    shown = io.StringIO()
+    print_status({"node": "A", "certificates": {"certs/A.pem": 1953326360.0, "ca.pem": "unread"}}, shown)
+    assert "certs/A.pem: until 2031-11-24, ca.pem: unread" in shown.getvalue()
 
 
 def test_explain() -> None:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from bedrockish.errors import BedrockishError, ConfigError, DamagedError
+from bedrockish.errors import BedrockishError, ConfigError, DamagedError, UnavailableError
 from bedrockish.transfer import object_store
 from bedrockish.transfer.object_store import CHUNK_BYTES, Mirror, ObjectStore, fetch, make_key, read_key
 
@@ -212,7 +212,7 @@ def test_keys(tmp_path: Path) -> None:
     place.keys.clear()
     with pytest.raises(ConfigError, match="a key that was not given"):
         place.fetched("with none")
-    with pytest.raises(ConfigError, match="File exists"):
+    with pytest.raises(ConfigError, match="is there already"):
         make_key(old)
     for text, mode in (("00", 0o600), ("xyz", 0o600), ("00" * 32, 0o644)):
         bad = tmp_path / f"bad{mode}{text[:2]}"
@@ -245,3 +245,38 @@ def test_a_fetch_goes_on_and_spares_what_is_not_its_own(place: Place) -> None:
     (back / "mine").write_text("x")
     with pytest.raises(ConfigError, match="other files in it"):
         place.fetched()
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "told"),
+    [
+        ("404 Not Found: <?xml …>\n<Error><Code>NoSuchBucket</Code>", ConfigError, "no such bucket; make it first"),
+        (
+            "Error performing GET http://x/ in 4µs - HTTP error: builder error",
+            ConfigError,
+            "AWS_ALLOW_HTTP=true allows",
+        ),
+        ("PUT http://169.254.169.254/latest/api/token in 1ms - 403", UnavailableError, "has no credentials, such as"),
+        ("HTTP error: error sending request", UnavailableError, "error sending request"),
+    ],
+)
+def test_what_is_wrong_with_a_store_is_said_in_words(
+    place: Place, monkeypatch: pytest.MonkeyPatch, said: str, error: type[BedrockishError], told: str
+) -> None:
+    from obstore.exceptions import GenericError
+
+    class Fails:
+        def list(self, *_: object) -> None:
+            raise GenericError(said)
+
+    store = place.store()
+    monkeypatch.setattr(store, "_api", Fails())
+    with pytest.raises(error, match=told) as caught:
+        store.manifests()
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("url", ["http://host/backups", "https://bucket.s3.amazonaws.com/x", "memory:///x", "kept"])
+def test_what_is_no_store_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no object store; write s3://bucket/prefix"):
+        ObjectStore(url)

@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -24,7 +25,7 @@ from bedrockish_journal.feed.change_feed import (
 from bedrockish_journal.feed.json_form import as_data
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import INSERT, Change, encode_changes, encode_statements
-from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 
 
 def row(clock: int, leader: str, *tables: str) -> tuple[int, str, str, int, bytes]:
@@ -143,6 +144,8 @@ def test_each_change_is_told_with_the_command_that_made_it(journal: sqlite3.Conn
     assert [change["command"] for change in as_data(found[0])["changes"]] == ["first", "second", "second", "third"]
     assert [line.rpartition(" by ")[2] for line in as_text(found[0]).splitlines()[1:]] == list(found[0].makers)
     assert " by " not in as_text(found[1])
+    changed = as_text(replace(found[1], kind=MEMBERS, changes=(), statements=()))
+    assert changed.splitlines()[1:] == ["    members or users were changed"]
     feed = Feed(tables=["A"])
     only = [one for one in feed.take(journal.execute(*feed.question(100)).fetchall()) if one.joined]
     assert [one.makers for one in only] == [("first", "third"), (None, None), (None, None), ("first", "third")]

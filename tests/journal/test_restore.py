@@ -1,5 +1,6 @@
 """Restore: at every moment the same as who takes the commits one by one; and no moment that the files do not have."""
 
+import os
 import random
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.storage import pruning
 from bedrockish_journal.storage.store import find_places, scan
 from bedrockish_journal.storage.table_layout import Applier
+from bedrockish_journal.verify.new_file import NewFile
 from bedrockish_journal.verify.replay import RANDOM, digest, replay
 from bedrockish_journal.verify.restore import restore
 from tests.journal.world import SCHEMA_SQL, World
@@ -195,6 +197,27 @@ def test_a_moment_that_the_files_do_not_have_is_refused(lived: Lived, tmp_path: 
         restore(lived.path("A"), tmp_path / "mine.db")
     assert (tmp_path / "mine.db").read_text() == "mine"
     assert not list(tmp_path.glob("no.db*"))
+
+
+def test_why_nothing_can_be_written_is_said_in_words(
+    lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite says "not an error" of a disk that fills in a VACUUM, and nothing of rights."""
+
+    def full(file: NewFile, _: apsw.Connection) -> None:
+        raise apsw.FullError("not an error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NewFile, "compact", full)
+        with pytest.raises(TargetUnwritableError, match="cannot be written: there is no room; check the disk"):
+            restore(lived.backup, tmp_path / "no.db")
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: real(path, mode) and Path(path) != folder)
+    error = apsw.CantOpenError("unable to open database file")
+    assert NewFile(folder / "x.db").why_not(error) == f"nobody gave us the right to write in {folder}"
+    assert NewFile(tmp_path / "x.db").why_not(error) == "unable to open database file"
 
 
 def test_journals_that_do_not_go_on_from_the_backup_are_refused(lived: Lived, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ class Feed:
                 f"the journal of this node begins after {removed}, and the feed would go on after "
                 f"{self.cursor if self.cursor.clock else 'the beginning'}: what is between was removed to make room; "
                 "ask a node that still has it, or copy the tables with 'bedrockish export' and go on from the cursor "
-                "that it prints"
+                f"that it prints; to see only what is left, go on after {removed}"
             )
         self.is_last = len(rows) - 1 < self._limit and sum(len(row[5]) for row in rows) < PAGE_BYTES
         taken: list[Committed] = []

@@ -52,6 +52,16 @@ class NewFile:
         os.rename(self.path, self.name)
         _sync(self._folder, os.O_RDONLY | os.O_DIRECTORY)
 
+    def why_not(self, error: Exception) -> str:
+        """Return why it cannot be written, where SQLite does not say it in words."""
+        if isinstance(error, apsw.FullError):
+            return "there is no room"
+        if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError) and not os.access(
+            self._folder, os.W_OK | os.X_OK
+        ):
+            return f"nobody gave us the right to write in {self._folder}"
+        return str(error)
+
     def drop(self) -> None:
         """Remove what is not finished."""
         for path in (self.path, self._compact):

@@ -163,7 +163,8 @@ def replay(
         rebuild = _rebuild(file, sources, beginning, until, entries, progress, prepare)
         file.put_in_place()
     except (apsw.FullError, apsw.CantOpenError, apsw.ReadOnlyError, OSError) as error:
-        raise TargetUnwritableError(file.name, f"{file.name} cannot be written: {error}; check the disk") from error
+        why = file.why_not(error)
+        raise TargetUnwritableError(file.name, f"{file.name} cannot be written: {why}; check the disk") from error
     finally:
         for _, db in sources:
             db.close(True)

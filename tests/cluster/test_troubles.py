@@ -100,3 +100,8 @@ async def test_a_clock_that_is_wrong_is_named_at_both_ends(tmp_path: Path) -> No
         assert "behind this machine's" in found[0]["text"]
         found = await until_told(cluster, 2, {"clock_skew"})
         assert "behind most others'" in found[0]["text"]
+        cluster.nodes[2].kill()
+        cluster.nodes[2].start("serve", "--set", "wall_offset_ms=3600000")
+        await ready(cluster)
+        found = await until_told(cluster, 2, {"clock_skew"})  # and neither that safe time stands, nor who is slow
+        assert "ahead of most others'" in found[0]["text"]

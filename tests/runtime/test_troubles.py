@@ -99,6 +99,25 @@ def test_where_a_node_itself_holds_up_its_safe_time_nobody_is_told_to_remove_vot
     assert "safe_time" not in {one["code"] for one in Troubles().look(stands | changes, 100.0)}
 
 
+def lasting(status: dict[str, Any]) -> dict[str, str]:
+    """Return the text of each trouble that there is when this has lasted."""
+    troubles = Troubles()
+    troubles.look(status, 100.0)
+    return {one["code"]: one["text"] for one in troubles.look(status, 200.0)}
+
+
+def test_a_clock_that_is_ahead_makes_nothing_old() -> None:
+    """Safe time and what others say are measured by it; nobody is to remove voters for that."""
+    stands: dict[str, Any] = {"wall_offset_ms": -3_600_000, "report_lag_ms": 3_599_500}
+    ahead = WELL | {"safe_lag_ms": 3_600_400, "nodes": {n: {**NODE, **stands} for n in "BC"} | {"A": NODE}}
+    assert set(lasting(ahead)) == {"clock_skew"}
+    slow = ahead | {"nodes": ahead["nodes"] | {"B": {**NODE, **stands, "report_lag_ms": 3_612_000}}}
+    told = lasting(slow | {"safe_lag_ms": 3_615_000})
+    assert set(told) == {"clock_skew", "safe_time", "node_slow"}
+    assert told["safe_time"] == "safe time has stood for 15 s; it waits for B"
+    assert told["node_slow"] == "what B says is 12.0 s old when it comes"
+
+
 def test_a_node_that_joins_is_not_among_the_members_yet() -> None:
     """It is asked what is wrong all the same, also while nobody comes to it."""
     nodes = {name: {**NODE, "silent_ms": 4_000, "address": f"{name}:1"} for name in "BC"}

@@ -132,18 +132,33 @@ def _only_counts(status: Status) -> bool:
     return status.get("cluster_clock") == "off"
 
 
+def _own_offset_ms(status: Status) -> float:
+    """Return how far most others' clocks are ahead of this machine's, in milliseconds; negative: behind it."""
+    told = (node.get("wall_offset_ms") for node in _others(status).values())
+    offsets = sorted(offset for offset in told if offset is not None)
+    return offsets[len(offsets) // 2] if offsets else 0.0
+
+
+def _report_lag_ms(node: Mapping[str, Any]) -> float:
+    """Return how old what a node says is when it comes.
+
+    It is measured by this machine's clock. Where that is ahead, all would look old, and nothing is: that is another
+    trouble, and whoever believed in this one would look at the wrong machine.
+    """
+    return (node.get("report_lag_ms") or 0.0) + min(0.0, node.get("wall_offset_ms") or 0.0)
+
+
 def _safe_time(status: Status) -> str:
-    lag = status.get("safe_lag_ms")
-    if lag is None or lag <= SAFE_LAG_MS_MAX or _only_counts(status):
+    told = status.get("safe_lag_ms")
+    lag = (told or 0.0) + min(0.0, _own_offset_ms(status))  # the same holds of safe time
+    if told is None or lag <= SAFE_LAG_MS_MAX or _only_counts(status):
         return ""
     # What a node has to apply first, or applies not at all, holds up its own safe time, and no voter does. That is told
     # by what it is, and to remove voters would be no remedy.
     if status.get("mode") in OUT_OF_SERVICE or status.get("blocked") or _behind(status):
         return ""
     late = [
-        name
-        for name, node in _others(status).items()
-        if node["role"] == "voter" and (node.get("report_lag_ms") or 0) > lag / 2
+        name for name, node in _others(status).items() if node["role"] == "voter" and _report_lag_ms(node) > lag / 2
     ]
     because = f"; it waits for {', '.join(late)}" if late else ""
     return f"safe time has stood for {lag / 1000:.0f} s{because}"
@@ -156,7 +171,7 @@ def _clock(status: Status) -> str:
     if not offsets:
         return ""
     off = {name: offset for name, offset in offsets.items() if abs(offset) > SKEW_MS_MAX}
-    ours = sorted(offsets.values())[len(offsets) // 2]
+    ours = _own_offset_ms(status)
     if len(offsets) > 1 and len(off) * 2 > len(offsets) and abs(ours) > SKEW_MS_MAX:
         way = "behind" if ours > 0 else "ahead of"
         return f"this machine's clock is {abs(ours) / 1000:.1f} s {way} most others'"
@@ -219,9 +234,9 @@ def _left_behind(status: Status) -> str:
 
 def _slow(status: Status) -> str:
     return _each(
-        f"what {name} says is {node['report_lag_ms'] / 1000:.1f} s old when it comes"
+        f"what {name} says is {_report_lag_ms(node) / 1000:.1f} s old when it comes"
         for name, node in sorted(_others(status).items())
-        if reaches(node) and (node.get("report_lag_ms") or 0) > SLOW_MS_MAX and not _only_counts(status)
+        if reaches(node) and _report_lag_ms(node) > SLOW_MS_MAX and not _only_counts(status)
     )
 
 

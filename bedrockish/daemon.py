@@ -23,6 +23,7 @@ from bedrockish.engine.sqlite.errors import beginning
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.database_file import go_over, is_node_file, others_may_read, unused
+from bedrockish.engine.storage.rebuild_indexes import rebuild_in_place
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError
 from bedrockish.node.admin.anchoring import Anchoring
 from bedrockish.node.admin.watching import files_max, wait_for_room
@@ -68,7 +69,7 @@ async def serve(config: Config) -> None:
         logger.warning("%s", warning)
     pause_s, restarts = PAUSE_S_MIN, 0
     damage: DamagedError | None = None
-    was_up = False
+    was_up = is_rebuilt = False
     while True:
         up = trio.Event()
         began = trio.current_time()
@@ -92,6 +93,11 @@ async def serve(config: Config) -> None:
                     "%s is not served until its disk has room, and it can be opened and written", config.database
                 )
                 await wait_for_room(config.database)
+                continue
+            if not is_rebuilt and _lacks_page(error) and await _give_new_indexes(config, plugins):
+                is_rebuilt = True
+                if len(config.peers) > 1:  # what else has become of its file, the others tell
+                    damage = DamagedError("an index could not be read, and was made anew", table="", page=str(error))
                 continue
             was_up = was_up or up.is_set()
             why_not = _why_not_begun(error)
@@ -119,6 +125,24 @@ def _lacks_room(error: Exception) -> bool:
     if isinstance(error, ExceptionGroup):
         return error.subgroup(NoRoomError) is not None
     return isinstance(error, NoRoomError)
+
+
+def _lacks_page(error: Exception) -> bool:
+    """Whether a node could not begin because a page of its file cannot be read."""
+    return isinstance(error, DamagedError) and "page" in error.details and "table" not in error.details
+
+
+async def _give_new_indexes(config: Config, plugins: Plugins) -> bool:
+    """Make the indexes of the node's file anew from its tables; return whether that was possible."""
+    go_on = trio.from_thread.check_cancelled
+    logger.warning("%s cannot be read; making its indexes anew, if only they are damaged", config.database)
+    try:
+        await trio.to_thread.run_sync(rebuild_in_place, config.database, plugins.prepare, go_on)
+    except BedrockishError as error:
+        logger.error("the indexes cannot be made anew: %s", error.message)
+        return False
+    logger.warning("the indexes were made anew")
+    return True
 
 
 def _why_not_begun(error: Exception) -> str:

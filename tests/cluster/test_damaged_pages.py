@@ -13,7 +13,7 @@ import trio
 
 from bedrockish import Client, open_client
 from bedrockish.errors import BedrockishError
-from tests.cluster.story import all_safe, insist, judge_files, level, ready, status_of, until
+from tests.cluster.story import all_safe, insist, judge_files, level, ready, rows, status_of, until
 from tests.cluster.test_damage import filled, processes, said, serving, stop
 from tools.cluster import LocalCluster, LocalNode, local_cluster
 
@@ -207,3 +207,70 @@ async def test_a_node_on_its_own_heals_of_a_damaged_index_from_its_journal(tmp_p
         await serving(cluster)
         async with open_client(cluster.url()) as client:
             await read_by_the_index(client)
+
+
+@pytest.mark.parametrize("name", ["bedrockish_journal_place", "bedrockish_journal_txid"])
+async def test_a_node_that_cannot_begin_without_an_index_makes_it_anew(cluster: LocalCluster, name: str) -> None:
+    """Its tables are whole, and so is what it has promised; the others tell whether its rows are theirs."""
+    await fill(cluster)
+    node = cluster.nodes[1]
+    await stop(node)
+    with closing(sqlite3.connect(node.database)) as db:
+        votes = db.execute("SELECT * FROM bedrockish_vote").fetchall()
+    store = rows(node, "SELECT value FROM bedrockish_meta WHERE key = 'store'")
+    mode = node.database.stat().st_mode
+    spoil(node, pages(node, name))
+    node.start()
+    await ready(cluster)
+    await serving(cluster)
+    log = node.log.read_text()
+    assert "the indexes were made anew" in log
+    assert "nothing differs any more: its tables are those of A, C" in log
+    assert "Traceback" not in log
+    assert rows(node, "SELECT value FROM bedrockish_meta WHERE key = 'store'") == store
+    assert votes == [] or rows(node, "SELECT * FROM bedrockish_vote") == votes
+    assert node.database.stat().st_mode == mode
+    async with open_client(cluster.url(1, only=True)) as client:  # it leads again, in its old timeline
+        await client.execute("UPDATE t SET n = n + 1 WHERE id = 3")
+        with suppress(BedrockishError):
+            await client.execute("UPDATE t SET n = n + 1 WHERE id = 3", command=command(3))
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    for one in cluster.nodes:
+        assert rows(one, "PRAGMA integrity_check") == [("ok",)]
+        assert rows(one, "SELECT n FROM t WHERE id = 3") == [(2,)]
+
+
+async def test_a_node_on_its_own_without_a_whole_journal_heals_of_a_damaged_index(tmp_path: Path) -> None:
+    """Nobody else has its rows, and its journal does not make them any more; but its table has them."""
+    settings = {"timings": {"conflict_window_ms": 2000}}
+    with LocalCluster(tmp_path / "cluster", ("A",), settings=settings).running() as cluster:
+        await fill(cluster)
+        node = cluster.nodes[0]
+
+        async def pruned() -> bool:
+            async with open_client(cluster.url()) as client:
+                await client.upkeep({"do": "prune", "older_than_s": 0, "force": True}, timeout=5)
+                return int((await client.execute("SELECT count(*) FROM bedrockish_journal")).value()) < WRITES
+
+        await until("the journal's beginning is removed", pruned)
+        for name in ("t_v", "bedrockish_journal_place"):
+            await stop(node)
+            spoil(node, pages(node, name))
+            node.start()
+            await ready(cluster)
+            async with open_client(cluster.url()) as client:
+                with suppress(BedrockishError, trio.TooSlowError):
+                    await read_by_the_index(client)
+            if name == "t_v":
+                await until("A is filled again", partial(filled, cluster, 0))
+                assert "filling the tables again from its own tables" in node.log.read_text()
+            await serving(cluster)
+            async with open_client(cluster.url()) as client:
+                await read_by_the_index(client)
+                await client.execute("UPDATE t SET v = 'new' WHERE id = 7")
+        assert node.log.read_text().count("the indexes were made anew") == 1
+        cluster.stop()
+        judge_files(cluster)
+        assert rows(node, "PRAGMA integrity_check") == [("ok",)]

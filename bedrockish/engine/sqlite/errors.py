@@ -102,10 +102,14 @@ def beginning(path: object) -> Iterator[None]:
 
 
 def lost_file(path: object, error: apsw.Error) -> DamagedError:
-    """Return the error with which a node ends that cannot begin from its file, and so cannot fill it again either."""
+    """Return the error with which a node ends that cannot begin from its file, and so cannot fill it again either.
+
+    It has no ``table``: new indexes may help (``rebuild_indexes``), and to begin again does not.
+    """
     return DamagedError(
         f"{path} is damaged in pages that its node cannot begin without ({error}); run 'bedrockish member replace URL "
-        "NODE NEW' at the others, and then 'bedrockish join URL' for the node NEW on an empty file"
+        "NODE NEW' at the others, and then 'bedrockish join URL' for the node NEW on an empty file",
+        page=str(error),
     )
 
 

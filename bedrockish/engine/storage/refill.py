@@ -86,7 +86,7 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare,
         ConfigError: the file cannot be written.
     """
     _check_whole(database)
-    begin = _watched(prepare, go_on)
+    begin = watched(prepare, go_on)
     remove(target)
     try:
         replay([database], target, prepare=begin)
@@ -111,7 +111,7 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare,
         db.close()
 
 
-def _watched(prepare: Prepare, go_on: GoOn) -> Prepare:
+def watched(prepare: Prepare, go_on: GoOn) -> Prepare:
     """Return what prepares a connection so that ``go_on`` is called while it works."""
 
     def ask() -> bool:
@@ -150,10 +150,10 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn
             copy_file(source, copy, watch)
         finally:
             source.close()
-        made = replay([copy], target, prepare=_watched(prepare, watch)).digest
+        made = replay([copy], target, prepare=watched(prepare, watch)).digest
         source = open_database(copy)
         try:
-            _watched(lambda _: None, watch)(source)
+            watched(lambda _: None, watch)(source)
             return made == digest(source)
         finally:
             source.close()
@@ -170,7 +170,7 @@ def find_fault(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn =
     """Return the first fault that SQLite finds in the pages of a file, its indexes among them; empty if it is whole."""
     db = open_readonly(database)
     try:
-        _watched(prepare, go_on)(db)
+        watched(prepare, go_on)(db)
         (found,) = db.execute("PRAGMA integrity_check(1)").fetchone() or ("ok",)
     except apsw.CorruptError as error:
         return str(error)
@@ -188,7 +188,7 @@ def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[s
     """
     db = apsw.Connection(str(copy))
     try:
-        _watched(lambda _: None, go_on)(db)
+        watched(lambda _: None, go_on)(db)
         faults = [str(text) for (text,) in db.execute("PRAGMA integrity_check(5)")]
         if faults != ["ok"]:
             raise DamagedError(f"the copy is damaged itself: {'; '.join(faults)}")

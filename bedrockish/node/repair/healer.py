@@ -4,7 +4,7 @@ again from a copy that was proven, or from its own journal. It keeps its name, i
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, UNPROVEN, Alarm, Mode, encode_alarm
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
+from bedrockish.engine.storage.rebuild_indexes import rebuild
 from bedrockish.engine.storage.scratch_files import check_room, remove
 from bedrockish.engine.storage.system_tables import ALARM, BLOCKED, VOID
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, UnavailableError, UsageError
@@ -38,7 +39,7 @@ LOOK_S = 2.0  # between two looks at what the others say
 LOOK_AGAIN_S = 5.0  # and once it is known that an entry fits nowhere
 PROVE_AGAIN_S = 30.0  # when there was no room to compare a copy with its journal
 RESOLVE_TRIES = 10
-OWN_JOURNAL = "its own journal"
+OWN_JOURNAL, OWN_TABLES = "its own journal", "its own tables, with new indexes"
 NAMED = ("entry", "txid", "table", "key", "page")  # what status has of a damage
 
 
@@ -344,7 +345,8 @@ class Healer:
         why = []
         for source in self._sources(report):
             try:
-                copy = await self._from_own_journal() if source == OWN_JOURNAL else await self._from(source, report)
+                own = {OWN_JOURNAL: self._from_own_journal, OWN_TABLES: self._from_own_tables}.get(source)
+                copy = await (own() if own is not None else self._from(source, report))
             except (BedrockishError, JournalError) as error:
                 why.append(f"{source}: {error}")
                 logger.warning("not filled from %s: %s", source, error)
@@ -361,7 +363,9 @@ class Healer:
             return [self._ordered]
         wrong = {node for one in report.differences for node in one.minority} if report is not None else set[str]()
         serving = [node for node, peer in self._core.state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
-        return [*sorted(node for node in serving if node not in wrong), OWN_JOURNAL]
+        # By a page alone nobody says that its rows are wrong, so they are better than none.
+        is_page = "page" in self._core.state.health.alarms[DAMAGED_TABLES].details
+        return [*sorted(node for node in serving if node not in wrong), OWN_JOURNAL, *[OWN_TABLES] * is_page]
 
     async def _from(self, source: str, report: Report | None) -> Path:
         """Fetch a copy of another node's file, and prove it.
@@ -416,6 +420,16 @@ class Healer:
             check_room(target)
 
         await trio.to_thread.run_sync(refill.replay_own, self._config.database, target, self._prepare, go_on)
+        return target
+
+    async def _from_own_tables(self) -> Path:
+        target = refill.refill_path(self._config.database)
+
+        def make() -> None:
+            with closing(self._engine.open_reader()) as reader:
+                rebuild(reader, target, self._prepare, trio.from_thread.check_cancelled)
+
+        await trio.to_thread.run_sync(make)
         return target
 
     async def _block(self, txid: Txid, why: str) -> None:

@@ -1,0 +1,99 @@
+"""Makes a node's file anew from its own tables, with new indexes: where an index cannot be read, or lacks a row.
+
+SQLite's REINDEX does not help where a page of an index cannot be read, for it gives the old pages back first. So a copy
+of the file is told that it has no indexes, and all that is left is written into a new file, each row under its rowid;
+there the indexes are made by the statements that made them first. If a page of a table cannot be read, this fails.
+"""
+
+import os
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.storage.database_file import RECOVERY_MS, FileLock
+from bedrockish.engine.storage.refill import GoOn, refill_path, watched
+from bedrockish.engine.storage.rename_copy import put_in_place
+from bedrockish.engine.storage.scratch_files import MOMENT, check_room, remove, size_of
+from bedrockish.engine.storage.wal import copy_file
+from bedrockish.errors import ConfigError, DamagedError
+from bedrockish_journal.verify.replay import Prepare
+
+_INDEXES = "type = 'index' AND sql IS NOT NULL"
+
+
+def rebuild(source: apsw.Connection, target: Path, prepare: Prepare, go_on: GoOn = lambda: None) -> None:
+    """Make a file with the tables of another one, the node's own among them, and new indexes.
+
+    Args:
+        source: to the file; it has no transaction.
+        target: where the new one is made, beside the old one.
+        prepare: gives a connection what plugins add.
+        go_on: is called all the time; what it raises ends it.
+
+    Raises:
+        DamagedError: a table cannot be read, or does not have what an index wants.
+        ConfigError: there is no room, or it cannot be written.
+    """
+    begin = watched(prepare, go_on)
+    bare = target.with_name(target.name + MOMENT)
+    try:
+        remove(bare, target)
+        check_room(target, 2 * size_of(source))
+        copy_file(source, bare, go_on)
+        with closing(apsw.Connection(str(bare))) as db:
+            db.pragma("journal_mode", "delete")
+            with db:
+                made: list[Any] = db.execute(f"SELECT sql FROM sqlite_schema WHERE {_INDEXES}").fetchall()
+                db.pragma("writable_schema", 1)
+                db.execute(f"DELETE FROM sqlite_schema WHERE {_INDEXES}")
+        with closing(apsw.Connection(str(bare))) as db:
+            begin(db)
+            db.execute("VACUUM INTO ?", (str(target),))  # VACUUM alone may give rows other rowids
+        with closing(apsw.Connection(str(target))) as db:
+            begin(db)
+            with db:
+                for (sql,) in made:
+                    db.execute(sql)
+            ((found,),) = db.execute("PRAGMA integrity_check(1)").fetchall()
+            if found != "ok":
+                raise DamagedError(f"its own tables are damaged: {found}")
+        with open(target, "rb") as written:
+            os.fsync(written.fileno())
+    except (apsw.CorruptError, apsw.ConstraintError, apsw.SQLError) as error:
+        raise DamagedError(f"its own tables are damaged: {error}") from error
+    except (apsw.Error, OSError) as error:
+        raise ConfigError(f"{target} cannot be written: {error}; check the disk") from error
+    finally:
+        with suppress(OSError):
+            remove(bare)
+
+
+def rebuild_in_place(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn) -> None:
+    """Give a file that no node has open new indexes; what the node has promised stays in it.
+
+    Raises:
+        DamagedError: its tables cannot be read.
+        ConfigError: another process has it, or there is no room.
+        UnavailableError: as well.
+    """
+    path, target = Path(database).resolve(), refill_path(database)
+    lock = FileLock(path)
+    try:
+        with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+            db.set_busy_timeout(RECOVERY_MS)
+            if db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)[0] > 0:
+                raise ConfigError(f"{path} is read by another program; close it there")
+            rebuild(db, target, prepare, go_on)
+        target.chmod(path.stat().st_mode & 0o777)
+        put_in_place(target, path)
+        for suffix in ("-wal", "-shm"):  # of the old file, empty since its checkpoint
+            with suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).unlink()
+    except apsw.Error as error:
+        raise DamagedError(f"{path} cannot be read: {error}") from error
+    finally:
+        with suppress(OSError):
+            remove(target)
+        lock.close()

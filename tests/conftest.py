@@ -1,8 +1,15 @@
-"""Which tests run where: long ones only when asked for, Spark's only where there is a Java for it."""
+"""Which tests run where: long ones only when asked for, Spark's only where there is a Java for it.
+
+``tools/test`` shares the files out among several processes (pytest-xdist), of which each runs one test after the
+other; plain ``pytest`` is one process. A test may not need a port, a file or a processor to itself.
+"""
 
 import importlib.util
 import os
 import sys
+from collections import Counter
+from collections.abc import Generator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -17,12 +24,37 @@ hypothesis.settings.load_profile("unhurried")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+NO_SPARK, NO_BROWSER = "no Spark here: ", "no chromium found; apt-get install chromium"
+PROCESSES = 2
+SPARK = "tests/spark/"  # starts a Java machine in the process of the tests
+SLOWEST_FIRST = (SPARK, "tests/cluster/", "tests/test_")
+
 collect_ignore = ["sqlalchemy_suite"]  # has a pytest plugin of its own; `python -m tools.compliance` runs it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
     parser.addoption("--rewrite", action="store_true", help="write what happened into trace files; then read the diff")
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return in how many processes ``tools/test`` runs the tests; 0 for this one.
+
+    Those with real nodes wait for more than half of the time. A file or a test that is named is run here, and so is
+    what is not there, which pytest names itself.
+    """
+    return PROCESSES if all(map(os.path.isdir, config.args)) else 0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Any:
+    """Share out whole files, for what a file's tests have in common is made once, and all of Spark's as one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = lambda nodeid: SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+    return scheduler
 
 
 def why_no_spark() -> str | None:
@@ -35,27 +67,59 @@ def why_no_spark() -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes; the last files shall be short ones
+        starts = (*SLOWEST_FIRST, "")
+        items.sort(key=lambda item: next(i for i, start in enumerate(starts) if item.nodeid.startswith(start)))
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="takes long; run with --slow"))
     browser = [item for item in items if "browser" in item.keywords]
     if browser and find_browser() is None:
-        config.stash[NO_BROWSER] = f"{len(browser)} browser tests SKIPPED: no chromium found; apt-get install chromium"
         for item in browser:
-            item.add_marker(pytest.mark.skip(reason="no chromium found"))
+            item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
     spark = [item for item in items if "spark" in item.keywords]
     if spark and (reason := why_no_spark()):
-        config.stash[NO_SPARK] = f"{len(spark)} Spark tests SKIPPED: {reason}"
         for item in spark:
-            item.add_marker(pytest.mark.skip(reason=reason))
+            item.add_marker(pytest.mark.skip(reason=f"{NO_SPARK}{reason}"))
 
 
-NO_SPARK, NO_BROWSER = pytest.StashKey[str](), pytest.StashKey[str]()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Let Ctrl-C end the run: a nursery hands it on in a group, which would be a failure of this test alone."""
+    try:
+        return (yield)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt):
+            raise KeyboardInterrupt from group
+        raise
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for key in (NO_SPARK, NO_BROWSER):
-        if note := config.stash.get(key, None):
+@pytest.hookimpl(trylast=True)  # once the reporter is there
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None):
+        config.pluginmanager.register(_Names(config))
+
+
+class _Names:
+    """Names each test that fails as it fails, and why; several processes tell no file in which the points are."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.terminal: pytest.TerminalReporter = config.pluginmanager.getplugin("terminalreporter")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.terminal.verbosity <= 0:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = crash.message.partition("\n")[0] if crash else report.when
+            self.terminal.write_line(f"FAILED {report.nodeid}: {why}", red=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out for want of something; the reports tell it, for other processes may have run the tests."""
+    skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
+    reasons = Counter(one[2].removeprefix("Skipped: ") for one in skipped if isinstance(one, tuple))
+    for reason, count in reasons.items():
+        if reason.startswith((NO_SPARK, NO_BROWSER)):
             terminalreporter.section("NOTE", sep="!", red=True)
-            terminalreporter.write_line(note)
+            terminalreporter.write_line(f"{count} tests SKIPPED: {reason}")

@@ -6,24 +6,34 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tools.java import ADVICE, find_java
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 75 * 60  # a phase that takes longer hangs; continuous integration wants to hear of it before its own limit
+ENDING_S = 60  # for what a phase does when it is interrupted
+SHARED = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")  # in processes, see tests/conftest.py
 
 
 def run(name: str, command: Sequence[str]) -> tuple[int, str]:
     """Run one phase with its output going straight through; return its status and a line for the end."""
     print(f"=== {name}: {' '.join(command)}", flush=True)
     started = time.monotonic()
+    running = subprocess.Popen([sys.executable, "-m", *command], cwd=ROOT)
     try:
-        status = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, timeout=LIMIT_S, check=False).returncode
+        status = running.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         print(f"=== {name} was stopped after {LIMIT_S // 60} minutes", flush=True)
         status = 124
+    except KeyboardInterrupt:  # the terminal has told the phase, too: it stops its nodes, and says what has failed
+        with suppress(subprocess.TimeoutExpired):
+            running.wait(ENDING_S)
+        raise
+    finally:
+        running.kill()
+        running.wait()
     took = time.monotonic() - started
     print(f"=== {name}: {'ok' if status == 0 else f'FAILED ({status})'} in {took:.1f} s", flush=True)
     return status, f"{name} {'ok' if status == 0 else 'FAILED'} {took:.0f} s"
@@ -70,7 +80,7 @@ def main() -> int:
         print("  --quick  leave out the tests that start node processes or Spark")
         print("  --slow   run the long suites as well")
         return 0
-    pytest = ["pytest", *(a for a in arguments if a != "--quick")]
+    pytest = ["pytest", *SHARED, *(a for a in arguments if a != "--quick")]
     if "--quick" in arguments:
         pytest += ["-m", "not cluster and not spark"]
     java, found = find_java()

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (ROOT, ROOT / "journal", ROOT / "net")  # where a process finds the packages of the checkout
 READY_S = 60.0
 STOP_S = 10.0
+PORTS_HELD = 64  # more than a test or a scenario has in use, far fewer than a process may have files
 OURS = (".sqlite", ".sqlite.lock", ".sqlite-wal", ".sqlite-shm", ".toml", ".log")
 
 
@@ -95,13 +97,26 @@ def clean_environment(sources: Sequence[Path] = SOURCES) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(path)}
 
 
+_held: deque[int] = deque()  # descriptors of sockets: the system closes them when this program ends
+
+
 def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
+    """Return ports that are free, and that the system gives to no other program as long as this one holds them.
+
+    Else another program that looks for a port, or calls somebody, could be given that of a node which has not started
+    yet, or is down for a while. Each is held by a socket that is bound and does not listen: a server that names the
+    port, with ``SO_REUSEADDR`` as servers do, has it nevertheless. The last ``PORTS_HELD`` are held.
+    """
+    ports = []
+    for _ in range(count):
+        with socket.socket() as each:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+            ports.append(each.getsockname()[1])
+            _held.append(each.detach())
+    while len(_held) > PORTS_HELD:
+        os.close(_held.popleft())
+    return ports
 
 
 @dataclass

@@ -82,6 +82,10 @@ def test_an_id_tells_when_it_was_made(unix_ms: int, random: bytes) -> None:
     assert time_ms(command) == time_ms(str(uuid.UUID(command))) == unix_ms
 
 
-@pytest.mark.parametrize("command", ["order-7", "", uuid.uuid4().hex, str(uuid.uuid4()), "0" * 32, "x" + "0" * 31])
+OTHERS = {"order-7": "order-7", "empty": "", "hex": uuid.uuid4().hex, "hyphenated": str(uuid.uuid4())}
+OTHERS |= {"zeros": "0" * 32, "no digits": "x" + "0" * 31}
+
+
+@pytest.mark.parametrize("command", OTHERS.values(), ids=OTHERS)  # drawn ids in names would be others in each process
 def test_other_ids_tell_no_time(command: str) -> None:
     assert time_ms(command) is None

@@ -18,16 +18,14 @@ from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
 from bedrockish_net.mesh import Mesh, MeshEvent, PeerDown, PeerUp, Received
 from bedrockish_net.stream import Link
+from tools.cluster import free_ports
 
 HOST = "127.0.0.1"
 QUICK = Limits(hello_seconds=0.3, goodbye_seconds=0.3)
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        port: int = sock.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 class Node:

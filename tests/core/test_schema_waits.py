@@ -1,6 +1,6 @@
 """What waits for a schema change waits without being executed."""
 
-from bedrockish.api.requests import STRICT, Request, Statement
+from bedrockish.api.requests import STRICT, Answer, Request, Statement
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import InFlight, Stage, retry_pause_ms
 from bedrockish.core.coordinator.wait_queue import WaitQueue
@@ -12,6 +12,7 @@ from bedrockish.core.protocol.records import Member, Membership, Prepared, Recov
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
+from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.access_set import AccessSet, clock_key
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, Txid
 from tests.core.net import Net
@@ -115,3 +116,40 @@ def test_strict_reads_do_not_wait_for_each_other() -> None:
     net.kept = set()
     net.run(1.0)
     assert net.told("A") == dict.fromkeys(("r0", "r1", "r2"), "read")
+
+
+def test_who_has_read_on_the_old_schema_is_not_told_a_clock_of_the_next_one() -> None:
+    """The clock is past the change's moment, which is not in force yet, for others may still be before it: a session
+    that was told that clock would have to wait at this very node.
+    """
+    net = Net("ABC")
+    net.ask("A", Request("change", (Statement("alter"),), timeout_s=30.0))
+    net.deliver()
+    core = net.places["A"].core
+    scheduled = core.state.schema.scheduled
+    assert scheduled is not None
+    core.state.clock.adjust(scheduled.activates + 1)
+    reads = answers(net, "read", Request("read", (Statement("read", ["x"]),)))
+    assert [answer.token.clock for answer in reads] == [scheduled.activates - 1]
+    assert core.state.has_seen(reads[0].token)
+    net.run(3.0)
+    assert core.state.schema.version == 1
+    (later,) = answers(net, "later", Request("later", (Statement("read", ["x"]),)))
+    assert later.token.clock > scheduled.activates
+
+
+def answers(net: Net, command: str, request: Request) -> list[Answer]:
+    """Ask A, and return what it is told."""
+    found: list[Answer] = []
+    core = net.places["A"].core
+    finish = core.coordinator.replies.finish
+
+    def noted(inflight: InFlight, answer: Answer | BedrockishError) -> None:
+        if inflight.request.command == command and isinstance(answer, Answer):
+            found.append(answer)
+        finish(inflight, answer)
+
+    core.coordinator.replies.finish = noted  # type: ignore[method-assign]
+    net.ask("A", request)
+    net.deliver()
+    return found

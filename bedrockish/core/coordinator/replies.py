@@ -55,7 +55,7 @@ class Replies:
     def answer_read(self, inflight: InFlight, prepared: Prepared) -> None:
         """Answer what a request has read, with a token of what that rests on."""
         # The clock of a token is above that of everything in its vector: safe time may stand in for the vector.
-        seen, clock = inflight.request.token, self.state.clock.read()
+        seen, clock = inflight.request.token, self.state.read_clock()
         vector = self.state.timelines.in_short(merge(prepared.base, seen.vector))
         self.finish(inflight, Answer(prepared.result, Token(vector, max(seen.clock, clock)), None, inflight.attempts))
 

@@ -231,6 +231,16 @@ class State:
         # A label may have died with all its holders; then safe time tells that nothing up to the token is missing.
         return covers(self.timelines.applied, token.vector) or (token.clock > 0 and self.clock.safe >= token.clock)
 
+    def read_clock(self) -> int:
+        """Return the clock of a token for what is read here now: not before anything that is applied.
+
+        Nor after the schema that was read: a session that was told a clock of the next one would be taken for one that
+        has seen it, and would wait at this very node until it is in force. What is applied before that has a smaller
+        clock.
+        """
+        clock, scheduled = self.clock.read(), self.schema.scheduled
+        return clock if scheduled is None else min(clock, scheduled.activates - 1)
+
     def happened(self, commands: Iterable[str], own: Txid | None = None) -> Conflict | None:
         """Return what one of these commands has become already, in whatever base that is; without ``own``.
 

@@ -182,7 +182,7 @@ class Streams:
                 raise
             self._snapshots.give_back(snapshot)
         state, now = self._core.state, time.monotonic()
-        token = Token(base, state.clock.read())
+        token = Token(base, state.read_clock())
         batches = Batches(snapshot, piece, params, interactive.parts.executor.lengths(piece))
         return Stream(request.command, owner, piece.columns, token, snapshot, batches, now, now)
 

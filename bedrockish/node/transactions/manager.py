@@ -566,7 +566,7 @@ class Transactions:
 
     def _token(self, one: Open) -> Token:
         state = self._core.state
-        return Token() if one.told is None else Token(one.told, state.clock.read())
+        return Token() if one.told is None else Token(one.told, state.read_clock())
 
     # -- ends ------------------------------------------------------------------------------------------------------
 

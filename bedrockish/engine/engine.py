@@ -40,7 +40,7 @@ from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.build import Build, Phase, remove_copied
+from bedrockish.engine.storage.build import Build, remove_copied
 from bedrockish.engine.storage.column_drop import ColumnDrop, DropPlan, plan_drop
 from bedrockish.engine.storage.database_file import FileLock, Founding, PageCache, connect
 from bedrockish.engine.storage.index_build import IndexBuild
@@ -358,9 +358,9 @@ class Engine:
     @property
     def flush_is_long(self) -> bool:
         """Whether ``flush`` takes so long that it should be done in another thread; also if it may end the WAL."""
-        return bool(self._batch) and (
-            self._weight > LONG_BYTES or self._wal.frames >= self._limits.wal_frames_max - BATCH_FRAMES
-        )
+        if not self._batch or self._weight > LONG_BYTES:
+            return bool(self._batch)
+        return self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max, BATCH_FRAMES)
 
     def apply(self, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
         """Put an entry into the journal and, unless it is a repeat, its changes into the tables, in the open batch.
@@ -448,14 +448,13 @@ class Engine:
     def activate(self, txid: Txid) -> str:
         """Put the scheduled change of the schema in force, in the open batch; return why the data forbids it, or ''.
 
-        An index that has all rows of its snapshot is built to its end first. To load the rest of them would take longer
-        than SQLite takes for all.
+        What is nearly built is built to its end first. Else to load the rest of its rows would take longer than SQLite
+        takes for all.
         """
         versions, build = self.versions, self.build
         self.pages.widen()
         if build is not None and build.txid == txid:
-            if build.phase is Phase.LOADING:
-                build.interrupt()
+            build.hurry()
             while build.is_at_work and self.go_on_with_build():
                 pass
         return versions.activate(txid, build)

@@ -204,24 +204,29 @@ def test_an_index_is_moved_and_not_built_again(node: TestNode, monkeypatch: pyte
     assert count == reader.execute("SELECT count(n) FROM t NOT INDEXED").fetchall()
 
 
-@pytest.mark.parametrize("missing", [1, 0])
+@pytest.mark.parametrize(
+    ("loaded", "slices_max", "is_finished"), [(30, 250, False), (45, 250, True), (45, 4, False), (60, 0, True)]
+)
 def test_one_that_is_not_ready_when_its_time_comes(
-    node: TestNode, monkeypatch: pytest.MonkeyPatch, missing: int
+    node: TestNode, monkeypatch: pytest.MonkeyPatch, loaded: int, slices_max: int, is_finished: bool
 ) -> None:
-    """With all rows of its snapshot it is finished then; with fewer it is given up, and SQLite builds it."""
+    """With most rows of its snapshot it is finished then, if the others are not too many for the memory; with fewer it
+    is given up, and SQLite builds it.
+    """
+    monkeypatch.setattr(index_build, "LEFT_MAX", slices_max)
     changes = Changes(2, "plain")
     filled(node, "plain", changes)
     entry = decide(node, INDEXES["several"])
     build = begin(node, entry)
-    while build.phase is Phase.LOADING and build.rows < 60 - missing * 30:
+    while build.phase is Phase.LOADING and build.rows < loaded:
         changes.one(node)
         go_on(node, build)
-    if not missing:
-        while build.phase is Phase.LOADING:
-            go_on(node, build)
+    while build.phase is Phase.LOADING and loaded == 60:
+        go_on(node, build)
+    if is_finished:
         monkeypatch.setattr(schema_versions, "run", None)
-    assert build.phase is (Phase.LOADING if missing else Phase.REMOVING)
-    assert (node.engine.activate(entry.txid), build.phase) == ("", Phase.FAILED if missing else Phase.READY)
+    assert build.phase is (Phase.REMOVING if loaded == 60 else Phase.LOADING)
+    assert (node.engine.activate(entry.txid), build.phase) == ("", Phase.READY if is_finished else Phase.FAILED)
     sound(node)
 
 

@@ -16,15 +16,14 @@ from tests.engine.test_interactive import Desk
 
 
 class StillCore:
-    """What a stream looks at in a core: the clocks."""
+    """What a stream looks at in a core: the clock."""
 
     class state:  # noqa: N801
         me = "A"
 
-        class clock:  # noqa: N801
-            @staticmethod
-            def read() -> int:
-                return 7
+        @staticmethod
+        def read_clock() -> int:
+            return 7
 
 
 @dataclass

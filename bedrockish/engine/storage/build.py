@@ -74,6 +74,7 @@ class Build(ABC):
         phase: how far it is.
         failure: why it failed.
         rows: how many of the table's were put in.
+        is_late: the change comes into force now.
     """
 
     plan: Plan
@@ -83,6 +84,7 @@ class Build(ABC):
         self.phase = Phase.LOADING
         self.failure = ""
         self.rows = 0
+        self.is_late = False
 
     @property
     def is_at_work(self) -> bool:
@@ -94,6 +96,11 @@ class Build(ABC):
         """Whether more has to be fetched before there is something to do."""
         return False
 
+    @property
+    def is_nearly_done(self) -> bool:
+        """Whether to load what is missing takes less than to run the change's statement."""
+        return False
+
     def begin(self, connect: Callable[[], apsw.Connection]) -> None:  # noqa: B027  not each reads a snapshot
         """Begin, when the file has all that was applied; ``connect`` opens a connection that only reads.
 
@@ -103,6 +110,12 @@ class Build(ABC):
 
     def fetch(self) -> None:  # noqa: B027
         """Fetch more, in another thread."""
+
+    def hurry(self) -> None:
+        """Its time has come: from now on ``next_edit`` fetches what it needs, or it is given up."""
+        self.is_late = True
+        if self.phase is Phase.LOADING and not self.is_nearly_done:
+            self.interrupt()
 
     def took(self, seconds: float) -> None:  # noqa: B027
         """Take note of how long the last slice had the processor."""

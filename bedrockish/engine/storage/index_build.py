@@ -32,6 +32,8 @@ from bedrockish_journal.model.transaction import Txid
 SLICE_ROWS, SLICE_BYTES = 2_000, 256 << 10
 SLICES = 4  # that are read at a time, since a thread has to be waited for
 EDIT_ROWS = 64  # that the stand-in has at a time: about a page of them
+LOADED = 2 / 3  # of the rows, from which on SQLite would not sort and put in all of them sooner than we the others ...
+LEFT_MAX = 250  # ... if these are no more slices than that: they stay in memory until the batch is committed
 NOTED_MAX = 1_000_000  # rows that change while the index is built; with more it is given up
 SAMPLES = 64  # rows whose entries are looked up before the index is the table's
 ASK_STEPS = 10_000  # of SQLite's that sorts, until it asks whether the index is still wanted
@@ -51,6 +53,8 @@ class IndexBuild(Build):
         self._sorted: Iterator[Row] | None = None
         self._fetched: deque[list[Row]] = deque()
         self._is_all_fetched = False
+        self._total = 0  # rows of the table at the snapshot, once they are counted
+        self._slices = 0  # that were put in
         self._lock = Lock()  # of the reading connection, and of what it has read
         self._stale: set[int] = set()  # rows that have changed, whose entries are still those of the snapshot
         self._missing: set[int] = set()  # rows whose entries are still to be put in
@@ -81,6 +85,8 @@ class IndexBuild(Build):
                     return
                 try:
                     if self._sorted is None:
+                        count: Any = self._reader.execute(f"SELECT count(*) FROM {quote(self.plan.table)}").fetchall()
+                        self._total = count[0][0]
                         self._sorted = iter(self._reader.execute(self.plan.load))
                     found = _some(self._sorted)
                 except (apsw.Error, UnicodeDecodeError) as error:
@@ -116,10 +122,13 @@ class IndexBuild(Build):
         Everything up to now must be in the tables of the connection that writes, and nothing else.
         """
         if self.phase is Phase.LOADING:
+            if self.is_late and self.is_waiting:
+                self.fetch()
             with self._lock:
                 loaded = self._fetched.popleft() if self._fetched else None
             if loaded:
                 self.rows += len(loaded)
+                self._slices += 1
                 return [], loaded
             if loaded is not None:
                 self.phase = Phase.REMOVING
@@ -142,6 +151,12 @@ class IndexBuild(Build):
     def is_waiting(self) -> bool:
         """Whether more has to be fetched before there is something to do."""
         return self.phase is Phase.LOADING and not self._fetched
+
+    @property
+    def is_nearly_done(self) -> bool:
+        """Whether to load what is missing takes less than to run the change's statement, and not too much memory."""
+        left = self._total - self.rows
+        return self.rows > LOADED * self._total and left * self._slices <= LEFT_MAX * self.rows
 
     def before(self, rowids: Iterable[int]) -> list[Row]:
         """Note rows of the table that are about to change; return those whose entries have to go now."""

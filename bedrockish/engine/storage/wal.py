@@ -118,15 +118,17 @@ class Wal:
         """
         return self.grown() >= (few if self.frames < most else _rest(few))
 
-    def is_to_finish(self, few: int, most: int) -> bool:
+    def is_to_finish(self, few: int, most: int, more: int = 0) -> bool:
         """Whether a batch's end should copy the rest: there are ``most`` frames, and hardly any that are not copied.
+
+        With ``more``, whether it may be so when that many frames have been added.
 
         If the background does not come to it, and there are twice as many, in any case; unless that is because a reader
         holds it back, and much is left: when that one is gone, the background copies it first.
         """
         self.grown()
-        left = self.frames - self._copied
-        return self.frames >= most and (left < _rest(few) or (self.frames >= 2 * most and not self._is_held))
+        left, frames = self.frames - self._copied, self.frames + more
+        return frames >= most and (left < _rest(few) or (frames >= 2 * most and not self._is_held))
 
     def checkpoint(self) -> tuple[int, int]:
         """Copy what can be copied from the WAL into the database file, stalling nobody. May run in another thread.

@@ -123,7 +123,9 @@ class Builds:
             if build.is_waiting:
                 await trio.to_thread.run_sync(build.fetch, abandon_on_cancel=True)
             if self._engine.is_away:
-                await self._durable()
+                back = trio.Event()
+                self._boundary.call(back.set)
+                await back.wait()
                 continue
             if self._engine.build is not build:
                 return

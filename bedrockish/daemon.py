@@ -22,7 +22,7 @@ from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish.engine.sqlite.errors import beginning
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
-from bedrockish.engine.storage.database_file import go_over, is_node_file, others_may_read, unused
+from bedrockish.engine.storage.database_file import check_alone, go_over, is_node_file, others_may_read, unused
 from bedrockish.engine.storage.rebuild_indexes import rebuild_in_place
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError
 from bedrockish.node.admin.anchoring import Anchoring
@@ -228,6 +228,7 @@ async def _founding(config: Config, credentials: Credentials) -> Founding:
     """Return what a new file begins with, and of which an old one must have the node's name."""
     cluster_id, level, path = "", LEVEL, Path(config.database)
     if not is_node_file(path):
+        check_alone(path, config.node, config.peers)
         cluster_id, level = await find_cluster(config, credentials.entry())
     elif (ours := unused(path)) is not None:
         other = await find_other_cluster(config, credentials.entry(), ours)

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -168,6 +169,26 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         tmp_path.chmod(0o500)
         assert "Permission denied" in program("init", str(tmp_path / "other"), "host1").stderr
         tmp_path.chmod(0o700)
+
+
+def test_a_database_with_tables_is_not_one_of_three_founders(tmp_path: Path) -> None:
+    """The other two would be the majority that has nothing, and what is in it would be taken for damage."""
+    home = tmp_path / "prod"
+    ports = free_ports(3)
+    assert program("init", str(home), *(f"127.0.0.1:{port}" for port in ports)).returncode == 0
+    restored, config = home / "A" / "A.db", home / "A" / "A.toml"
+    with contextlib.closing(sqlite3.connect(restored)) as db, db:
+        db.execute("CREATE TABLE account(id INTEGER PRIMARY KEY)")
+        db.execute("INSERT INTO account VALUES (1)")
+    serve = [sys.executable, "-m", "bedrockish.cli.main", "serve", "--config", "A.toml"]
+    done = subprocess.run(
+        serve, cwd=restored.parent, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "A.db has tables already, and B and C would begin without them; take the others out" in done.stderr
+    config.write_text("".join(line for line in config.read_text().splitlines(True) if line[:3] not in ("B =", "C =")))
+    with running(home, "A"), connect(f"bedrockish://127.0.0.1:{ports[0]}/?connect_timeout=30") as client:
+        assert list(client.execute("SELECT id FROM account")) == [(1,)]
 
 
 def test_an_even_number_is_told(tmp_path: Path) -> None:

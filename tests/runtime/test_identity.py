@@ -1,5 +1,7 @@
 """Which cluster a node belongs to, whom it takes for one of its own, and whose word about its file it believes."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
 from bedrockish.core.protocol.records import Member, Membership, decode_membership
 from bedrockish.engine.engine import Engine, Founding
-from bedrockish.engine.storage.database_file import go_over, is_node_file, unused
+from bedrockish.engine.storage.database_file import check_alone, go_over, is_node_file, unused
 from bedrockish.errors import ConfigError
 from bedrockish.node.cluster import identity
 from bedrockish.node.cluster.identity import (
@@ -259,6 +261,21 @@ async def test_a_cluster_of_a_level_that_nobody_here_reads_is_not_gone_to() -> N
         port = await listening(nursery, {"cluster_id": "x", "cluster_level": LEVEL + 1}, "B")
         assert await find_other_cluster(config("A", A=1, B=port), Entry(), NONE_YET) is None
         nursery.cancel_scope.cancel()
+
+
+def test_a_file_that_began_with_tables_goes_to_no_other_cluster(tmp_path: Path) -> None:
+    """There they would be taken for damage."""
+    path = tmp_path / "a.db"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE account(id INTEGER PRIMARY KEY)")
+    check_alone(path, "A", ["A"])
+    with pytest.raises(ConfigError, match="has tables already, and B and C would begin without them"):
+        check_alone(path, "A", ["C", "B", "A"])
+    ours = Membership(0, {"A": Member("A", "h:1")}, "ours", LEVEL)
+    Engine.open(path, founding=Founding("A", ours, "store")).close()
+    assert unused(path) is None
+    check_alone(path, "A", ["A", "B"])  # it is a node's by now
+    check_alone(tmp_path / "none.db", "A", ["A", "B"])
 
 
 def test_a_file_is_unused_until_something_is_promised_or_written(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ long the rows that it changes have that of a node's engine. ``--holds`` tells fo
 and where.
 """
 
+import secrets
 import shutil
 import tempfile
 import time
@@ -24,6 +25,9 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.client.trio_client import Client
+from bedrockish.common.levels import LEVEL
+from bedrockish.core.protocol.records import Member, Membership
+from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage.staged_changes import stage
 from bedrockish.errors import BedrockishError, TooLargeError
 from bedrockish.transfer.batch import Batch, read_progress
@@ -244,6 +248,15 @@ async def _client(url: str, *, task_status: trio.TaskStatus[Client]) -> None:
         await trio.sleep_forever()
 
 
+def found(cluster: LocalCluster, made: Path) -> None:
+    """Give all nodes the same tables to begin with, which takes no commits; a node that is started refuses to."""
+    members = {node.name: Member(node.name, f"127.0.0.1:{node.port}") for node in cluster.nodes}
+    membership = Membership(0, members, secrets.token_hex(8), LEVEL)
+    for node in cluster.nodes:
+        shutil.copyfile(made, node.database)
+        Engine.open(node.database, founding=Founding(node.name, membership, secrets.token_hex(8))).close()
+
+
 @click.command()
 @click.option("--rows", default=5_000_000, show_default=True, help="How many the table has.")
 @click.option("--only", multiple=True, type=click.Choice([*SHARES, "batch"]), help="All, if none is named.")
@@ -268,8 +281,7 @@ def main(
             tell_plain(made, rows, names)
         cluster = LocalCluster(work or Path(temporary) / "nodes")
         cluster.write_files()
-        for node in cluster.nodes:
-            shutil.copyfile(made, node.database)
+        found(cluster, made)
         files = [cluster.directory / f"{node.name}.holds" for node in cluster.nodes]
         try:
             for node, path in zip(cluster.nodes, files, strict=True):

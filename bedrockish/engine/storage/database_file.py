@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -180,8 +180,34 @@ def is_node_file(path: Path) -> bool:
         db.close()
 
 
+def check_alone(path: Path, node: str, founders: Collection[str]) -> None:
+    """Make sure that a new node does not found a cluster with tables that the other founders do not have.
+
+    Nothing would bring them there: no commit made them. The others would be the majority that says what is right, and
+    this file would be filled again from theirs.
+
+    Raises:
+        ConfigError: it has tables, and there are other founders.
+    """
+    others = sorted(name for name in founders if name != node)
+    if not others or not path.is_file():
+        return
+    with suppress(apsw.Error), closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+        db.set_busy_timeout(RECOVERY_MS)
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        if db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone() is not None and not system.exists(db):
+            raise ConfigError(
+                f"{path} has tables already, and {' and '.join(others)} would begin without them; take the others out "
+                f"of [peers], start {node} alone, and have them join: 'bedrockish join URL --config B.toml "
+                "--voter'"
+            )
+
+
 def unused(path: Path) -> Membership | None:
-    """Return what a node's file was founded with if nothing was promised or written in it since; else None."""
+    """Return what a node's file was founded with if nothing was promised or written in it since; else None.
+
+    One that began with tables is never so: another cluster does not have them.
+    """
     with suppress(apsw.Error), closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
         db.set_busy_timeout(RECOVERY_MS)
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -192,7 +218,9 @@ def unused(path: Path) -> Membership | None:
 def _unused(db: apsw.Connection) -> Membership | None:
     """Tell it of an open file. Who has closed time has promised something, and so has who has a vote."""
     membership = system.get_meta(db, "membership")
-    if membership != system.get_meta(db, "bootstrap") or any(system.get_meta(db, key) for key in _PROMISES):
+    if membership != system.get_meta(db, "bootstrap") or any(
+        system.get_meta(db, key) for key in (*_PROMISES, "began_with")
+    ):
         return None
     for table in ("bedrockish_vote", "bedrockish_journal", "bedrockish_pruned"):
         if db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from bedrockish import open_client
 from bedrockish.cli.main import main
+from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError
 from bedrockish_journal.verify.replay import replay
 from tests.cluster.story import insist, judge_copy, judge_files, level, ready, rows
@@ -122,13 +123,13 @@ async def test_a_leader_dies_while_it_changes_the_schema(cluster: LocalCluster) 
     async with open_client(cluster.url(1)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
 
-    async def alter() -> None:
-        async with open_client(cluster.url(0, only=True)) as client:
-            with contextlib.suppress(BedrockishError):  # it died; the id asks again
-                await client.execute("ALTER TABLE t ADD COLUMN c0", command="alter-0", timeout=2)
+    async def alter(client: Client) -> None:
+        with contextlib.suppress(BedrockishError):  # it died; the id asks again
+            await client.execute("ALTER TABLE t ADD COLUMN c0", command="alter-0", timeout=2)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(alter)
+    # The link is there before: else a busy machine has the node die before anybody has asked it for anything.
+    async with open_client(cluster.url(0, only=True)) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(alter, client)
         await trio.sleep(0.04)
         cluster.nodes[0].kill()
     await insist(cluster.url(1), "ALTER TABLE t ADD COLUMN c0", [], "alter-0")

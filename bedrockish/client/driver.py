@@ -156,7 +156,7 @@ class Driver:
             self._links[dial.link] = link
             try:
                 nursery.start_soon(link.run)
-                self._perform(self._core.opened(dial.link, trio.current_time()))
+                self._perform(self._core.opened(dial.link, link.remote.info, trio.current_time()))
                 link.deliver_to(partial(self._received, dial.link))
                 end = await link.wait_closed()
                 self._perform(self._core.closed(dial.link, explain_end(end), trio.current_time()))

@@ -299,7 +299,7 @@ class SocketDriver:
                 self._perform(self._core.closed(dial.link, error, now))
                 return
             self._links[dial.link] = link
-            self._perform(self._core.opened(dial.link, now))
+            self._perform(self._core.opened(dial.link, link.remote.info, now))
             self._settle()
 
     def _rouse(self) -> None:
@@ -319,7 +319,9 @@ class SocketDriver:
         for number in list(self._waiting):
             self._outcomes.setdefault(number, lost)
             self._ring(number)
+        cluster_id = self._core.cluster_id
         self._core = ClientCore(self.target, random.random, token)
+        self._core.cluster_id = cluster_id
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:

@@ -24,10 +24,12 @@ class SocketLink:
     Attributes:
         over: why it is over; None while it is not.
         heard: seconds at which the other end was last heard, or took some of what waits for it.
+        remote: who the other end is.
     """
 
-    def __init__(self, sock: socket.socket, connection: Connection, limits: Limits, name: str) -> None:
-        self._sock, self._connection, self._limits, self._name = sock, connection, limits, name
+    def __init__(self, sock: socket.socket, connection: Connection, limits: Limits, remote: Hello) -> None:
+        self._sock, self._connection, self._limits, self._name = sock, connection, limits, remote.node
+        self.remote = remote
         self._unsent: deque[bytes] = deque()
         self.over: LinkClosedError | None = None
         self.heard = self._asked = monotonic()
@@ -181,7 +183,7 @@ def dial(
             raise TlsError(f"{where} is on another machine, and nothing goes there without TLS; {WAY_TO_TLS}")
         connection = _shake(sock, hello, limits, until)
         assert connection.remote is not None
-        return SocketLink(sock, connection, limits, connection.remote.node)
+        return SocketLink(sock, connection, limits, connection.remote)
     except TimeoutError as error:
         sock.close()
         raise DialError(f"{where} did not answer within {seconds:g} s") from error

@@ -62,9 +62,9 @@ class Wire:
         self.do(effects)
         return number
 
-    def open(self) -> int:
+    def open(self, cluster: str = "") -> int:
         link = self.dials[-1].link
-        self.do(self.core.opened(link, self.now))
+        self.do(self.core.opened(link, {"cluster_id": cluster} if cluster else {}, self.now))
         return link
 
     def close(self, link: int | None = None, error: BedrockishError = GONE) -> None:
@@ -455,3 +455,42 @@ def live_through(seed: int) -> int:
     for number in unanswered:
         assert isinstance(w.finished[number], Answered | OutcomeUnknownError), f"seed {seed}, call {number}"
     return len(unanswered)
+
+
+def test_a_session_stays_with_its_cluster() -> None:
+    """Another one may have come to a node's address: what it writes there, and what it has seen, is of no use there."""
+    this = wire("bedrockish://h1:1,h2:2/?connect_timeout=60")
+    call = this.call()
+    this.open()  # of a release that says none
+    this.close()
+    this.open("one")
+    this.close()
+    this.now += 1.0
+    this.do(this.core.woken(this.now))
+    elsewhere = this.open("two")
+    assert this.hung_up == [elsewhere]
+    assert isinstance(this.core.route.error, ProtocolMismatchError)
+    this.now += 1.0
+    this.do(this.core.woken(this.now))
+    home = this.open("one")
+    this.reply(Answered(call, FINE))
+    assert isinstance(this.finished[call], Answered)
+    assert this.hung_up == [elsewhere]
+    assert home in this.core._links
+
+
+def test_where_all_addresses_are_of_another_cluster_by_now_a_call_says_so() -> None:
+    this = wire("bedrockish://h1:1/?connect_timeout=2")
+    this.call()
+    this.open("one")
+    this.reply(Answered(1, FINE))
+    this.close()
+    call = this.call(timeout_s=5.0)
+    while call not in this.finished and this.now < 10.0:
+        this.now += 0.1
+        this.do(this.core.woken(this.now))
+        if this.dials[-1].link not in this.hung_up:
+            this.open("two")
+    error = this.finished[call]
+    assert isinstance(error, ProtocolMismatchError)
+    assert "another cluster" in error.message

@@ -1,11 +1,13 @@
 """Two clusters with the same names of everything, and one wrong address between them."""
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
-from bedrockish import open_client
+from bedrockish import ProtocolMismatchError, connect, open_client
 from bedrockish.api.requests import ADDRESS, MemberChange
 from tests.cluster.story import PATIENT, ready, status_of, until
 from tools.cluster import LocalCluster, local_cluster
@@ -63,3 +65,30 @@ async def test_a_wrong_address_bars_nobody(tmp_path: Path) -> None:
                 status = await status_of(cluster, node)
                 assert status["trouble"] is None
                 assert {name for name, one in status["nodes"].items() if one["trouble"]} == set()
+
+
+@pytest.mark.parametrize("driver", ["blocking", "trio"])
+async def test_a_session_does_not_follow_an_address_to_another_cluster(tmp_path: Path, driver: str) -> None:
+    """Another node has taken the place of the one that it used: what it writes would be found nowhere again."""
+    one, other = LocalCluster(tmp_path / "one", "A"), LocalCluster(tmp_path / "other", "A")
+    other.nodes[0].port = one.nodes[0].port
+    with one.running():
+        await one.wait_ready(0)
+        async with open_client(one.url()) as client:
+            await client.execute("CREATE TABLE t(x)")
+            blocking = await trio.to_thread.run_sync(connect, one.url())
+            await trio.to_thread.run_sync(blocking.execute, "INSERT INTO t VALUES (1)")
+            one.stop()
+            with other.running():
+                await other.wait_ready(0)
+                async with open_client(other.url()) as there:
+                    await there.execute("CREATE TABLE t(x)")
+                    insert_there = partial(blocking.execute, "INSERT INTO t VALUES (2)")
+                    with pytest.raises(ProtocolMismatchError, match="of another cluster by now"):
+                        await (
+                            client.execute("INSERT INTO t VALUES (2)")
+                            if driver == "trio"
+                            else trio.to_thread.run_sync(insert_there)
+                        )
+                    assert (await there.execute("SELECT count(*) FROM t")).value() == 0
+            await trio.to_thread.run_sync(blocking.close)

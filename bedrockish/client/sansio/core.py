@@ -10,14 +10,15 @@ them would turn certain answers into lost ones.
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Any, assert_never
 
 from bedrockish.api.requests import STRICT, Request, Token
 from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import (
     CLOSE,
+    CLUSTER_ID,
     COMMIT,
     LINK_ID,
     ROLLBACK,
@@ -132,6 +133,7 @@ class ClientCore:
         self, target: Target, draw: Callable[[], float], token: Token | None = None, backoff: Backoff | None = None
     ) -> None:
         self.token = token or Token()
+        self.cluster_id = ""
         self.route = Route(target, backoff or Backoff(), draw)
         self._target = target
         self._draw = draw
@@ -230,11 +232,22 @@ class ClientCore:
 
     # --- what the world does ---
 
-    def opened(self, link: int, now: float) -> list[Effect]:
-        """A dialled link stands and both sides have said HELLO."""
-        if link in self._links:
-            self._links[link].is_open = True
-            self.route.opened(self._links[link].address)
+    def opened(self, link: int, info: Mapping[str, Any], now: float) -> list[Effect]:
+        """A dialled link stands and both sides have said HELLO, the node with this information of itself."""
+        one = self._links.get(link)
+        if one is not None:
+            # Of release 0.1.0, a cluster may have none yet.
+            found = str(info.get(CLUSTER_ID) or "")
+            if found and self.cluster_id and found != self.cluster_id:
+                # What this session has seen is nothing there, and what it writes belongs elsewhere.
+                error = ProtocolMismatchError(
+                    f"{one.address} is a node of another cluster by now, {found}, than the one that this session has "
+                    f"used, {self.cluster_id}; if that is right, open a new one"
+                )
+                return [HangUp(link), *self.closed(link, error, now)]
+            self.cluster_id = found or self.cluster_id
+            one.is_open = True
+            self.route.opened(one.address)
         return self._pump(now)
 
     def closed(self, link: int, error: BedrockishError, now: float) -> list[Effect]:

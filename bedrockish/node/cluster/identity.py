@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import trio
 
 from bedrockish.api.url import Address
+from bedrockish.api.wire import CLUSTER_ID
 from bedrockish.client.credentials import Entry
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
@@ -26,7 +27,7 @@ from bedrockish_net.limits import Limits
 
 logger = logging.getLogger(__name__)
 
-ID, LEVEL_KEY, CLUSTER_LEVEL, ASKS = "cluster_id", "level", "cluster_level", "asks"  # keys of a HELLO's info
+ID, LEVEL_KEY, CLUSTER_LEVEL, ASKS = CLUSTER_ID, "level", "cluster_level", "asks"  # keys of a HELLO's info
 OLDER_RELEASE = "older_release"  # the code of a refusal
 ASK_S = 2.0  # how long one member may take to answer
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between two rounds of asking

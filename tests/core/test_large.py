@@ -8,6 +8,7 @@ import cbor2
 import pytest
 
 from bedrockish.core.coordinator.request import Stage
+from bedrockish.core.protocol.events import Event
 from bedrockish.core.protocol.messages import (
     Accept,
     Begin,
@@ -201,6 +202,39 @@ def test_what_a_voter_has_is_not_sent_again() -> None:
     net.deliver()
     assert net.told("A") == {"one": "A1"}
     assert len(of_kind(net, Piece)) == before
+
+
+@pytest.mark.parametrize(("why", "executions"), [("a row is another one", 2), ("", 1)])
+def test_what_voters_say_is_made_of_other_rows_is_executed_again(
+    monkeypatch: pytest.MonkeyPatch, why: str, executions: int
+) -> None:
+    """Its leader may have the damaged ones, and be repaired by now. Lost for another reason, it is begun as it is."""
+    net = Net("ABC", settings=LARGE)
+    place = net.places["A"]
+    executed: list[int] = []
+    execute = place._execute
+
+    def noted(number: int, group: tuple[int, ...]) -> Event:
+        executed.append(number)
+        return execute(number, group)
+
+    place._execute = noted  # type: ignore[method-assign, assignment]
+    states = [net.places[name].core.state for name in "BC"]
+    for state in states:
+        monkeypatch.setattr(state, "why_rows_differ", lambda _: why)
+    if not why:
+        net.kept = {InPieces, Begin}
+    net.ask("A", add("one", BIG))
+    net.deliver()
+    for state in states:
+        monkeypatch.setattr(state, "why_rows_differ", lambda _: "")
+    if not why:
+        coordinator = place.core.coordinator
+        coordinator._give_up(next(iter(coordinator.attempts.values())))
+        net.kept = set()
+    net.run(5.0)
+    assert net.told("A") == {"one": "A1"}
+    assert len(executed) == executions
 
 
 def test_lost_questions_and_answers_are_asked_again() -> None:

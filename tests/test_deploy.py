@@ -64,6 +64,21 @@ def test_the_dockerfile_is_what_hadolint_takes() -> None:
     run(script("hadolint"), DEPLOY / "Dockerfile")
 
 
+def test_the_configuration_of_prometheus_is_one(tmp_path: Path) -> None:
+    """The page's, with the rules that it names; read by promtool where that is installed."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "deploying.md").read_text(), re.DOTALL)
+    (job,) = yaml.safe_load(text)["scrape_configs"]
+    (rules,) = yaml.safe_load(text)["rule_files"]
+    assert "bedrockish" in job["job_name"]
+    assert 'job=~".*bedrockish.*"' in (ROOT / "docs" / rules).read_text()
+    for name in (job["authorization"]["credentials_file"], job["tls_config"]["ca_file"]):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "prometheus.yml").write_text(text)
+    shutil.copy(ROOT / "docs" / rules, tmp_path)
+    if promtool := shutil.which("promtool"):
+        assert "SUCCESS" in run(promtool, "check", "config", tmp_path / "prometheus.yml")
+
+
 def test_the_image_gets_what_the_wheel_is_made_of() -> None:
     """Nothing else of the checkout is copied: not the private environment, no history, no secrets."""
     taken = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}

@@ -66,7 +66,7 @@ from bedrockish.node.admin.trace_buffer import TraceBuffer
 from bedrockish.node.admin.troubles import Troubles
 from bedrockish.node.admin.watching import open_files, tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
-from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID
+from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID, MEMBERS
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, PREFIX, Incarnations, disbelieve
 from bedrockish.node.cluster.membership import begin_on_file, judge, keep_level, recognise, set_members
 from bedrockish.node.executor import Executions
@@ -404,7 +404,7 @@ class Runtime:
 
     def _tell_cluster(self) -> None:
         membership = self.core.state.roster.membership
-        self.info |= {ID: membership.cluster_id, CLUSTER_LEVEL: membership.level}
+        self.info |= {ID: membership.cluster_id, CLUSTER_LEVEL: membership.level, MEMBERS: membership.nodes}
 
     def _start(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Run a task until the node ends."""

@@ -189,6 +189,11 @@ def test_a_database_with_tables_is_not_one_of_three_founders(tmp_path: Path) -> 
     config.write_text("".join(line for line in config.read_text().splitlines(True) if line[:3] not in ("B =", "C =")))
     with running(home, "A"), connect(f"bedrockish://127.0.0.1:{ports[0]}/?connect_timeout=30") as client:
         assert list(client.execute("SELECT id FROM account")) == [(1,)]
+        serve[-1] = "B.toml"  # which has all three, and would make a majority of empty files with C
+        done = subprocess.run(
+            serve, cwd=home / "B", env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, "B is not a member of the cluster at" in done.stderr) == (2, True), done.stderr
 
 
 def test_an_even_number_is_told(tmp_path: Path) -> None:

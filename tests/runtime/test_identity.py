@@ -162,6 +162,10 @@ async def test_a_node_without_a_file_takes_the_id_that_a_member_tells(caplog: py
         port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL + 1})
         with pytest.raises(ConfigError, match="install their release here"):
             await find_cluster(config("B", A=port, B=2), Entry())
+        port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL, "members": ["A", "B"]})
+        assert await find_cluster(config("B", A=port, B=2), Entry()) == ("shop's", LEVEL)
+        with pytest.raises(ConfigError, match=r"C is not a member of the cluster at .*, which has A, B; let it in"):
+            await find_cluster(config("C", A=port, C=2), Entry())
         for info in ({"cluster_id": 7}, {"cluster_id": "x", "cluster_level": None}):
             port = await listening(nursery, info, "B")
             assert len((await find_cluster(config("A", A=1, B=port), Entry()))[0]) == 16

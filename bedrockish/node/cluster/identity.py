@@ -28,6 +28,7 @@ from bedrockish_net.limits import Limits
 logger = logging.getLogger(__name__)
 
 ID, LEVEL_KEY, CLUSTER_LEVEL, ASKS = CLUSTER_ID, "level", "cluster_level", "asks"  # keys of a HELLO's info
+MEMBERS = "members"  # another one: their names
 OLDER_RELEASE = "older_release"  # the code of a refusal
 ASK_S = 2.0  # how long one member may take to answer
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between two rounds of asking
@@ -89,7 +90,7 @@ async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
         entry: how this node comes in at the others.
 
     Raises:
-        ConfigError: the cluster is at a higher release level than this program.
+        ConfigError: the cluster is at a higher release level than this program, or has other members.
     """
     others = {node: address for node, address in config.peers.items() if node != config.node}
     founder, pause, says_at = min(config.peers), PAUSE_S_MIN, trio.current_time() + QUIET_S
@@ -153,7 +154,7 @@ async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tup
 
     Raises:
         NetError: there is no answer, or none that makes sense.
-        ConfigError: the level is above this program's.
+        ConfigError: the level is above this program's, or this node is no member.
     """
     hello = Hello(config.node, config.cluster, "client", node, {ASKS: ID})
     link = await entry.dial(address, hello, ASK_S, Limits())
@@ -166,5 +167,11 @@ async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tup
         raise ConfigError(
             f"the members of the cluster speak at release level {level}, and this program reads up to {LEVEL}; install "
             "their release here"
+        )
+    names = info.get(MEMBERS)  # which nodes of release 0.1.0 do not tell
+    if isinstance(names, list) and config.node not in names:
+        raise ConfigError(
+            f"{config.node} is not a member of the cluster at {address}, which has {', '.join(map(str, names))}; let "
+            "it in with 'bedrockish join URL --config FILE --voter' instead of founding a cluster beside that one"
         )
     return found, level

@@ -103,3 +103,14 @@ def test_a_word_of_other_systems_finds_ours(word: str) -> None:
     """Who comes from another database searches for its words, and the glossary says what we call it."""
     rows = [line.partition(" | ") for line in (ROOT / "docs" / "glossary.md").read_text().splitlines()]
     assert [said for elsewhere, _, said in rows if word.lower() in elsewhere.lower() and said]
+
+
+def test_each_row_of_the_comparison_names_the_test_that_holds_it() -> None:
+    """But for what needs none: what each of them is, what ours is not, and how old they are."""
+    rows = re.findall(r"^\| (.*?) \| (.*?) \|", (ROOT / "docs" / "compared.md").read_text(), re.MULTILINE)
+    without = []
+    for what, ours in rows[2:]:
+        found = re.findall(r"`(tests/[\w/]+\.py)`", ours)
+        assert all((ROOT / path).is_file() for path in found), (what, found)
+        without += [] if found else [what]
+    assert without == ["what it is", "more data than one machine holds", "years at work elsewhere"]

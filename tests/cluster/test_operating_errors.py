@@ -21,15 +21,15 @@ pytestmark = pytest.mark.cluster
 DAY_MS = 86_400_000
 
 
-def program(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def program(*arguments: str, cwd: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment(), cwd=cwd
+        command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment(), cwd=cwd, input=stdin
     )
 
 
-async def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return await trio.to_thread.run_sync(lambda: program(*arguments, cwd=cwd))
+async def run(*arguments: str, cwd: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return await trio.to_thread.run_sync(lambda: program(*arguments, cwd=cwd, stdin=stdin))
 
 
 async def until_up(cluster: LocalCluster, name: str) -> None:
@@ -175,6 +175,44 @@ async def test_a_copy_of_a_nodes_file_is_started_elsewhere(tmp_path: Path) -> No
                 copy.kill()
             assert (await client.execute("SELECT count(*) FROM t WHERE x = 1")).value() == 20
             assert (await client.execute("SELECT count(*) FROM t")).value() == 20
+
+
+async def test_nobody_has_the_admins_password(tmp_path: Path) -> None:
+    """Who may write a node's configuration makes an admin again, also where the last one was removed."""
+    with local_cluster(tmp_path / "three") as cluster:
+        await ready(cluster)
+        first, second = cluster.nodes[:2]
+        done = await run("user", "add", cluster.url(), "root", "--role", "admin", stdin="lost\n")
+        assert done.returncode == 0, done.stderr
+        before = first.config.read_text()
+        rescue = f"bedrockish://rescue:found@127.0.0.1:{first.port}/?discover=no"
+        first.config.write_text(f"{before}\n[users]\n{(await run('password', 'rescue', stdin='found')).stdout}")
+        first.kill()
+        first.start()
+
+        async def changed(*words: str) -> None:
+            async def done() -> bool:
+                return (await run("user", words[0], rescue, *words[1:], stdin="new\n")).returncode == 0
+
+            await until(f"the rescuer has done {words}", done)
+
+        async def comes_in(name: str) -> None:
+            async def listed() -> bool:
+                url = f"bedrockish://{name}:new@127.0.0.1:{second.port}/?discover=no"
+                return (await run("user", "list", url)).returncode == 0
+
+            await until(f"{name} comes in at another node", listed)
+
+        await changed("passwd", "root")
+        await comes_in("root")
+        await changed("remove", "root", "--force")
+        await changed("add", "again", "--role", "admin")
+        first.config.write_text(before)
+        first.kill()
+        first.start()
+        await comes_in("again")
+        told = await run("user", "list", rescue)
+        assert (told.returncode, "wrong user or password" in told.stderr) == (2, True), told.stderr
 
 
 async def test_a_partition_of_a_day(tmp_path: Path) -> None:

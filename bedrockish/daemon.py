@@ -77,6 +77,7 @@ async def serve(config: Config) -> None:
             await _run(config, credentials, plugins, restarts, up, damage)
             return
         except Exception as error:
+            was_up = was_up or up.is_set()
             again = what_to_begin_again_for(error)
             if again is not None:
                 # Kept until then: one that cannot begin at once, for its disk is full, must not begin as a sound one.
@@ -99,7 +100,6 @@ async def serve(config: Config) -> None:
                 if len(config.peers) > 1:  # what else has become of its file, the others tell
                     damage = DamagedError("an index could not be read, and was made anew", table="", page=str(error))
                 continue
-            was_up = was_up or up.is_set()
             why_not = _why_not_begun(error)
             if not was_up or not (_is_fault(error) or why_not):
                 raise

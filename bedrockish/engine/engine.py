@@ -52,15 +52,12 @@ from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.engine.storage.scratch_files import check_room, size_of
 from bedrockish.engine.storage.staged_changes import StagedStore
 from bedrockish.engine.storage.wal import Wal, copy_file
-from bedrockish.errors import ConfigError, DamagedError, EntryMismatchError, UnavailableError, UsageError
+from bedrockish.errors import ConfigError, DamagedError, EntryMismatchError, UnavailableError
 from bedrockish_journal.model.changes import Change, decode_changes, decode_changes_in_pieces, decode_steps
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
-from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import store
-from bedrockish_journal.verify import row_digests
-from bedrockish_journal.verify.row_digests import Range, RangeDigest
 
 __all__ = ["Engine", "Founding", "Limits"]
 
@@ -113,7 +110,7 @@ class Engine:
         self._applier = RowApplier(db)
         self._wal = Wal(db, full_sync=full_sync)
         self._batch: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._closed = False
+        self._closed = self._is_begun = False
         self._members = 0  # how often they were learnt
         self.pages = PageCache(db, limits.memory.max_bytes)
         self._weight = 0  # about how many bytes the open batch has
@@ -140,6 +137,7 @@ class Engine:
         self._is_changed = False
         db.execute("BEGIN IMMEDIATE")
         self._wal.begun()
+        self._is_begun = True
 
     @classmethod
     def open(
@@ -328,15 +326,29 @@ class Engine:
         return self._wait is not None
 
     def come_back(self) -> None:
-        """Return when no other thread has the writer."""
+        """Return when no other thread has the writer, and it has the open batch."""
         wait = self._wait
         if wait is not None:
             wait()
+        elif self._is_begun and not self._db.in_transaction and not (self.failed or self._closed):
+            self._write_again()
+
+    def _write_again(self) -> None:
+        """Write the open batch again: SQLite gives it up with any read that fails for the disk's or the memory's sake.
+
+        Else what comes next would be committed alone, without what it rests on.
+        """
+        if self._guest is not None:
+            self._guest.lose()
+        self._capture.deafen()
+        try:
+            self._redo()
+        except apsw.Error as error:
+            raise self._broken(error) from error
 
     def _leave(self) -> None:
         """Make the writer the engine's own: no thread has it, and nothing of an open transaction is in it."""
-        if self._wait is not None:
-            self.come_back()
+        self.come_back()
         if self._guest is not None and self._guest.inside is not None:
             try:
                 self._guest.leave()
@@ -553,6 +565,7 @@ class Engine:
         self._keep_to_ourselves()
         try:
             system.set_meta(db, "batches", self.batches + 1)
+            self._is_begun = False
             self._control("COMMIT")
             self.batches += 1
             self._batch.clear()
@@ -568,6 +581,7 @@ class Engine:
             if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
                 self._wal.finish(db, self._limits.wal_frames_max)
             self._control("BEGIN IMMEDIATE")
+            self._is_begun = True
             if self._wal.is_overtaken():
                 # Between two batches the file is free for a moment; our own writes do not count here.
                 self.failed = True
@@ -678,21 +692,6 @@ class Engine:
 
         with closing(self.open_reader()) as reader:
             return digest(reader)
-
-    def digest_range(self, asked: Range, beyond: Vector | None) -> RangeDigest:
-        """Return what is in a range of a table as of the last flush; see ``row_digests``. May run in a helper thread.
-
-        Raises:
-            UsageError: there can be no such range.
-            UnavailableError: not even what is applied can be read.
-        """
-        with closing(self.open_reader()) as reader:
-            try:
-                return row_digests.digest_range(reader, asked, beyond)
-            except apsw.SQLError as error:
-                raise UsageError(f"there is no such range of {asked.table!r}: {error}") from error
-            except (apsw.CorruptError, apsw.IOError) as error:
-                raise UnavailableError(f"the file cannot be read: {error}") from error
 
     def close(self) -> None:
         """Give up what was not flushed, and close the file. Closing it twice is fine."""

@@ -24,6 +24,7 @@ COUNTERS = {  # of the node's counts: name here, and what it is
     "batches": ("batches", "Batches made durable, each with one sync."),
     "malformed": ("malformed_messages", "Messages of peers that could not be read."),
     "internal_errors": ("internal_errors", "Requests and tasks at which the node's program failed."),
+    "disk_errors": ("disk_errors", "Requests and tasks at which the disk could not read or write."),
     "restarts": ("restarts", "How often the node began again from its file after its program had failed."),
 }
 CLOCKS = {  # of the node's status, in milliseconds there

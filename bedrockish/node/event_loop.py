@@ -268,8 +268,7 @@ class Runtime:
             "certificates_revoked": len(self.credentials.revoked) if self.credentials is not None else 0,
             "wall_s": time.time(),
             "left_alone": self.mesh.left_alone if self.mesh is not None else {},
-            "internal_errors_recent": self.faults.recent,
-            "internal_error_last": self.faults.last or None,
+            **self.faults.describe(),
         }
         troubles = self._troubles.look(told, time.monotonic())
         worst = next((one["text"] for one in troubles if one["useless"]), None)

@@ -1,5 +1,6 @@
 """A bug is one request's misfortune: whatever raises, the node goes on and says so."""
 
+import errno
 import logging
 import time
 from collections import Counter
@@ -150,7 +151,7 @@ async def test_a_background_task_begins_again_after_a_growing_pause(autojump_clo
 
     await faults.keep_running("a task", task)
     assert [later - earlier for earlier, later in pairwise(began)] == [1, 2, 4, 8]
-    assert faults.recent == 4
+    assert faults.describe()["internal_errors_recent"] == 4
 
 
 @pytest.mark.parametrize(
@@ -264,6 +265,65 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
             assert isinstance(await ask(runs[1], "INSERT INTO t VALUES (1, 1)", "big"), Answer)
             nursery.cancel_scope.cancel()
     assert waited == [config.database]
+
+
+DISK_FAILURES = (
+    apsw.IOError("disk I/O error"),
+    OSError(errno.EIO, "Input/output error"),
+    ExceptionGroup("both", [ValueError(), ExceptionGroup("inner", [apsw.IOError("disk I/O error")])]),
+)
+
+
+@pytest.mark.parametrize("error", DISK_FAILURES)
+async def test_a_disk_that_fails_beside_the_loop_is_told_as_such(
+    error: Exception, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    """It is no bug, and the node goes on: what was decided does not depend on it. Another node can be asked."""
+    faults = Faults(Counter(), never)
+    told = faults.caught("a backup", error)
+    assert isinstance(told, UnavailableError)
+    assert "look at the disk" in told.message
+    found = faults.describe()
+    assert (found["disk_errors_recent"], found["internal_errors_recent"]) == (1, 0)
+    assert found["disk_error_last"].endswith("error at a backup")
+    assert "Traceback" not in caplog.text
+    runs: list[float] = []
+
+    async def task() -> None:
+        runs.append(trio.current_time())
+        if len(runs) < 3:
+            raise error
+
+    await faults.keep_running("comparing tables", task)
+    assert len(runs) == 3, "the task begins again, as after a bug"
+
+
+async def test_damage_is_kept_while_the_file_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that was up waits for its disk: a process that ended would begin as a sound one."""
+    served = Served(tmp_path, monkeypatch)
+    monkeypatch.setattr(daemon, "PAUSE_S_MAX", 0.02)
+    tries = 0
+
+    def fail(*_: object, **__: object) -> Any:
+        nonlocal tries
+        tries += 1
+        raise ConfigError("a.db cannot be opened for writing: disk I/O error")
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.serve, served.config)
+            first = await served.run_of(0)
+            with monkeypatch.context() as patch:
+                patch.setattr(Engine, "open", fail)
+                first.stop(DamagedError("row 7 is not what it was", table="t"))
+                await until(lambda: tries == 3)
+            await until(lambda: len(served.runs) == 2)
+            alarms = served.runs[1].core.state.health.alarms
+            nursery.cancel_scope.cancel()
+    assert DAMAGED_TABLES in alarms
+    assert "the node cannot begin again yet: a.db cannot be opened" in caplog.text
 
 
 class Served:

@@ -64,6 +64,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("upgrade_unfinished", {"level": 2, "cluster_level": 1} | others(level=1), "at release level 1, .* B has told 1"),
     ("certificate", {"certificates": {"a.pem": 110 * 86_400.0}}, "a.pem expires in 10 days"),
     ("certificate", {"certificates": {"a.pem": 86_400.0}}, "a.pem has expired"),
+    ("disk_failing", {"disk_errors_recent": 2, "disk_error_last": "at a backup"}, "2 times .* last one: at a backup"),
     ("internal_errors", {"internal_errors_recent": 2, "internal_error_last": "TypeError"}, "2 in .*TypeError"),
 ]
 

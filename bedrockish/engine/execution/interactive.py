@@ -247,6 +247,10 @@ class Interactive:
         self._control("ROLLBACK TO interactive")
         self._control("RELEASE interactive")
 
+    def lose(self) -> None:
+        """Whoever is in has nothing in the open batch any more: SQLite has given that up."""
+        self.inside = None
+
     def step_out(self, session: Session) -> None:
         """Swap a transaction out whose next statement runs elsewhere: the writer will not have what that changes."""
         if self.inside is session:

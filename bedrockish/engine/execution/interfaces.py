@@ -73,6 +73,9 @@ class Guest(Protocol):
     def leave(self) -> None:
         """Take them out of it."""
 
+    def lose(self) -> None:
+        """SQLite has given up the open batch, and they went with it."""
+
 
 class Lends(Protocol):
     """What open transactions need of an engine."""

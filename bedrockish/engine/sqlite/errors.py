@@ -88,6 +88,18 @@ def damage_of(error: Exception) -> DamagedError | None:
     return None
 
 
+def disk_failure(error: BaseException) -> str:
+    """Return how the disk failed, if that is what an exception tells of: it could not read or write; else nothing."""
+    match error:
+        case apsw.IOError():
+            return str(error)
+        case OSError() if error.errno == errno.EIO:
+            return str(error.strerror)
+        case BaseExceptionGroup():
+            return next(filter(None, map(disk_failure, error.exceptions)), "")
+    return ""
+
+
 @contextmanager
 def beginning(path: object) -> Iterator[None]:
     """Read what a node cannot begin without, and without which it cannot fill its file again either.

@@ -291,6 +291,11 @@ def _internal(status: Status) -> str:
     return f"{count} in the last ten minutes, the last one: {status.get('internal_error_last')}" if count else ""
 
 
+def _disk_failing(status: Status) -> str:
+    count = status.get("disk_errors_recent", 0)
+    return f"{count} times in the last ten minutes, the last one: {status.get('disk_error_last')}" if count else ""
+
+
 KINDS = (
     Kind(
         "out_of_service",
@@ -433,6 +438,12 @@ KINDS = (
         "a certificate is about to expire",
         "make a new one ('bedrockish tls certs') before that day: after it no link can be opened",
         _certificates,
+    ),
+    Kind(
+        "disk_failing",
+        "the disk could not read or write",
+        "look at the disk and at what the system's log says of it; move the node to another machine if it fails again",
+        _disk_failing,
     ),
     Kind(
         "internal_errors",

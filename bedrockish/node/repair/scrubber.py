@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import trio
@@ -16,6 +17,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.health import Mode
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
+from bedrockish.engine.storage.row_ranges import digest_range
 from bedrockish.errors import BedrockishError, DamagedError, ProtocolMismatchError, UnavailableError, UsageError
 from bedrockish.node.cluster.join import calls
 from bedrockish_journal.model.errors import JournalError
@@ -135,7 +137,8 @@ class Scrubber:
 
     async def own(self, asked: Range, beyond: Vector | None) -> RangeDigest:
         """Return what this node has in a range, as of its last batch."""
-        return await trio.to_thread.run_sync(self._engine.digest_range, asked, beyond, limiter=self._limiter)
+        read = partial(digest_range, self._engine.open_reader, asked, beyond)
+        return await trio.to_thread.run_sync(read, limiter=self._limiter)
 
     async def hurry(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the order ``scrub``: begin a comparison now."""

@@ -3,6 +3,9 @@
 A bug is one request's misfortune and not the node's: it becomes an ``InternalError`` with an id, it is logged under
 that id with its traceback, and it is counted. Only what the node cannot go on without stops it: a ``DamagedError``, or
 what SQLite says of a page that it cannot read, whoever meets it; and everything that is no ``Exception``.
+
+A disk that fails at something else than a commit is no bug, and does not stop the node either: nothing that was decided
+is lost with what could not be read, or copied, in another thread. It is told as what it is.
 """
 
 import logging
@@ -11,17 +14,17 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
-from bedrockish.engine.sqlite.errors import damage_of
+from bedrockish.engine.sqlite.errors import damage_of, disk_failure
 from bedrockish.errors import BedrockishError, DamagedError, InternalError, UnavailableError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-COUNT = "internal_errors"
+COUNT, DISK = "internal_errors", "disk_errors"
 PLACES_MAX = 200  # places in the program whose traceback was logged
 RECENT_S = 600.0
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before a background task that failed begins again
@@ -31,21 +34,26 @@ class Faults:
     """The unexpected exceptions of one node.
 
     Args:
-        counts: where they are counted, under ``internal_errors``.
+        counts: where they are counted, under ``internal_errors``, and failures of the disk under ``disk_errors``.
         stop: lets the node end with an error, in its loop, after what is under way.
     """
 
     def __init__(self, counts: Counter[str], stop: Callable[[DamagedError], None]) -> None:
         self._counts, self._stop = counts, stop
         self._logged: Counter[str] = Counter()
-        self._when: deque[float] = deque(maxlen=100)
-        self.last = ""
+        self._when = {kind: deque[float](maxlen=100) for kind in (COUNT, DISK)}
+        self.last = self.last_of_disk = ""
 
-    @property
-    def recent(self) -> int:
-        """How many there were in the last ten minutes; at most 100 are remembered."""
+    def describe(self) -> dict[str, Any]:
+        """Return how many there were in the last ten minutes, of which at most 100 are remembered, and the last."""
         oldest = time.monotonic() - RECENT_S
-        return sum(1 for when in self._when if when >= oldest)
+        recent = {kind: sum(1 for when in found if when >= oldest) for kind, found in self._when.items()}
+        return {
+            "internal_errors_recent": recent[COUNT],
+            "internal_error_last": self.last or None,
+            "disk_errors_recent": recent[DISK],
+            "disk_error_last": self.last_of_disk or None,
+        }
 
     def caught(self, what: str, error: Exception) -> BedrockishError:
         """Log and count an exception; return the error to answer with. After damage, the node stops.
@@ -59,9 +67,17 @@ class Faults:
             logger.error("damage was met at %s: %s", what, damage.message)
             self._stop(damage)
             return UnavailableError(f"this node stops, and begins again if it can: {damage.message}")
+        disk = disk_failure(error)
+        if disk:
+            self._note(DISK)
+            self.last_of_disk = f"{disk} at {what}"
+            logger.error("the disk failed at %s: %s", what, disk)
+            return UnavailableError(
+                f"the disk of this node could not read or write ({disk}); nothing of it happened: ask another node, "
+                "and look at the disk of this one"
+            )
         number, where = secrets.token_hex(4), _place(error)
-        self._counts[COUNT] += 1
-        self._when.append(time.monotonic())
+        self._note(COUNT)
         self.last = f"{type(error).__name__} in {where} at {what} (id {number})"
         if len(self._logged) >= PLACES_MAX:
             self._logged.clear()
@@ -82,6 +98,10 @@ class Faults:
             id=number,
         )
 
+    def _note(self, kind: str) -> None:
+        self._counts[kind] += 1
+        self._when[kind].append(time.monotonic())
+
     async def keep_running(self, what: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a background task that never returns, and begin it again after a growing pause when it fails.
 
@@ -94,7 +114,8 @@ class Faults:
                 await task()
                 return
             except Exception as error:
-                if not isinstance(self.caught(what, error), InternalError):
+                self.caught(what, error)
+                if damage_of(error) is not None:
                     return
             if trio.current_time() - began > PAUSE_S_MAX:
                 pause_s = PAUSE_S_MIN

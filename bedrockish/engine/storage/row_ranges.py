@@ -1,0 +1,32 @@
+"""What nodes compare of a table, read beside the writer (``row_digests``)."""
+
+from collections.abc import Callable
+from contextlib import closing
+
+import apsw
+
+from bedrockish.errors import UnavailableError, UsageError
+from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.verify import row_digests
+from bedrockish_journal.verify.row_digests import Range, RangeDigest
+
+
+def digest_range(connect: Callable[[], apsw.Connection], asked: Range, beyond: Vector | None) -> RangeDigest:
+    """Return what is in a range of a table as of the last flush; may run in a helper thread.
+
+    Args:
+        connect: opens a connection that only reads.
+        asked: the range.
+        beyond: as for ``row_digests.digest_range``.
+
+    Raises:
+        UsageError: there can be no such range.
+        UnavailableError: not even what is applied can be read.
+    """
+    try:
+        with closing(connect()) as reader:
+            return row_digests.digest_range(reader, asked, beyond)
+    except apsw.SQLError as error:
+        raise UsageError(f"there is no such range of {asked.table!r}: {error}") from error
+    except (apsw.CorruptError, apsw.IOError, apsw.CantOpenError) as error:
+        raise UnavailableError(f"the file cannot be read: {error}") from error

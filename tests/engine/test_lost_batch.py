@@ -1,0 +1,115 @@
+"""SQLite gives up the open batch with a read that fails: nothing of it may be missing when the next entry is there."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.errors import DamagedError
+from tests.engine.nodes import TestNode
+from tests.engine.test_interactive import Desk
+
+ROWS = "SELECT id FROM t ORDER BY id"
+
+
+def fail_a_read(engine: Engine) -> None:
+    """Do what SQLite does when a read fails with SQLITE_IOERR or SQLITE_NOMEM, also one that only reads."""
+    engine._db.execute("ROLLBACK")
+    assert not engine._db.in_transaction
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> TestNode:
+    node = TestNode(tmp_path / "a.db")
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    node.save()
+    node.run("INSERT INTO t VALUES (1, 'one')")
+    return node
+
+
+def kept(node: TestNode) -> tuple[list[Any], list[Any]]:
+    """Return what the file has of rows and of the journal after a crash."""
+    with closing(apsw.Connection(str(node.path))) as db:
+        ticks = [tick for (tick,) in db.execute("SELECT tick FROM bedrockish_journal ORDER BY tick")]
+        return db.execute(ROWS).fetchall(), ticks
+
+
+def test_the_next_entry_comes_after_those_of_the_batch(node: TestNode) -> None:
+    fail_a_read(node.engine)
+    node.run("INSERT INTO t VALUES (2, 'two')")
+    node.save()
+    assert kept(node) == ([(1,), (2,)], [1, 2, 3])
+
+
+def test_an_entry_from_elsewhere_does_too(node: TestNode) -> None:
+    """One that is only applied, and was executed before the read failed."""
+    prepared = node.prepare("INSERT INTO t VALUES (2, 'two')")
+    fail_a_read(node.engine)
+    node.apply(node.entry(prepared))
+    node.save()
+    assert kept(node) == ([(1,), (2,)], [1, 2, 3])
+
+
+def test_an_empty_batch_is_begun_again(node: TestNode) -> None:
+    """Or the next entry would be in the file before anybody has committed it."""
+    node.save()
+    fail_a_read(node.engine)
+    node.run("INSERT INTO t VALUES (2, 'two')")
+    assert kept(node) == ([(1,)], [1, 2])
+    node.save()
+    assert kept(node) == ([(1,), (2,)], [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda engine: engine.journal.command_txid("A2"),
+        lambda engine: engine.find_command("A2"),
+        lambda engine: engine.read_entries("A", 2, 1000),
+        lambda engine: engine.flush(),
+    ],
+)
+def test_who_asks_next_finds_the_batch(node: TestNode, look: Callable[[Engine], object]) -> None:
+    fail_a_read(node.engine)
+    assert look(node.engine)
+    node.save()
+    assert kept(node) == ([(1,)], [1, 2])
+
+
+def test_if_the_disk_fails_again_the_node_stops_with_what_was_durable(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = node.prepare("INSERT INTO t VALUES (2, 'two')")
+    fail_a_read(node.engine)
+
+    def fail(*_: object) -> None:
+        raise apsw.IOError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.engine._versions, "reload", fail)
+        with pytest.raises(DamagedError, match="disk I/O error"):
+            node.apply(node.entry(prepared))
+    with pytest.raises(DamagedError, match="nothing more is written"):
+        node.engine.flush()
+    node.engine.close()
+    assert kept(node) == ([], [1])
+
+
+def test_an_open_transaction_goes_on(tmp_path: Path) -> None:
+    """Its rows are in memory, and are put in again upon the batch."""
+    desk = Desk(tmp_path / "A.db")
+    desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    desk.node.save()
+    desk.node.run("INSERT INTO t VALUES (1, 'one')")
+    session = Session(serializable=True)
+    desk.run(session, "INSERT INTO t VALUES (5, 'ours')")
+    fail_a_read(desk.node.engine)
+    assert desk.run(session, ROWS)[0][0] == [(1,), (5,)]
+    desk.node.run("INSERT INTO t VALUES (2, 'two')")
+    desk.node.save()
+    assert kept(desk.node) == ([(1,), (2,)], [1, 2, 3])

@@ -494,3 +494,18 @@ def test_where_all_addresses_are_of_another_cluster_by_now_a_call_says_so() -> N
     error = this.finished[call]
     assert isinstance(error, ProtocolMismatchError)
     assert "another cluster" in error.message
+
+
+def test_a_session_that_has_seen_and_sent_nothing_may_go_to_another_cluster() -> None:
+    """A node with an empty file may be founded apart, and go over to the others' cluster before anybody has used it."""
+    this = wire("bedrockish://h1:1/?connect_timeout=60")
+    call = this.call()
+    this.open("one")
+    this.reply(Failed(call, UnavailableError("not yet")))
+    this.close()
+    while not this.dials[-1].link > 2:
+        this.now += 1.0
+        this.do(this.core.woken(this.now))
+    this.open("two")
+    assert this.hung_up == []
+    assert this.core.cluster_id == "two"

@@ -238,7 +238,7 @@ class ClientCore:
         if one is not None:
             # Of release 0.1.0, a cluster may have none yet.
             found = str(info.get(CLUSTER_ID) or "")
-            if found and self.cluster_id and found != self.cluster_id:
+            if found and self.cluster_id and found != self.cluster_id and self._has_acted:
                 # What this session has seen is nothing there, and what it writes belongs elsewhere.
                 error = ProtocolMismatchError(
                     f"{one.address} is a node of another cluster by now, {found}, than the one that this session has "
@@ -249,6 +249,11 @@ class ClientCore:
             one.is_open = True
             self.route.opened(one.address)
         return self._pump(now)
+
+    @property
+    def _has_acted(self) -> bool:
+        """Whether this session has seen or written anything, or may have: else one cluster is as good as another."""
+        return self.token != Token() or any(call.lost for call in self._calls.values())
 
     def closed(self, link: int, error: BedrockishError, now: float) -> list[Effect]:
         """A link could not be opened, or an open one died."""

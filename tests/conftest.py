@@ -122,4 +122,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason, count in reasons.items():
         if reason.startswith((NO_SPARK, NO_BROWSER)):
             terminalreporter.section("NOTE", sep="!", red=True)
-            terminalreporter.write_line(f"{count} tests SKIPPED: {reason}")
+            terminalreporter.write_line(f"{count} SKIPPED: {reason}")

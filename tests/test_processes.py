@@ -36,6 +36,13 @@ def test_it():
 def test_another():
     pass
 """
+NEEDS_JAVA = """
+import pytest
+
+@pytest.mark.spark
+def test_it():
+    pass
+"""
 WAITS = """
 from pathlib import Path
 
@@ -79,6 +86,16 @@ def test_there_is_one_summary_and_all_of_spark_is_in_one_process(tmp_path: Path)
     assert "'of': 'the whole failure'" in after
     processes = {path.name: path.read_text() for path in tmp_path.glob("test_?")}
     assert processes["test_a"] == processes["test_b"] == processes["test_c"] != processes["test_d"]
+
+
+def test_what_is_left_out_for_want_of_something_is_told_at_the_end(tmp_path: Path) -> None:
+    """Also by the process that has run nothing itself."""
+    ran = [sys.executable, "-m", *command(tmp_path, {"tests/test_a.py": NEEDS_JAVA}), "-n", "1"]
+    environment = clean_environment() | {"JAVA_HOME": str(tmp_path)}
+    done = subprocess.run(ran, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "NOTE" in done.stdout
+    assert "\n1 SKIPPED: no Spark here: " in done.stdout
 
 
 def test_what_is_named_is_run_in_one_process(tmp_path: Path) -> None:

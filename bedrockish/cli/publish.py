@@ -15,7 +15,7 @@ from bedrockish.client.feed import Changes, may_pass
 from bedrockish.client.trio_client import Client, open_client, target_of
 from bedrockish.errors import BedrockishError, ConfigError, UnavailableError
 from bedrockish.transfer.publish import MESSAGES, Message, Place, Webhook, messages_of
-from bedrockish_journal.feed.change_feed import Committed
+from bedrockish_journal.feed.change_feed import Committed, parse_cursor
 
 if TYPE_CHECKING:
     from bedrockish.transfer.publish import Sink
@@ -33,20 +33,31 @@ _KEY = "SELECT name FROM pragma_table_xinfo(?) WHERE pk ORDER BY pk"
 @url_argument
 @click.option("--to", required=True, metavar="URL", help="A webhook, https://…, or topics, kafka://host:9092,…/PREFIX.")
 @click.option("--place", type=FILE, required=True, metavar="FILE", help="The file that keeps how far it has got.")
+@click.option("--after", metavar="CURSOR", help="Where a new place begins; 'bedrockish export' prints one.")
 @click.option("--follow", is_flag=True, help="Wait for more, until interrupted; else end at what is safe now.")
 @click.option("--name", default="bedrockish", show_default=True, help="What the messages call the cluster.")
 @click.option("--hold", metavar="NAME", help="Keep the journal for a reader of this name, as far as it has not come.")
 @click.option("--options", type=FILE, metavar="FILE", help="Of librdkafka: a line 'name = value' for each.")
-def publish(url: str, to: str, place: Path, follow: bool, name: str, hold: str | None, options: Path | None) -> None:
+def publish(
+    url: str,
+    to: str,
+    place: Path,
+    after: str | None,
+    follow: bool,
+    name: str,
+    hold: str | None,
+    options: Path | None,
+) -> None:
     """Send each change of a row as a message, in order, at least once; its id is the same if it comes again.
 
     A webhook's messages are signed with the secret in BEDROCKISH_WEBHOOK_SECRET, if there is one.
     """
     target_of(url)
+    parse_cursor(after)
     sink = _sink(to, options)
     kept = Place(place)
     with kept.held() as cursor:
-        trio.run(_publish, url, sink, kept, cursor, follow, name, hold)
+        trio.run(_publish, url, sink, kept, cursor or after, follow, name, hold)
 
 
 def _sink(to: str, options: Path | None) -> "Sink":

@@ -137,6 +137,23 @@ def test_a_place(tmp_path: Path) -> None:
             pass
 
 
+def test_a_new_place_begins_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes keep a week; what was before is taken from a copy, which says where the changes go on."""
+    began: list[str | None] = []
+
+    async def record(_url: str, _sink: object, place: Place, cursor: str | None, *_: object) -> None:
+        began.append(cursor)
+        place.write("9.B")
+
+    monkeypatch.setattr("bedrockish.cli.publish._publish", record)
+    command = ["publish", "bedrockish://h", "--to", "http://127.0.0.1:1/", "--place", str(tmp_path / "place")]
+    for words in (["--after", "7.A"], ["--after", "7.A"], []):
+        assert CliRunner().invoke(main, [*command, *words]).exit_code == 0
+    assert began == ["7.A", "9.B", "9.B"]
+    wrong = CliRunner().invoke(main, [*command, "--after", "yesterday"])
+    assert "'yesterday' is not a cursor such as" in wrong.output
+
+
 @pytest.mark.parametrize(
     "to",
     [

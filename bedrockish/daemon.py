@@ -138,8 +138,11 @@ async def _give_new_indexes(config: Config, plugins: Plugins) -> bool:
     logger.warning("%s cannot be read; making its indexes anew, if only they are damaged", config.database)
     try:
         await trio.to_thread.run_sync(rebuild_in_place, config.database, plugins.prepare, go_on)
-    except BedrockishError as error:
+    except DamagedError as error:
         logger.error("the indexes cannot be made anew: %s", error.message)
+        return False
+    except BedrockishError as error:
+        logger.error("the indexes may be made anew when this is put right and the node started: %s", error.message)
         return False
     logger.warning("the indexes were made anew")
     return True

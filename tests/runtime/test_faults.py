@@ -24,6 +24,7 @@ from bedrockish.core.protocol.health import DAMAGED_TABLES, Health
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.engine.sqlite.errors import lost_file
 from bedrockish.errors import (
     BedrockishError,
     ConfigError,
@@ -296,6 +297,39 @@ async def test_a_disk_that_fails_beside_the_loop_is_told_as_such(
 
     await faults.keep_running("comparing tables", task)
     assert len(runs) == 3, "the task begins again, as after a bug"
+
+
+@pytest.mark.parametrize(
+    ("why_not", "said"),
+    [
+        (DamagedError("a table is damaged"), "the indexes cannot be made anew: a table is damaged"),
+        (
+            UnavailableError("there is no room"),
+            "may be made anew when this is put right and the node started: there is",
+        ),
+    ],
+)
+async def test_a_node_that_cannot_begin_says_whether_new_indexes_may_help(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    why_not: BedrockishError,
+    said: str,
+) -> None:
+    """A disk without room is no reason to replace it."""
+    served = Served(tmp_path, monkeypatch)
+
+    def fail(*_: object, **__: object) -> Any:
+        raise lost_file("a.db", apsw.CorruptError("malformed"))
+
+    def rebuild(*_: object) -> None:
+        raise why_not
+
+    monkeypatch.setattr(Engine, "open", fail)
+    monkeypatch.setattr(daemon, "rebuild_in_place", rebuild)
+    with trio.fail_after(20), pytest.raises(DamagedError, match="cannot begin without"):
+        await daemon.serve(served.config)
+    assert said in caplog.text
 
 
 async def test_damage_is_kept_while_the_file_cannot_be_opened(

@@ -179,7 +179,8 @@ def verify_backup(
             click.echo(f"{file} can be restored: {_what(found)}")
             click.echo(f"complete up to clock {found.complete} ({time_text(found.complete)}, {_age(age_s)} ago)")
             said = f"not compared with a journal: {found.unproven}" if found.unproven else "what its journal makes"
-            click.echo(f"its tables are {said}; digest {found.digest}")
+            first = "first snapshot's " if found.unproven and hasattr(found, "snapshots") else ""
+            click.echo(f"its {first}tables are {said}; digest {found.digest}")
             for since, until in getattr(found, "gaps", ()):
                 click.echo(
                     f"to no moment between {time_text(since)} and {time_text(until)}: the nodes no longer had what was "

@@ -195,6 +195,7 @@ def test_the_first_snapshot_of_a_short_journal_is_proven_by_an_older_backup(tmp_
     kept.close()
     found = drill_directory(kept.folder)
     assert ("was removed" in found.unproven, found.since > 0, found.faults) == (True, True, [])
+    assert "its first snapshot's tables are not compared with a journal: the beginning" in run(kept.folder).output
     assert run(kept.folder, "--proven").exit_code == 1
     proven = run(kept.folder, "--proven", "--older", older)
     assert proven.exit_code == 0, proven.output

@@ -12,7 +12,7 @@ import click
 import trio
 
 from bedrockish.cli.upkeep import duration
-from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.cli.url import LocalPath, UrlCommand, url_argument
 from bedrockish.errors import UsageError
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.moment import time_text
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bedrockish_journal.verify.drill import Drill
     from bedrockish_journal.verify.replay import Prepare
 
+TO_STORE = "an object store gets what a directory has: 'bedrockish backup follow URL DIRECTORY --to STORE'"
 key_option = click.option(
     "--key",
     "keys",
@@ -60,7 +61,7 @@ def backup() -> None:
 
 @click.command("copy", cls=UrlCommand)
 @url_argument
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=LocalPath(TO_STORE, dir_okay=False))
 def copy(url: str, file: Path) -> None:
     """Copy the file of a node at URL, as it is now, to the new FILE; clients go on meanwhile."""
     from bedrockish.node.cluster.join import back_up
@@ -71,7 +72,7 @@ def copy(url: str, file: Path) -> None:
 
 @backup.command("follow", cls=UrlCommand)
 @url_argument
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", type=LocalPath(TO_STORE, file_okay=False))
 @click.option("--every", callback=duration, default="1d", show_default=True, metavar="AGE", help="Between snapshots.")
 @click.option("--keep", callback=duration, metavar="AGE", help="How far back a restore must go; by default, for ever.")
 @click.option("--once", is_flag=True, help="Come up to what is safe now, and end; for cron.")
@@ -105,7 +106,7 @@ def follow_cluster(
 
 @backup.command("fetch")
 @click.argument("store", metavar="STORE")
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", type=LocalPath("write the store first, and then a new directory", file_okay=False))
 @key_option
 def fetch_backup(store: str, directory: Path, keys: tuple[Path, ...]) -> None:
     """Bring a continuous backup from an object store into the new DIRECTORY.

@@ -6,7 +6,7 @@ import click
 import trio
 
 from bedrockish.cli.journal import load_plugins
-from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.cli.url import LocalPath, UrlCommand, url_argument
 from bedrockish.client.feed import Changes
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import PrunedError, UsageError
@@ -19,7 +19,9 @@ DELTA, ICEBERG = "delta", "iceberg"
 
 @click.command(cls=UrlCommand)
 @url_argument
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument(
+    "directory", type=LocalPath("write a directory of this machine, and copy it from there", file_okay=False)
+)
 @click.option("--format", "kind", type=click.Choice([DELTA, ICEBERG]), default=DELTA, show_default=True)
 @click.option("--follow", is_flag=True, help="Wait for more, until interrupted; else end at what is safe now.")
 @click.option("--every", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds to a batch.")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from bedrockish.cli.journal import FILE, load_plugins, moment_option
+from bedrockish.cli.url import LocalPath
 from bedrockish_journal.model.moment import Moment, time_text
 from bedrockish_journal.model.vector import format_vector
 from bedrockish_journal.verify.restore import choose
@@ -17,7 +18,7 @@ from bedrockish_journal.verify.restore import restore as restore_files
 @click.option(
     "--from",
     "backup",
-    type=FILE,
+    type=LocalPath("bring it here first: 'bedrockish backup fetch STORE DIRECTORY'"),
     required=True,
     help="The backup, any copy of a node's file, or the directory of a continuous backup.",
 )

@@ -1,6 +1,8 @@
 """Commands whose first argument is the URL of a cluster, by default what BEDROCKISH_URL says."""
 
 import os
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -51,6 +53,27 @@ class UrlGroup(click.Group):
             there = "" if known in self.commands else f"; there is {', '.join(self.commands)}"
             raise click.UsageError(f"the URL comes after the command: bedrockish {ctx.info_name} {known} URL …{there}")
         return super().resolve_command(ctx, args)
+
+
+class LocalPath(click.Path):
+    """A path of this machine; a URL in its place is a slip, and would be a directory called ``s3:``.
+
+    Args:
+        instead: what to write.
+        options: of ``click.Path``.
+    """
+
+    def __init__(self, instead: str, **options: Any) -> None:
+        super().__init__(path_type=Path, **options)
+        self._instead = instead
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """Return the path; a URL is not repeated, for there may be a password in it."""
+        if "://" in os.fspath(value):
+            self.fail(f"this is a URL, and no path; {self._instead}", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 url_argument = click.argument("url", metavar="[URL]")

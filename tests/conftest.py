@@ -112,7 +112,7 @@ class _Names:
         if report.failed and self.terminal.verbosity <= 0:
             crash = getattr(report.longrepr, "reprcrash", None)
             why = crash.message.partition("\n")[0] if crash else report.when
-            self.terminal.write_line(f"FAILED {report.nodeid}: {why}", red=True)
+            self.terminal.write_line(f"\nFAILED {report.nodeid}: {why}", red=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

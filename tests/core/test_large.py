@@ -237,6 +237,21 @@ def test_what_voters_say_is_made_of_other_rows_is_executed_again(
     assert len(executed) == executions
 
 
+@pytest.mark.parametrize(("cut_off", "told_after_s"), [(True, 2.0), (False, 8.0)])
+def test_what_travels_to_nobody_is_told_so_in_time_for_another_node(cut_off: bool, told_after_s: float) -> None:
+    """With a quorum in reach it has all of its client's time; on slow links it may need that."""
+    net = Net("ABC", settings=LARGE)
+    if cut_off:
+        for other in "BC":
+            net.cut("A", other)
+    net.kept = {Piece}
+    net.ask("A", replace(add("one", BIG), timeout_s=2.0, longest_s=8.0))
+    net.run(told_after_s - 0.5)
+    assert net.told("A") == {}
+    net.run(1.0)
+    assert net.told("A") == {"one": "did not happen"}
+
+
 def test_lost_questions_and_answers_are_asked_again() -> None:
     net = Net("ABC", settings=LARGE)
     net.kept = {Piece}

@@ -165,7 +165,9 @@ class InFlight:
         """
         more_s = self.request.longest_s - self.request.timeout_s
         # Waiting for others is no work: there another node may be quicker, unless they hold back for its sake here.
-        is_at_work = self.stage in (Stage.EXECUTING, Stage.AHEAD) or self.reserves
+        # Nor is it to travel to nobody: where no quorum is in reach, another node may have one.
+        travels = self.stage is Stage.AHEAD and 1 + len(state.roster.voters_up()) >= state.roster.quorum
+        is_at_work = self.stage is Stage.EXECUTING or travels or self.reserves
         if not is_at_work or more_s <= 0 or self.is_long:
             return False
         self.is_long = True

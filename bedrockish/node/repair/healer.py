@@ -111,11 +111,9 @@ class Healer:
             return VOIDED
         if self._engine.find_places(txid):
             return COMMITTED
-        vote = state.votes.by_txid.get(txid)
-        # Our own, given up when we started: it can only be committed by somebody who had our promise before.
-        giving_up = txid.leader == state.me and vote is not None and vote.accepted == (1, False)
+        # Not yet what we give up ourselves: others may have had our promise before, and commit it.
         over = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
-        return ROLLED_BACK if over or giving_up else UNKNOWN
+        return ROLLED_BACK if over else UNKNOWN
 
     async def repair(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the order ``repair``: begin now, if the tables or the journal are damaged.

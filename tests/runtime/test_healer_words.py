@@ -1,0 +1,35 @@
+"""What a node says of a transaction to one whose tables it does not fit."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from bedrockish.core.protocol.messages import Approve, Begin, Rollback
+from bedrockish.node.repair.healer import Healer
+from bedrockish.node.repair.verdict import ROLLED_BACK, UNKNOWN
+from tests.core.net import Net, add
+
+
+async def test_what_its_leader_gives_up_is_not_rolled_back_before_a_majority_has_accepted_that() -> None:
+    """Others may have the leader's promise from before, and commit it: told that it is rolled back, a node with right
+    tables would serve again, and meet the entry once more.
+    """
+    net = Net("ABC")
+    net.kept = {Begin, Approve, Rollback}
+    net.ask("A", add("one", "k"))
+    core = net.places["A"].core
+    (txid,) = core.coordinator.attempts
+    engine = SimpleNamespace(void={}, find_places=lambda _txid: [])
+    nothing = cast(Any, None)
+    healer = Healer(core, cast(Any, engine), nothing, nothing, nothing, nothing, nothing, nothing)
+
+    async def outcome() -> object:
+        return (await healer.entry({"txid": str(txid)}))["outcome"]
+
+    core.state.set_now(net.now)
+    core.coordinator._give_up(core.coordinator.attempts[txid])
+    assert core.state.votes.by_txid[txid].accepted == (1, False)
+    assert await outcome() == UNKNOWN
+    net.places["A"].perform(core._answer())
+    net.kept = set()
+    net.run(3.0)
+    assert await outcome() == ROLLED_BACK

@@ -20,6 +20,7 @@ from bedrockish_journal.model.moment import time_text
 if TYPE_CHECKING:
     from bedrockish.transfer.object_store import ObjectStore
     from bedrockish_journal.verify.drill import Drill
+    from bedrockish_journal.verify.drill_directory import DirectoryDrill
     from bedrockish_journal.verify.replay import Prepare
 
 TO_STORE = "an object store gets what a directory has: 'bedrockish backup follow URL DIRECTORY --to STORE'"
@@ -162,6 +163,7 @@ def verify_backup(
     one line for each fault. It needs twice the room of a file or snapshot where TMPDIR is, and that of a store.
     """
     from bedrockish.cli.journal import load_plugins
+    from bedrockish_journal.verify.drill_directory import DirectoryDrill
 
     if keys and "://" not in file:
         raise UsageError("--key decrypts what is in an object store; name one, such as s3://bucket/prefix")
@@ -177,12 +179,13 @@ def verify_backup(
         for fault in found.faults:
             click.echo(f"{file}: {fault}")
         if not found.faults:
-            click.echo(f"{file} can be restored: {_what(found)}")
+            continuous = found if isinstance(found, DirectoryDrill) else None
+            click.echo(f"{file} can be restored: {_what(found, continuous)}")
             click.echo(f"complete up to clock {found.complete} ({time_text(found.complete)}, {_age(age_s)} ago)")
             said = f"not compared with a journal: {found.unproven}" if found.unproven else "what its journal makes"
-            first = "first snapshot's " if found.unproven and hasattr(found, "snapshots") else ""
+            first = "first snapshot's " if found.unproven and continuous else ""
             click.echo(f"its {first}tables are {said}; digest {found.digest}")
-            for since, until in getattr(found, "gaps", ()):
+            for since, until in continuous.gaps if continuous else ():
                 click.echo(
                     f"to no moment between {time_text(since)} and {time_text(until)}: the nodes no longer had what was "
                     "committed then"
@@ -206,14 +209,12 @@ def _drill(file: str, older: Path | None, keys: tuple[Path, ...], prepare: "Prep
     return drill(file, older=older, prepare=prepare, say=_say)
 
 
-def _what(found: "Drill") -> str:
+def _what(found: "Drill", continuous: "DirectoryDrill | None") -> str:
     """Say what there is in a backup that is good."""
-    from bedrockish_journal.verify.drill_directory import DirectoryDrill
-
-    if not isinstance(found, DirectoryDrill):
+    if continuous is None:
         return f"{found.entries} commits in its journal"
-    since = f"{time_text(found.since)} on" if found.since else "its cluster's beginning on"
-    snapshots = f"{found.snapshots} snapshot{'s' * (found.snapshots != 1)}"
+    since = f"{time_text(continuous.since)} on" if continuous.since else "its cluster's beginning on"
+    snapshots = f"{continuous.snapshots} snapshot{'s' * (continuous.snapshots != 1)}"
     return f"{snapshots}, {found.entries} commits in its journals, any moment from {since}"
 
 

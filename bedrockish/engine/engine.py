@@ -370,9 +370,9 @@ class Engine:
     @property
     def flush_is_long(self) -> bool:
         """Whether ``flush`` takes so long that it should be done in another thread; also if it may end the WAL."""
-        if not self._batch or self._weight > LONG_BYTES:
-            return bool(self._batch)
-        return self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max, BATCH_FRAMES)
+        limits = self._limits
+        may_finish = self._wal.is_to_finish(limits.wal_frames, limits.wal_frames_max, BATCH_FRAMES)
+        return bool(self._batch) and (self._weight > LONG_BYTES or may_finish)
 
     def apply(self, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
         """Put an entry into the journal and, unless it is a repeat, its changes into the tables, in the open batch.
@@ -460,8 +460,7 @@ class Engine:
     def activate(self, txid: Txid) -> str:
         """Put the scheduled change of the schema in force, in the open batch; return why the data forbids it, or ''.
 
-        What is nearly built is built to its end first. Else to load the rest of its rows would take longer than SQLite
-        takes for all.
+        What is nearly built is finished first. Of less, SQLite makes all in a shorter time than the rest would take.
         """
         versions, build = self.versions, self.build
         self.pages.widen()

@@ -189,6 +189,7 @@ def test_an_interruption_within_a_step_begins_anew(monkeypatch: pytest.MonkeyPat
     """What it left half done is not gone on with; what the session has seen is kept."""
     with serving() as url, connect(url) as client:
         inner, token = client._client, client.token
+        inner._core.cluster_id = "one"
         core, real = inner._core, type(inner._core).received
 
         def received(*args: object) -> object:
@@ -200,6 +201,7 @@ def test_an_interruption_within_a_step_begins_anew(monkeypatch: pytest.MonkeyPat
             client.execute("SELECT ?", (1,))
         assert inner._core is not core
         assert client.token == token
+        assert inner._core.cluster_id == "one"
         assert client.execute("SELECT ?", (3,)).value() == 3
 
 

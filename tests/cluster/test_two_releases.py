@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -304,6 +305,17 @@ async def test_the_last_release_is_refused_when_all_have_gone_on(tmp_path: Path,
             await client.execute("CREATE TABLE t(a)")
 
 
+@contextmanager
+def not_started(directory: Path) -> Iterator[LocalCluster]:
+    """Write the configurations of three nodes; stop what runs of them at the end."""
+    cluster = LocalCluster(directory)
+    cluster.write_files()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
 def founded_by(cluster: LocalCluster, last: Sequence[Path], old: str, order: str) -> None:
     """Start nodes on empty files, one after the other; some of them are of the last release."""
     for node in cluster.nodes:
@@ -326,9 +338,7 @@ async def test_a_node_of_the_last_release_beside_new_ones_is_named_and_comes_in_
     tmp_path: Path, last: list[Path]
 ) -> None:
     """Two of three found a cluster at their level; the third founds one of its own, and goes over to theirs."""
-    cluster = LocalCluster(tmp_path / "cluster")
-    cluster.write_files()
-    try:
+    with not_started(tmp_path / "cluster") as cluster:
         founded_by(cluster, last, "C", "AB")
         async with open_client(cluster.url(0, options=PATIENT)) as client:
             await client.execute("CREATE TABLE t(a)")
@@ -344,17 +354,13 @@ async def test_a_node_of_the_last_release_beside_new_ones_is_named_and_comes_in_
         await level(cluster)
         cluster.stop()
         judge_files(cluster)
-    finally:
-        cluster.stop()
 
 
 async def test_a_new_node_that_founded_alone_goes_over_to_those_of_the_last_release(
     tmp_path: Path, last: list[Path]
 ) -> None:
     """It was the first to start; the others are most, found a cluster of their release, and write into it."""
-    cluster = LocalCluster(tmp_path / "cluster")
-    cluster.write_files()
-    try:
+    with not_started(tmp_path / "cluster") as cluster:
         founded_by(cluster, last, "BC", "A")
 
         async def alone() -> bool:
@@ -377,5 +383,3 @@ async def test_a_new_node_that_founded_alone_goes_over_to_those_of_the_last_rele
         await level(cluster)
         cluster.stop()
         judge_files(cluster)
-    finally:
-        cluster.stop()

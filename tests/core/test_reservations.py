@@ -419,6 +419,24 @@ def test_what_is_overtaken_beside_the_loop_is_executed_again_and_its_client_told
     net._finish("A", Overtaken(77, event.prepared))  # nobody waits for it any more
 
 
+def test_a_client_is_told_of_whom_it_lost_to_and_not_of_whom_it_passed() -> None:
+    """Of two commits that are in an index of which it writes all, one has changed what it has read."""
+    net = Busy(took_s=9.0)
+    indexed(net)
+    net.ask("A", total("all"))
+    core, (number,) = net.places["A"].core, net.places["A"].requests
+    (_, _, event), net.slow_ones = net.slow_ones[0], deque()
+    assert isinstance(event, Executed)
+    for name, key in (("B", "x"), ("C", "k01")):
+        net.ask(name, add(name, key))
+        net.run(0.5)
+    written = replace(event.prepared.access_set, write_ranges=(INDEX,))
+    net._finish("A", Overtaken(number, replace(event.prepared, access_set=written, spans=(INDEX,))))
+    lost = core.coordinator.replies.in_flight[number].lost
+    assert lost is not None
+    assert (lost.other.leader, lost.object) == ("C", "t:rows")
+
+
 def test_a_client_is_told_the_way_out() -> None:
     """It depends on whether the statement writes where the others do."""
     state = Net("A").places["A"].core.state

@@ -237,12 +237,13 @@ class ClientCore:
         one = self._links.get(link)
         if one is not None:
             # Of release 0.1.0, a cluster may have none yet.
-            found = str(info.get(CLUSTER_ID) or "")
+            told = info.get(CLUSTER_ID)
+            found = told if isinstance(told, str) else ""
             if found and self.cluster_id and found != self.cluster_id and self._has_acted:
                 # What this session has seen is nothing there, and what it writes belongs elsewhere.
                 error = ProtocolMismatchError(
-                    f"{one.address} is a node of another cluster by now, {found}, than the one that this session has "
-                    f"used, {self.cluster_id}; if that is right, open a new one"
+                    f"{one.address} is a node of another cluster by now ({found}) than the one that this session has "
+                    f"used ({self.cluster_id}); put the address right, or open a new session if you want that one"
                 )
                 return [HangUp(link), *self.closed(link, error, now)]
             self.cluster_id = found or self.cluster_id

@@ -16,7 +16,7 @@ from bedrockish.core.coordinator.offers import Offers
 from bedrockish.core.coordinator.reads import Checking, Reading
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
-from bedrockish.core.coordinator.revalidation import move
+from bedrockish.core.coordinator.revalidation import first_conflict, move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.coordinator.wait_queue import SIZE_MAX, Together
 from bedrockish.core.protocol.effects import Execute
@@ -233,7 +233,8 @@ class Coordinator:
         access_set = prepared.access_set
         if prepared.readonly:  # then what others have only read is in nobody's way
             access_set = AccessSet(access_set.read_points, access_set.read_ranges)
-        inflight.lost = next(self.state.commit_window.conflicts(access_set, prepared.base), None) or inflight.lost
+        found = first_conflict(self.state.commit_window, access_set, prepared.base, prepared.spans)
+        inflight.lost = found or inflight.lost
         inflight.access_set = access_set
         self.replies.reservations.in_vain(inflight, access_set, prepared.kind)
         if inflight.goes_first:

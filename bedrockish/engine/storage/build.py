@@ -97,9 +97,9 @@ class Build(ABC):
         return False
 
     @property
+    @abstractmethod
     def is_nearly_done(self) -> bool:
         """Whether to load what is missing takes less than to run the change's statement."""
-        return False
 
     def begin(self, connect: Callable[[], apsw.Connection]) -> None:  # noqa: B027  not each reads a snapshot
         """Begin, when the file has all that was applied; ``connect`` opens a connection that only reads.

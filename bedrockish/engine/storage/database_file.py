@@ -167,17 +167,19 @@ def is_node_file(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        with _looking_into(path) as db:
+            return system.exists(db)
     except apsw.Error:
         return True
-    try:
+
+
+@contextmanager
+def _looking_into(path: Path) -> Iterator[apsw.Connection]:
+    """Open a file before its node does; nothing is written to it."""
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
         db.set_busy_timeout(RECOVERY_MS)
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        return system.exists(db)
-    except apsw.Error:
-        return True
-    finally:
-        db.close()
+        yield db
 
 
 def check_alone(path: Path, node: str, founders: Collection[str]) -> None:
@@ -192,9 +194,7 @@ def check_alone(path: Path, node: str, founders: Collection[str]) -> None:
     others = sorted(name for name in founders if name != node)
     if not others or not path.is_file():
         return
-    with suppress(apsw.Error), closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
-        db.set_busy_timeout(RECOVERY_MS)
-        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    with suppress(apsw.Error), _looking_into(path) as db:
         if db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone() is not None and not system.exists(db):
             raise ConfigError(
                 f"{path} has tables already, and {' and '.join(others)} would begin without them; take the others out "
@@ -208,9 +208,7 @@ def unused(path: Path) -> Membership | None:
 
     One that began with tables is never so: another cluster does not have them.
     """
-    with suppress(apsw.Error), closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
-        db.set_busy_timeout(RECOVERY_MS)
-        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    with suppress(apsw.Error), _looking_into(path) as db:
         return _unused(db)
     return None
 

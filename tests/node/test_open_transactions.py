@@ -13,7 +13,7 @@ from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
 from bedrockish.errors import BedrockishError, ConflictError, UnavailableError, UsageError
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.transactions import steps
-from tests.runtime.test_durability import Disk, open_runtime, request, settled
+from tests.node.test_durability import Disk, open_runtime, request, settled
 
 OWNER = object()
 

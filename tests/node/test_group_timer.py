@@ -9,7 +9,7 @@ from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.errors import BedrockishError
 from bedrockish.node.scheduling import group_timer
 from bedrockish.node.scheduling.group_timer import GATHER_PART, GATHER_S, GroupTimer
-from tests.runtime.test_durability import open_runtime, request
+from tests.node.test_durability import open_runtime, request
 
 COMMIT_S = 0.004
 

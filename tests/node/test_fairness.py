@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from bedrockish.node.scheduling.turn_loop import FairQueue
-from tests.runtime.test_durability import open_runtime, request
+from tests.node.test_durability import open_runtime, request
 
 
 def test_owners_take_turns_and_each_keeps_its_order() -> None:

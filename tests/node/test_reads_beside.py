@@ -29,8 +29,8 @@ from bedrockish.node import executor
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish_journal.storage import schema_history
-from tests.runtime.test_durability import Disk, open_runtime, request, settled
-from tests.runtime.test_large import ALL, MANY, Door
+from tests.node.test_durability import Disk, open_runtime, request, settled
+from tests.node.test_large import ALL, MANY, Door
 
 COUNT = "SELECT count(*) FROM t"
 HASH = str(hash_password("x", bytes(16)))

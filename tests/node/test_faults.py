@@ -43,8 +43,8 @@ from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.workers import STUCK_S, Job
 from bedrockish_net.errors import ListenError
 from bedrockish_net.mesh import Mesh
-from tests.runtime.test_durability import open_runtime
-from tests.runtime.test_durability import request as sql_request
+from tests.node.test_durability import open_runtime
+from tests.node.test_durability import request as sql_request
 
 HERE = Address("127.0.0.1", 7000)
 

@@ -11,7 +11,7 @@ import trio
 from bedrockish.engine.storage import wal
 from bedrockish.engine.storage.scratch_files import LENT, scratch_path
 from bedrockish.node.cluster.donor import Donor
-from tests.runtime.test_durability import open_runtime, request
+from tests.node.test_durability import open_runtime, request
 
 
 async def test_a_copy_that_is_being_made_does_not_hold_up_the_end_of_a_node(

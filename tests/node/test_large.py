@@ -31,7 +31,7 @@ from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.storage import store
 from bedrockish_net import mesh as net
-from tests.runtime.test_durability import Wire, open_runtime, request, settled
+from tests.node.test_durability import Wire, open_runtime, request, settled
 
 ROW = 1_000
 MANY = 3_000  # rows: three megabytes

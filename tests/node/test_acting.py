@@ -11,7 +11,7 @@ from bedrockish.core.protocol.events import Woken
 from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish.node import event_loop
 from bedrockish.node.scheduling import durability
-from tests.runtime.test_durability import open_runtime, request, settled
+from tests.node.test_durability import open_runtime, request, settled
 
 
 async def test_a_command_is_done_where_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

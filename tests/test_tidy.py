@@ -57,9 +57,14 @@ MAY_IMPORT = {
     "bedrockish/sqltext": "bedrockish.sqltext bedrockish.errors !trio !apsw !socket !asyncio !threading !time",
     "bedrockish/node/plugins.py": "bedrockish apsw",
     "bedrockish/node/scheduling/tracing.py": "bedrockish bedrockish_journal.model opentelemetry",
+    # Usable without a node: nothing of the protocol, the wire or the engine.
+    "bedrockish/access_sets": (
+        "bedrockish.access_sets bedrockish.common bedrockish.errors bedrockish.sqltext "
+        "bedrockish_journal.model bedrockish_journal.storage apsw !trio !asyncio !socket !time !random !tempfile"
+    ),
     "bedrockish/engine": (
-        "bedrockish.engine bedrockish.errors bedrockish.api bedrockish.common bedrockish.sqltext "
-        f"bedrockish.core.protocol {JOURNAL} apsw cbor2 sortedcontainers !socket !asyncio !random"
+        "bedrockish.engine bedrockish.access_sets bedrockish.errors bedrockish.api bedrockish.common "
+        f"bedrockish.sqltext bedrockish.core.protocol {JOURNAL} apsw cbor2 sortedcontainers !socket !asyncio !random"
     ),
     "bedrockish/client": (
         "bedrockish !bedrockish.core !bedrockish.engine !bedrockish.node bedrockish_net bedrockish_journal cbor2 trio"
@@ -125,6 +130,7 @@ FLOORS = (
     "bedrockish_journal.feed bedrockish_journal.storage",
     "bedrockish_journal bedrockish_journal.verify",
     "bedrockish.sqltext",
+    "bedrockish.access_sets",
     "bedrockish.api",
     "bedrockish.core.protocol",
     "bedrockish.core.state",
@@ -133,7 +139,7 @@ FLOORS = (
     "bedrockish.core",
     "bedrockish.engine.sqlite",
     "bedrockish.engine.statements",
-    "bedrockish.engine.storage bedrockish.engine.readwrite",
+    "bedrockish.engine.storage",
     "bedrockish.engine.execution",
     "bedrockish.engine",
     "bedrockish.commands",

@@ -24,6 +24,11 @@ from unittest.mock import patch
 
 import apsw
 
+from bedrockish.access_sets import analysis
+from bedrockish.access_sets.catalog import read_schema
+from bedrockish.access_sets.growing import Growing
+from bedrockish.access_sets.table_layout import Tables
+from bedrockish.access_sets.writeset import _agree
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, Request, Statement
 from bedrockish.core.coordinator.revalidation import first_conflict
 from bedrockish.core.protocol.records import Member, Membership, Prepared
@@ -31,11 +36,6 @@ from bedrockish.core.state.certifier import CommitWindow, Pending, claim, prepar
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
-from bedrockish.engine.readwrite import access_sets
-from bedrockish.engine.readwrite.growing import Growing
-from bedrockish.engine.readwrite.writeset import _agree
-from bedrockish.engine.sqlite.catalog import read_schema
-from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.errors import BedrockishError, ConflictError, DamagedError, UnsupportedError, UsageError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
@@ -333,7 +333,7 @@ def play(case: Case, tally: Tally, folder: Path) -> None:
     few = FEW if case.luck % 2 else {}
     with contextlib.ExitStack() as stack:
         for name, value in few.items():
-            stack.enter_context(patch.object(access_sets, name, value))
+            stack.enter_context(patch.object(analysis, name, value))
         _play(case, folder, world, luck)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from bedrockish.engine.readwrite import computed_columns, writeset
+from bedrockish.access_sets import computed_columns, writeset
 from bedrockish.engine.storage import row_applier
 
 Patch = tuple[Any, str, Any]

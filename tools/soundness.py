@@ -19,10 +19,10 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.readwrite.dependent_reads import connection_query
-from bedrockish.engine.readwrite.readset import ReadKeys, ReadPlan, analyse
-from bedrockish.engine.readwrite.writeset import WriteKeys
-from bedrockish.engine.sqlite.catalog import Schema, read_schema
+from bedrockish.access_sets.catalog import Schema, read_schema
+from bedrockish.access_sets.dependent_reads import connection_query
+from bedrockish.access_sets.readset import ReadKeys, ReadPlan, analyse
+from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
 from tools.soundness_cases import Case, Source, make_case

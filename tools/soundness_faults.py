@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any
 from unittest import mock
 
-from bedrockish.engine.readwrite import computed_columns, dependent_reads, key_values, loop_stops, readset, writeset
-from bedrockish.engine.readwrite import cursor_ranges as seeks
-from bedrockish.engine.readwrite import register_values as registers
-from bedrockish.engine.sqlite import key_encoding as keys
-from bedrockish.engine.sqlite.opcodes import Op
+from bedrockish.access_sets import computed_columns, dependent_reads, key_values, loop_stops, readset, writeset
+from bedrockish.access_sets import cursor_ranges as seeks
+from bedrockish.access_sets import key_encoding as keys
+from bedrockish.access_sets import register_values as registers
+from bedrockish.access_sets.opcodes import Op
 
 Patch = tuple[Any, str, Any]
 Fault = Callable[[], list[Patch]]
@@ -198,7 +198,7 @@ def no_parents() -> list[Patch]:
 
 def all_probes_enforce() -> list[Patch]:
     """Every look into a unique index is taken for one that only enforces it, also under OR IGNORE."""
-    return [("bedrockish.engine.readwrite.constraint_probes", "_ends_in_unique_halt", lambda *_: True)]
+    return [("bedrockish.access_sets.constraint_probes", "_ends_in_unique_halt", lambda *_: True)]
 
 
 def failures_read_less() -> list[Patch]:

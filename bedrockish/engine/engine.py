@@ -18,6 +18,11 @@ from typing import Any, TypeVar
 
 import apsw
 
+from bedrockish.access_sets.analysis import Precision
+from bedrockish.access_sets.call_costs import bound
+from bedrockish.access_sets.catalog import Prepare
+from bedrockish.access_sets.change_capture import Capture
+from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Prepared, Recovered, Vote, decode_membership
@@ -26,13 +31,8 @@ from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import Executor, MixesError
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
-from bedrockish.engine.readwrite.access_sets import Precision
-from bedrockish.engine.readwrite.change_capture import Capture
-from bedrockish.engine.sqlite.call_costs import bound
-from bedrockish.engine.sqlite.catalog import Prepare
 from bedrockish.engine.sqlite.errors import broken
 from bedrockish.engine.sqlite.limits import Limits, Memory
-from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import Guard
 from bedrockish.engine.statements.clock_functions import Holder, Scope

@@ -25,8 +25,8 @@ from bedrockish.core.protocol.events import (
 )
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.execution.workspace import Work, Workspace
-from bedrockish.engine.readwrite.access_sets import check_size
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.storage.column_drop import drops_column

@@ -3,7 +3,7 @@
 import apsw
 import pytest
 
-from bedrockish.engine.sqlite.system_names import PASSING
+from bedrockish.access_sets.system_names import PASSING
 from bedrockish.engine.storage.build import Build
 from bedrockish.errors import ConstraintError
 from bedrockish_journal.model.entry import Entry

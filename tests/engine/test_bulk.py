@@ -2,9 +2,10 @@
 
 import pytest
 
-from bedrockish.engine.readwrite import access_sets as bulk
-from bedrockish.engine.readwrite.access_sets import BYTES_MAX, GROUP_MAX, POINTS_MAX, access_set, check_size
-from bedrockish.engine.sqlite.key_encoding import encode
+from bedrockish.access_sets import analysis as bulk
+from bedrockish.access_sets.analysis import BYTES_MAX, GROUP_MAX, POINTS_MAX, access_set
+from bedrockish.access_sets.key_encoding import encode
+from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.errors import TooLargeError
 from bedrockish_journal.model.access_set import AccessSet, clock_key, conflict, object_of
 from tests.engine.nodes import TestNode

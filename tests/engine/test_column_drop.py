@@ -6,7 +6,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from bedrockish.engine.sqlite.system_names import STAND_IN
+from bedrockish.access_sets.system_names import STAND_IN
 from bedrockish.engine.storage import column_drop, schema_versions, scratch_files
 from bedrockish.engine.storage.build import Phase
 from bedrockish.engine.storage.column_drop import ColumnDrop, _spans, drops_column

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from bedrockish.access_sets.key_encoding import column_key, encode, table_key
 from bedrockish.api.requests import SNAPSHOT, Request, Statement
 from bedrockish.common.levels import COLUMNS
 from bedrockish.core.protocol.records import encode_membership
-from bedrockish.engine.sqlite.key_encoding import column_key, encode, table_key
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.transaction import MEMBERS
 from tests.engine import nodes
@@ -148,7 +148,7 @@ def test_tables_of_other_kinds_are_read_by_row(shop: TestNode, ddl: str) -> None
 
 
 def test_of_a_table_in_bulk_all_columns_are_written(shop: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bedrockish.engine.readwrite.access_sets.ROWS_MAX", 1)
+    monkeypatch.setattr("bedrockish.access_sets.analysis.ROWS_MAX", 1)
     assert meets(shop, "SELECT name FROM branch WHERE id = 1", "UPDATE branch SET takings = 5")
     assert not meets(shop, "SELECT name FROM branch WHERE id = 3", "UPDATE branch SET takings = 5")
 

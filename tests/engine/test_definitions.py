@@ -10,13 +10,13 @@ from typing import Any
 import apsw
 import pytest
 
+from bedrockish.access_sets import catalog, definitions, table_layout
+from bedrockish.access_sets.catalog import Schema, read_schema
+from bedrockish.access_sets.definitions import Definitions, folded
+from bedrockish.access_sets.table_layout import Tables, quote
 from bedrockish.api.requests import decode_results
 from bedrockish.engine.execution.workspace import Workspace
-from bedrockish.engine.sqlite import catalog, definitions, table_layout
-from bedrockish.engine.sqlite.catalog import Schema, read_schema
-from bedrockish.engine.sqlite.definitions import Definitions, folded
 from bedrockish.engine.sqlite.limits import TakesLongError
-from bedrockish.engine.sqlite.table_layout import Tables, quote
 from bedrockish.engine.statements.import_check import misfits
 from tests.engine.nodes import TestNode, request
 

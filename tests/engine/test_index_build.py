@@ -8,8 +8,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from bedrockish.engine.sqlite.system_names import BARE, PASSING, STAND_IN
-from bedrockish.engine.sqlite.system_names import STAND_IN_INDEX as BUILT
+from bedrockish.access_sets.system_names import BARE, PASSING, STAND_IN
+from bedrockish.access_sets.system_names import STAND_IN_INDEX as BUILT
 from bedrockish.engine.storage import index_build, schema_versions
 from bedrockish.engine.storage.build import Phase, root_of
 from bedrockish.engine.storage.index_build import IndexBuild

@@ -8,9 +8,9 @@ from typing import Any
 import apsw
 import pytest
 
+from bedrockish.access_sets.growing import Growing
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
-from bedrockish.engine.readwrite.growing import Growing
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import BedrockishError, ConflictError, ConstraintError, SqlError, TooLargeError
 from bedrockish_journal.model.access_set import AccessSet, conflict

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bedrockish.engine.sqlite.key_encoding import (
+from bedrockish.access_sets.key_encoding import (
     BINARY,
     NOCASE,
     RTRIM,

@@ -3,10 +3,10 @@
 import apsw
 import pytest
 
+from bedrockish.access_sets.catalog import read_schema
+from bedrockish.access_sets.key_encoding import Spec, encode, index_prefix, prefix_range, table_key
+from bedrockish.access_sets.readset import EVERYTHING, analyse
 from bedrockish.api.requests import decode_results
-from bedrockish.engine.readwrite.readset import EVERYTHING, analyse
-from bedrockish.engine.sqlite.catalog import read_schema
-from bedrockish.engine.sqlite.key_encoding import Spec, encode, index_prefix, prefix_range, table_key
 from bedrockish_journal.model.access_set import HIGH, Range, object_range
 from tests.engine.nodes import TestNode
 
@@ -217,9 +217,7 @@ def test_a_parameter_used_twice_is_one_parameter(db: apsw.Connection) -> None:
 
 
 def test_an_unknown_opcode_reads_everything(db: apsw.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "bedrockish.engine.readwrite.cursor_ranges.KNOWN", frozenset({"Init", "Transaction", "OpenRead"})
-    )
+    monkeypatch.setattr("bedrockish.access_sets.cursor_ranges.KNOWN", frozenset({"Init", "Transaction", "OpenRead"}))
     assert set(reads(db, "SELECT * FROM accounts WHERE id = 1")[1]) == set(EVERYTHING)
 
 

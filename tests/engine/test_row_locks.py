@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bedrockish.access_sets.key_encoding import table_key
 from bedrockish.engine.execution.workspace import Workspace
-from bedrockish.engine.sqlite.key_encoding import table_key
 from bedrockish.engine.statements import row_locks
 from bedrockish.engine.statements.row_locks import Base
 from bedrockish.errors import ConflictError, SqlError

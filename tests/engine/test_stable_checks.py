@@ -93,7 +93,7 @@ def test_a_table_that_has_such_a_check_already_disturbs_no_other_change(
 ) -> None:
     """A file of an earlier version may have one; it can be replaced."""
     with monkeypatch.context() as patch:
-        patch.setattr("bedrockish.engine.sqlite.table_layout._refuse_unstable_checks", lambda *_: None)
+        patch.setattr("bedrockish.access_sets.table_layout._refuse_unstable_checks", lambda *_: None)
         plugged.run("CREATE TABLE old(x CHECK (x > random()))")
     plugged.run("CREATE TABLE other(x CHECK (x > 0))")
     plugged.run("INSERT INTO old VALUES ('text is more')")

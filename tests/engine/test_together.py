@@ -8,7 +8,7 @@ import pytest
 
 from bedrockish.api.requests import SNAPSHOT, Request, Result, decode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.readwrite import access_sets as bulk
+from bedrockish.engine.execution import prepared_size
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import ConstraintError
 from bedrockish_journal.model.changes import decode_changes
@@ -186,7 +186,7 @@ def test_their_results_travel_and_count(tmp_path: Path, monkeypatch: pytest.Monk
     """What each is answered goes to every node with the transaction: together they have to fit, too."""
     node = TestNode(tmp_path / "node.db")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
-    monkeypatch.setattr(bulk, "BYTES_MAX", 3000)
+    monkeypatch.setattr(prepared_size, "BYTES_MAX", 3000)
     requests = named(*(f"INSERT INTO t VALUES ({number}) RETURNING zeroblob(900)" for number in range(8)))
     prepared = together(node, *requests)
     assert len(prepared.joined) == 1

@@ -5,9 +5,9 @@ from typing import Any
 import apsw
 import pytest
 
-from bedrockish.engine.readwrite.writeset import WriteKeys
-from bedrockish.engine.sqlite.catalog import read_schema
-from bedrockish.engine.sqlite.key_encoding import Spec, column_key, encode, index_prefix, table_key
+from bedrockish.access_sets.catalog import read_schema
+from bedrockish.access_sets.key_encoding import Spec, column_key, encode, index_prefix, table_key
+from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish_journal.model.access_set import conflict, object_range
 from tests.engine.conftest import MakeNode
 

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
+from bedrockish.access_sets.key_encoding import table_key
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol.events import Received
 from bedrockish.core.protocol.messages import Approve, Gossip, Reason, Reject
-from bedrockish.engine.sqlite.key_encoding import table_key
 from bedrockish.node.admin.trace_buffer import EVENTS_A_SECOND, EVENTS_MAX, PATIENCE_S, REPLY_EVENTS_MAX, TraceBuffer
 from bedrockish_journal.model.transaction import Txid
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bedrockish.engine.sqlite.key_encoding import Spec, column_key, encode, index_prefix, table_key
+from bedrockish.access_sets.key_encoding import Spec, column_key, encode, index_prefix, table_key
 from bedrockish_journal.model.key_text import TEXT_MAX, key_text, read_columns, rowid_bytes
 
 

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from bedrockish.access_sets.key_encoding import encode
 from bedrockish.cli.main import main
-from bedrockish.engine.sqlite.key_encoding import encode
 from bedrockish.errors import UsageError
 from bedrockish.transfer.leftovers import Found, Values, leftovers
 from bedrockish.transfer.parquet_rows import parquet_rows

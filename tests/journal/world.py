@@ -11,7 +11,7 @@ from pathlib import Path
 import apsw
 import cbor2
 
-from bedrockish.engine.sqlite.key_encoding import encode, table_key
+from bedrockish.access_sets.key_encoding import encode, table_key
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import Change, Value, decode_changes, encode_changes, encode_statements
 from bedrockish_journal.model.entry import GENESIS, Entry

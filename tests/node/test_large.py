@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from bedrockish.access_sets import definitions
 from bedrockish.api.requests import Answer, Request, Statement, decode_results
 from bedrockish.core.protocol.effects import Assemble, SendEntries
 from bedrockish.core.protocol.events import Assembled, Compared, Event
@@ -18,7 +19,6 @@ from bedrockish.core.protocol.messages import Entries, Removed, decode, encode
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
-from bedrockish.engine.sqlite import definitions
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.errors import EntryMismatchError, UnavailableError
 from bedrockish.node.cluster.incarnations import PREFIX, read_seen

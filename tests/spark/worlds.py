@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 import cbor2
 
-from bedrockish.engine.sqlite.key_encoding import table_key
+from bedrockish.access_sets.key_encoding import table_key
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.changes import UPDATE, Change, encode_changes, encode_statements
 from bedrockish_journal.model.entry import GENESIS, Entry

@@ -54,7 +54,7 @@ def leave_out() -> None:
         if ranges:
             self._ranges.update(ranges)
 
-    mock.patch("bedrockish.engine.readwrite.access_sets.AccessSetBuilder.read", read).start()
+    mock.patch("bedrockish.access_sets.analysis.AccessSetBuilder.read", read).start()
 
 
 def run(work: str, count: int) -> None:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from bedrockish.engine.readwrite.dependent_reads import TOO_MANY
-from bedrockish.engine.sqlite.catalog import Index, Schema, Table, stored_column
-from bedrockish.engine.sqlite.opcodes import COMPARISONS, OPENS, Op
-from bedrockish.engine.sqlite.table_layout import quote
+from bedrockish.access_sets.catalog import Index, Schema, Table, stored_column
+from bedrockish.access_sets.dependent_reads import TOO_MANY
+from bedrockish.access_sets.opcodes import COMPARISONS, OPENS, Op
+from bedrockish.access_sets.table_layout import quote
 
 _SCANS = ("with no bound", "with one bound")
 

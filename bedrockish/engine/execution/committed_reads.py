@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import apsw
 
+from bedrockish.access_sets.change_capture import Capture
+from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Token
 from bedrockish.engine.execution.executor import MixesError
 from bedrockish.engine.execution.interfaces import Beside, Flushed
-from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.errors import broken
 from bedrockish.engine.sqlite.limits import TakesLongError
-from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import READ
 from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder

@@ -7,12 +7,12 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.analysis import AccessSetBuilder
+from bedrockish.access_sets.call_costs import Lengths, too_long
+from bedrockish.access_sets.change_capture import row_bytes
 from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.engine.execution.interfaces import Parts
 from bedrockish.engine.execution.snapshot import Snapshot
-from bedrockish.engine.readwrite.access_sets import AccessSetBuilder
-from bedrockish.engine.readwrite.change_capture import row_bytes
-from bedrockish.engine.sqlite.call_costs import Lengths, too_long
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnavailableError, UnsupportedError

@@ -12,16 +12,16 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.call_costs import Lengths, lengths
+from bedrockish.access_sets.opcodes import Op
+from bedrockish.access_sets.readset import EVERYTHING
+from bedrockish.access_sets.table_layout import Tables, quote
 from bedrockish.api.requests import Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import Executor, refused_on
-from bedrockish.engine.readwrite.readset import EVERYTHING
 from bedrockish.engine.sqlite.bind import Binder
-from bedrockish.engine.sqlite.call_costs import Lengths, lengths
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
-from bedrockish.engine.sqlite.opcodes import Op
-from bedrockish.engine.sqlite.table_layout import Tables, quote
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Piece, first_word
 from bedrockish.engine.statements.insert_rewriter import FUNCTION

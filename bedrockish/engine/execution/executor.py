@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 
 import apsw
 
+from bedrockish.access_sets.analysis import AccessSetBuilder, Analysis, Precision, access_set
+from bedrockish.access_sets.call_costs import OF_SCHEMA, Lengths, is_too_long, restore, shorten, too_long
+from bedrockish.access_sets.catalog import Prepare, Schema
+from bedrockish.access_sets.change_capture import Capture
+from bedrockish.access_sets.definitions import folded
+from bedrockish.access_sets.dependent_reads import connection_query
+from bedrockish.access_sets.key_values import Params
+from bedrockish.access_sets.readset import EVERYTHING, schema_lengths
+from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.snapshot import fetch
-from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis, Precision, access_set
-from bedrockish.engine.readwrite.change_capture import Capture
-from bedrockish.engine.readwrite.dependent_reads import connection_query
-from bedrockish.engine.readwrite.key_values import Params
-from bedrockish.engine.readwrite.readset import EVERYTHING, schema_lengths
 from bedrockish.engine.sqlite.bind import Binder
-from bedrockish.engine.sqlite.call_costs import OF_SCHEMA, Lengths, is_too_long, restore, shorten, too_long
-from bedrockish.engine.sqlite.catalog import Prepare, Schema
-from bedrockish.engine.sqlite.definitions import folded
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
 from bedrockish.engine.sqlite.limits import Budget, Limits, TakesLongError, out_of_time
-from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Guard, Piece

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from bedrockish.access_sets.analysis import AccessSetBuilder, Analysis
+from bedrockish.access_sets.catalog import Index, Schema
+from bedrockish.access_sets.readset import program_of
 from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.advice import advice
 from bedrockish.engine.execution.executor import Executor
-from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, Analysis
-from bedrockish.engine.readwrite.readset import program_of
-from bedrockish.engine.sqlite.catalog import Index, Schema
 from bedrockish.engine.sqlite.limits import TakesLongError, out_of_time
 from bedrockish.engine.statements.classify import READ, SCHEMA, Piece
 from bedrockish.errors import BedrockishError, DamagedError, StatementTimeoutError

@@ -10,9 +10,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from bedrockish.access_sets.analysis import AccessSetBuilder
 from bedrockish.api.requests import SERIALIZABLE, Request, encode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.readwrite.access_sets import AccessSetBuilder, check_size
+from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.classify import READ, SCHEMA
 from bedrockish.engine.statements.clock_functions import Scope

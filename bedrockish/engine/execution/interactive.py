@@ -16,14 +16,14 @@ must not meet anything newer than that, or it would see a mixture; what earlier 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from bedrockish.access_sets import partial_failure as kept
+from bedrockish.access_sets.change_capture import Touched
+from bedrockish.access_sets.growing import Growing
 from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.interfaces import Lends
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.snapshot import Readers
-from bedrockish.engine.readwrite import partial_failure as kept
-from bedrockish.engine.readwrite.change_capture import Touched
-from bedrockish.engine.readwrite.growing import Growing
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas

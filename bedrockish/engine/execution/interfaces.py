@@ -6,11 +6,11 @@ from typing import Protocol
 
 import apsw
 
+from bedrockish.access_sets.analysis import Precision
+from bedrockish.access_sets.change_capture import Capture
 from bedrockish.api.requests import Request
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import Executor, Known
-from bedrockish.engine.readwrite.access_sets import Precision
-from bedrockish.engine.readwrite.change_capture import Capture
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.classify import Guard
 from bedrockish.engine.statements.clock_functions import Scope

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bedrockish.access_sets.dependent_reads import Query
+from bedrockish.access_sets.growing import Growing
 from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.snapshot import Snapshot
-from bedrockish.engine.readwrite.dependent_reads import Query
-from bedrockish.engine.readwrite.growing import Growing
 from bedrockish.engine.statements.classify import Piece
 from bedrockish.errors import BedrockishError, SqlError
 from bedrockish.sqltext.transaction_control import Control

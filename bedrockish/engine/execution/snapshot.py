@@ -10,13 +10,13 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.readwrite.change_capture import row_bytes
-from bedrockish.engine.readwrite.dependent_reads import connection_query
-from bedrockish.engine.readwrite.key_values import Params
-from bedrockish.engine.sqlite.call_costs import Lengths, is_too_long, restore, shorten, too_long
+from bedrockish.access_sets.call_costs import Lengths, is_too_long, restore, shorten, too_long
+from bedrockish.access_sets.change_capture import row_bytes
+from bedrockish.access_sets.dependent_reads import connection_query
+from bedrockish.access_sets.key_values import Params
+from bedrockish.access_sets.table_layout import Tables
 from bedrockish.engine.sqlite.errors import broken, translate
 from bedrockish.engine.sqlite.limits import ROWS_NOTED, Budget, Limits, Rows, TakesLongError, out_of_time
-from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import Piece

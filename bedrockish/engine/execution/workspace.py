@@ -14,6 +14,10 @@ from typing import Any, TypeVar
 
 import apsw
 
+from bedrockish.access_sets.call_costs import bound
+from bedrockish.access_sets.change_capture import Capture
+from bedrockish.access_sets.growing import Growing
+from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.ddl_execution import execute_mixed
@@ -23,11 +27,7 @@ from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.snapshot import read_schema_again
-from bedrockish.engine.readwrite.change_capture import Capture
-from bedrockish.engine.readwrite.growing import Growing
-from bedrockish.engine.sqlite.call_costs import bound
 from bedrockish.engine.sqlite.limits import Limits
-from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder, Scope

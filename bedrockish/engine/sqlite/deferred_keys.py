@@ -6,7 +6,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.sqlite.catalog import Schema
+from bedrockish.access_sets.catalog import Schema
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish_journal.model.changes import Change
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.system_names import hidden_name, is_ours, may_be_asked
 from bedrockish.engine.sqlite.errors import translate
-from bedrockish.engine.sqlite.system_names import hidden_name, is_ours, may_be_asked
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
 from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS, opened

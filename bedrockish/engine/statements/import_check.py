@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import apsw
 
-from bedrockish.engine.sqlite.table_layout import Tables, quote
+from bedrockish.access_sets.table_layout import Tables, quote
 from bedrockish.engine.statements.classify import Guard
 from bedrockish.errors import BedrockishError
 

@@ -15,7 +15,7 @@ alone: SQLite then takes the highest id and one more, which is right, but confli
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bedrockish.engine.sqlite.table_layout import Table, quote
+from bedrockish.access_sets.table_layout import Table, quote
 from bedrockish.engine.statements.insert_parser import Insert, InsertParser, NotUnderstoodError
 from bedrockish.sqltext.tokenizer import NotTokensError
 

@@ -11,7 +11,7 @@ from dataclasses import field
 from functools import lru_cache
 from typing import Protocol
 
-from bedrockish.engine.sqlite.definitions import folded
+from bedrockish.access_sets.definitions import folded
 from bedrockish.errors import ForbiddenError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, ROLES, WRITER, UserSaid

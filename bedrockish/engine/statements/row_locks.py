@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 from zlib import crc32
 
-from bedrockish.engine.sqlite.catalog import Schema, Table
-from bedrockish.engine.sqlite.key_encoding import apply_affinity, encoder, object_prefix, table_key
+from bedrockish.access_sets.catalog import Schema, Table
+from bedrockish.access_sets.key_encoding import apply_affinity, encoder, object_prefix, table_key
 from bedrockish.errors import SqlError
 from bedrockish_journal.model.changes import Value
 from bedrockish_journal.storage.table_layout import SKIP_LOCKED

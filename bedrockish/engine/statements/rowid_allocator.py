@@ -13,10 +13,10 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.key_encoding import apply_affinity
+from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.core.protocol.records import Membership, Vote
 from bedrockish.engine.sqlite.bind import INT_MAX
-from bedrockish.engine.sqlite.key_encoding import apply_affinity
-from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError
 from bedrockish_journal.model.changes import Value, decode_changes

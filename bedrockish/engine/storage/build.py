@@ -19,10 +19,10 @@ from typing import Any, Protocol, TypeVar
 
 import apsw
 
-from bedrockish.engine.sqlite.catalog import Prepare
-from bedrockish.engine.sqlite.definitions import folded
-from bedrockish.engine.sqlite.system_names import BARE, STAND_IN
-from bedrockish.engine.sqlite.table_layout import Table, Tables
+from bedrockish.access_sets.catalog import Prepare
+from bedrockish.access_sets.definitions import folded
+from bedrockish.access_sets.system_names import BARE, STAND_IN
+from bedrockish.access_sets.table_layout import Table, Tables
 from bedrockish.errors import ConfigError
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 from bedrockish_journal.model.changes import DO, Step, decode_changes_in_pieces

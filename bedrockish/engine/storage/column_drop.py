@@ -19,10 +19,10 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.sqlite.catalog import Prepare
-from bedrockish.engine.sqlite.definitions import folded
-from bedrockish.engine.sqlite.system_names import BARE, STAND_IN
-from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
+from bedrockish.access_sets.catalog import Prepare
+from bedrockish.access_sets.definitions import folded
+from bedrockish.access_sets.system_names import BARE, STAND_IN
+from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.engine.storage.build import (
     Build,
     Edit,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import apsw
 
+from bedrockish.access_sets.call_costs import bound
+from bedrockish.access_sets.catalog import Prepare
+from bedrockish.access_sets.table_layout import Tables
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.records import Membership, decode_membership, encode_membership
-from bedrockish.engine.sqlite.call_costs import bound
-from bedrockish.engine.sqlite.catalog import Prepare
 from bedrockish.engine.sqlite.errors import FULL, lost_file
 from bedrockish.engine.sqlite.limits import Limits
-from bedrockish.engine.sqlite.table_layout import Tables
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.build import remove_leftovers
 from bedrockish.engine.storage.scratch_files import remove_scratch

@@ -22,8 +22,8 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.sqlite.system_names import BARE, STAND_IN, STAND_IN_INDEX
-from bedrockish.engine.sqlite.table_layout import quote
+from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
+from bedrockish.access_sets.table_layout import quote
 from bedrockish.engine.storage.build import REFUSALS, Build, Phase, Writable, root_of
 from bedrockish.engine.storage.index_plan import IndexPlan
 from bedrockish_journal.model.changes import Row

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import apsw
 
-from bedrockish.engine.sqlite.catalog import Prepare
-from bedrockish.engine.sqlite.definitions import folded
-from bedrockish.engine.sqlite.system_names import BARE, STAND_IN, STAND_IN_INDEX
-from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
+from bedrockish.access_sets.catalog import Prepare
+from bedrockish.access_sets.definitions import folded
+from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
+from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.engine.storage.build import only_statement, table_with_rowids, tried
 from bedrockish.sqltext.tokenizer import Token
 from bedrockish_journal.model.changes import Step

@@ -13,8 +13,8 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.system_names import STAND_IN
 from bedrockish.core.protocol.health import DAMAGED_TABLES, UNAPPLICABLE, UNPROVEN
-from bedrockish.engine.sqlite.system_names import STAND_IN
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.rename_copy import put_in_place
 from bedrockish.engine.storage.scratch_files import (

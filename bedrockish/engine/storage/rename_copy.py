@@ -11,8 +11,8 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.table_layout import quote
 from bedrockish.core.protocol.health import UNPROVEN, Alarm, encode_alarm
-from bedrockish.engine.sqlite.table_layout import quote
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.wal import sync_directory
 from bedrockish.errors import ConfigError

@@ -16,8 +16,8 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
-from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
 from bedrockish.engine.storage.staged_changes import Run, StagedChanges
 from bedrockish.errors import DamagedError, EntryMismatchError
 from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value

@@ -19,9 +19,9 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.system_names import PREFIX
+from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.engine.sqlite.bind import INT_MAX, INT_MIN
-from bedrockish.engine.sqlite.system_names import PREFIX
-from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Row, count_changes, decode_change_rows, same_value
 from bedrockish_journal.model.errors import EntryMalformedError
 

@@ -1,4 +1,4 @@
-"""Keys as people read them: the way back from the bytes that ``bedrockish.engine.sqlite.key_encoding`` makes.
+"""Keys as people read them: the way back from the bytes that ``bedrockish.access_sets.key_encoding`` makes.
 
 A descending or folded column does not come back as it was, and a range may end anywhere: whatever cannot be read is
 shown in hexadecimal, so this never fails.

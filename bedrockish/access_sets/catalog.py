@@ -10,8 +10,8 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.sqlite.definitions import Definition, Definitions, folded, listed
-from bedrockish.engine.sqlite.key_encoding import AFFINITY_BLOB, KNOWN_COLLATIONS, Spec, declared_affinity
+from bedrockish.access_sets.definitions import Definition, Definitions, folded, listed
+from bedrockish.access_sets.key_encoding import AFFINITY_BLOB, KNOWN_COLLATIONS, Spec, declared_affinity
 
 Prepare = Callable[[apsw.Connection], None]
 """Gives a connection the functions and collations that SQLite does not have."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.sqlite.table_layout import Table, quote
+from bedrockish.access_sets.table_layout import Table, quote
 from bedrockish_journal.model.changes import Change, Row, same_row
 
 _Key = tuple[str, tuple[Any, ...]]

@@ -6,10 +6,9 @@ have told something all the same: that their unique values were free and their p
 
 from collections.abc import Collection, Iterable, Sequence
 
-from bedrockish.engine.readwrite.access_sets import Analysis, access_set, tables_in_bulk
-from bedrockish.engine.readwrite.dependent_reads import Query
-from bedrockish.engine.readwrite.readset import ResolvedReads
-from bedrockish.engine.statements.classify import Piece
+from bedrockish.access_sets.analysis import Analysis, Compiled, access_set, tables_in_bulk
+from bedrockish.access_sets.dependent_reads import Query
+from bedrockish.access_sets.readset import ResolvedReads
 from bedrockish_journal.model.access_set import WRITES, AccessSet, Range, written_in
 from bedrockish_journal.model.changes import Change
 
@@ -32,7 +31,7 @@ class Growing:
         self._writes: set[bytes] = set()
         self._write_ranges: set[Range] = set()
 
-    def read(self, piece: Piece, params: tuple[object, ...], *, failed: bool = False) -> None:
+    def read(self, piece: Compiled, params: tuple[object, ...], *, failed: bool = False) -> None:
         """Add what a statement with these parameters reads, or looked up before it failed.
 
         That decides what it failed with. Rows that it made before, and that SQLite rolled back, decide nothing else.
@@ -40,7 +39,7 @@ class Growing:
         plan = self._analysis.plan(piece)
         self._add(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
-    def resolve(self, piece: Piece, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
+    def resolve(self, piece: Compiled, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
         """Find out what a statement reads that is about to run; ``query`` sees what it will see. None: nothing."""
         plan = self._analysis.plan(piece)
         return None if plan.reads_nothing else plan.resolve(params, query)
@@ -50,7 +49,7 @@ class Growing:
         if resolved is not None:
             self._add(*resolved.complete(changes, blind))
 
-    def saw(self, piece: Piece, params: tuple[object, ...], query: Query) -> None:
+    def saw(self, piece: Compiled, params: tuple[object, ...], query: Query) -> None:
         """Add what a statement has read that has changed nothing; ``query`` sees what it has seen."""
         plan = self._analysis.plan(piece)
         self._add(*(plan.bind(params) if plan.dependents is None else plan.resolve(params, query).keys()))
@@ -64,7 +63,7 @@ class Growing:
         """Add the keys of rows that a statement has locked."""
         self._reads.update(keys)
 
-    def alone(self, piece: Piece, params: tuple[object, ...]) -> "Growing":
+    def alone(self, piece: Compiled, params: tuple[object, ...]) -> "Growing":
         """Return what one statement reads, for itself."""
         one = Growing(self._analysis, serializable=True)
         one.read(piece, params)

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
-from bedrockish.engine.readwrite.register_values import Atom
-from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table, stored_column
-from bedrockish.engine.sqlite.key_encoding import AFFINITY_INTEGER, BINARY, KNOWN_COLLATIONS
-from bedrockish.engine.sqlite.opcodes import (
+from bedrockish.access_sets.catalog import ROWID, Index, Schema, Table, stored_column
+from bedrockish.access_sets.key_encoding import AFFINITY_INTEGER, BINARY, KNOWN_COLLATIONS
+from bedrockish.access_sets.opcodes import (
     BY_ROWID,
     CHANGES,
     COMPARISONS,
@@ -30,6 +29,7 @@ from bedrockish.engine.sqlite.opcodes import (
     Op,
     may_jump,
 )
+from bedrockish.access_sets.register_values import Atom
 
 _NULL_EQUAL = 0x80  # P5 of a comparison: NULL is equal to NULL, as for IS
 _AFFINITY = 0x47  # P5 of a comparison: the affinity that it applies

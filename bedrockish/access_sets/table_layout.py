@@ -11,8 +11,8 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.sqlite.definitions import Definitions, folded, listed
-from bedrockish.engine.sqlite.system_names import PASSING, check_references, is_ours
+from bedrockish.access_sets.definitions import Definitions, folded, listed
+from bedrockish.access_sets.system_names import PASSING, check_references, is_ours
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 

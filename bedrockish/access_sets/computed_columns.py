@@ -9,9 +9,9 @@ from functools import lru_cache
 
 import apsw
 
-from bedrockish.engine.sqlite.catalog import ROWID, Index, Prepare, Table
-from bedrockish.engine.sqlite.key_encoding import KNOWN_COLLATIONS
-from bedrockish.engine.sqlite.table_layout import quote
+from bedrockish.access_sets.catalog import ROWID, Index, Prepare, Table
+from bedrockish.access_sets.key_encoding import KNOWN_COLLATIONS
+from bedrockish.access_sets.table_layout import quote
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 from bedrockish_journal.model.changes import Row, Value
 from bedrockish_journal.storage.schema_steps import enforce_checks

@@ -24,9 +24,9 @@ that is not SQLite's own, nobody can tell which values it holds equal: whoever t
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
-from bedrockish.engine.readwrite.computed_columns import ComputedColumns, Scratch, sources, told_columns
-from bedrockish.engine.sqlite.catalog import ROWID, ForeignKey, Index, Prepare, Schema, Table
-from bedrockish.engine.sqlite.key_encoding import (
+from bedrockish.access_sets.catalog import ROWID, ForeignKey, Index, Prepare, Schema, Table
+from bedrockish.access_sets.computed_columns import ComputedColumns, Scratch, sources, told_columns
+from bedrockish.access_sets.key_encoding import (
     AFFINITY_NUMERIC,
     ROWID_SPEC,
     Encoder,

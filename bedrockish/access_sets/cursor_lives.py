@@ -6,7 +6,7 @@ of one index at a time, and which one that is follows from the ways that the pro
 
 from collections.abc import Iterator, Set
 
-from bedrockish.engine.sqlite.opcodes import CURSORS, ENDS, OPENS, OPENS_PRIVATE, RESUMES, Op, may_jump
+from bedrockish.access_sets.opcodes import CURSORS, ENDS, OPENS, OPENS_PRIVATE, RESUMES, Op, may_jump
 
 _FIRST = 1 << 16  # above all numbers of cursors that SQLite gives
 

@@ -1,7 +1,7 @@
 """What stands in a query of ours for the columns, keys and conditions of a user's tables and indexes."""
 
-from bedrockish.engine.readwrite.computed_columns import sources, told_columns
-from bedrockish.engine.sqlite.catalog import ROWID, Index, Table
+from bedrockish.access_sets.catalog import ROWID, Index, Table
+from bedrockish.access_sets.computed_columns import sources, told_columns
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 

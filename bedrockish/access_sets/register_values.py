@@ -11,8 +11,8 @@ subqueries, automatic indexes) are followed column by column.
 from struct import Struct
 from typing import Any, Literal, NamedTuple
 
-from bedrockish.engine.sqlite.catalog import ROWID, Schema, Table
-from bedrockish.engine.sqlite.opcodes import COMPARISONS, OPENS, OPENS_PRIVATE, WRITES, Op, jump_targets
+from bedrockish.access_sets.catalog import ROWID, Schema, Table
+from bedrockish.access_sets.opcodes import COMPARISONS, OPENS, OPENS_PRIVATE, WRITES, Op, jump_targets
 
 _words = Struct(">iI")
 _double = Struct(">d")

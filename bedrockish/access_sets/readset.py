@@ -22,14 +22,14 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.readwrite.cursor_ranges import Access, Fields, FieldValues, points_of, statement_reads
-from bedrockish.engine.readwrite.dependent_reads import DependentReads, Query, Resolution
-from bedrockish.engine.readwrite.key_values import UNENCODABLE, Params, closure
-from bedrockish.engine.readwrite.register_values import Atom
-from bedrockish.engine.sqlite.call_costs import OF_SCHEMA, Lengths, lengths
-from bedrockish.engine.sqlite.catalog import Schema, Table
-from bedrockish.engine.sqlite.key_encoding import Spec, encoder, object_prefix
-from bedrockish.engine.sqlite.opcodes import Op
+from bedrockish.access_sets.call_costs import OF_SCHEMA, Lengths, lengths
+from bedrockish.access_sets.catalog import Schema, Table
+from bedrockish.access_sets.cursor_ranges import Access, Fields, FieldValues, points_of, statement_reads
+from bedrockish.access_sets.dependent_reads import DependentReads, Query, Resolution
+from bedrockish.access_sets.key_encoding import Spec, encoder, object_prefix
+from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure
+from bedrockish.access_sets.opcodes import Op
+from bedrockish.access_sets.register_values import Atom
 from bedrockish_journal.model.access_set import HIGH, Range, object_range
 from bedrockish_journal.model.changes import Change
 from bedrockish_journal.model.value import value

@@ -16,7 +16,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.sqlite.table_layout import Table, Tables, quote
+from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnsupportedError
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row, same_row
 

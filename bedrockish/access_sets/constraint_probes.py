@@ -7,7 +7,7 @@ reads only of a statement that failed, whose changes nobody sees.
 What is recognised here is the exact shape that SQLite generates; anything else stays an ordinary read.
 """
 
-from bedrockish.engine.sqlite.opcodes import CHANGES, FOREIGN_KEY_HALT, OPENS, POSITIONS, STEPS, UNIQUE_HALTS, Op
+from bedrockish.access_sets.opcodes import CHANGES, FOREIGN_KEY_HALT, OPENS, POSITIONS, STEPS, UNIQUE_HALTS, Op
 
 _SELF_TESTS = frozenset({"IdxRowid", "Eq", "Rowid", "Column"})  # "is the row in the way the one being updated?"
 

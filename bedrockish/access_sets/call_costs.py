@@ -12,7 +12,7 @@ from math import isqrt
 
 import apsw
 
-from bedrockish.engine.sqlite.opcodes import Op, is_brief
+from bedrockish.access_sets.opcodes import Op, is_brief
 from bedrockish.errors import TooLargeError
 
 LOOP_BYTES = 1 << 20  # of a value in the loop: about a millisecond for most functions

@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from bedrockish.engine.readwrite.computed_columns import told_columns
-from bedrockish.engine.readwrite.constraint_probes import constraint_probes
-from bedrockish.engine.readwrite.cursor_lives import lives_apart, named_otherwise
-from bedrockish.engine.readwrite.loop_stops import LoopReader, Stop
-from bedrockish.engine.readwrite.register_values import Atom, Cell, Program, Registers
-from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table, columns_object, stored_column
-from bedrockish.engine.sqlite.key_encoding import ROWID_SPEC, Spec, column_key, object_prefix
-from bedrockish.engine.sqlite.opcodes import (
+from bedrockish.access_sets.catalog import ROWID, Index, Schema, Table, columns_object, stored_column
+from bedrockish.access_sets.computed_columns import told_columns
+from bedrockish.access_sets.constraint_probes import constraint_probes
+from bedrockish.access_sets.cursor_lives import lives_apart, named_otherwise
+from bedrockish.access_sets.key_encoding import ROWID_SPEC, Spec, column_key, object_prefix
+from bedrockish.access_sets.loop_stops import LoopReader, Stop
+from bedrockish.access_sets.opcodes import (
     BY_ROWID,
     CURSORS,
     EXACT,
@@ -34,6 +33,7 @@ from bedrockish.engine.sqlite.opcodes import (
     Op,
     jump_targets,
 )
+from bedrockish.access_sets.register_values import Atom, Cell, Program, Registers
 from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
 _NOT_TOLD = "index on a collation of the application, or on an expression that is not understood"

@@ -20,7 +20,8 @@ from typing import Any
 
 import apsw
 
-from bedrockish.engine.readwrite.cursor_ranges import (
+from bedrockish.access_sets.catalog import ROWID, Index, Schema, Table, stored_column
+from bedrockish.access_sets.cursor_ranges import (
     Access,
     CursorId,
     Dependent,
@@ -28,13 +29,12 @@ from bedrockish.engine.readwrite.cursor_ranges import (
     ProgramReads,
     points_of,
 )
-from bedrockish.engine.readwrite.key_values import UNENCODABLE, Params, closure, static_maker, untouched_types
-from bedrockish.engine.readwrite.loop_stops import Partner, Stop, skeleton
-from bedrockish.engine.readwrite.query_names import column_name, condition_of, key_names, quoted, rowid_name
-from bedrockish.engine.readwrite.register_values import Atom
-from bedrockish.engine.sqlite.catalog import ROWID, Index, Schema, Table, stored_column
-from bedrockish.engine.sqlite.key_encoding import AFFINITY_INTEGER, ROWID_SPEC, encoder, object_prefix
-from bedrockish.engine.sqlite.opcodes import Op
+from bedrockish.access_sets.key_encoding import AFFINITY_INTEGER, ROWID_SPEC, encoder, object_prefix
+from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure, static_maker, untouched_types
+from bedrockish.access_sets.loop_stops import Partner, Stop, skeleton
+from bedrockish.access_sets.opcodes import Op
+from bedrockish.access_sets.query_names import column_name, condition_of, key_names, quoted, rowid_name
+from bedrockish.access_sets.register_values import Atom
 from bedrockish_journal.model.access_set import HIGH, Range
 from bedrockish_journal.model.changes import Change
 

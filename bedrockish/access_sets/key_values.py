@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bedrockish.engine.readwrite.cursor_ranges import FieldValues
-from bedrockish.engine.sqlite.key_encoding import apply_affinity
+from bedrockish.access_sets.cursor_ranges import FieldValues
+from bedrockish.access_sets.key_encoding import apply_affinity
 
 Params = Sequence[Any]
 

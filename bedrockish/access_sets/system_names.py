@@ -7,7 +7,7 @@ readers can be read.
 
 from collections.abc import Iterable, Mapping
 
-from bedrockish.engine.sqlite.definitions import Definitions
+from bedrockish.access_sets.definitions import Definitions
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 

@@ -7,18 +7,16 @@ stands for them: other databases call that lock escalation.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence, Set
+from typing import Protocol
 
 import apsw
 
+from bedrockish.access_sets.catalog import Prepare, Schema, read_schema
+from bedrockish.access_sets.definitions import Definitions
+from bedrockish.access_sets.dependent_reads import Query
+from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse
+from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish.common.levels import COLUMNS
-from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.readwrite.dependent_reads import Query
-from bedrockish.engine.readwrite.readset import ReadPlan, ResolvedReads, analyse
-from bedrockish.engine.readwrite.writeset import WriteKeys
-from bedrockish.engine.sqlite.catalog import Prepare, Schema, read_schema
-from bedrockish.engine.sqlite.definitions import Definitions
-from bedrockish.engine.statements.classify import Piece
-from bedrockish.errors import TooLargeError
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 
@@ -27,7 +25,7 @@ ROWS_MAX = 100_000  # rows that a statement or a request changes in one table, a
 POINTS_MAX = 100_000  # single keys of a transaction, above which ...
 GROUP_MAX = 10_000  # ... those of an object become a range if they are more than this
 _NO_TABLES = frozenset[str]()
-BYTES_MAX = 40 << 20  # a transaction travels in one frame, and beside it there is room for others on the link
+BYTES_MAX = 40 << 20  # of a transaction: it is sent in one frame, and the link has room for others next to it
 
 
 def tables_in_bulk(changes: Sequence[Change]) -> frozenset[str]:
@@ -66,25 +64,23 @@ def _ranged(points: Set[bytes], ranges: Iterable[Range]) -> tuple[set[bytes], se
     return single, found
 
 
-def check_size(prepared: Prepared) -> None:
-    """Check that a transaction, or what a read has to ask about, can travel.
+class Compiled(Protocol):
+    """A statement as the analysis needs it."""
 
-    Raises:
-        TooLargeError: it cannot.
-    """
-    keys = prepared.access_set
-    size = 0 if prepared.readonly else len(prepared.changes) + len(prepared.result)
-    if prepared.joined:
-        size += sum(len(result) for _, result in prepared.joined)
-    size += sum(map(len, keys.read_points)) + sum(map(len, keys.write_points))
-    for low, high in (*keys.read_ranges, *keys.write_ranges):
-        size += len(low) + len(high)
-    if size > BYTES_MAX:
-        raise TooLargeError(
-            f"the transaction takes {size} bytes with its rows, its results and their keys, and at most {BYTES_MAX} "
-            "can be sent to the other nodes; split it into several",
-            limit=BYTES_MAX,
-        )
+    @property
+    def sql(self) -> str:
+        """Its text."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str | None]:
+        """The name of each of its parameters, None for one without."""
+        ...
+
+    @property
+    def auto(self) -> object:
+        """Another text that may run instead of it, None if there is no such text."""
+        ...
 
 
 class Precision:
@@ -128,7 +124,7 @@ class Analysis:
         self.schema = read_schema(db, known, definitions)
         self.keys = WriteKeys(self.schema, prepare)
 
-    def plan(self, piece: Piece) -> ReadPlan:
+    def plan(self, piece: Compiled) -> ReadPlan:
         """Return the plan of what a statement reads."""
         key = piece.sql, self._precision.by_column
         known = self._plans.get(key)

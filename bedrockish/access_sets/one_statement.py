@@ -1,0 +1,58 @@
+"""The access set of one statement on any connection of APSW's: no node, no configuration, no transaction of ours."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import apsw
+
+from bedrockish.access_sets.analysis import BYTES_MAX, AccessSetBuilder, Analysis
+from bedrockish.access_sets.change_capture import Capture
+from bedrockish.access_sets.dependent_reads import connection_query
+from bedrockish.access_sets.table_layout import Tables
+from bedrockish_journal.model.access_set import AccessSet
+
+
+class _Text(NamedTuple):
+    """A statement that runs as it is written."""
+
+    sql: str
+    names: Sequence[str | None]
+    auto: None = None
+
+
+def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) -> AccessSet:
+    """Run one statement and return what it reads and writes.
+
+    The statement's changes belong to the transaction that is open on the connection; without one SQLite commits them.
+    The connection's preupdate hook is replaced while the statement runs, and removed afterwards.
+
+    Args:
+        db: the connection.
+        sql: one statement that changes no schema.
+        params: a value for each parameter, in SQLite's order.
+
+    Raises:
+        apsw.Error: SQLite refuses the statement, or the statement fails.
+        TooLargeError: its rows are larger than a transaction may be.
+        UnsupportedError: it changes rows of a virtual table.
+    """
+    analysis = Analysis(db, lambda _: None)
+    capture = Capture(db, BYTES_MAX)
+    try:
+        capture.use(Tables(db))
+        builder = AccessSetBuilder(analysis, serializable=True)
+        plan = analysis.plan(_Text(sql, [None] * len(params)))
+        resolved = plan.resolve(tuple(params), connection_query(db))
+        capture.start()
+        # Statements that were compiled before the hook was there may truncate a table and report no row.
+        for _ in db.execute(sql, params, can_cache=False):
+            pass
+        failure = capture.failure
+        changes, touched = capture.stop()
+    finally:
+        capture.deafen()
+        db.preupdate_hook(None)
+    if failure is not None:
+        raise failure
+    builder.complete(resolved, changes, touched)
+    return builder.rows(changes, list(touched))

@@ -1,0 +1,26 @@
+"""How large a prepared transaction may be: its rows, its results and the keys of its access set together."""
+
+from bedrockish.access_sets.analysis import BYTES_MAX
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.errors import TooLargeError
+
+
+def check_size(prepared: Prepared) -> None:
+    """Check that a transaction, or what a read has to ask about, fits into one message to the other nodes.
+
+    Raises:
+        TooLargeError: it does not.
+    """
+    keys = prepared.access_set
+    size = 0 if prepared.readonly else len(prepared.changes) + len(prepared.result)
+    if prepared.joined:
+        size += sum(len(result) for _, result in prepared.joined)
+    size += sum(map(len, keys.read_points)) + sum(map(len, keys.write_points))
+    for low, high in (*keys.read_ranges, *keys.write_ranges):
+        size += len(low) + len(high)
+    if size > BYTES_MAX:
+        raise TooLargeError(
+            f"the transaction takes {size} bytes with its rows, its results and their keys, and at most {BYTES_MAX} "
+            "can be sent to the other nodes; split it into several",
+            limit=BYTES_MAX,
+        )

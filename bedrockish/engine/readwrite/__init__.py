@@ -1,1 +1,0 @@
-"""What a transaction read and wrote, as keys and ranges that mean the same on every node."""

@@ -1,0 +1,72 @@
+"""The access set of one statement on a plain connection, and what importing the engine costs a program."""
+
+import subprocess
+import sys
+
+import apsw
+import pytest
+
+import bedrockish.access_sets
+from bedrockish.access_sets import access_set_of
+from bedrockish_journal.model.key_text import key_text
+
+JOIN = "SELECT c.name, p.total FROM purchase p JOIN customer c ON c.id = p.customer WHERE p.id = ?"
+
+
+@pytest.fixture
+def shop() -> apsw.Connection:
+    db = apsw.Connection(":memory:")
+    db.execute(
+        "CREATE TABLE customer(id INTEGER PRIMARY KEY, name TEXT);"
+        "CREATE TABLE purchase(id INTEGER PRIMARY KEY, customer INTEGER, total INTEGER);"
+        "CREATE INDEX by_customer ON purchase(customer);"
+        "INSERT INTO customer VALUES (7, 'Ada'), (8, 'Bob');"
+        "INSERT INTO purchase VALUES (1, 8, 30), (2, 7, 10), (3, 7, 5)"
+    )
+    return db
+
+
+def shown(points: frozenset[bytes]) -> set[str]:
+    return {f"{point.partition(bytes(1))[0].decode()} {key_text(point)}" for point in points}
+
+
+def test_worked_example_is_what_sqlite_and_the_analysis_say(shop: apsw.Connection) -> None:
+    """The head of the package shows a program and a read set: both are asked for here."""
+    text = bedrockish.access_sets.__doc__ or ""
+    program = [f"{row[1]} {row[2]}" for row in shop.execute("EXPLAIN " + JOIN, (2,))]
+    for instruction in ("OpenRead 0", "OpenRead 1", "Variable 1", "SeekRowid 0", "Column 0", "SeekRowid 1"):
+        assert instruction in program
+        assert instruction.split()[0] in text
+    found = access_set_of(shop, JOIN, (2,))
+    assert shown(found.read_points) == {"t:purchase 2", "t:customer 7"}
+    assert all(line in text for line in shown(found.read_points))
+    assert not found.read_ranges
+    assert not found.write_points
+
+
+def test_a_write_names_the_row_and_its_index_entries(shop: apsw.Connection) -> None:
+    found = access_set_of(shop, "UPDATE purchase SET customer = 8 WHERE id = ?", (3,))
+    assert "t:purchase 3" in shown(found.write_points)
+    assert {name.partition(" ")[0] for name in shown(found.write_points)} > {"t:purchase"}
+    assert shop.execute("SELECT customer FROM purchase WHERE id = 3").fetchone() == (8,)
+    shop.execute("DELETE FROM purchase")  # no hook is left on the connection
+
+
+def test_delete_of_all_rows_reports_each_row(shop: apsw.Connection) -> None:
+    """SQLite truncates a table without calling a hook when the statement was compiled before the hook was there."""
+    shop.execute("BEGIN; DELETE FROM purchase; ROLLBACK")
+    found = access_set_of(shop, "DELETE FROM purchase")
+    assert {f"t:purchase {number}" for number in (1, 2, 3)} <= shown(found.write_points)
+
+
+def test_importing_the_engine_starts_nothing_and_costs_less_than_100_ms() -> None:
+    """Programs import the executor: neither trio nor a configuration is loaded, no thread started."""
+    code = (
+        "import sys, threading, time; t = time.process_time(); import bedrockish.engine.execution.workspace;"
+        "print((time.process_time() - t) * 1000, threading.active_count(), *sys.modules)"
+    )
+    runs = [subprocess.check_output([sys.executable, "-c", code], text=True).split() for _ in range(5)]
+    assert min(float(run[0]) for run in runs) < 100
+    assert all(run[1] == "1" for run in runs)
+    assert not [name for name in runs[0][2:] if name.split(".")[0] in ("trio", "asyncio", "socket", "bedrockish_net")]
+    assert not [name for name in runs[0][2:] if name.startswith(("bedrockish.node", "bedrockish.config"))]

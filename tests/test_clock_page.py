@@ -1,4 +1,4 @@
-"""The page about the clock: its picture is what the tool draws, its statements run, its functions are all there are."""
+"""The page about the clock: its statements run, its functions are all there are."""
 
 from pathlib import Path
 
@@ -7,14 +7,8 @@ import pytest
 from bedrockish.engine.statements.clock_functions import clock_time
 from bedrockish_journal.storage.table_layout import CLOCK_FUNCTIONS
 from tests.engine.nodes import TestNode, request
-from tools.clock_picture import FILE, picture
 
 PAGE = (Path(__file__).parent.parent / "docs" / "clock.md").read_text()
-
-
-def test_the_picture_is_current() -> None:
-    """Write it with ``python -m tools.clock_picture``."""
-    assert FILE.read_text() == picture()
 
 
 def test_every_function_is_on_the_page() -> None:

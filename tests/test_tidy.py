@@ -107,11 +107,6 @@ MAY_IMPORT = {
     "tools/compliance/django_runner.py": "tools.compliance django",
     "tools/compliance/dbapi20_run.py": "bedrockish tools.compliance dbapi20",
     "tools/compliance/libsql_run.py": "tools.compliance libsql libsql_client sqlalchemy django",
-    "tools/overhead.py": "bedrockish bedrockish_net tools click rich sqlalchemy trio",
-    "tools/scenarios/joins.py": "bedrockish tools sqlalchemy trio",
-    "tools/scenarios/spark.py": "bedrockish_journal tools cbor2 click duckdb",
-    "tools/scenarios/django.py": "bedrockish tools django",
-    "tools/scenarios/tracing_plugin.py": "apsw opentelemetry",
     "tools/questions.py": "bedrockish bedrockish_journal tools trio pyspark",
     "tools/soundness.py": "bedrockish bedrockish_journal tools apsw hypothesis",
     "tools/soundness_cases.py": "bedrockish bedrockish_journal tools apsw hypothesis",
@@ -119,7 +114,6 @@ MAY_IMPORT = {
     "tools/bootstrap.py": "tools.java",
     "tools/java.py": "",
     "tools/check.py": "tools.java",
-    "tools/make_demo_data.py": "",
 }
 # The floors of the house, from the ground up. A file looks into its own room and into rooms on floors below; rooms of
 # one line are neighbours that do not know each other. The longest matching name says where a file is.
@@ -157,13 +151,15 @@ FLOORS = (
     "bedrockish.cli",
 )
 FLOOR = {room: number for number, line in enumerate(FLOORS) for room in line.split()}
-# Run by name and not imported by any module: the programs. (A file with ``__main__`` in it is one anyway.)
+# Run by name, or imported by users only, and not by any module. (A file with ``__main__`` in it is a program anyway.)
 # Django and its like find theirs by their names.
 ENTRY_POINTS = {
     "bedrockish.cli.main",
     "bedrockish.django.base",
     "bedrockish.django.functions",
     "bedrockish.sqlalchemy.asynchronous",
+    "bedrockish_journal.arrow",
+    "bedrockish_journal.spark.lake",
     "examples.notes.app",
     "tests.cluster.recording",
     "tests.sqlalchemy_suite.plugin",

@@ -29,13 +29,6 @@ PROGRAMS = {
     "simulate": "tools.simulate",
     "sqllogictest": "tools.sqllogictest",
 }
-SCENARIOS = {  # of tools/bench, those that need more than a node has
-    "django": ["runtime", "spark", "dev"],
-    "joins": ["runtime", "spark"],
-    "lake": ["runtime", "spark"],
-    "spark": ["runtime", "spark"],
-    "tracing": ["runtime", "dev"],
-}
 NO_INDEX = re.compile(
     r"NewConnectionError|NameResolutionError|Max retries|Network is unreachable|ConnectTimeout|ReadTimeout|ProxyError"
     r"|Temporary failure in name resolution|Connection refused|from versions: none"
@@ -74,8 +67,6 @@ def wanted_groups(program: str, arguments: list[str]) -> list[str]:
         if java is None:
             say(f"NOTE: {found}: the Spark tests will be SKIPPED; {ADVICE}")
         return ["runtime", "spark", "dev", "programs"]
-    if program == "bench" and arguments[:1] and arguments[0] in SCENARIOS:  # their --help, too, has them imported
-        return SCENARIOS[arguments[0]]
     if program in ("bench", "simulate", "sqllogictest") or "--no-audit" in arguments or helping:
         return ["runtime"]
     if java is None:

@@ -23,7 +23,6 @@ from bedrockish.core.state.settings import approvals_needed, majority
 from bedrockish.node.admin.troubles import KINDS
 from bedrockish_journal.model.laws import ANCHORS, LAWS, TABLES
 from tools.compliance.page import compliance_page
-from tools.grafana import dashboard_page
 from tools.reference import reference_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -264,7 +263,6 @@ def _quoted(text: str) -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "deploy/grafana.json": dashboard_page,
     "docs/alerts.yml": alerts_page,
     "docs/architecture.md": architecture_page,
     "docs/cli.md": cli_page,

@@ -9,9 +9,9 @@ from alembic.config import Config
 
 from bedrockish import open_client
 from bedrockish.sqlalchemy import make_url
+from tests.cluster.schema_load import Load
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows
 from tools.cluster import LocalCluster
-from tools.schema_load import Load
 
 pytestmark = pytest.mark.cluster
 

@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from bedrockish import open_client
+from tests.cluster.schema_load import Load
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows
 from tests.cluster.test_commands import with_plugins
 from tools.cluster import SOURCES, LocalCluster
-from tools.schema_load import Load
 
 pytestmark = pytest.mark.cluster
 

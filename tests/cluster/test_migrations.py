@@ -12,10 +12,10 @@ from bedrockish import open_client
 from bedrockish.client.transaction import Transaction
 from bedrockish.errors import BedrockishError, ConflictError, ConstraintError
 from bedrockish_journal.verify.replay import replay
+from tests.cluster.schema_load import Load
 from tests.cluster.story import PATIENT, all_safe, judge_copy, judge_files, level, ready, rows, until
 from tests.cluster.test_mirror import mirror_of_the_page
 from tools.cluster import LocalCluster
-from tools.schema_load import Load
 
 pytestmark = pytest.mark.cluster
 

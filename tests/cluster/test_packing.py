@@ -12,10 +12,10 @@ from bedrockish import open_client
 from bedrockish.client.feed import Changes
 from bedrockish_journal.storage.store import open_readonly, scan_stored
 from bedrockish_journal.verify.verify import verify
+from tests.cluster.aged_file import AgedFile
 from tests.cluster.story import judge_files, level, ready, until
 from tests.cluster.test_members import newcomer
 from tools.cluster import LocalCluster
-from tools.scenarios.year import Year
 
 pytestmark = pytest.mark.cluster
 ENTRIES = 3_000
@@ -29,11 +29,11 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     cluster.write_files()
     node = cluster.nodes[0]
     began_ms = int(time.time() * 1000) - HOURS_MS
-    year = Year(node.database, None, address=f"127.0.0.1:{node.port}")
-    year.commit(began_ms, ("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)", ()))
+    aged = AgedFile(node.database, address=f"127.0.0.1:{node.port}")
+    aged.commit(began_ms, ("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)", ()))
     for number in range(ENTRIES):
-        year.commit(began_ms + number, ("INSERT INTO t VALUES (?, ?)", (number, f"row {number} " * 5)))
-    year.close()
+        aged.commit(began_ms + number, ("INSERT INTO t VALUES (?, ?)", (number, f"row {number} " * 5)))
+    aged.close()
     try:
         node.start()
         yield cluster

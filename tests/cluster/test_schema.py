@@ -15,9 +15,9 @@ from bedrockish.cli.main import main
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError
 from bedrockish_journal.verify.replay import replay
+from tests.cluster.schema_load import Load, change, offset_walls
 from tests.cluster.story import insist, judge_copy, judge_files, level, ready, rows
 from tools.cluster import LocalCluster
-from tools.schema_load import Load, change, offset_walls
 
 pytestmark = pytest.mark.cluster
 

@@ -30,8 +30,8 @@ from bedrockish_journal.spark.source.options import Options
 from bedrockish_journal.spark.source.plans import HIGHEST, LOWEST, NARROW_MOST, NO_LIMITS, Limits, plan
 from bedrockish_journal.spark.source.source import BedrockishReader, PushingReader
 from bedrockish_journal.spark.source.tables import PLACE, TABLES
+from tests.spark.make_journals import make_journals
 from tests.spark.worlds import START_MS, World, honest, touching
-from tools.make_journals import make_journals
 
 AT = datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC)
 CLOCK = int(AT.timestamp()) * 1000 << 22

@@ -1,9 +1,4 @@
-"""Makes sound journals of any size without a cluster: what the audits, the data source and the export are measured on.
-
-``python -m tools.make_journals DIRECTORY --commits 1000000`` writes the file of each of three nodes. Commits are
-concurrent wherever they do not meet, as those of nodes are that are some commits behind each other; a part of them
-writes one and the same key. Nothing but the journal's own code writes: a million commits take minutes.
-"""
+"""Sound journals of any size, made without a cluster: commits that are concurrent wherever they do not conflict."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +7,6 @@ from pathlib import Path
 
 import apsw
 import cbor2
-import click
 
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import UPDATE, Change, encode_changes
@@ -125,18 +119,3 @@ def make_journals(
         db.execute("COMMIT")
         db.close()
     return paths
-
-
-@click.command()
-@click.argument("directory", type=click.Path(path_type=Path, exists=False))
-@click.option("--commits", default=100_000, show_default=True, help="How many.")
-@click.option("--changes", default=1, show_default=True, help="Rows that each of them changes.")
-@click.option("--hot", default=0.2, show_default=True, help="Share of the commits that write one and the same key.")
-def main(directory: Path, commits: int, changes: int, hot: float) -> None:
-    """Write sound journals of three nodes into a new DIRECTORY."""
-    for path in make_journals(directory, commits, hot, changes):
-        print(path)
-
-
-if __name__ == "__main__":
-    main(prog_name="tools.make_journals")

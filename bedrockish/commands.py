@@ -38,7 +38,7 @@ _SIMPLE = (int, float, str, bytes, bool, list, dict)
 
 
 class Transaction:
-    """What a command works with. It is that command's alone, on a snapshot, and sees its own writes.
+    """The database as a command sees it. It is that command's alone, on a snapshot, and sees its own writes.
 
     Attributes:
         command: the unique id of this call, the same each time that it is run.
@@ -58,7 +58,7 @@ class Transaction:
         Raises:
             ConstraintError: the data forbids it; what came before stays, and the command may go on.
             SqlError: SQLite does not accept it.
-            UnsupportedError: it is none that a command may use, or it writes in a ``peek``.
+            UnsupportedError: a command may not use this statement, or it writes in a ``peek``.
             TooLargeError: a limit of the node is reached.
         """
         if not isinstance(sql, str) or not sql.strip():
@@ -167,8 +167,8 @@ def command(*, name: str) -> Callable[[Function], Command]: ...
 def command(function: Function | None = None, /, *, name: str = "") -> Command | Callable[[Function], Command]:
     """Make a command of a function: its first argument is the ``Transaction``, the others come from the caller.
 
-    It may run more than once for one call, and what it does then must rest on the transaction alone. What it returns
-    (plain values, lists, maps) is the caller's answer.
+    A call may run it more than once, so its effects must depend on the transaction alone. Its return value (plain
+    values, lists, maps) is the caller's answer.
     """
     if function is None:
         return lambda function: Command(name, function)

@@ -67,7 +67,7 @@ class ConstraintError(UsageError):
 
 
 class UnsupportedError(UsageError):
-    """Raised for what a replicated database cannot do. Nothing happened; the text names the way out."""
+    """Raised for an operation that a replicated database cannot do. Nothing happened; the text names the way out."""
 
     code = "unsupported"
 
@@ -99,7 +99,7 @@ class StatementTimeoutError(TooLargeError):
 
 class VoidedError(UsageError):
     """Raised for a command whose transaction was decided but fitted at no node, and that an operator had applied as
-    nothing. It did not happen. Whoever still wants it sends it under a new id.
+    nothing. It did not happen. A client that still wants it sends it under a new id.
     """
 
     code = "voided"
@@ -204,7 +204,8 @@ class DeadlineError(UnavailableError):
 class ResultLostError(UnavailableError):
     """Raised when a streamed result ends before its last row. Reading changes nothing: reading it again is safe.
 
-    ``details["rows"]`` is how many rows had come; ``details["reason"]`` is the code of what ended it.
+    ``details["rows"]`` is the number of rows received before; ``details["reason"]`` is the code of the error that ended
+    it.
     """
 
     code = "result_lost"
@@ -241,9 +242,9 @@ class DamagedError(BedrockishError):
 class EntryMismatchError(DamagedError):
     """Raised when a decided entry does not fit the tables of this node. Nothing of the entry was applied.
 
-    What was decided is right everywhere or nowhere, so the tables of this node, or of the node that led the entry, are
-    not what the journals say. ``details`` has ``entry``, ``op``, ``table``, ``key`` and ``why``, and ``expected`` and
-    ``found``: of each column that differs, the value as text; None where there should be no row, or is none.
+    A decided entry fits all nodes or none, so the tables of this node, or of the node that led the entry, have diverged
+    from the journals. ``details`` has ``entry``, ``op``, ``table``, ``key`` and ``why``. ``expected`` and ``found``
+    have the value of each differing column as text; None stands for a row that should be absent, or is.
     """
 
     code = "entry_mismatch"
@@ -262,7 +263,7 @@ class NoRoomError(DamagedError):
 class InternalError(BedrockishError):
     """Raised when the node's own program failed at a request: a bug. Nothing of the request happened.
 
-    Only this request failed; the node goes on. ``details["id"]`` stands in the node's log, beside the traceback.
+    Only this request failed; the node goes on. ``details["id"]`` identifies the traceback in the node's log.
     """
 
     code = "internal"

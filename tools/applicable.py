@@ -1,11 +1,12 @@
 """Does what was approved apply? Three engines without any protocol between them, and the conflict test of the core.
 
-Makes random schemas with every kind of constraint, index and trigger, and random transactions at both isolation
-levels, as requests and as open transactions. What conflicts with no commit outside its base is committed. Every engine
-must then apply every commit, in whatever order the bases allow, and all must have the same tables, in which no
-constraint is broken; and so must a replay of the journals. What conflicts is tried once more as if it had been executed
-on what its node has applied by then, as its leader does with what is large. In every other case two rows are many: what
-changes more of them has ranges instead of keys. With ``--mutate`` something is broken on purpose.
+Makes random schemas with every kind of constraint, index and trigger, and random transactions at both isolation levels,
+as requests and as open transactions. A transaction commits unless it conflicts with a commit outside its base. Every
+engine must then apply every commit, in any order that the bases allow, and end with the same tables, in which all
+constraints hold; a replay of the journals must, too. A conflicting transaction is tried once more as if it had been
+executed on the commits that its node has applied since, as a leader does with large transactions. In every other case
+two rows are many: what changes more of them has ranges instead of keys. With ``--mutate`` something is broken on
+purpose.
 
     python -m tools.applicable --examples 2000 --seed 1
 """
@@ -87,7 +88,7 @@ def valid(ddl: list[str]) -> list[str]:
 
 
 class Node:
-    """One engine, and what is under way at it."""
+    """An engine and its open transactions."""
 
     def __init__(self, path: Path, name: str, world: "World") -> None:
         self.name, self.path, self.world = name, path, world
@@ -144,14 +145,14 @@ class World:
             self.nodes.append(Node(folder / f"{name}.db", name, self))
 
     def invalidated(self, sets: Growing, base: Mapping[str, int]) -> BedrockishError | None:
-        """What ``Transactions`` asks the core."""
+        """Return the conflict that invalidates an open transaction, as the core answers ``Transactions``."""
         newer = self.commit_window.newer_than(base)
         if newer is None:
             return self.overtaken(sets.rests_on(), base)
         return ConflictError("overtaken") if any(sets.conflicts_with(one.access_set) for one in newer) else None
 
     def overtaken(self, access_set: AccessSet, base: Mapping[str, int]) -> BedrockishError | None:
-        """What the voters ask before they approve."""
+        """Return the conflict for which a voter would reject the transaction; None if it would approve."""
         found = prepare_commit(access_set, dict(base), self.commit_window, Pending())
         return None if found is None else ConflictError("overtaken")
 

@@ -26,7 +26,7 @@ _TEXTS = ("a", "A", "a ", "b", "ab", "Ab", None, '{"a": 1}', '{"a": "x"}', "1", 
 
 @dataclass(frozen=True)
 class Step:
-    """What happens next at one node; ``choice`` says which of several, modulo their number."""
+    """The next step of one node; ``choice`` modulo the number of candidates selects one of them."""
 
     kind: str
     node: int
@@ -37,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Case:
-    """A schema, its first rows, and what happens then; ``luck`` draws the order in which all is applied at the end."""
+    """A schema, its first rows and the steps; ``luck`` draws the order in which all commits are applied at the end."""
 
     ddl: list[str]
     rows: list[Sql]
@@ -128,7 +128,7 @@ def _insert_x(source: Source, verb: str) -> Sql:
 
 
 def _several(source: Source) -> Sql:
-    """Change rows next to each other, which are far from what single rows are made and changed."""
+    """Change adjacent rows, far from the ids that single-row statements use."""
     first, form = source.choice((100, 200)), source.below(4)
     if form < 1:
         k = source.choice(("?2", "?2", "?2 || i"))

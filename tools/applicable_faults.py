@@ -61,7 +61,7 @@ def partial_as_left() -> list[Patch]:
 
 
 def any_value_taken() -> list[Patch]:
-    """What takes a value of a UNIQUE index is taken for a span there."""
+    """Report a value of a UNIQUE index as taken by a span of keys."""
     return [(writeset._TableKeys, "takes", lambda *_: False)]
 
 

@@ -1,7 +1,8 @@
-"""Measures real nodes beside plain SQLite, in one run on one machine, with every commit durable on both sides.
+"""Measures real nodes and plain SQLite in one run on one machine, with every commit durable on both sides.
 
 Plain SQLite is one connection in WAL mode with ``synchronous=FULL``: one transaction, one fsync. The nodes are
-processes; the clients are tasks of this one, each with a link of its own. What was counted is checked in the end.
+processes; the clients are tasks of this one, each with a link of its own. At the end the counted commits are compared
+with the tables.
 """
 
 import ast
@@ -60,15 +61,15 @@ class Draw:
         return self._make()
 
     def _insert(self) -> Statements:
-        """One new row; each client has ids of its own."""
+        """Return an INSERT of one row; each client has ids of its own."""
         return [(INSERT, (self._luck.getrandbits(40) << 10 | self._client, NOTE))]
 
     def _auto(self) -> Statements:
-        """One new row, whose id the node gives."""
+        """Return an INSERT of one row whose id the node assigns."""
         return [(AUTO, (NOTE,))]
 
     def _update(self) -> Statements:
-        """One row that no other client touches."""
+        """Return an UPDATE of one row that no other client writes."""
         mine = self._luck.randrange(ROWS // self._clients) * self._clients + self._client
         return [(ADD, (1, mine + 1))]
 
@@ -78,7 +79,7 @@ class Draw:
         return [(ADD, (-1, one)), (ADD, (1, other))]
 
     def _hot(self) -> Statements:
-        """One row that everybody wants."""
+        """Return an UPDATE of the one row that all clients write."""
         return [(ADD, (1, 1))]
 
 
@@ -93,7 +94,7 @@ WORKS = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run of one kind of work gave.
+    """The result of one run of one workload.
 
     Attributes:
         work: which kind.
@@ -126,7 +127,7 @@ class Measured:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that a share of all does not exceed; not a number if there are none.
+    """Return the quantile of some values; NaN without values.
 
     >>> quantile([4.0, 1.0, 3.0, 2.0], 0.5)
     2.0
@@ -160,7 +161,7 @@ def measure_sqlite(path: Path, work: str, seconds: float, warm_up_s: float = WAR
 
 @dataclass
 class Tally:
-    """What the clients of one run have seen so far, warm-up included where it says so."""
+    """Counts of one run so far, warm-up included where it says so."""
 
     took: list[float]
     retries: int = 0
@@ -333,7 +334,7 @@ def main(
 
 
 def scenarios() -> dict[str, str]:
-    """Return what else can be measured: the name for ``tools/bench NAME``, and what it measures."""
+    """Return all scenarios: the name for ``tools/bench NAME``, and a description."""
     found = {}
     for path in sorted((Path(__file__).parent / "scenarios").glob("*.py")):
         text = path.read_text(encoding="utf-8")

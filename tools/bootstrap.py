@@ -1,7 +1,7 @@
 """Builds the private environment and runs one of the project's programs in it.
 
-Standard library only. Run by ``tools/launch.sh`` with any Python from 3.11 on. It may be run twice, by two people at
-once, or stopped midway: the stamp that says "complete" is written last, and a broken environment is made anew.
+Standard library only. Run by ``tools/launch.sh`` with any Python from 3.11 on. Two users may run it at once, and it may
+be stopped midway: the stamp that says "complete" is written last, and a broken environment is rebuilt.
 """
 
 import fcntl
@@ -85,7 +85,7 @@ def works(python: Path) -> bool:
 
 
 def make_environment(home: Path) -> Path:
-    """Return the interpreter of a working environment, made (again) if there is none."""
+    """Return the interpreter of a working environment; build the environment first if it is missing or broken."""
     python = home / "bin" / "python"
     if works(python):
         return python
@@ -105,7 +105,7 @@ def make_environment(home: Path) -> Path:
 
 
 def pip(python: Path, *arguments: str) -> None:
-    """Run pip quietly; when it fails, say why in one line if we know, else show the end of what it said."""
+    """Run pip quietly; on failure print a known reason in one line, or else the end of pip's output."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode == 0:

@@ -1,4 +1,4 @@
-"""What ``tools/test`` runs inside the private environment: style, form, types and the tests, with timings."""
+"""Runs the phases of ``tools/test`` inside the private environment: style, form, types and tests, with timings."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tools.java import ADVICE, find_java
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 75 * 60  # a phase that takes longer hangs; continuous integration wants to hear of it before its own limit
-ENDING_S = 60  # for what a phase does when it is interrupted
+ENDING_S = 60  # time for an interrupted phase to clean up
 SHARED = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")  # in processes, see tests/conftest.py
 
 
@@ -41,7 +41,8 @@ def run(name: str, command: Sequence[str]) -> tuple[int, str]:
 
 @contextmanager
 def beside(name: str, command: Sequence[str]) -> Iterator[Callable[[], tuple[int, str]]]:
-    """Run a phase beside those in the block; give what waits for it, prints what it has said, and returns as ``run``.
+    """Run a phase in parallel with those in the block; return a function that waits for it, prints its output, and
+    returns as ``run``.
 
     Its output would be torn between theirs. Where the block ends without asking for it, it is ended.
     """
@@ -72,7 +73,7 @@ def beside(name: str, command: Sequence[str]) -> Iterator[Callable[[], tuple[int
 def main() -> int:
     """Run every phase, even after one failed, so that one run tells everything.
 
-    Types are checked beside the tests, of which the first need one processor.
+    Types are checked in parallel with the tests, of which the first need one processor.
     """
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:

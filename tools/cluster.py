@@ -88,8 +88,8 @@ class DemoError(Exception):
 def clean_environment(sources: Sequence[Path] = SOURCES) -> dict[str, str]:
     """Return the environment for a program of ours: this checkout first, no setting of the user in it.
 
-    With ``sources``, another one: the folders from which it imports. What is compiled once is kept, as Python does
-    unless it is told otherwise, which images of containers do: half of what the start of a node costs is compiling.
+    With ``sources``, another one: the folders from which it imports. Bytecode is cached even where the environment
+    forbids it, as container images do: compiling is half of a node's start time.
     """
     unwanted = ("BEDROCKISH_", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
@@ -103,9 +103,9 @@ _held: deque[int] = deque()  # descriptors of sockets: the system closes them wh
 def free_ports(count: int) -> list[int]:
     """Return ports that are free, and that the system gives to no other program as long as this one holds them.
 
-    Else another program that looks for a port, or calls somebody, could be given that of a node which has not started
-    yet, or is down for a while. Each is held by a socket that is bound and does not listen: a server that names the
-    port, with ``SO_REUSEADDR`` as servers do, has it nevertheless. The last ``PORTS_HELD`` are held.
+    Otherwise another program that asks for a free port could get the port of a node that is down or not started yet.
+    Each is held by a socket that is bound and does not listen: a server that names the port, with ``SO_REUSEADDR`` as
+    servers do, has it nevertheless. The last ``PORTS_HELD`` are held.
     """
     ports = []
     for _ in range(count):
@@ -144,12 +144,12 @@ class LocalNode:
 
     @property
     def log(self) -> Path:
-        """What the process printed."""
+        """The output of the process so far."""
         return self.directory / f"{self.name}.log"
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """The state of the process: True while it runs."""
         return self.process is not None and self.process.poll() is None
 
     def start(self, *arguments: str) -> None:
@@ -234,7 +234,7 @@ class LocalCluster:
         """Make the directory and the configurations; remove what an earlier run left, and nothing else.
 
         Raises:
-            DemoError: the directory has files of somebody else in it.
+            DemoError: the directory contains files that this program did not write.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         mine = {f"{node.name}{suffix}" for node in self.nodes for suffix in OURS}

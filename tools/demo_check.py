@@ -1,4 +1,4 @@
-"""What the demo promised, held against what is in the nodes' files.
+"""Checks the promises of the demo against the nodes' files.
 
 ``check_cluster`` asks the running nodes; ``check_files`` reads the files of the stopped ones with the standard
 library's SQLite, so that nothing of ours stands between the data and the judgement.
@@ -89,7 +89,7 @@ async def check_cluster(cluster: LocalCluster) -> list[Check]:
 
 
 def check_money(promise: str, total: object, node: str) -> Check:
-    """Compare a sum of balances with what was paid in."""
+    """Compare a sum of balances with the deposits."""
     expected = ACCOUNTS * OPENING_BALANCE
     return Check(promise, total == expected, f"{total} of {expected}", node)
 
@@ -136,7 +136,7 @@ def check_file(name: str, db: sqlite3.Connection, tally: Tally) -> list[Check]:
 
 
 def check_loaded(name: str, db: sqlite3.Connection, source: Path) -> Check:
-    """Compare the tables that were loaded with those of the source, by what both say, in any order of rows."""
+    """Compare the loaded tables with those of the source, value by value, in any order of rows."""
     different = []
     with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as original:
         tables = [table for table, _ in read_plan(original, source).tables]

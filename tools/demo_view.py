@@ -1,4 +1,4 @@
-"""What the person at the terminal sees of the demo: a live table, or plain lines when it is no terminal."""
+"""The demo's display: a live table on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -31,7 +31,7 @@ NOTE = "INSERT INTO demo_transfer(id, payer, payee, amount) VALUES (?, ?, ?, ?)"
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One payment, as a client asked for it."""
+    """A payment that a client asked for."""
 
     id: str
     payer: int
@@ -41,7 +41,7 @@ class Transfer:
 
 @dataclass
 class Tally:
-    """What the clients were told.
+    """The answers that the clients got.
 
     Attributes:
         promised: transfers that the cluster said had happened.
@@ -75,7 +75,7 @@ async def open_accounts(client: Client, run: str) -> None:
 
 
 class Work:
-    """All the writers."""
+    """The writing clients."""
 
     def __init__(self, cluster: LocalCluster, run: str, seed: int, writers_per_node: int) -> None:
         self.cluster = cluster
@@ -152,7 +152,7 @@ class Work:
 
 
 def draw(id_: str, luck: random.Random) -> Transfer:
-    """Make up a transfer: most between any two accounts, some among a few that everybody wants."""
+    """Draw a transfer: most between any two accounts, some among a few hot ones."""
     among = HOT_ACCOUNTS if luck.random() < HOT_SHARE else ACCOUNTS
     payer, payee = luck.sample(range(1, among + 1), 2)
     return Transfer(id_, payer, payee, luck.randint(1, 50))

@@ -1,7 +1,6 @@
 """Writes the documentation that repeats what the code says: command line, errors, reference, parts of the protocol.
 
-Run it after changing the command line, an error class, a message or a trace; a test compares the files with what this
-would write.
+Run it after changing the command line, an error class, a message or a trace; a test compares the pages with its output.
 """
 
 import ast
@@ -138,7 +137,7 @@ def messages() -> list[str]:
 
 
 def reasons() -> list[str]:
-    """Return the table of the reasons to reject; what each means stands beside it in the source."""
+    """Return the table of the reasons to reject; the source has each meaning at its line."""
     source = inspect.getsource(Reason)
     said = dict(re.findall(r"^    (\w+) = \d+  # (.+)$", source, flags=re.MULTILINE))
     rows = [f"| `{reason.name}` | {REASONS[reason]} | {said[reason.name]} |" for reason in Reason]
@@ -166,7 +165,7 @@ def rooms() -> list[str]:
 
 
 def laws() -> list[str]:
-    """Return the table of the laws, and who looks at each."""
+    """Return the table of the laws and of the programs that check each."""
     options = {TABLES: ("with `--tables`", "with `--replay`"), ANCHORS: ("with `--anchor`",)}
     lines = [
         "| law | what holds | it needs | `verify` | `audit` | simulator |",
@@ -181,22 +180,22 @@ def laws() -> list[str]:
 
 
 def laws_page() -> str:
-    """Return docs/laws.md as it is, with its tables written anew."""
+    """Return docs/laws.md with new tables."""
     return filled("laws.md", {"laws": laws})
 
 
 def architecture_page() -> str:
-    """Return docs/architecture.md as it is, with the table of the folders written anew."""
+    """Return docs/architecture.md with a new table of the folders."""
     return filled("architecture.md", {"rooms": rooms})
 
 
 def protocol_page() -> str:
-    """Return docs/protocol.md as it is, with what stands between its markers written anew."""
+    """Return docs/protocol.md with new text between its markers."""
     return filled("protocol.md", {"messages": messages, "reasons": reasons, "quorums": quorums})
 
 
 def filled(page: str, parts: Mapping[str, Callable[[], list[str]]]) -> str:
-    """Return a page of docs/ with what stands between its markers written anew."""
+    """Return a page of docs/ with new text between its markers."""
     text = (ROOT / "docs" / page).read_text()
 
     def fill(found: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Writes tools/requirements.lock: what pip resolves today for this project, pinned, in the groups that are installed.
 
-Run it with a Python of the oldest version that we support, so that nothing newer than that slips in. What is locked
-already keeps its version; with ``--upgrade`` everything is resolved anew.
+Run it with a Python of the oldest version that we support, so that nothing newer than that slips in. Locked packages
+keep their versions; ``--upgrade`` resolves all of them again.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Writes files of SQLite's sqllogictest format: the same for the same seed, with the results that plain SQLite gives.
 
-Tables of every kind are made, filled, read in every shape and changed, in transactions and out of them. Only what SQL
-promises is asked: no id is left to be given where it could be seen, and what has no order is compared without one.
+Tables of every kind are made, filled, read in every shape and changed, in transactions and out of them. Queries depend
+only on promises of SQL: automatic ids stay out of sight, and results without an order are compared without one.
 """
 
 from pathlib import Path

@@ -102,7 +102,7 @@ wsrep_provider_options="gmcast.listen_addr=tcp://127.0.0.1:{self.group_port};ist
 
 
 class Galera:
-    """Three nodes, and what clients do there."""
+    """Three nodes, and the operations of their clients."""
 
     def __init__(self, directory: Path) -> None:
         self._driver = driver()

@@ -41,7 +41,7 @@ def run_seed(options: Options, *, verbose: bool = False, twice: bool = False) ->
 
 @dataclass(frozen=True)
 class Job:
-    """One seed to run, in whichever process."""
+    """A seed to run, in any process."""
 
     options: Options
     verbose: bool
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of it. ``seconds`` of a processor; ``law`` is empty if none was broken."""
+    """The result of one seed. ``seconds`` of a processor; ``law`` is empty if none was broken."""
 
     options: Options
     law: str

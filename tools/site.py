@@ -1,4 +1,4 @@
-"""What the documentation site needs beside ``docs/``: the files of the repository that its pages point to.
+"""Adds the files outside ``docs/`` that its pages link to, for the documentation site.
 
 ``mkdocs.yml`` names this file as a hook. On the repository's own pages such links lead to the file; the site has only
 ``docs/``, so each file that is linked becomes a page of its own, under ``files/``.

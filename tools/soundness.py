@@ -38,7 +38,7 @@ class UnsoundError(Exception):
 
 @dataclass
 class Outcome:
-    """What a statement did, on a database that was put back afterwards.
+    """The effects of a statement, on a database that was restored afterwards.
 
     Attributes:
         blurred: tables of whose changes only the net effect is known.
@@ -107,7 +107,7 @@ class Bench:
             self._log.append((name, update.rowid, update.rowid_new, old, new))
 
     def _rows_of_blind(self) -> dict[tuple[str, Any], tuple[Any, ...]]:
-        """Rows of tables that the hook cannot show, by what tells one from another."""
+        """Return the rows of tables that the hook cannot show, by a distinguishing key."""
         found: dict[tuple[str, Any], tuple[Any, ...]] = {}
         for name in self._blind:
             table = self.schema.tables[name]
@@ -157,7 +157,7 @@ class Bench:
                 self._log.append((key[0], rowid, rowid, old and old[1:], new and new[1:]))
 
     def access_set(self, outcome: Outcome, reads: ReadKeys) -> AccessSet:
-        """Return the access set of reads and of what a statement did together."""
+        """Return the access set of some reads and of the changes of a statement together."""
         points, ranges = set(reads[0]), list(reads[1])
         write_points: set[bytes] = set()
         write_ranges: set[tuple[bytes, bytes]] = set()
@@ -178,7 +178,8 @@ def _of(changes: list[RawChange], table: str) -> list[RawChange]:
 
 
 def _shown(change: RawChange, schema: Schema, fresh: Set[tuple[str, int | None]]) -> Any:
-    """Return a change without the id that SQLite chose for a new row, which differs with what others inserted and may.
+    """Return a change without the id that SQLite chose for a new row, since that depends on the rows that others
+    inserted.
 
     ``fresh`` are the rows that the statement has inserted.
     """
@@ -252,8 +253,8 @@ def _examine_statement(
 def _depends_on_given_ids(before: Outcome, after: Outcome) -> bool:
     """Whether SQLite has given other ids to new rows, because others have inserted or deleted the last row of a table.
 
-    A node gives ids in another way, so that the statement, executed again, would be given the same ones. What triggers
-    did with the ids cannot be compared then.
+    A node gives ids in another way, so that the statement, executed again, would be given the same ones. The uses of
+    those ids in triggers cannot be compared then.
     """
     return any(
         old is None and rowid == before.last_ids.get(name, 0) + 1 and after.last_ids[name] != before.last_ids[name]

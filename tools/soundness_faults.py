@@ -1,6 +1,6 @@
 """Deliberate faults of the read-set analysis: each is one that could be made, and each must be found by the search.
 
-A fault is a function of no arguments that returns what to put in the place of what.
+A fault is a function without arguments that returns the replacement and its target.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def computed_by_row() -> list[Patch]:
 
 
 def given_ids_are_nothing() -> list[Patch]:
-    """What a trigger looks up by an automatic id of a new row is not read."""
+    """Omit the reads of a trigger that looks up rows by an automatic id."""
     add = dependent_reads.Resolution._add_images
 
     def less(self: Any, place: int, *args: Any) -> Any:
@@ -71,7 +71,7 @@ def cursors_stay_where_they_were() -> list[Patch]:
 
 
 def max_is_null() -> list[Patch]:
-    """What max() and min() choose is not followed."""
+    """Do not follow the choice of max() and min()."""
     step = registers.Registers._step
 
     def less(self: Any, op: Op, program: list[Op]) -> None:
@@ -81,7 +81,7 @@ def max_is_null() -> list[Patch]:
 
 
 def partners_need_only_be_there() -> list[Patch]:
-    """What a join asks of the row that it looks up does not count for its LIMIT."""
+    """Ignore the conditions of a join on the looked-up row when its LIMIT is counted."""
     told = loop_stops._Row.told_partners
     return [(loop_stops._Row, "told_partners", lambda self: tuple(replace(one, filters=()) for one in told(self)))]
 
@@ -247,7 +247,7 @@ def columns_by_number() -> list[Patch]:
 
 
 def missed_rows_are_nothing() -> list[Patch]:
-    """What an outer join misses has no NULLs."""
+    """Omit the NULLs of rows that an outer join misses."""
     step = registers.Registers._of_row
 
     def of_row(self: Any, cursor: int, column: int, register: int) -> None:
@@ -362,7 +362,7 @@ def filters_need_no_columns() -> list[Patch]:
 
 
 def rows_are_there() -> list[Patch]:
-    """Who needs columns of a row does not read that the row is there."""
+    """Omit the read of a row's existence when its columns are read."""
     points_of = seeks.points_of
 
     def less(access: Any) -> Any:

@@ -1,8 +1,8 @@
 """Runs files of SQLite's sqllogictest format against a cluster of three nodes and against plain SQLite, side by side.
 
-Each statement goes to another node than the one before. Three things are told apart: what the cluster does otherwise
-than SQLite (a failure), what it refuses (docs/sql.md says what and why), and what SQLite itself does otherwise than the
-file says, which is a matter between the two.
+Each statement goes to another node than the one before. It tells apart differences between the cluster and SQLite
+(failures), statements that the cluster refuses (docs/sql.md says which and why), and differences between SQLite and the
+file, which do not concern the cluster.
 """
 
 import sys

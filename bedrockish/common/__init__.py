@@ -1,1 +1,1 @@
-"""What needs nothing else of the project: histograms, timers, log lines, password hashes."""
+"""Modules without dependencies on the rest of the project: histograms, timers, log lines, password hashes."""

@@ -1,7 +1,7 @@
-"""Tokens that say who somebody is for a while: signed, so that no node has to keep them. Pure.
+"""Access tokens: signed proofs of a user's name that expire, so that no node has to store them. Pure.
 
-The key is made of what the cluster keeps of the user's password, and of the cluster's id. So every node has it, a new
-password ends all tokens of the old one, and a token is worth nothing in another cluster. HMAC with SHA-256.
+The signing key is derived from the stored form of the user's password and from the cluster's id. So every node has it,
+a new password ends all tokens of the old one, and a token is worth nothing in another cluster. HMAC with SHA-256.
 """
 
 import base64
@@ -18,7 +18,7 @@ FOR_S_MAX = 366 * 86_400.0
 
 
 class AccessToken(NamedTuple):
-    """What a token says.
+    """The content of a token.
 
     Attributes:
         user: the name.
@@ -42,7 +42,7 @@ def make_token(said: AccessToken, secret: str, cluster_id: str) -> str:
 
 
 def read_token(text: str) -> AccessToken | None:
-    """Return what a token says, true or not; None if it is none."""
+    """Return the content of a token without a check of its signature; None if the text is not a token."""
     parts = _parts(text)
     if parts is None:
         return None
@@ -56,7 +56,7 @@ def read_token(text: str) -> AccessToken | None:
 
 
 def is_signed(text: str, secret: str, cluster_id: str) -> bool:
-    """Whether a token was made with these."""
+    """Say whether the key of this user and cluster signed the token."""
     parts = _parts(text)
     return parts is not None and hmac.compare_digest(parts[1], _sign(parts[0], secret, cluster_id))
 

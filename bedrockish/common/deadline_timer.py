@@ -1,6 +1,6 @@
-"""Wakes somebody when a time has come that moves: one task for it, so that nobody else waits with a time limit.
+"""One timer task for a deadline that moves, so that the waiting tasks need no time limits of their own.
 
-A cancel scope for each wait is a good part of what waiting costs.
+A cancel scope for each wait would be a large part of the cost of waiting.
 """
 
 import math

@@ -3,7 +3,7 @@
 Every program has a level, ``LEVEL``; it is raised by one with each release that says something new. A node tells its
 level in HELLO and in its gossip. The membership has the cluster's level: what every member is known to read. It is
 raised by a transaction as soon as all members have told a higher one, and never goes back; from then on a program of a
-lower level is refused. So while a cluster is upgraded, node after node, everybody speaks as the oldest member does.
+lower level is refused. So during a rolling upgrade all members speak the language of the oldest one.
 """
 
 LEVEL = 4

@@ -31,8 +31,8 @@ class _WithNode(logging.Filter):
 class Sums(logging.Filter):
     """Lets so many lines of one kind through in a minute; of the others it says later how many there were.
 
-    A kind is how a line begins before values are put in, whatever the numbers in it. Whoever can make a node write a
-    line can make it write millions, and fill its disk.
+    A kind is how a line begins before values are put in, whatever the numbers in it. Without the limit, a client that
+    provokes one line could provoke millions and fill the disk.
 
     Args:
         lines: how many in a minute.

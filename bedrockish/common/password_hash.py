@@ -42,7 +42,7 @@ class PasswordHash:
         return f"scrypt:{self.log_n}:{self.r}:{self.p}:{_text(self.salt)}:{_text(self.digest)}"
 
     def fits(self, password: str) -> bool:
-        """Whether a password is the one. Takes some 50 ms and releases the interpreter meanwhile."""
+        """Whether a password is the one. Takes some 50 ms, in which the interpreter is released."""
         return hmac.compare_digest(self.digest, _scrypt(password, self.salt, self.log_n, self.r, self.p))
 
 
@@ -70,7 +70,8 @@ def read_hash(text: str) -> PasswordHash | None:
 
 
 def _scrypt(password: str, salt: bytes, log_n: int, r: int, p: int) -> bytes:
-    # The same password typed on two keyboards may come as different code points. Half a surrogate pair is none.
+    # The same password typed on two keyboards may come as different code points. A lone surrogate has no UTF-8 form,
+    # hence ``surrogatepass``.
     data = unicodedata.normalize("NFC", password).encode("utf-8", "surrogatepass")
     memory = (128 * r * ((1 << log_n) + p + 2)) + (1 << 20)
     return hashlib.scrypt(data, salt=salt, n=1 << log_n, r=r, p=p, maxmem=memory, dklen=HASH_BYTES)

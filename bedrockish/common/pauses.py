@@ -13,7 +13,7 @@ class Pauses:
         self._deadline, self._at_most_s = time.monotonic() + timeout_s, FIRST_S
 
     def draw(self) -> float | None:
-        """Return the next pause, in seconds; None if there is no time left for another try."""
+        """Return the next pause in seconds; None if no time is left for another attempt."""
         at_most_s = self._at_most_s
         if time.monotonic() + at_most_s > self._deadline:
             return None

@@ -1,6 +1,6 @@
 """Of which trace a request is a part, as W3C's Trace Context writes it: ``traceparent``. Pure.
 
-It travels as text, so that what only passes it on needs no library.
+It travels as text, so that programs that only pass it on need no library.
 """
 
 import re
@@ -13,11 +13,15 @@ came_with: ContextVar[str] = ContextVar("came_with", default="")
 
 
 def read_traceparent(given: object) -> str:
-    """Return a ``traceparent`` as it may be passed on; empty if it is none, which is no reason to refuse a request."""
+    """Return a valid ``traceparent`` unchanged, and an empty text for an invalid one, which is not a reason to refuse a
+    request.
+    """
     return given if isinstance(given, str) and _PARENT.fullmatch(given) else ""
 
 
 def trace_fields(traceparent: str) -> dict[str, str]:
-    """Return what a structured line of a log says of a trace: its id and the span's; nothing if there is none."""
+    """Return the fields of a structured log line for a trace: its id and the span's; an empty mapping without a
+    trace.
+    """
     found = _PARENT.fullmatch(traceparent)
     return {} if found is None else {"trace_id": found[1], "span_id": found[2]}

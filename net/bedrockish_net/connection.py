@@ -1,10 +1,10 @@
 """A connection: what two ends may say to each other and when, with no I/O in it.
 
 Two rules:
-1. ``TRANSITIONS`` is one law for both ends, and does not know which of them is ours. A missing cell *is* the protocol
-   error; there is no second list of illegal moves.
-2. What does not fit in the table is two sentences, and both are in ``_check_order``: the accepter says HELLO second,
-   and nothing but HELLO and GOODBYE travels until both have said it.
+1. ``TRANSITIONS`` is one law for both ends, and does not know which of them is ours. A missing cell is a protocol
+   error; no other list of illegal moves exists.
+2. ``_check_order`` has the two rules that a table cannot express: the accepter says HELLO second, and only HELLO and
+   GOODBYE travel until both ends have said HELLO.
 
 ``receive_data`` stores; ``next_event`` parses one event and moves the remote end's state; ``send`` moves ours and
 returns bytes.
@@ -112,7 +112,7 @@ class Connection:
         """
         if self._failure is not None:
             raise RemoteProtocolError(self._failure.code, self._failure.message)
-        if self.is_open:  # then DATA changes nothing; it is most of what comes, so it goes past the tables
+        if self.is_open:  # DATA is the most frequent event and changes no state, so it skips the tables
             payload = self._frames.next_data()
             if payload is not None:
                 return Data(payload)
@@ -221,7 +221,7 @@ class Connection:
             )
 
     def _moved(self) -> None:
-        """One of the two states has changed."""
+        """Update ``is_open`` after a change of either state."""
         self.is_open = self.local_state is State.OPEN and self.remote_state is State.OPEN
         if self.is_open:
             self._frames.limit = self._limits.frame_bytes_max

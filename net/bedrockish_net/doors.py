@@ -1,7 +1,8 @@
-"""Who stands at a node's door, and how many of each address: nobody can fill it for others. Pure, but for its callers.
+"""The strangers at a node's door, counted by address, so that no address can fill the door for others. Pure, but for
+its callers.
 
 A stranger has connected and said nothing. When there are too many, the oldest one of the address that has most of them
-makes room. Whoever has said HELLO is a stranger no more, however long it takes to find out whether it may come in.
+makes room. A caller that has said HELLO is no longer a stranger, however long its admission takes.
 """
 
 import math
@@ -43,7 +44,8 @@ class Doors:
         self._count = 0
 
     def come(self, address: str, leave: Callable[[], None]) -> tuple[int, str]:
-        """Let a stranger wait at the door; return its number, and what was done to make room, or an empty text.
+        """Admit a stranger to the door. Return its number, and a note on the stranger that made room for it, or an
+        empty text.
 
         Args:
             address: where it comes from.

@@ -1,4 +1,4 @@
-"""Everything net raises on purpose, named by who did it.
+"""All errors that net raises on purpose, named by the end that caused them.
 
 A protocol error is *Local* when our own code asked for an illegal move, and *Remote* when the other end made one; the
 remote kind carries the bytes to answer before closing. The rest are the ways in which a link cannot be had or ends.
@@ -119,7 +119,7 @@ class WiringError(RemoteProtocolError):
 
 
 class LinkClosedError(NetError):
-    """Raised when a link is over and something more is asked of it. What was not sent yet is lost.
+    """Raised when a link is over and something more is asked of it. Unsent messages are lost.
 
     Attributes:
         code: the stable word.
@@ -132,7 +132,9 @@ class LinkClosedError(NetError):
 
 
 class DialError(NetError):
-    """Raised when no link could be opened: nobody listens there, the name is unknown, or nothing answered in time."""
+    """Raised when no link could be opened: the address refuses connections, the name is unknown, or no answer came in
+    time.
+    """
 
 
 class TlsError(DialError):

@@ -1,4 +1,4 @@
-"""What can happen on a connection, in either direction: one frozen dataclass each."""
+"""The events of a connection, in either direction: one frozen dataclass each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """One message. What it says is not this package's business."""
+    """One message. This package does not interpret its content."""
 
     payload: bytes
 

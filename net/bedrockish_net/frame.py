@@ -16,7 +16,7 @@ KEPT_BYTES = 1 << 20  # that were given out and are still in the buffer, at most
 
 
 class Kind(IntEnum):
-    """What a frame is. Zero is left out so that a run of zero bytes is nothing."""
+    """The kind of a frame. Zero is left out so that a run of zero bytes is nothing."""
 
     HELLO = 1
     DATA = 2
@@ -52,7 +52,7 @@ class FrameReader:
 
     @property
     def holds_any(self) -> bool:
-        """Whether bytes are held that were not given out."""
+        """Whether the buffer holds bytes that were not returned yet."""
         return len(self._buffer) > self._at
 
     def feed(self, data: bytes) -> None:
@@ -63,7 +63,7 @@ class FrameReader:
         self._buffer += data
 
     def clear(self) -> None:
-        """Forget what is held: nobody wants the rest."""
+        """Discard all buffered bytes."""
         self._buffer, self._at = bytearray(), 0
 
     def next_frame(self) -> tuple[Kind, bytes] | None:

@@ -1,6 +1,6 @@
 """Handshake: from an open stream, or only an address, to two ends that know each other; or to a clear refusal.
 
-Whatever goes wrong here, the stream is closed and the other end was told why, if it could still be told.
+On any failure the stream is closed, after the other end was told the reason if the link still allowed it.
 """
 
 import ssl
@@ -31,7 +31,7 @@ system is asked for it each time, and gets it back."""
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, OSError, ssl.SSLError)
 
 
-UNSENT_BYTES_MAX = 128 * 1024  # that the kernel takes of what it cannot send yet
+UNSENT_BYTES_MAX = 128 * 1024  # limit of the kernel's send buffer
 
 Admits = Callable[[trio.abc.Stream, Hello], Awaitable[None]]
 Recognises = Callable[[Hello], None]
@@ -52,8 +52,8 @@ WAY_TO_TLS = (
 def broken_off(where: str, error: Exception, hello: Hello, ssl_context: ssl.SSLContext | None) -> DialError:
     """Return the error for a link that broke off before the other end had said HELLO."""
     said = error_text(error)
-    # A door that wants something else says nothing: it cannot know what would be understood. A person can be told what
-    # it may be; peers have their certificates from whoever set them up.
+    # A door that wants something else says nothing: it cannot know what would be understood. The reason goes to clients
+    # only, whose reader is a person; peers get their certificates from the operator.
     hint = "" if hello.role != "client" else f"; {MAY_BE_TLS if ssl_context is None else MAY_WANT_CERTIFICATE}"
     if isinstance(error.__cause__ or error, ssl.SSLError):
         wanted = "EOF" in said or "CERTIFICATE_REQUIRED" in said  # else it says what is wrong
@@ -224,7 +224,7 @@ def stays_here(stream: trio.abc.Stream) -> bool:
     """Whether the other end of a stream is on this machine.
 
     Raises:
-        OSError: it has hung up already, so nobody can tell.
+        OSError: the other end has hung up already.
     """
     raw: Any = stream
     while isinstance(raw, trio.SSLStream):
@@ -252,7 +252,7 @@ def address_text(host: str, port: int) -> str:
 
 
 def _keep_unsent_here(stream: trio.abc.Stream) -> None:
-    """Let the kernel take little of what it cannot send yet: what waits here can be overtaken by what is urgent."""
+    """Limit the kernel's send buffer, so that most unsent bytes wait here, where urgent messages can overtake them."""
     option = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and isinstance(stream, trio.SocketStream):
         stream.setsockopt(trio.socket.IPPROTO_TCP, option, UNSENT_BYTES_MAX)

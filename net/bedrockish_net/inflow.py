@@ -1,4 +1,4 @@
-"""What is kept of messages that have not come to their end, of all clients together.
+"""Limits the memory for incomplete messages of all clients together.
 
 Each may be as long as a frame, so some dozen clients that send most of one and no more would take all memory. When
 more than a share of it is kept, only the longest of these messages comes in further, and short ones do; the senders of
@@ -8,7 +8,7 @@ others wait, as for any slow reader. If that one does not come to its end, its s
 from collections.abc import Callable
 from typing import Protocol
 
-SHORT_BYTES = 256 << 10  # what is shorter waits for nobody
+SHORT_BYTES = 256 << 10  # shorter messages are never held back
 HELD_BACK_SECONDS = 10.0  # how long others wait for the longest message, at most
 SILENT_SECONDS = 1.0  # and how long if nothing comes of it
 
@@ -17,7 +17,7 @@ class Sender(Protocol):
     """The link of a client."""
 
     def read_on(self) -> None:
-        """It may read again."""
+        """Resume reading for the connection."""
 
     @property
     def silent_seconds(self) -> float:
@@ -40,7 +40,7 @@ class Inflow:
         self.total = 0
         self._sizes: dict[Sender, int] = {}
         self._waiting: set[Sender] = set()
-        self._since = 0.0  # when somebody began to wait, or a message came to its end
+        self._since = 0.0  # when the first reader began to wait, or the last message completed
 
     def note(self, sender: Sender, size: int) -> None:
         """So many bytes are kept of a message of this sender; nothing, when it is whole or given up."""
@@ -65,7 +65,7 @@ class Inflow:
         return True
 
     def late(self) -> Sender | None:
-        """Return for whom others have waited too long; None if for nobody."""
+        """Return the connection that has made others wait for too long; None if no connection has."""
         longest = self._longest() if self._waiting else None
         if longest is None:
             return None

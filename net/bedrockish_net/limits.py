@@ -12,12 +12,12 @@ class Limits:
 
     Attributes:
         frame_bytes_max: longest payload of one frame once both ends have said HELLO.
-        hello_bytes_max: longest payload before that; a stranger cannot make us keep more.
-        outbox_bytes_max: what may wait for a slow reader at the other end.
-        inbox_bytes_max: what may wait for our own consumer; above it, we stop reading from the stream.
+        hello_bytes_max: longest payload before that, and so the most that a stranger can make us keep.
+        outbox_bytes_max: largest queue for a slow reader at the other end.
+        inbox_bytes_max: largest queue for our own consumer; above it, we stop reading from the stream.
         hello_seconds: how long a handshake may take, connecting included.
         ping_seconds: after so much silence we ask whether the other end is alive.
-        silence_seconds: after so much silence, in which nothing was taken of what is sent either, the link is given up.
+        silence_seconds: the link ends after so much silence in which the other end accepted no bytes either.
         goodbye_seconds: how long closing may wait for the last bytes to leave.
     """
 

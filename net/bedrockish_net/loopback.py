@@ -1,4 +1,4 @@
-"""What stays on this machine. Pure."""
+"""Tells whether an address is on this machine. Pure."""
 
 import ipaddress
 

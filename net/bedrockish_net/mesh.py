@@ -28,7 +28,7 @@ RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 2.0
 ALONE_SECONDS_MIN = 1.0  # how long a peer is left alone that sends nonsense again; doubled each time …
 ALONE_SECONDS_MAX = 60.0  # … up to this
-INFLOW_BYTES = 256 << 20  # of messages of clients that are not whole, if nobody says otherwise
+INFLOW_BYTES = 256 << 20  # for incomplete messages of all clients, unless the caller sets another limit
 FORGIVEN_SECONDS = 600.0  # without nonsense: what was before does not count any more
 
 Address = tuple[str, int]
@@ -72,7 +72,7 @@ ClientHandler = Callable[[Link], Awaitable[None]]
 
 
 class _Peer:
-    """What the mesh knows of one peer."""
+    """The state of one peer in the mesh."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -84,7 +84,7 @@ class _Peer:
         self.trouble = ""  # why the last attempt failed, told once
         self.nonsense = 0  # how often it sent what cannot be read, lately
         self.nonsense_at = -math.inf
-        self.alone_until = -math.inf  # its links are refused meanwhile
+        self.alone_until = -math.inf  # until then its links are refused
 
 
 def _raise(_what: str, error: Exception) -> None:
@@ -101,13 +101,13 @@ class Mesh:
     Args:
         hello: who we are; ``to`` is filled in for each peer.
         peers: where each other member listens. An entry for ourselves is ignored.
-        on_event: told of PeerUp, PeerDown, Received and TurnedAway, in order; must not block or raise.
+        on_event: called with PeerUp, PeerDown, Received and TurnedAway, in order; must not block or raise.
         judge: shown the HELLO of each peer that dials us, a member by its name; raises RefusedError to turn it away.
         recognise: shown the HELLO of each peer that answers us; raises RefusedError to hang up again.
         on_client: runs for each client, beside the running link; the link is closed when it returns. A
             LinkClosedError that it raises is taken as the client's leaving.
-        on_fault: takes what was being done and an exception that nobody expected: only that link ends, unless this
-            raises. By default it stops the mesh.
+        on_fault: called with the operation and its unexpected exception; only that link ends, unless this raises. By
+            default it stops the mesh.
         host: address to listen on; None for all of this machine.
         port: port to listen on; 0 for a free one, see ``addresses``.
         draw: luck between 0 and 1, for the jitter of redialling.
@@ -228,7 +228,7 @@ class Mesh:
         """End the link of the client for which most is kept, if that is ``least`` bytes or more; whether there is one.
 
         Args:
-            held: how many bytes are kept for a client beside what waits on its link.
+            held: bytes that the node holds for a client, not counting the send buffer of its link.
             least: in bytes.
             stuck_seconds: only one that has read nothing for so long.
         """
@@ -397,7 +397,7 @@ class Mesh:
     # --- the open door
 
     async def _welcome(self, stream: trio.SocketStream) -> None:
-        """Take in whoever has come; whatever goes wrong with it is no trouble of others."""
+        """Accept a connection; a failure ends only this connection."""
         caller = _caller(stream)
         if self._doors.is_crowded(stream.socket.fileno()):
             self._on_log(f"turned {caller} away: too many files are open; raise the limit (ulimit -n)")

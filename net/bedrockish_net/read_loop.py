@@ -1,8 +1,8 @@
 """One task that reads all plain sockets of a node: what has come on any of them is read before anybody acts on it.
 
 A task for each link is woken, armed and put to sleep by trio for every read, which costs more than the read. Here one
-``epoll`` knows all sockets, trio waits for that alone, and whoever drives the node is told when all that was there has
-been read: so it can act at once, in the same task, on what came together.
+``epoll`` knows all sockets and trio waits for that alone. The node's driver is called once all available bytes have
+been read, so it can act in the same task on all messages that arrived together.
 """
 
 import select

@@ -22,9 +22,9 @@ class SocketLink:
     """An open link; both ends have said HELLO. Get one from ``dial``. One thread at a time may use it.
 
     Attributes:
-        over: why it is over; None while it is not.
-        heard: seconds at which the other end was last heard, or took some of what waits for it.
-        remote: who the other end is.
+        over: why the link ended; None while it is open.
+        heard: time in seconds at which the other end last sent or accepted bytes.
+        remote: HELLO of the other end.
     """
 
     def __init__(self, sock: socket.socket, connection: Connection, limits: Limits, remote: Hello) -> None:
@@ -43,7 +43,7 @@ class SocketLink:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits for room in the socket."""
+        """Whether the send buffer holds bytes that the socket did not accept yet."""
         return bool(self._unsent)
 
     def send(self, payload: bytes) -> None:
@@ -125,7 +125,7 @@ class SocketLink:
             self._end(error.code, f"{self._name} broke the protocol: {error}")
 
     def tend(self, now: float) -> None:
-        """Ask for a sign of life if there was none for a while; end the link if there is none for long."""
+        """Ping the other end after a silence, and end the link after a long one."""
         silent = now - self.heard
         if silent >= self._limits.silence_seconds:
             self._end(Code.TIMEOUT, f"{self._name} was silent for {self._limits.silence_seconds:g} s")
@@ -139,7 +139,7 @@ class SocketLink:
         return max(self.heard, self._asked) + self._limits.ping_seconds
 
     def excuse(self, now: float) -> None:
-        """Nobody has looked at the link for a while: its silence is not the other end's."""
+        """Restart the measurement of silence after a time in which the caller did not read the link."""
         self.heard = max(self.heard, now - self._limits.ping_seconds)
 
     def close(self) -> None:
@@ -162,10 +162,10 @@ def dial(
     """Connect, say HELLO and wait for the answer, in the calling thread.
 
     Raises:
-        DialError: nobody answered, or not in time.
+        DialError: no answer came in time.
         RefusedError: the other end said GOODBYE instead; its reason is in it.
         RemoteProtocolError: what answered does not speak the protocol, or is not whom we meant.
-        TlsError: there is no TLS with it; or there should be, because it is on another machine.
+        TlsError: TLS failed, or is missing although the other end is on another machine.
     """
     where, until = address_text(host, port), monotonic() + seconds
     try:

@@ -46,7 +46,7 @@ class Link:
         self.stream = stream
         # A plain socket can be written to without a task's help as long as the kernel has room.
         self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else -1
-        self._is_torn = False  # the kernel took only a part of what was written at once
+        self._is_torn = False  # the kernel accepted only a part of the last write
         self._on_messages: Callable[[list[bytes]], None] | None = None
         self._inflow: Inflow | None = None
         self._half_bytes = 0  # of a message that is not whole, as it was told
@@ -115,13 +115,13 @@ class Link:
         Args:
             host: a name or an address, IPv4 or IPv6; of several addresses the first that answers is taken.
             port: where the other end listens.
-            hello: who we are; with ``to``, nobody else may answer.
+            hello: our own HELLO; if it has ``to``, only that node may answer.
             timeout: seconds for all of it; None for ``limits.hello_seconds``.
             limits: sizes and times of the link.
             ssl_context: speak TLS, as ``bedrockish_net.tls`` makes it.
 
         Raises:
-            DialError: nobody answered, or not in time.
+            DialError: no answer came in time.
             RefusedError: the other end said GOODBYE instead; its reason is in it.
             RemoteProtocolError: what answered does not speak the protocol, or is not whom we meant.
         """
@@ -139,7 +139,7 @@ class Link:
         limits: Limits | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> "Link":
-        """Wait for a HELLO and answer it. Whatever goes wrong, the stream is closed before this raises.
+        """Wait for a HELLO and answer it. On any failure the stream is closed before this raises.
 
         Args:
             stream: as a listener gives it.
@@ -233,7 +233,7 @@ class Link:
     def deliver_to(self, on_messages: Callable[[list[bytes]], None]) -> None:
         """From now on hand messages to a callback as they are read, instead of keeping them for ``receive``.
 
-        What is here already is handed over at once. The callback must not block or raise.
+        Messages that already wait are delivered at once. The callback must not block or raise.
         """
         self._on_messages = on_messages
         self._deliver()
@@ -245,7 +245,7 @@ class Link:
             self._read_loop = loop
 
     def count_by(self, inflow: Inflow) -> None:
-        """Let somebody count what is kept of messages that are not whole, and say when others go first."""
+        """Account for incomplete messages with ``inflow``, which may pause reading in favour of other connections."""
         self._inflow = inflow
 
     def read_on(self) -> None:
@@ -276,7 +276,7 @@ class Link:
             self._on_messages(batch)
 
     async def receive_many(self) -> list[bytes]:
-        """Return all messages that are here, at least one; wait if there is none. Cancelled, nothing is lost.
+        """Return all received messages, at least one; wait for one if the queue is empty. Cancelled, nothing is lost.
 
         Raises:
             LinkClosedError: the link is over, and everything that came before was returned already.
@@ -315,7 +315,7 @@ class Link:
     async def aclose(self) -> None:
         """Send what is queued, say GOODBYE and close; each takes at most ``limits.goodbye_seconds``.
 
-        Cancelled, it does not wait for what is queued.
+        On cancellation it drops the queued messages.
         """
         self._is_finishing = True
         self._writer.unpark_all()
@@ -510,7 +510,7 @@ class Link:
         self._end(Code.LOST, f"the stream from {self.remote.node} broke: {error_text(error)}")
 
     def _is_held_up(self) -> bool:
-        """Whether it is us who read nothing now."""
+        """Whether this end has paused reading, so that a silent peer is not at fault."""
         if self._is_paused or self._inbox_bytes > self._limits.inbox_bytes_max:
             return True
         return self._half_bytes > 0 and self._inflow is not None and self._inflow.has_to_wait(self)
@@ -551,7 +551,8 @@ class Link:
             stalled = now - wake > limits.ping_seconds  # our own loop stood still: what was sent to us is unread yet
             if stalled or self._is_held_up():
                 self._heard = now
-            # A ping waits behind what is on its way, and nobody answers what he has not read: that he takes it will do.
+            # A ping queues behind other data, and a busy reader answers late. So accepted bytes count as a sign of
+            # life, too.
             if now - max(self._heard, self._moved) >= limits.silence_seconds:
                 self._end(Code.TIMEOUT, f"{self.remote.node} was silent for {limits.silence_seconds:g} s")
                 return

@@ -24,7 +24,7 @@ def dial_context(ca: str, cert: str, key: str) -> ssl.SSLContext:
 
     Args:
         ca: path of a PEM file with the certificates that sign the cluster's.
-        cert: path of a PEM file with our certificate and what stands between it and ``ca``.
+        cert: path of a PEM file with our certificate and the intermediate certificates up to ``ca``.
         key: path of a PEM file with its private key, without a password.
 
     Raises:

@@ -13,7 +13,7 @@ def read_certificate(pem: str) -> tuple[int, datetime]:
     """Return serial number and end of validity of the first certificate of a PEM text.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the text has no certificate.
     """
     begin, end = pem.find(ssl.PEM_HEADER), pem.find(ssl.PEM_FOOTER)
     if not 0 <= begin < end:
@@ -33,7 +33,7 @@ def read_certificate(pem: str) -> tuple[int, datetime]:
 
 
 def _take(der: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
-    """Return the content of the first value, and what comes after it."""
+    """Return the content of the first DER value and the remaining bytes."""
     if len(der) < 2 or tag not in (None, der[0]):
         raise ValueError("this is not a certificate")
     length, start = der[1], 2

@@ -22,7 +22,7 @@ class ProxiedCluster(LocalCluster):
         self.network = Network({node.name: node.port for node in self.nodes})
 
     def peer_address(self, node: LocalNode, peer: LocalNode) -> str:
-        """Return the proxy's address for what a node says to a peer."""
+        """Return the proxy's address for the link from a node to a peer."""
         return f"127.0.0.1:{self.network.lines[node.name, peer.name].port}"
 
     async def status(self, index: int, seconds: float = 3.0) -> dict[str, Any] | None:

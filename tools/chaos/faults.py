@@ -1,4 +1,4 @@
-"""What is done to the nodes: killed and started again, stopped and continued, cut off from each other in many ways."""
+"""The faults: nodes are killed and restarted, stopped and continued, and cut off from each other in many ways."""
 
 import os
 import random
@@ -15,7 +15,7 @@ from tools.chaos.cluster import ProxiedCluster
 from tools.chaos.proxy import Line
 from tools.cluster import LocalNode
 
-QUIET_ROWS = 200  # of the table ``quiet``, which nobody reads or writes after it was made
+QUIET_ROWS = 200  # of the table ``quiet``, which no client uses after its creation
 FLIPS_MAX = 3
 FAULTS = ("kill", "pause", "partition", "flip")
 
@@ -25,11 +25,11 @@ class Faults:
     """Draws faults and undoes them after a while.
 
     Attributes:
-        cluster: whose.
-        luck: what chooses.
-        kinds: which faults there are.
-        counts: what was done, by kind.
-        deaths: what nodes said last that ended though nobody had killed them.
+        cluster: the nodes.
+        luck: the source of random choices.
+        kinds: the kinds of faults to draw.
+        counts: the number of faults, by kind.
+        deaths: the last output of nodes that ended without being killed.
     """
 
     cluster: ProxiedCluster
@@ -88,7 +88,7 @@ class Faults:
         return self.luck.sample(well, self.luck.randint(1, spare))
 
     def _spare(self) -> int:
-        """Return how many more nodes may fall before there is no majority any more."""
+        """Return how many more nodes may fall before the majority is lost."""
         return (len(self.cluster.nodes) - 1) // 2 - len(self._struck)
 
     async def _kill(self) -> None:
@@ -113,7 +113,7 @@ class Faults:
         self._struck.discard(node.name)
 
     async def _flip(self) -> None:
-        """Kill one node, change one bit of a row in its file that nobody else touches, and start it again.
+        """Kill one node, change one bit of an unused row in its file, and start it again.
 
         Only where all other nodes are well, and not often: a node that fills itself again is one that is missing.
         """

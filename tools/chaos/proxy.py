@@ -1,8 +1,8 @@
 """The network between real nodes, in our hands: a TCP proxy for each direction of each pair.
 
-A node dials each peer for what it has to say to it, so the proxy of a pair carries all that the first says to the
-second, and nothing else but the answers of that link itself. It can be cut (connections end, new ones end at once),
-held (what is said is not delivered, but nobody is told) or slow, each direction by itself.
+A node dials each peer, so the proxy of a pair carries only messages from the first to the second, and the answers of
+that link itself. It can be cut (connections end, new ones end at once), held (messages are not delivered, but
+connections stay) or slow, each direction by itself.
 
 A *trap* looks at the messages and holds the line from the first one on that it was set for. That is how a test stops
 a node between two steps of the protocol.
@@ -24,7 +24,7 @@ BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Line:
-    """What one node says to another.
+    """The link that carries one node's messages to another.
 
     Attributes:
         port: where the one that speaks finds the other.
@@ -57,7 +57,7 @@ class Line:
     # --- what can be done to it ---
 
     def cut(self) -> None:
-        """End all connections, with what is on its way in them, and let no new ones live."""
+        """End all connections, drop the bytes on the way, and refuse new connections."""
         self._cut = True
         for scope in list(self._connections):
             scope.cancel()
@@ -100,7 +100,7 @@ class Line:
                     out = await trio.open_tcp_stream("127.0.0.1", self.target_port)
                     await self._join(stream, out)
             except OSError:
-                pass  # nobody listens there now: the one that speaks sees its connection end
+                pass  # the target does not listen: the sender sees its connection end
             finally:
                 self._connections.discard(scope)
                 for one in (stream, out):
@@ -158,7 +158,7 @@ async def _receive(stream: trio.SocketStream) -> bytes:
 
 
 class Network:
-    """All lines between some nodes."""
+    """The proxies between a set of nodes, one for each direction of each pair."""
 
     def __init__(self, ports: Mapping[str, int]) -> None:
         self.names = tuple(ports)

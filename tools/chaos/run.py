@@ -29,7 +29,7 @@ LEVEL_S = 60.0  # what the nodes have, after everything is healed, to become equ
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run.
+    """The parameters of a run.
 
     Attributes:
         nodes: how many.
@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass
 class Verdict:
-    """What came of it.
+    """The result of a run.
 
     Attributes:
         counts: what happened, in words.
@@ -64,7 +64,7 @@ class Verdict:
 async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _: None) -> Verdict:
     """Run nodes, clients and faults in a new directory, heal, and judge.
 
-    The history is written to ``history.jsonl`` beside the nodes' files.
+    The history is written to ``history.jsonl`` in the same directory as the nodes' files.
 
     Raises:
         DemoError: a node does not start.
@@ -102,7 +102,7 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
 
 
 async def _create_quiet(cluster: ProxiedCluster) -> None:
-    """Make the rows in which bits are flipped: nobody else reads or writes them, so only the scrub can find that."""
+    """Create the rows whose bits are flipped: no client uses them, so only the scrub can find the damage."""
     async with open_client(cluster.url()) as client:
         rows = [f"INSERT INTO quiet VALUES ({row}, 'quiet row {row:04d}')" for row in range(QUIET_ROWS)]
         await client.transact(["CREATE TABLE quiet(id INTEGER PRIMARY KEY, v TEXT)", *rows])

@@ -1,4 +1,5 @@
-"""What the clients do: small transactions on a few lists and registers, some of them hot, and a record of the answers.
+"""The clients' workload: small transactions on a few lists and registers, some of them hot, and a record of the
+answers.
 
 Lists are kept in three ways, because they meet in three ways: as one growing text in one row; as one row for each value
 in a range that every append reads to its end; and as such rows that are found by a join, through a row which says in
@@ -139,7 +140,7 @@ class Workload:
                         await self._operate(client, f"c{number}", luck)
                         token = client.token
             except BedrockishError:
-                await trio.sleep(0.2)  # nobody is there: nothing was asked for
+                await trio.sleep(0.2)  # the node refuses connections: the operation was not sent
             if not settled:
                 home = luck.randrange(len(self.cluster.nodes))
 
@@ -256,7 +257,7 @@ def _all_seen(steps: list[Step], rows: list[Rows]) -> list[Step]:
 
 
 def _seen(step: Step, rows: Rows) -> Step:
-    """Return a step with what it read."""
+    """Return a step together with the value that it read."""
     return step if step.value is not None else read_step(step.key, rows.rows)
 
 

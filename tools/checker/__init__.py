@@ -1,1 +1,1 @@
-"""The serializability checker: histories of what clients saw, judged by graphs of who must come before whom."""
+"""The serializability checker: histories that clients recorded, judged by graphs of dependencies between operations."""

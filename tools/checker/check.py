@@ -125,7 +125,7 @@ def _name_knot(evidence: Evidence, knot: Graph) -> None:
 
 
 def _plain(knot: Graph) -> Cycle | None:
-    """G0 or G1c: only writes and reads of what was written."""
+    """Check for G0 and G1c: cycles of writes and of reads of written values only."""
     for kinds in (frozenset({WW}), frozenset({WW, WR})):
         found = _shortest(knot, kinds, kinds)
         if found is not None:
@@ -193,7 +193,7 @@ def _name(evidence: Evidence, cycle: Cycle) -> str:
 
 
 def _session_name(evidence: Evidence, cycle: Cycle) -> str:
-    """Tell which promise to a session is broken: by what stands before its steps, a write or a read."""
+    """Return the session guarantee that is broken, by the session's earlier steps: a write or a read."""
     edges = cycle.edges
     for place, edge in enumerate(edges):
         before = edges[place - 1]

@@ -1,4 +1,6 @@
-"""What the workloads have in common: who wrote which value, what happened, and what is wrong at first sight."""
+"""The common part of the workloads: who wrote which value, which operations took effect, and violations that need no
+order.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -38,14 +40,14 @@ class Edge:
 
 @dataclass
 class Evidence:
-    """What can be known of a history without looking at any order.
+    """Facts about a history that need no order.
 
     Attributes:
         operations: by id.
-        happened: ids of those that took effect: acknowledged, or of unknown outcome and seen by somebody.
+        happened: ids of operations that took effect: acknowledged, or of unknown outcome and seen by a reader.
         writers: key -> value -> (operation, how many more writes to this key it made after this one).
-        edges: what the keys say of the order.
-        findings: what is wrong.
+        edges: dependencies by key.
+        findings: violations.
     """
 
     operations: dict[int, Operation]

@@ -1,4 +1,4 @@
-"""Histories: what clients asked for, when, and what they were told. One JSON line for each operation.
+"""Histories: the operations of clients, with times and answers. One JSON line for each operation.
 
 An operation is a transaction of a few steps. Its times are seconds on one clock. The values that are written are whole
 numbers, and no two writes to a key write the same one, so a value that is read names the write that it is from.
@@ -10,8 +10,8 @@ Steps, as they stand in the file:
 - ``["write", key, value]`` sets a register; a fourth element is the version that it became, where that is known
 - ``["read", key, value, version]`` reads a register; both are null for one that was never written
 
-Outcomes: ``ok`` happened; ``fail`` did not happen, says the database; ``unknown`` may have happened, or may yet. What
-an operation that is not ``ok`` read means nothing.
+Outcomes: ``ok`` happened; ``fail`` did not happen, says the database; ``unknown`` may have happened, or may yet. The
+reads of an operation that is not ``ok`` mean nothing.
 """
 
 import json
@@ -64,14 +64,14 @@ class Operation:
     """One transaction, as its client saw it.
 
     Attributes:
-        id: its number in the history; also its name in what the checker says.
-        client: whose it is. A client is a session and does one thing after the other.
+        id: its number in the history, which is also its name in findings.
+        client: the client that asked. A client is a session and does one thing after the other.
         level: ``update`` for a transaction that writes; ``strict`` or ``session`` for one that only reads; ``final``
-            for what is in the tables when all is over.
+            for the read of all tables at the end.
         begin: when the client asked.
         end: when it was answered; for an unknown outcome, when it gave up.
         outcome: ``ok``, ``fail`` or ``unknown``.
-        steps: what it did, in order.
+        steps: its reads and writes, in order.
         note: anything for people: the node, the error, the command id.
     """
 

@@ -10,7 +10,7 @@ from tools.checker.history import Operation
 
 @dataclass
 class _Key:
-    """What is known of one list."""
+    """The facts about one list."""
 
     longest: tuple[int, ...] = ()
     longest_by: int = 0
@@ -83,7 +83,7 @@ def _link(evidence: Evidence, key: str, known: _Key) -> None:
         if one is not None and other is not None:
             evidence.link(one, other, WW, key)
     shown = set(known.longest)
-    # What happened and was never read comes after all that was.
+    # Appends that took effect and were never read come after all that were.
     unseen = [writer for value, (writer, _) in evidence.writers.get(key, {}).items() if value not in shown]
     if order and order[-1] is not None:
         for writer in unseen:
@@ -97,7 +97,7 @@ def _link(evidence: Evidence, key: str, known: _Key) -> None:
             same[len(before)].append(reader)
         if before and (last := order[len(before) - 1]) is not None:
             evidence.link(last, reader, WR, key)
-        # Whoever appended what comes next comes next; the reader's own values are no news to it.
+        # The writer of the next value comes next, unless it is the reader itself, which knows its own values.
         following = next((writer for writer in order[len(before) :] if writer != reader), None)
         if following is not None:
             evidence.link(reader, following, RW, key)
@@ -109,7 +109,7 @@ def _link(evidence: Evidence, key: str, known: _Key) -> None:
 
 
 def _judge_missing(evidence: Evidence, key: str, known: _Key) -> None:
-    """What was acknowledged is in the list that was read last."""
+    """Check that every acknowledged append is in the list that was read last."""
     shown = set(known.longest)
     readers = [evidence.operations[reader] for reader in known.reads]
     last = max((reader.begin for reader in readers if reader.level != "session"), default=0.0)

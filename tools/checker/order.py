@@ -1,7 +1,8 @@
 """Graphs of operations: who must come before whom, because of the data, of a session, or of the clock.
 
 The clock gives an edge between any two operations of which one ended before the other began. Those are too many, so
-each end leads to the next *moment*, a node that is no operation, and moments lead to one another and to what begins.
+each end leads to the next *moment*, a node that is not an operation. Moments lead to the next moment, and to the
+operations that begin there.
 """
 
 from collections import deque
@@ -75,7 +76,7 @@ def add_session(graph: Graph, operations: Sequence[Operation]) -> None:
 
 
 def add_time(graph: Graph, operations: Iterable[Operation]) -> None:
-    """Add that what was acknowledged before another was asked for comes before it."""
+    """Add an edge from each acknowledged operation to each one that was invoked later."""
     events: list[tuple[float, bool, int]] = []
     for operation in operations:
         events.append((operation.begin, False, operation.id))

@@ -17,7 +17,7 @@ NOTHING = None  # the value of a register that was never written
 
 @dataclass
 class _Key:
-    """What is known of one register."""
+    """The facts about one register."""
 
     reads: dict[int, int | None] = field(default_factory=dict)  # operation -> what was there before it
     writes: dict[int, int] = field(default_factory=dict)  # operation -> what it left there
@@ -103,7 +103,9 @@ def _order(evidence: Evidence, known: _Key) -> None:
 
 
 def _in_time(writers: Iterable[Operation]) -> list[tuple[int, int]]:
-    """Return which writes followed directly upon which, by the clock: those between which there was no whole third."""
+    """Return the pairs of writes that followed directly upon each other, by the clock: those without a whole third
+    write between them.
+    """
     found: list[tuple[int, int]] = []
     begun = sorted(writers, key=lambda one: one.begin)
     ended = sorted((one for one in begun if one.outcome == "ok"), key=lambda one: one.end)

@@ -1,7 +1,7 @@
-"""Runs the tests of programs that others wrote against real nodes, and compares with what is expected.
+"""Runs the test suites of other projects against real nodes, and compares the outcomes with the expected ones.
 
 Each suite has a file in ``tools/compliance/expected`` that names every test which does not pass, with the reason. If a
-test says something else than there, it is shown, and the exit status is 1. What cannot be run here is named, too.
+test says something else than there, it is shown, and the exit status is 1. Suites that cannot run here are named, too.
 """
 
 import argparse

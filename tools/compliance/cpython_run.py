@@ -1,8 +1,8 @@
 """Runs CPython's own tests of ``sqlite3`` with our DB-API in its place: ``python -m tools.compliance.cpython_run``.
 
-The tests are those of the interpreter that runs this (``test.test_sqlite3``; Debian packs them apart).
-What they take for the module ``sqlite3`` is ``bedrockish.dbapi``, with one difference: each new ``":memory:"``, and the
-first connection to a file's name in a test, empties the cluster first, since a cluster is one database.
+The tests are those of the interpreter that runs this (``test.test_sqlite3``; Debian packs them apart). Their module
+``sqlite3`` is ``bedrockish.dbapi``, with one difference: each new ``":memory:"``, and the first connection to a file's
+name in a test, empties the cluster first, since a cluster is one database.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class World:
         self._sweeper.execute("COMMIT")
 
     def place_of(self, database: Any) -> Any:
-        """Return what stands for a database that a test names; what is no file's name is our module's to judge."""
+        """Return the replacement for a database that a test names; leave anything but a file name to our module."""
         if not isinstance(database, str):
             return database
         if database == ":memory:" or database not in self._names:

@@ -20,7 +20,7 @@ class Result(Recording, unittest.TextTestResult):
 
 
 class Runner(DiscoverRunner):
-    """What the settings name."""
+    """The test runner that the settings name."""
 
     def get_resultclass(self) -> type[Result]:
         """Return the class of results."""

@@ -13,7 +13,7 @@ from tools.compliance.outcomes import Outcomes, read_record
 
 LIMIT_S = 40 * 60
 PLUGIN = "bedrockish.django.functions"
-# What a database backend is about; the rest of the suite is about requests, templates and forms. A line is run at once:
+# The tests of the database backend; the rest of the suite tests requests, templates and forms. A line is run at once:
 # the tables of all its models are made in one transaction, which for hundreds of them would hold up the nodes.
 CHOSEN = """\
 aggregation annotations backends

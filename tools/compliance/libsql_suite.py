@@ -122,7 +122,7 @@ def generate(place: Path) -> Path:
 
 
 def javascript(place: Path, program: str, url: str) -> tuple[str, str]:
-    """Run a program with the URL of a database; return what became of it, and what it said."""
+    """Run a program with the URL of a database; return its outcome and its output."""
     done = subprocess.run(
         ["node", program, url], cwd=place, capture_output=True, text=True, timeout=PROGRAM_S, check=False
     )

@@ -1,4 +1,4 @@
-"""What became of the tests of a suite, and what is expected to: files that are checked in, one for each suite.
+"""The outcomes of a suite's tests, and the expected ones: a checked-in file for each suite.
 
 A file names every test that does not pass, under the reason for it, and says how many pass. So a test that begins to
 fail, or to pass, or that vanishes, is a difference, and is seen in review.
@@ -35,14 +35,14 @@ def count(outcomes: Outcomes) -> dict[str, int]:
 
 @dataclass
 class Expected:
-    """What a suite is expected to say.
+    """The expected outcomes of a suite.
 
     Attributes:
-        release: of what it was seen with.
+        release: the release with which they were observed.
         passed: how many tests pass.
         plain: how many pass, fail and are skipped with plain SQLite; empty where that makes no sense.
         others: test -> refused, failed or skipped, and the reason.
-        selection: which part of the suite it is about; empty for the whole.
+        selection: the part of the suite that runs; empty for the whole.
     """
 
     release: str

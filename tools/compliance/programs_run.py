@@ -22,8 +22,8 @@ class Place:
     """Where a program finds its database.
 
     Attributes:
-        url: for SQLAlchemy and what stands on it.
-        file: the SQLite file, for what only reads.
+        url: for SQLAlchemy and libraries on top of it.
+        file: the SQLite file, for programs that only read.
     """
 
     url: str

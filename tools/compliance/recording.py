@@ -34,7 +34,7 @@ class Recording(unittest.TestResult):
         self.outcomes.setdefault(self.name_of(test), (outcome, why))
 
     def note_error(self, test: Any, err: Any) -> None:
-        """Note a failure by what was raised."""
+        """Record a failure by the exception that was raised."""
         kind, value, _ = err
         lines = (str(value).strip() or "no text").splitlines()
         self.note(test, FAILED, f"{kind.__name__}: {lines[0][:300]}")
@@ -73,7 +73,7 @@ class Recording(unittest.TestResult):
         self.note(test, SKIPPED, reason)
 
     def addExpectedFailure(self, test: Any, err: Any) -> None:
-        """Note what is known to fail, which is no failure."""
+        """Record an expected failure, which does not count as a failure."""
         super().addExpectedFailure(test, err)
         self.note(test, SKIPPED, "expected to fail")
 

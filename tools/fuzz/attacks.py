@@ -1,4 +1,4 @@
-"""Who attacks: each in a thread of its own, against all three nodes, until the time is over."""
+"""The attackers: each runs in a thread of its own, against all three nodes, until the time is over."""
 
 import contextlib
 import http.client
@@ -34,7 +34,7 @@ from tools.fuzz.lab import LIAR, Lab
 from tools.fuzz.mutate import mutated, mutated_value, odd_text
 
 MESSAGES = 4_000  # that one node on a copy hears
-AT_ONCE = 40  # frames that are sent before somebody looks whether the link still stands
+AT_ONCE = 40  # frames to send before the next check that the link is open
 FINE = (
     "SELECT * FROM t WHERE id = 1",
     "INSERT INTO t(x) VALUES ('a')",
@@ -50,8 +50,8 @@ class Attack:
     """One way to attack, and how often it was done.
 
     Attributes:
-        counts: what was sent, and what came of it.
-        findings: what must not happen.
+        counts: messages by kind and outcome.
+        findings: violations.
     """
 
     def __init__(self, lab: Lab, seed: int, until: float) -> None:
@@ -132,13 +132,13 @@ class Frames(Attack):
 
 
 class ClientFrames(Frames):
-    """What clients say, with something wrong in it."""
+    """Messages of clients, with errors put in."""
 
     role = "client"
 
 
 class PeerFrames(Frames):
-    """What the fourth member said while it ran, with something wrong in it."""
+    """Messages that the fourth member sent while it ran, with errors put in."""
 
     role = "peer"
 
@@ -149,7 +149,7 @@ class PeerFrames(Frames):
 
 
 class Silent:
-    """Links to nobody: what a node says is dropped, and whoever talks nonsense may go on."""
+    """A mesh without peers: it drops the node's messages, and admits broken ones."""
 
     up = frozenset((LIAR, "B", "C"))
     left_alone: Mapping[str, float] = {}
@@ -167,11 +167,11 @@ class Silent:
         return 0
 
     def drop_slowest(self, _held: object, _least: int, _stuck_seconds: float = 0.0) -> bool:
-        """Drop nobody: there is nobody."""
+        """Do nothing: the mesh has no clients."""
         return False
 
     def drop_half_sent(self, _least: int, _silent_seconds: float) -> None:
-        """Drop nobody: there is nobody."""
+        """Do nothing: the mesh has no clients."""
 
     def reject(self, _node: str, _reason: str) -> None:
         """Count what could not be read."""
@@ -231,7 +231,7 @@ class Messages(Attack):
 
 
 class Bytes(Attack):
-    """What is no protocol at all, what is half of one, and who says nothing."""
+    """Bytes that are not the protocol, half of a message, and silence."""
 
     def once(self) -> None:
         """Send some bytes to one port."""
@@ -258,7 +258,7 @@ class Bytes(Attack):
 
 
 class Texts(Attack):
-    """SQL that is none, or too much of it, from a client that keeps the protocol."""
+    """Invalid or excessive SQL from a client that keeps the protocol."""
 
     def __init__(self, lab: Lab, seed: int, until: float) -> None:
         super().__init__(lab, seed, until)
@@ -296,7 +296,7 @@ def streamed(db: bedrockish.Connection, text: str) -> int:
 
 
 def json_of(value: object) -> bytes:
-    """Return something as JSON, or what comes of it when it cannot be."""
+    """Return a value as JSON, or its text if JSON cannot express it."""
     try:
         return json.dumps(value, default=str).encode("utf-8", "surrogatepass")
     except TypeError:

@@ -60,7 +60,7 @@ def _mutated_map(value: dict[Any, Any], luck: random.Random, depth: int) -> dict
 
 
 def _mutated_bytes(value: bytes, luck: random.Random, depth: int) -> bytes:
-    """Return bytes with something wrong in what they encode, or with one bit turned over."""
+    """Return bytes with an error in the encoded value, or with one bit flipped."""
     if luck.random() < 0.7:
         try:
             inner = cbor2.loads(value)

@@ -57,7 +57,7 @@ class Table:
 
     @property
     def all(self) -> list[str]:
-        """All columns."""
+        """Return all columns."""
         return self.columns + self.read
 
 

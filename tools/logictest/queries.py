@@ -1,4 +1,4 @@
-"""Statements for a generated file: every shape of SELECT, and what changes rows."""
+"""Statements for a generated file: every shape of SELECT, and changes of rows."""
 
 from collections.abc import Callable
 

@@ -169,7 +169,7 @@ def written(values: Sequence[str], threshold: int) -> tuple[str, ...]:
 
 
 def meets(values: Sequence[str], expected: Sequence[str]) -> bool:
-    """Whether values are those that a file expects."""
+    """Say whether values equal those that a file expects."""
     if len(expected) == 1 and _HASHED.fullmatch(expected[0]) and hashed(values) == expected[0]:
         return True
     return tuple(values) == tuple(expected)

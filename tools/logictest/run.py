@@ -1,7 +1,7 @@
 """Runs a file at a cluster and at plain SQLite, and holds every result of the one against the other.
 
 The statements of a file are one session: the first goes to one node, the next to another. BEGIN stays where it is until
-COMMIT or ROLLBACK. What the cluster refuses with a reason (docs/sql.md) plain SQLite is not asked to do either.
+COMMIT or ROLLBACK. Statements that the cluster refuses with a reason (docs/sql.md) are not run on plain SQLite either.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ TIMEOUT_S = 60.0
 
 @dataclass
 class Report:
-    """What came of a file.
+    """The result of a file.
 
     Attributes:
         name: of the file.
@@ -72,7 +72,7 @@ class Plain:
 
 
 class Session:
-    """One session that goes from node to node."""
+    """One session whose statements rotate over the nodes."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
         self._clients = clients
@@ -92,7 +92,7 @@ class Session:
         """Run a text at the next node, or in the transaction that is open.
 
         Raises:
-            BedrockishError: the cluster has failed: it is no mistake in the text.
+            BedrockishError: the cluster has failed; mistakes in the text raise nothing.
         """
         try:
             return await self._run(sql)

@@ -8,7 +8,7 @@ CLAUSES = ("", "", "", " ON CONFLICT IGNORE", " ON CONFLICT REPLACE", " ON CONFL
 
 
 def table(luck: Luck, name: str, parents: list[Table]) -> tuple[str, Table]:
-    """Return CREATE TABLE, and what is to be known of it."""
+    """Return CREATE TABLE, and the description of the table."""
     strict = luck.chance(15)
     kind = luck.one(("id", "id", "id", "autoincrement", "pair", "without", "without", "none", "text"))
     names = ["a", "b", "c", luck.one(("d", '"two words"', '"select"'))]
@@ -87,7 +87,7 @@ def _simple(luck: Luck, of: Table) -> str:
 
 
 def view(luck: Luck, name: str, tables: list[Table]) -> tuple[str, Table]:
-    """Return CREATE VIEW, and what is to be known of it."""
+    """Return CREATE VIEW, and the description of the view."""
     first, second = luck.one(tables), luck.one(tables)
     x, y = luck.one(first.all), luck.one(second.all)
     body = luck.one(

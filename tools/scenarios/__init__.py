@@ -1,1 +1,1 @@
-"""What ``tools/bench NAME`` measures: a file for each scenario, beside a few parts that several of them share."""
+"""The scenarios of ``tools/bench NAME``: a file for each, and a few parts that several of them share."""

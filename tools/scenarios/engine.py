@@ -1,7 +1,7 @@
-"""Measures a node's engine by itself, without network or protocol, beside plain SQLite doing the same in the same run.
+"""Measures a node's engine alone, without network or protocol, and plain SQLite with the same work in the same run.
 
-What SQLite alone takes is measured with the same library, the same file settings and the same statements; the ratio is
-what to look at, because microseconds drift with the machine. Each figure is the median of several rounds.
+Plain SQLite uses the same library, file settings and statements; compare the ratios, because microseconds drift with
+the machine. Each figure is the median of several rounds.
 """
 
 import cProfile
@@ -113,7 +113,7 @@ def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figur
 
 
 def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
-    """What a request consists of."""
+    """Return the steps of a request."""
     executor = solo.engine._executor
     analysis = executor.analysis
 
@@ -175,7 +175,7 @@ def sessions(clock: Clock, solo: Solo) -> Iterator[Figure]:
 
 
 def profile(place: Path, what: str, count: int = 10_000) -> None:
-    """Print where the time of a kind of request goes. What the profiler adds to each call is among it."""
+    """Print where the time of a kind of request goes. The profiler's own time per call is included."""
     solo = Solo(place / "profile.sqlite")
     fill(solo)
     opened = Opened(solo)
@@ -326,11 +326,11 @@ def render(figures: list[Figure]) -> Table:
 @click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
 @click.option("--profile", "profiled", type=click.Choice([*DESIGN, "open"]), help="Show where its time goes instead.")
 def main(seconds: float, rounds: int, as_json: bool, directory: Path | None, profiled: str | None) -> None:
-    """Measure what one node does for a transaction, without network and protocol, beside plain SQLite.
+    """Measure the cost of a transaction in one node without network and protocol, and in plain SQLite.
 
-    The last two columns compare with what the first experiments measured. That was on another day: so the simplest of
-    them are done again here, and all their figures are brought to what this machine makes of those. The processor's
-    time is shown, and where it says "synced", the time of day.
+    The last two columns compare with the first experiments. Those ran on another day, so the simplest of them run again
+    here, and all their figures are scaled to this machine. The processor's time is shown, and where it says "synced",
+    the time of day.
     """
     calm_collector()  # as in a node
     with tempfile.TemporaryDirectory(dir=directory, prefix="bedrockish-bench-") as place:

@@ -1,4 +1,4 @@
-"""What distance costs: how long a commit takes on links that delay what they carry, beside the delay alone.
+"""Measures the cost of distance: how long a commit takes on links that delay their data, and the delay alone.
 
     tools/bench far                            # 10 ms from node to node and back
     tools/bench far --round-trips 1,40,40      # A to B near, C far from both: A-B, A-C, B-C in ms
@@ -106,10 +106,9 @@ def far_links(cluster: LocalCluster, round_trips_ms: list[float]) -> list[tuple[
 
 
 def wait_for_door(port: int) -> None:
-    """Return as soon as somebody listens at a port.
+    """Wait until a port accepts connections.
 
-    Raises:
-        ConnectionRefusedError: nobody does after ten seconds.
+    Raises: ConnectionRefusedError: the port still refuses connections after ten seconds.
     """
     until = time.monotonic() + 10
     while True:

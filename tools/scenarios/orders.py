@@ -1,10 +1,11 @@
-"""Measures open transactions of many statements, each a round trip, beside MariaDB Galera: order entry, and transfers.
+"""Measures open transactions of many statements, each a round trip, on three nodes and on MariaDB Galera: order entry,
+and transfers.
 
 Order entry is a mix of transactions of 10 to 45 statements (reads by key, joins, inserts, updates) of 12 terminals,
 which are processes with the blocking client; a transfer is two reads and two updates. Both clusters have three nodes on
 this machine, terminals spread over them, durable commits, and take turns; what is printed are medians of the rounds.
-The processor's time for one statement depends least on what else the machine is busy with. What was done is held
-against what is in the tables of each node. ``--alone`` measures ours only.
+The processor's time for one statement depends least on what else the machine is busy with. At the end the confirmed
+transactions are compared with the tables of each node. ``--alone`` measures ours only.
 """
 
 import json
@@ -39,7 +40,7 @@ KINDS = {"orders": [12], "transfer": [16, 64]}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of one kind of work gave.
+    """The result of one run of one workload.
 
     Attributes:
         rate: transactions in a second.
@@ -127,7 +128,9 @@ def _told(process: subprocess.Popen[str], seconds: float) -> Told:
 
 @contextmanager
 def ours(directory: Path) -> Iterator[tuple[list[str], Callable[[], float]]]:
-    """Run three nodes of ours; give where terminals connect to, and what tells the nodes' processor time."""
+    """Run three nodes of ours; yield the addresses for terminals, and a function that returns the nodes' processor
+    time.
+    """
     with local_cluster(directory / "ours") as cluster:
         for number in range(3):
             trio.run(cluster.wait_ready, number)

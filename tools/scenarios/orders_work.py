@@ -92,7 +92,9 @@ class Execute(Protocol):
 
 
 class Work:
-    """Makes up the transactions of one terminal: which kind, and with what; a lost one is run again with the same."""
+    """Draws the transactions of one terminal, kinds and parameters; a lost one is run again with the same
+    parameters.
+    """
 
     def __init__(self, kind: str, terminal: int) -> None:
         self._luck = random.Random(f"{kind} {terminal}")
@@ -100,7 +102,7 @@ class Work:
         self._branch = 1 + terminal % BRANCHES
 
     def draw(self) -> tuple[str, Callable[[Execute], object]]:
-        """Return the kind of the next transaction, and what runs its statements."""
+        """Return the kind of the next transaction, and the function that runs its statements."""
         self._count += 1
         if self._kind == "transfer":
             one, other = self._luck.sample(range(1, ACCOUNTS + 1), 2)
@@ -216,11 +218,11 @@ def look(execute: Execute, branch: int, desk: int, customer: int) -> None:
 
 @dataclass
 class Told:
-    """What one process of terminals has done.
+    """The work of one process of terminals.
 
     Attributes:
         took: seconds from the first statement of a transaction's first try to its commit, of those that were counted.
-        done: transactions, the warm-up included; and so for what follows.
+        done: transactions; it and the following counts include the warm-up.
         lost: tries that were lost to another transaction.
         statements: those of lost tries as well, but no BEGIN and no COMMIT.
         busy_s: processor time of this process while its terminals worked.
@@ -234,7 +236,7 @@ class Told:
 
 
 class Terminal(Protocol):
-    """One open connection."""
+    """A terminal with an open connection."""
 
     statements: int
     lost: int

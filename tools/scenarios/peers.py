@@ -1,8 +1,8 @@
-"""Measures three of our nodes beside three of MariaDB Galera, in turn and in one run, each commit durable.
+"""Measures three of our nodes and three of MariaDB Galera, in turn and in one run, each commit durable.
 
-Both are processes on this machine with the clients beside them: ours by the trio client, Galera's by its own client in
-C, a thread each; a transfer is one round trip at both. Each round starts both anew; what is printed are medians. What
-Galera needs is for the reader to install (see ``tools/peer_galera.py``).
+Nodes and clients run on this machine: ours with the trio client, Galera with its own client in C, a thread each; a
+transfer is one round trip at both. Each round starts new clusters; the output has medians. The reader has to install
+Galera (see ``tools/peer_galera.py``).
 """
 
 import math
@@ -28,7 +28,7 @@ OURS, THEIRS = "bedrockish", "Galera"
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured: which work, and how many clients."""
+    """One measurement: a workload and a number of clients."""
 
     work: str
     clients: int

@@ -1,4 +1,4 @@
-"""What the engine is measured against: plain SQLite, and the first experiments, of which the simplest are done again.
+"""The references for the engine: plain SQLite, and the first experiments, of which the simplest run again.
 
 The experiments noted what SQLite's hook tells of a request and took the request back, and did nothing else.
 """
@@ -100,7 +100,7 @@ def run_plainly(db: apsw.Connection, statements: Statements) -> None:
 
 
 def drift(clock: Clock, hooked: apsw.Connection) -> float:
-    """Return how long the first experiments take here and now, as a multiple of what they took then."""
+    """Return the time of the first experiments on this machine, as a multiple of their time back then."""
     heard: list[tuple[Any, ...]] = []
 
     def hear(update: apsw.PreUpdate) -> None:

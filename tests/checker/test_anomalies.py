@@ -226,7 +226,7 @@ def test_each_anomaly_of_registers_is_found_and_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_is_allowed_is_no_finding(name: str) -> None:
+def test_allowed_histories_have_no_findings(name: str) -> None:
     report = check(history(GOOD[name]))
     assert not report.findings, report.describe()
 

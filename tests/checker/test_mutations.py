@@ -42,7 +42,7 @@ def list_reads(history: History, least: int, *levels: str) -> list[tuple[Operati
 
 
 def forget_one(history: History, luck: random.Random) -> bool:
-    """An acknowledged value is in nobody's list."""
+    """An acknowledged value is missing from every list."""
     acknowledged = [step.value for one in history if one.outcome == "ok" for step in one.steps if step.kind == "append"]
     if not acknowledged:
         return False
@@ -65,7 +65,7 @@ def repeat_one(history: History, luck: random.Random) -> bool:
 
 
 def swap_two(history: History, luck: random.Random) -> bool:
-    """Two values of a list that somebody else has read as well have changed places."""
+    """Two values of a list that another client has read as well have changed places."""
     reads = list_reads(history, 2, "strict", "session")
     if not reads:
         return False
@@ -79,7 +79,7 @@ def swap_two(history: History, luck: random.Random) -> bool:
 
 
 def fail_one(history: History, luck: random.Random) -> bool:
-    """What is in a list at the end is said not to have happened."""
+    """A value in a final list is reported as not happened."""
     shown = {value for step in history[-1].steps for value in step.values}
     writers = [one for one in history if any(s.kind == "append" and s.value in shown for s in one.steps)]
     if not writers:

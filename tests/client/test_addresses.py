@@ -50,7 +50,7 @@ def test_no_mistake_prints_a_password() -> None:
         ("[::1],[::2]", "[::1]:7373,[::2]:7373"),
     ],
 )
-def test_a_list_of_nodes_may_have_brackets_for_those_who_read_urls_first(hosts: str, bare: str) -> None:
+def test_list_of_nodes_in_brackets_survives_url_parsers(hosts: str, bare: str) -> None:
     assert ",".join(map(str, parse_url(f"bedrockish://{hosts}/").addresses)) == bare
 
 

@@ -1,4 +1,4 @@
-"""Commands that are called by name, on the wire and in the client; and the time of what takes long."""
+"""Commands called by name, on the wire and in the client; and time limits of long work."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -93,7 +93,7 @@ def test_a_text_that_is_none_is_refused_before_it_is_sent() -> None:
     ("field", "value"),
     [("name", ""), ("name", 3), ("name", "x" * 201), ("args", "text"), ("args", [1 << 64]), ("args", {1: 2})],
 )
-def test_what_is_no_call_is_refused(field: str, value: object) -> None:
+def test_malformed_call_is_refused_with_its_id(field: str, value: object) -> None:
     packed = cbor2.loads(encode_call(Execute(7, make_call("c1", "f", [], SESSION, SERIALIZABLE, 5.0))))
     with pytest.raises(MalformedCallError) as caught:
         decode_call(cbor2.dumps({**packed, field: value}))
@@ -127,7 +127,7 @@ class Timers:
         self.noted.append((after_ms, name, subject))
 
 
-def test_what_is_at_work_gets_its_whole_time_once() -> None:
+def test_executing_request_keeps_its_whole_time() -> None:
     """A client gives the first of several nodes a part of its time; one that executes then is not given up for it."""
     request = Request("c1", (Statement("SELECT 1"),), timeout_s=2.5, longest_s=30.0)
     timers = Timers()

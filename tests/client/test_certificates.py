@@ -67,7 +67,7 @@ def test_a_certificate_from_before_there_was_a_list_of_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("blocked", ["A.pem", "A-key.pem"])
-def test_what_is_there_is_not_written_over(tmp_path: Path, blocked: str) -> None:
+def test_existing_certificate_files_are_not_overwritten(tmp_path: Path, blocked: str) -> None:
     assert run(tmp_path, "B=host2").exit_code == 0
     (tmp_path / blocked).write_text("mine")
     assert f"{blocked} is there already" in str(run(tmp_path, "A=host1").exception)

@@ -99,7 +99,7 @@ def test_mistakes_are_one_line_and_a_status(args: list[str], status: int, says: 
 def test_a_node_does_not_begin_with_an_empty_file_in_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its configuration names without a whole path is beside it, and not where it is started."""
+    """Relative paths of a configuration are relative to its folder, not to the working directory."""
     home, elsewhere = tmp_path / "A", tmp_path / "elsewhere"
     for folder in (home / "certs", elsewhere):
         folder.mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_a_node_does_not_begin_with_an_empty_file_in_another_folder(
     "args", [["import", "old.db"], ["import", "--add", "old.db"], ["import", "bedrockish://x:2", "old.db"]]
 )
 def test_the_url_comes_from_the_environment(args: list[str]) -> None:
-    """A word that is no URL is the next argument; the file does not exist, so nobody is asked."""
+    """A word that is not a URL is the next argument; the file does not exist, so no node is asked."""
     assert_one_line(run(*args, BEDROCKISH_URL="bedrockish://127.0.0.1:1"), 2, "old.db: there is no such file")
     assert "--help" in run(*args, "--help", BEDROCKISH_URL="bedrockish://127.0.0.1:1").stdout
 

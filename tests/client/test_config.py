@@ -1,4 +1,4 @@
-"""Configuration: where values come from, and what each mistake is told."""
+"""Configuration: sources of values, and the message for each mistake."""
 
 from pathlib import Path
 
@@ -133,7 +133,7 @@ def test_mistakes_in_security(text: str, says: str) -> None:
     assert "hunter2" not in said
 
 
-def test_what_keeps_strangers_out_is_enough_to_listen_everywhere() -> None:
+def test_users_and_tls_suffice_to_listen_everywhere() -> None:
     users = f"[users]\nann = '{HASH}'\n"
     found = build(text=OUTSIDE + "http = '0.0.0.0:2'\n" + users + TLS)
     assert str(found.users["ann"]) == HASH

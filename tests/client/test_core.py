@@ -1,4 +1,4 @@
-"""The client without sockets: each situation as a short script of what happened and what must follow."""
+"""The client without sockets: each situation as a short script of events and expected actions."""
 
 import math
 import random
@@ -108,7 +108,7 @@ def test_failed_dials_go_round_and_then_pause() -> None:
     assert w.ports == [1, 2, 3, 1]
 
 
-def test_nobody_in_reach_gives_up_after_the_connect_timeout_with_the_reason() -> None:
+def test_connect_timeout_without_reachable_node_names_the_reason() -> None:
     w = wire("bedrockish://h:1/?connect_timeout=2")
     number = w.call()
     while number not in w.finished:
@@ -144,7 +144,7 @@ ERRORS = [
 ]
 
 
-def test_what_became_of_the_command_itself_is_final_however_often_it_was_sent() -> None:
+def test_definite_answer_is_final_after_repeated_sends() -> None:
     """A change of the schema that the data forbade: the node answers the second attempt what it would the first."""
     assert judge(ConstraintError("x", decided=True), lost=1, harmless=False) is Verdict.FINAL
 
@@ -218,7 +218,7 @@ def test_a_request_on_which_two_links_died_is_sent_to_no_third_node() -> None:
     assert "no third one" in outcome.message
 
 
-def test_what_happened_before_two_links_died_is_answered() -> None:
+def test_committed_result_is_returned_after_two_lost_links() -> None:
     w = wire()
     number = w.call()
     for _ in range(2):
@@ -411,7 +411,7 @@ def test_backoff_doubles_between_its_bounds() -> None:
 
 
 def test_any_history_gives_each_call_exactly_one_honest_outcome() -> None:
-    """Whatever happens in whatever order: one outcome each, and "did not happen" only if nothing is open."""
+    """Any events in any order: one outcome per call, and "did not happen" only if no send is open."""
     lost = sum(live_through(seed) for seed in range(100))
     assert lost > 200, "histories in which nothing is lost show nothing"
 
@@ -458,7 +458,9 @@ def live_through(seed: int) -> int:
 
 
 def test_a_session_stays_with_its_cluster() -> None:
-    """Another one may have come to a node's address: what it writes there, and what it has seen, is of no use there."""
+    """A node of another cluster may answer at a known address: the session neither writes there nor uses its token
+    there.
+    """
     this = wire("bedrockish://h1:1,h2:2/?connect_timeout=60")
     call = this.call()
     this.open()  # of a release that says none

@@ -56,7 +56,7 @@ async def test_right_and_wrong(caplog: pytest.LogCaptureFixture) -> None:
     assert "right" not in caplog.text
 
 
-async def test_too_many_wrong_ones_have_to_wait_but_not_who_was_right_before() -> None:
+async def test_wrong_passwords_throttle_an_address_except_for_users_logged_in_before() -> None:
     this, old = gate(ann=CHEAP), gate(ann=CHEAP)
     assert await this.judge("ann", "right", "10.0.0.1") == ""
     async with trio.open_nursery() as nursery:  # at once they are not more than one after the other
@@ -87,7 +87,7 @@ async def test_the_wait_ends(autojump_clock: MockClock) -> None:
     assert await this.judge("ann", "right", "10.0.0.1") == ""
 
 
-async def test_what_was_not_asked_for_is_not_believed() -> None:
+async def test_user_name_without_password_check_is_not_believed() -> None:
     """A name in a HELLO counts if its password was looked at, and not because there are users by now."""
     made = config()
     access = Access()

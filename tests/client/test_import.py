@@ -1,4 +1,4 @@
-"""Import and export: every row once, whatever is killed; refused as a whole; and what comes out is what went in."""
+"""Import and export: every row once despite kills; refused as a whole; and an export equals the import."""
 
 import itertools
 import sqlite3
@@ -43,7 +43,7 @@ def db(node: LocalCluster) -> Iterator[Connection]:
 
 @pytest.fixture
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Connection, str]]:
-    """A session at a node that nobody else uses, and its URL."""
+    """Yield a session at a node of its own, and the URL."""
     with local_cluster(tmp_path_factory.mktemp("own"), ("A",)) as running:
         trio.run(running.wait_ready, 0)
         with connect(running.url()) as connection:
@@ -121,7 +121,7 @@ def test_rows_of_a_csv_go_into_a_table_that_is_there(node: LocalCluster, db: Con
         (b'a,b\n"x"y,1\n', "this is no CSV"),
     ],
 )
-def test_what_is_no_csv_is_refused(
+def test_import_refuses_malformed_csv(
     node: LocalCluster, db: Connection, tmp_path: Path, content: bytes, says: str
 ) -> None:
     (tmp_path / "x.csv").write_bytes(content)
@@ -132,7 +132,7 @@ def test_what_is_no_csv_is_refused(
 
 
 def make_source(path: Path, rows: int = 20_000) -> None:
-    """Write a database with most of what SQLite has."""
+    """Write a database with most features of SQLite."""
     with closing(sqlite3.connect(path)) as source:
         source.executescript(
             "CREATE TABLE line(id INTEGER PRIMARY KEY AUTOINCREMENT, item REFERENCES Item(id), n REAL, "
@@ -191,9 +191,7 @@ def test_a_killed_import_of_a_database_goes_on_and_comes_back_as_it_was(
     assert db.execute("SELECT count(*) FROM small").value() == 1
 
 
-def test_what_cannot_be_replicated_is_listed_before_anything_is_written(
-    node: LocalCluster, db: Connection, tmp_path: Path
-) -> None:
+def test_import_lists_unsupported_tables_before_it_writes(node: LocalCluster, db: Connection, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "bad.db")) as bad:
         bad.executescript(
             "CREATE TABLE fine(x);"

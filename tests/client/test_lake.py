@@ -132,7 +132,7 @@ def test_killed_at_every_moment_each_change_is_there_once(tmp_path: Path) -> Non
     assert killed >= 40
 
 
-def test_what_is_no_longer_the_same_lake(tmp_path: Path) -> None:
+def test_lake_that_does_not_match_is_refused(tmp_path: Path) -> None:
     tables = Tables()
     written(tmp_path / "one", tables, FEED[:3])
     with pytest.raises(UsageError, match="an older copy, or of another lake"), Lake(tmp_path / "other", tables):
@@ -154,7 +154,7 @@ def test_what_is_no_longer_the_same_lake(tmp_path: Path) -> None:
         pass
 
 
-def test_names_stay_apart_and_are_what_every_reader_takes() -> None:
+def test_plain_names_are_unique_and_valid_for_every_reader() -> None:
     names = ["a", "A1", "a b", "a_b", "x_a_20_b", "x_", "_key", "_other", "", "ü", "a;b", "a,b", "x_a", "1", "a.b", "x"]
     found = [plain_name(name) for name in names]
     assert len({name.lower() for name in found}) == len(names)
@@ -266,7 +266,7 @@ async def test_batches_end_by_time_and_a_slow_feed_is_not_asked_for_ever(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     class Slow:
-        """A feed that begins anew with its answer when it is interrupted, as one at the far end of a link does."""
+        """A feed that starts over when its answer is interrupted, as over a slow link."""
 
         def __init__(self, *pauses: float) -> None:
             self.left = [*zip(pauses, range(2, len(pauses) + 2), strict=True)]

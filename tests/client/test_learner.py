@@ -1,4 +1,4 @@
-"""What a client makes of a learner, which names the voters when it is asked to write."""
+"""The client's use of a learner, which answers a write with the addresses of the voters."""
 
 from bedrockish.api.requests import Request, Statement
 from bedrockish.api.wire import BEGIN, STATEMENTS, Answered, Failed, Step

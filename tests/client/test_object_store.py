@@ -1,4 +1,4 @@
-"""Backups in an object store: what is changed, swapped, lost or somebody else's is found, and nothing is sent twice."""
+"""Backups in an object store: changed, swapped, lost and foreign objects are found, and no chunk is sent twice."""
 
 import os
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(tmp_path, encrypted=request.param)
 
 
-def test_what_was_sent_comes_back_and_only_what_is_new_is_sent(place: Place) -> None:
+def test_push_sends_only_new_chunks_and_fetch_restores_all(place: Place) -> None:
     assert place.fetched() == place.files
     before = len(place.objects("chunks"))
     place.files[SEGMENT] += b"more"
@@ -106,7 +106,7 @@ def bomb(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [flip, shorten, empty, os.unlink, bomb])
 @pytest.mark.parametrize("what", ["chunks", "manifests"])
-def test_what_is_damaged_is_found(place: Place, harm: Callable[[Path], None], what: str) -> None:
+def test_fetch_detects_damaged_objects(place: Place, harm: Callable[[Path], None], what: str) -> None:
     harm(place.objects(what)[0])
     with pytest.raises((DamagedError, ConfigError) if harm is os.unlink else DamagedError):
         place.fetched()
@@ -131,7 +131,7 @@ def test_an_older_manifest_in_the_place_of_the_last_is_found(place: Place) -> No
 
 
 def test_names_in_a_manifest_lead_nowhere_else(place: Place) -> None:
-    """Who can write to the store, and needs no key for it, writes a manifest of his own."""
+    """An attacker who can write to the store, without a key, writes a manifest."""
     if place.keys:
         pytest.skip("he would need the key")
     (path,) = place.objects("manifests")
@@ -142,7 +142,7 @@ def test_names_in_a_manifest_lead_nowhere_else(place: Place) -> None:
         place.fetched()
 
 
-def test_two_who_keep_one_prefix_up(place: Place) -> None:
+def test_second_writer_of_a_prefix_is_refused(place: Place) -> None:
     other = Mirror(place.store(), place.folder, "c")
     place.push(2)
     with pytest.raises(ConfigError, match="somebody else"):
@@ -177,7 +177,7 @@ def test_a_lost_answer_is_not_somebody_else(place: Place, monkeypatch: pytest.Mo
     assert [one.name for one in place.objects("manifests")] == ["00000001", "00000002", "00000003"]
 
 
-def test_what_nothing_needs_is_removed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collect_removes_unreferenced_chunks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2, 14):
         place.files[SEGMENT] = Random(number).randbytes(CHUNK_BYTES)
         (place.folder / SEGMENT).write_bytes(place.files[SEGMENT])
@@ -222,8 +222,8 @@ def test_keys(tmp_path: Path) -> None:
             read_key(bad)
 
 
-def test_what_is_plain_is_not_taken_for_encrypted(tmp_path: Path) -> None:
-    """Who may write to the store, and has no key, puts a whole backup of his own there."""
+def test_plain_backup_is_not_accepted_as_encrypted(tmp_path: Path) -> None:
+    """An attacker who can write to the store, without the key, puts a whole backup there."""
     place = Place(tmp_path, encrypted=False)
     place.add_key()
     with pytest.raises(DamagedError, match="not encrypted, and should be"):
@@ -231,12 +231,12 @@ def test_what_is_plain_is_not_taken_for_encrypted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "kept", "ftp://x/y", "s3://", "s3:bucket", "\0"])
-def test_what_is_no_store_is_told(url: str) -> None:
+def test_malformed_store_url_is_named(url: str) -> None:
     with pytest.raises(BedrockishError, match="is no object store"):
         ObjectStore(url)
 
 
-def test_a_fetch_goes_on_and_spares_what_is_not_its_own(place: Place) -> None:
+def test_fetch_resumes_and_refuses_folders_with_other_files(place: Place) -> None:
     back = place.home / "back"
     back.mkdir()
     (back / SNAPSHOT).write_bytes(place.files[SNAPSHOT])
@@ -260,7 +260,7 @@ def test_a_fetch_goes_on_and_spares_what_is_not_its_own(place: Place) -> None:
         ("HTTP error: error sending request", UnavailableError, "error sending request"),
     ],
 )
-def test_what_is_wrong_with_a_store_is_said_in_words(
+def test_store_failures_are_explained_in_one_line(
     place: Place, monkeypatch: pytest.MonkeyPatch, said: str, error: type[BedrockishError], told: str
 ) -> None:
     store = place.store()
@@ -277,6 +277,6 @@ def test_what_is_wrong_with_a_store_is_said_in_words(
 
 
 @pytest.mark.parametrize("url", ["http://host/backups", "https://bucket.s3.amazonaws.com/x", "memory:///x", "kept"])
-def test_what_is_no_store_is_refused(url: str) -> None:
+def test_unsupported_store_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"is no object store; write s3://bucket/prefix"):
         ObjectStore(url)

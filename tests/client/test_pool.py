@@ -30,7 +30,7 @@ class Opens:
         self.steps.append("gone")
 
 
-async def test_a_pool_lends_what_was_given_back_last_and_no_more_than_its_size() -> None:
+async def test_pool_lends_the_last_returned_session_up_to_its_size() -> None:
     async with running(ScriptedNode()) as url, open_pool(url, size=2) as pool:
         async with pool.client() as first, pool.client() as second:
             assert first is not second
@@ -56,7 +56,7 @@ async def test_a_pool_lends_what_was_given_back_last_and_no_more_than_its_size()
         assert most[1] <= 2
 
 
-async def test_whoever_waits_gets_the_next_that_is_given_back() -> None:
+async def test_waiter_gets_the_next_returned_session() -> None:
     async with running(ScriptedNode()) as url, open_pool(url, size=1) as pool:
         got = trio.Event()
 
@@ -72,7 +72,7 @@ async def test_whoever_waits_gets_the_next_that_is_given_back() -> None:
             await got.wait()
 
 
-async def test_what_one_session_has_seen_the_next_one_has_too() -> None:
+async def test_sessions_of_a_pool_share_their_token() -> None:
     async with running(ScriptedNode()) as url, open_pool(url, size=2) as pool:
         async with pool.client() as first, pool.client() as second:
             await first.execute(WRITE)

@@ -1,4 +1,4 @@
-"""What is sent, and what goes wrong at a webhook, a broker, a place."""
+"""Publishing: the sent messages, and failures of a webhook, a broker and a place."""
 
 import json
 import threading
@@ -95,7 +95,7 @@ def test_answers_of_a_webhook(url: str) -> None:
     assert json.loads(Answers.bodies[0]) == {"messages": [{"id": "1.A:1", "op": "c"}]}
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_unreachable_webhook_and_broker_raise_unavailable(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="cannot be reached"):
         Webhook("http://127.0.0.1:1/", b"").deliver([MESSAGE])
     options = {"message.timeout.ms": "300", "socket.connection.setup.timeout.ms": "1000"}
@@ -168,7 +168,7 @@ def test_a_new_place_begins_where_it_is_told_to(tmp_path: Path, monkeypatch: pyt
         "http://x:y/",
     ],
 )
-def test_what_is_no_place_to_send_to(to: str, tmp_path: Path) -> None:
+def test_publish_refuses_unsupported_targets(to: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["publish", "bedrockish://127.0.0.1:1", "--to", to, "--place", str(tmp_path / "p")])
     assert done.exit_code == 2
     assert done.output.startswith("error: ")

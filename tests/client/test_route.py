@@ -23,7 +23,7 @@ def route(*addresses: Address) -> Route:
     return Route(parse_url("bedrockish://" + ",".join(map(str, addresses))), Backoff(), lambda: 0.5)
 
 
-def test_who_was_found_dead_is_asked_last() -> None:
+def test_failed_node_is_tried_last() -> None:
     this = route(A, B, C)
     assert this.next(0.0) == A
     this.leave()
@@ -66,7 +66,7 @@ def test_members_are_learnt_and_forgotten_but_not_those_of_the_url() -> None:
     this.leave()
     this.failed(B, GONE, 0.0)
     this.leave()
-    assert this.next(0.0) == D  # all three are dead, D by what the others say: the turn decides
+    assert this.next(0.0) == D  # all three are down, D as the others report: the turn decides
     this.leave()
     assert this.learn({D: True}, 0.0) is False
     assert this.next(0.0) == D
@@ -153,7 +153,7 @@ async def test_members_are_asked_again_only_while_the_client_is_used(monkeypatch
             await trio.sleep(0.01)
 
 
-async def test_the_nearest_is_who_says_hello_first() -> None:
+async def test_nearest_prefers_the_first_node_to_answer() -> None:
     near, dead = ScriptedNode("B"), ScriptedNode("C")
     async with running(near, dead) as url, trio.open_nursery() as nursery:
         dead.scope.cancel()

@@ -183,7 +183,7 @@ class _AtOnce:
 
 
 async def test_steps_that_wait_for_nothing_are_begun_in_order_however_many_come_at_once() -> None:
-    """What is answered where it was read lets the next begin: a thousand of them are no thousand calls deep."""
+    """A step answered within its read starts the next one; a thousand of them do not recurse a thousand deep."""
     at_once, count = _AtOnce(), 1_500
     async with session(ScriptedNode(), in_flight_max=2, transactions=at_once) as (link, _):
         link.send_many_nowait(encode_call(Step(n + 1, Request(f"c{n}", ()), ROLLBACK)) for n in range(count))

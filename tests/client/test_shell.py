@@ -96,7 +96,7 @@ class Terminal:
         self.is_asked("bedrockish>")
 
     def types(self, text: str, *sees: str, sign: str = "bedrockish>") -> None:
-        """Type what ends a statement; wait for what it brings, and for the next prompt."""
+        """Type a statement; wait for its output, and for the next prompt."""
         self.child.send(text + "\r")
         self.child.expect_exact(TAKEN)
         for one in sees:
@@ -114,7 +114,7 @@ class Terminal:
         self.sees(rest)
 
     def sees(self, text: str) -> None:
-        # What is typed is drawn in steps, with escape sequences in between.
+        # The prompt draws typed text in steps, with escape sequences in between.
         self.child.expect(r"(?:\x1b\[[0-9;?]*[a-zA-Z])*".join(map(re.escape, text)))
 
     def is_asked(self, sign: str) -> None:
@@ -179,7 +179,7 @@ def test_transactions_stay_open_between_lines(terminal: Terminal, db: Connection
     assert list(db.execute("SELECT * FROM t")) == [(1,)]
 
 
-def test_control_c_throws_away_what_is_typed(terminal: Terminal) -> None:
+def test_control_c_discards_typed_text(terminal: Terminal) -> None:
     terminal.begins("SELECT 'half")
     terminal.child.send("\x03")
     terminal.is_asked("bedrockish>")
@@ -294,7 +294,7 @@ def test_mistakes_are_one_line(node: LocalCluster, text: str, says: str | None) 
         assert says in refused(node, text)
 
 
-def test_what_needs_an_open_transaction_gets_one(node: LocalCluster, db: Connection) -> None:
+def test_statements_that_need_a_transaction_open_one(node: LocalCluster, db: Connection) -> None:
     db.execute("CREATE TABLE t(x)")
     out = script(
         node,

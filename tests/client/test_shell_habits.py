@@ -1,4 +1,4 @@
-"""What people know from sqlite3's shell, at a real node: parameters, files, a narrow terminal, Ctrl-C, broken pipes."""
+"""Habits from sqlite3's shell, at a real node: parameters, files, a narrow terminal, Ctrl-C, broken pipes."""
 
 import json
 import os

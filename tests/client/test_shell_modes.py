@@ -94,7 +94,7 @@ def test_nothing_reaches_a_terminal_raw(mode: str) -> None:
 
 
 @pytest.mark.parametrize("text", [EVIL, "", "it's", "né\n\t;", "\\x1b", "\x1b[31m", "x" * 3000])
-def test_a_file_gets_what_is_there(text: str) -> None:
+def test_output_files_read_back_as_the_same_text(text: str) -> None:
     """CSV, JSON and INSERT are read back as the same text, control characters and all."""
     (row,) = csv.reader(io.StringIO(printed("csv", ("a", "b"), [(text, 1)], headers=False), newline=""))
     assert row == [text, "1"]

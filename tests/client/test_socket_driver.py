@@ -98,8 +98,8 @@ def test_silence_ends_a_link_unless_nobody_looked() -> None:
         assert mine.over.code == "timeout"
 
 
-def test_who_takes_what_is_sent_is_not_silent() -> None:
-    """A ping waits behind a long message, and nobody answers what he has not read."""
+def test_peer_that_accepts_bytes_is_not_silent() -> None:
+    """A ping queues behind a long message, and a peer answers only after it has read that."""
     with link() as (mine, other):
         mine.send(bytes(20 << 20))
         mine.flush()
@@ -115,7 +115,7 @@ def test_who_takes_what_is_sent_is_not_silent() -> None:
         assert mine.over is not None
 
 
-def test_what_the_socket_has_no_room_for_waits() -> None:
+def test_bytes_beyond_the_socket_buffer_wait() -> None:
     with link() as (mine, other):
         payload = bytes(range(256)) * 40_000
         mine.send(payload)
@@ -186,7 +186,7 @@ def test_an_interrupted_wait_leaves_the_others_alone(monkeypatch: pytest.MonkeyP
 
 
 def test_an_interruption_within_a_step_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it left half done is not gone on with; what the session has seen is kept."""
+    """The interrupted operation is dropped; the session's token is kept."""
     with serving() as url, connect(url) as client:
         inner, token = client._client, client.token
         inner._core.cluster_id = "one"
@@ -245,7 +245,7 @@ def test_a_call_has_its_time_also_while_a_node_does_not_answer() -> None:
         assert time.monotonic() - began < 10
 
 
-def test_what_would_wait_for_a_loop_is_a_mistake_of_ours() -> None:
+def test_waiting_on_a_loop_raises_an_assertion() -> None:
     async def wait() -> None:
         await asyncio.sleep(0)
 
@@ -253,7 +253,7 @@ def test_what_would_wait_for_a_loop_is_a_mistake_of_ours() -> None:
         run(wait)
 
 
-def test_who_closes_leaves_nothing_open() -> None:
+def test_close_releases_everything_and_may_be_repeated() -> None:
     with serving() as url:
         client = open_socket_client(parse_url(url), None)
         number = client._begin(Ask(0, PING), 5)

@@ -78,7 +78,7 @@ def test_all_steps_go_on_the_link_of_begin() -> None:
     assert second not in w.hung_up
 
 
-def test_what_the_session_has_seen_is_told_with_begin_and_not_with_each_step() -> None:
+def test_token_is_sent_with_begin_and_not_with_each_step() -> None:
     w, link = begun()
     w.core.see(Token({"A": 7}, 9))
     step(w, STATEMENTS)
@@ -119,7 +119,7 @@ def test_a_first_statement_that_fails_leaves_a_transaction_open() -> None:
 
 
 def test_a_lost_first_statement_is_sent_again_elsewhere_and_to_no_third_node() -> None:
-    """Nobody has seen anything of it. What two nodes died of is not tried with another one."""
+    """No client has seen its result. A statement that two nodes died of is not sent to a third."""
     w = wire()
     number, link = first(w), w.open()
     w.close(link)
@@ -136,7 +136,7 @@ def test_a_lost_first_statement_is_sent_again_elsewhere_and_to_no_third_node() -
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late", "interrupted"])
-def test_what_nobody_waits_for_any_longer_is_ended_at_its_node(how: str) -> None:
+def test_abandoned_transactions_and_streams_end_at_their_node(how: str) -> None:
     """A transaction and a stream alike; a link is not kept for the answer."""
     for beginning, end in ((first, ROLLBACK), (lambda w, s=10.0: step(w, STREAM, s), CLOSE)):
         w = wire()
@@ -252,8 +252,8 @@ def test_other_statements_are_left_alone(sql: str) -> None:
     assert parse_control(sql) is None
 
 
-def test_errors_tell_what_they_are() -> None:
-    """What a transaction can be told is a bedrockish error of its own kind, whatever went over the wire."""
+def test_transaction_errors_keep_their_class_over_the_wire() -> None:
+    """Each error of a transaction arrives as a bedrockish error of its own class."""
     w, link = begun()
     number = step(w, STATEMENTS)
     w.reply(Failed(number, ConflictError("lost", table="table t", key="00", other="1A", leader="A")), link)
@@ -311,7 +311,7 @@ def test_a_stream_is_opened_elsewhere_and_read_nowhere_else() -> None:
 
 
 def test_an_opening_that_is_cancelled_is_closed_at_its_node() -> None:
-    """Nobody would read from it, and nobody else close it."""
+    """The cancelled caller can neither read nor close it."""
     w = wire()
     number = step(w, STREAM)
     link = w.open()
@@ -333,7 +333,7 @@ def test_an_opening_whose_answer_its_caller_did_not_get_is_closed_at_its_node(op
     assert steps_of(w) == [(link, op), (link, end)]
 
 
-def test_a_later_call_that_is_cancelled_does_not_close_what_an_earlier_one_has_opened() -> None:
+def test_cancelled_later_call_does_not_close_an_earlier_stream() -> None:
     """The program still has it, and says itself what it wants of it."""
     w = wire()
     link = streamed(w)
@@ -363,7 +363,7 @@ def test_streams_travel() -> None:
         assert decode_reply(encode_reply(reply)) == reply
 
 
-def test_what_has_only_read_is_known_to_have_happened() -> None:
+def test_read_only_transaction_has_a_known_outcome() -> None:
     """Nothing of it is in the journal by which anybody could settle it; what wrote is there."""
     w = wire()
     number, link = step(w, BEGIN), w.open()

@@ -119,7 +119,8 @@ async def test_no_quorum_anywhere_is_unavailable_and_names_the_reason() -> None:
     for node in (first, second):
         node.script = [node.refuse(UnavailableError("no quorum"))]
     async with running(first, second) as url, open_client(url) as client:
-        # If the time is over just while a request is under way, nobody can tell; the reason is named all the same.
+        # If the time ends while a request is under way, its outcome is unknown; the error names the reason all the
+        # same.
         with pytest.raises((UnavailableError, OutcomeUnknownError), match="no quorum"):
             await client.execute(WRITE, timeout=0.5)
     assert len(first.requests) > 1
@@ -157,7 +158,7 @@ async def test_wrong_cluster_is_told_as_such() -> None:
                 pass
 
 
-async def test_nobody_there_is_unavailable_after_the_connect_timeout() -> None:
+async def test_unreachable_node_is_unavailable_after_the_connect_timeout() -> None:
     node = ScriptedNode()
     async with running(node) as url:
         pass
@@ -216,7 +217,7 @@ async def test_cancelled_call_leaves_the_client_usable() -> None:
 
 
 async def test_cancelled_anywhere_the_client_goes_on() -> None:
-    """Calls are cancelled at every moment, in crowds; nobody gets the answer of another, and the link stays."""
+    """Many concurrent calls are cancelled at every moment; each answer reaches its own call, and the link stays."""
     node = ScriptedNode()
 
     async def echo(request: Request) -> Answer:
@@ -280,7 +281,7 @@ async def test_an_error_of_a_command_sent_again_speaks_of_all_attempts() -> None
     node = ScriptedNode(transactions=Settles())
     node.script = [node.refuse(ConstraintError("UNIQUE"))]
     async with running(node) as url, open_client(url) as client:
-        settled.append(answer((7,)))  # the first one happened meanwhile
+        settled.append(answer((7,)))  # the first call had happened already
         assert (await client.execute(WRITE, command="c1", resend=True)).value() == 7
         settled.append(Answer(NOTHING, Token(), ("A", 9)))  # neither did, and neither will
         with pytest.raises(ConstraintError, match="UNIQUE"):

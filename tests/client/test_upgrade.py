@@ -29,14 +29,14 @@ def one(name: str, said: dict[str, object], *, voter: bool = True, why_not: str 
         ([one("A", DONE), one("B", DONE, why_not="the disk")], "all run 2.0, and something is wrong", False),
     ],
 )
-def test_what_it_says(members: list[Found], words: str, is_fine: bool) -> None:
+def test_upgrade_verdict_names_each_obstacle(members: list[Found], words: str, is_fine: bool) -> None:
     verdict = judge(members, "2.0", 2)
     assert re.search(words, " ".join(verdict.lines))
     assert verdict.is_fine is is_fine
 
 
-def test_who_is_well() -> None:
-    """Of an older release, only who is up is known; that an upgrade is not finished is no trouble."""
+def test_node_health_is_judged_across_releases() -> None:
+    """Of an older release, only whether the node is up is known; an unfinished upgrade is not a trouble."""
     nodes = {"A": {"up": True}, "B": {"up": False}}
     assert found_of("A", "voter", {"version": "1.0", "nodes": nodes}).why_not == "it does not reach B"
     assert found_of("A", "voter", {"version": "1.0", "trouble": "no room", "nodes": nodes}).why_not == "no room"

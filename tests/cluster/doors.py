@@ -31,7 +31,7 @@ class RefusedAtTheDoorError(Exception):
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who comes to one node of a cluster."""
+    """A client that calls one node of a cluster."""
 
     cluster: LocalCluster
     node: int

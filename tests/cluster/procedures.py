@@ -1,4 +1,4 @@
-"""Commands and functions for the nodes of a test; what they wait for are files beside the node's own."""
+"""Commands and functions for the nodes of a test; they wait for files that the test puts next to the node's own."""
 
 import time
 from pathlib import Path
@@ -46,7 +46,7 @@ def billed(tx: Transaction, month: str) -> dict[str, object] | None:
 
 @command
 def careful(tx: Transaction) -> list[object]:
-    """What fails can be caught, in a block or not; what came before stays."""
+    """A command can catch a failed statement, in a block or not; the statements before it stay."""
     tx.execute("INSERT INTO bill VALUES ('one', 1)")
     caught = 0
     try:

@@ -1,4 +1,4 @@
-"""A plugin for the nodes of a test: it sets OpenTelemetry's SDK up, and writes spans to a file beside the node's."""
+"""A plugin for the nodes of a test: it sets OpenTelemetry's SDK up, and writes spans to a file next to the node's."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ def line(span: ReadableSpan) -> str:
 
 
 def register(connection: apsw.Connection) -> None:
-    """There is nothing to add to SQLite."""
+    """Add nothing to SQLite."""
 
 
 provider = TracerProvider()

@@ -1,4 +1,4 @@
-"""The last release, taken from git, to be run beside the present one."""
+"""Runs the last release, taken from git, next to the present one."""
 
 import io
 import subprocess

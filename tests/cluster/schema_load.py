@@ -1,4 +1,4 @@
-"""A mixed load on several nodes, and schema changes amid it: for the benchmark and the story of a cluster."""
+"""A mixed load on several nodes, and schema changes during it."""
 
 import random
 import time
@@ -21,7 +21,7 @@ TABLES = (
 
 @dataclass
 class Load:
-    """What is going on.
+    """The load and its measurements.
 
     Attributes:
         phase: what is measured at the moment.

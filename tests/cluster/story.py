@@ -1,4 +1,4 @@
-"""What the stories have in common: waiting for things, and judging files when the nodes are gone."""
+"""Shared parts of the stories: waiting for conditions, and judging files after the nodes have stopped."""
 
 import os
 import signal
@@ -54,8 +54,8 @@ async def status_of(cluster: LocalCluster, index: int) -> dict[str, Any]:
 async def level(cluster: LocalCluster) -> None:
     """Wait until all nodes have applied the same, nothing is in doubt and all changes of the schema are in force.
 
-    What a node says it has applied it may still be writing, and would fetch again if it were stopped. A strict read
-    waits for the writer, and for the disk.
+    A node may report entries as applied while it still writes them, and would fetch them again after a stop. A strict
+    read waits for the writer, and for the disk.
     """
 
     async def same() -> bool:
@@ -93,7 +93,7 @@ async def all_safe(cluster: LocalCluster) -> None:
 
 
 async def _numbers(cluster: LocalCluster, query: str, read: str = "stale") -> list[int]:
-    """Ask every node for a number; ``stale`` is of what it had written when a thread had the writer."""
+    """Ask every node for a number; ``stale`` reads it from the last state that the node wrote."""
     found = []
     for index in range(len(cluster.nodes)):
         async with open_client(cluster.url(index, only=True)) as client:
@@ -133,7 +133,7 @@ def judge_files(cluster: LocalCluster) -> None:
 
 
 def judge_copy(database: Path, node: Path) -> None:
-    """Check that a database is what a stopped node's is; if not, tell which rows differ, and who wrote each last."""
+    """Check that a database equals a stopped node's; on a difference, name the rows and their last writers."""
     if digest(database) == digest(node):
         return
     found = differences(str(database), str(node), 10)

@@ -61,7 +61,7 @@ def downgrade():
 
 
 async def test_alembic_migrates_under_load(cluster: LocalCluster, tmp_path: Path) -> None:
-    """A table that another one points to is made anew, and rows are read and written in the same revision."""
+    """A table with references to it is rebuilt, and rows are read and written in the same revision."""
     (tmp_path / "versions").mkdir()
     for name, content in (("env.py", ENV), ("versions/first.py", FIRST), ("versions/second.py", SECOND)):
         (tmp_path / name).write_text(content)

@@ -1,4 +1,4 @@
-"""Anchors of running clusters: signed by their certificates, and what they show later."""
+"""Anchors of running clusters: signed by the cluster's certificates, and checked later."""
 
 import shutil
 import sqlite3
@@ -75,7 +75,7 @@ def answer_changed(path: Path, tick: int) -> None:
     db.close()
 
 
-def test_what_was_anchored_cannot_be_changed_unseen(tls: tuple[LocalCluster, Path], tmp_path: Path) -> None:
+def test_anchor_reveals_later_changes_of_the_journal(tls: tuple[LocalCluster, Path], tmp_path: Path) -> None:
     cluster, authority = tls
     fill(cluster, 5)
     log = tmp_path / "anchors"
@@ -84,9 +84,9 @@ def test_what_was_anchored_cannot_be_changed_unseen(tls: tuple[LocalCluster, Pat
     assert "signed by A, B, C" in done.stdout
     fill(cluster, 3)
 
-    cluster.nodes[2].kill()  # a majority is enough, and who is missing is named
+    cluster.nodes[2].kill()  # a majority is enough, and the missing node is named
     with log.open("ab") as torn:
-        torn.write(b'{"statement": "{')  # somebody was killed over it
+        torn.write(b'{"statement": "{')  # a program was killed while it wrote the anchor
     done = program("anchor", cluster.url(), str(log))
     assert (done.returncode, "anchor 2: " in done.stdout, "signed by A, B" in done.stdout) == (0, True, True)
     assert "C has not signed: " in done.stderr

@@ -268,7 +268,9 @@ async def _write_skew(clients: list[Client], isolation: str) -> None:
 
 
 async def _columns(clients: list[Client]) -> None:
-    """Who needs a column of a row meets who changes it, also in a circle of two; who needs another one does not."""
+    """A transaction that reads a column conflicts with one that changes it, also in a circle of two; a reader of
+    another column does not.
+    """
     await clients[2].execute("CREATE TABLE pair(id INTEGER PRIMARY KEY, a INTEGER, b INTEGER)")
     await clients[2].execute("INSERT INTO pair VALUES (1, 0, 0), (2, 0, 0)")
     players = await play(

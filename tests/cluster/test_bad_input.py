@@ -68,7 +68,7 @@ async def test_strangers_at_the_door_harm_nobody(cluster: LocalCluster) -> None:
 
 
 async def test_bad_sql_is_refused_with_the_way_out(cluster: LocalCluster) -> None:
-    """A syntax error, a missing table and what cannot be replicated: typed errors, and the node goes on."""
+    """A syntax error, a missing table and an unsupported statement: typed errors, and the node goes on."""
     await ready(cluster)
     async with open_client(cluster.url()) as client:
         for sql in ("SELEC 1", "SELECT * FROM nowhere", "INSERT INTO t VALUES (", ""):
@@ -102,7 +102,7 @@ async def test_a_taken_port_is_named(cluster: LocalCluster, tmp_path: Path) -> N
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    """Somebody's text file is left alone."""
+    """A user's text file is left alone."""
     path = tmp_path / "letter.txt"
     path.write_text("Dear SQLite,\n" * 1000)
     before = path.read_bytes()
@@ -129,5 +129,5 @@ def test_an_unknown_command_line_is_a_usage_error() -> None:
 
 
 def test_no_node_to_talk_to_is_one_line() -> None:
-    """A client of nobody."""
+    """Call a port at which no node listens."""
     one_error_line(run("sql", "bedrockish://127.0.0.1:1/?timeout=1", "SELECT 1"))

@@ -25,7 +25,7 @@ BLOB = 100_000_000
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """One node, which also serves HTTP."""
+    """Yield one node, which also serves HTTP."""
     with local_cluster(tmp_path_factory.mktemp("values") / "one", ("A",), http=True) as cluster:
         trio.run(cluster.wait_ready, 0)
         with connect(cluster.url()) as client:
@@ -81,7 +81,7 @@ def test_not_a_number_is_null_as_in_sqlite(one: LocalCluster, client: Connection
     connection = db.connect(one.url())
     assert connection.execute("SELECT ?", (math.nan,)).fetchone() == (None,)
     connection.close()
-    status, told = post(one, b'[["SELECT ?", NaN]]')  # which is no JSON
+    status, told = post(one, b'[["SELECT ?", NaN]]')  # not valid JSON
     assert (status, told["code"]) == (400, "usage")
 
 

@@ -1,4 +1,4 @@
-"""``bedrockish batch``: killed again and again, beside a node that dies, each row is changed once."""
+"""``bedrockish batch`` is killed again and again, a node dies, and each row is changed once."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def start(*arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(program, env=clean_environment(), stdout=subprocess.DEVNULL)
 
 
-async def test_each_row_once_whoever_is_killed(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_batch_changes_each_row_once_despite_kills(cluster: LocalCluster, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     for node in range(3):
         await cluster.wait_ready(node)
@@ -58,7 +58,7 @@ async def test_each_row_once_whoever_is_killed(cluster: LocalCluster, tmp_path: 
     await level(cluster)
 
 
-async def test_what_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_batch_refuses_unsuitable_statements_and_state(cluster: LocalCluster, tmp_path: Path) -> None:
     url, state = cluster.url(), tmp_path / "state.json"
     await cluster.wait_ready(0)
     with connect(f"{url}/?timeout=60") as db:

@@ -1,4 +1,4 @@
-"""What a change of the schema makes is built beside its table at three nodes that are written to, and killed."""
+"""Schema changes are built next to their table at three nodes that are written to, and killed."""
 
 import random
 import signal
@@ -24,7 +24,7 @@ MANY = 200_000
 ENDS_S = 5.0  # that a node may take to end
 LEFT = {".toml", ".log", ".sqlite", ".lock"}  # of the files of a node that has ended in order
 FILL = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO t "
-SWAP = (  # both or none; SQLite asks for what does not depend on the row once
+SWAP = (  # both or none; SQLite evaluates expressions that do not depend on the row once
     "UPDATE t SET code = (SELECT sum(code) FROM t WHERE id IN (?1, ?2)) - code "
     "WHERE id IN (?1, ?2) AND (SELECT count(code) FROM t WHERE id IN (?1, ?2)) = 2"
 )
@@ -83,7 +83,7 @@ def was_built_beside(node: LocalNode, title: str) -> bool:
     return f"{title} was built beside its table" in node.log.read_text()
 
 
-Change = tuple[str, str]  # a statement, and what the log calls what it makes
+Change = tuple[str, str]  # a statement, and the log's name for the object that it creates
 
 
 async def make_and_kill(
@@ -91,7 +91,8 @@ async def make_and_kill(
 ) -> None:
     """Make two changes of the schema; a node dies while the first one is built, and when the second comes into force.
 
-    The first builds anew, or when its time comes; for the second it has come into force, or does at the start.
+    Depending on the moment the first is built again or comes into force late; the second is in force before or right
+    after the restart.
     """
     one, two, three = cluster.nodes
     async with trio.open_nursery() as change:
@@ -185,7 +186,9 @@ async def test_nodes_die_while_a_column_is_dropped_and_when_it_comes_into_force(
 
 @pytest.mark.parametrize("sql", ["CREATE INDEX by_v ON t(v, n)", "ALTER TABLE t DROP COLUMN x"])
 async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: LocalCluster, sql: str) -> None:
-    """The one that was asked for it, and another one; they build anew, or when its time comes. Its client is told."""
+    """Both the node that was asked for the change and another one end at once; they build again later. Its client is
+    told.
+    """
     cluster = slow
     one, _, three = cluster.nodes
     await ready(cluster)

@@ -65,7 +65,7 @@ async def bank(client: Client) -> None:
     await client.execute("INSERT INTO account VALUES (1, 100), (2, 0)")
 
 
-async def test_what_a_command_can_do_and_how_it_fails(cluster: LocalCluster) -> None:
+async def test_commands_write_read_fail_and_catch_errors(cluster: LocalCluster) -> None:
     """Arguments and answers, its own writes, caught errors, refusals with their details, the same at each node."""
     await ready(cluster)
     async with open_client(cluster.url(options=PATIENT)) as client:
@@ -98,7 +98,7 @@ async def test_what_a_command_can_do_and_how_it_fails(cluster: LocalCluster) -> 
     assert "ZeroDivisionError" in cluster.nodes[0].log.read_text()
 
 
-async def test_what_runs_for_ever_is_stopped(cluster: LocalCluster) -> None:
+async def test_endless_commands_are_stopped_by_limit_or_deadline(cluster: LocalCluster) -> None:
     """A loop, a statement, a sleep; by the node's limit, or because its client's time is over. The node goes on."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
@@ -221,8 +221,10 @@ async def test_functions_and_collations_of_a_plugin(cluster: LocalCluster) -> No
     await level(cluster)
 
 
-async def test_a_command_happens_once_and_runs_again_when_what_it_read_has_changed(cluster: LocalCluster) -> None:
-    """Sent again under its id, to any node, it gives the first answer; overtaken, it reads anew and holds nobody up."""
+async def test_command_happens_once_and_runs_again_after_a_conflicting_write(cluster: LocalCluster) -> None:
+    """Sent again under its id, to any node, it gives the first answer; after a conflict it reads again and blocks no
+    other command.
+    """
     await ready(cluster)
     folder = cluster.directory
     started, go = folder / procedures.STARTED.name, folder / procedures.GO.name
@@ -244,7 +246,7 @@ async def test_a_command_happens_once_and_runs_again_when_what_it_read_has_chang
             await until("the command has read", begun)
             other.token = client.token
             await other.execute("UPDATE account SET balance = 1 WHERE id = 2")
-            assert await client.call("transfer", [1, 2, 50]) == 50  # at the same node, meanwhile
+            assert await client.call("transfer", [1, 2, 50]) == 50  # at the same node, while the first still waits
             client.token = other.token
             assert (await client.execute("SELECT sum(balance) FROM account")).value() == 101
             assert not answers

@@ -158,7 +158,7 @@ COMPUTED = [
 async def test_a_unique_value_that_is_computed_is_there_once(
     cluster: LocalCluster, isolation: str, first_id: int
 ) -> None:
-    """Two nodes insert it at the same moment, as requests; others insert other values, and nobody minds."""
+    """Two nodes insert it at the same moment, as requests; inserts of other values do not conflict."""
     await ready(cluster)
     async with at_each(cluster) as clients:
         await clients[2].transact(["DROP TABLE IF EXISTS computed", *COMPUTED])

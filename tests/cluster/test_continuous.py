@@ -83,7 +83,7 @@ async def test_every_moment_since_it_began(cluster: LocalCluster, tmp_path: Path
     assert "is a file" in told
 
 
-async def test_what_nodes_no_longer_have_is_bridged_by_a_snapshot(short: LocalCluster, tmp_path: Path) -> None:
+async def test_snapshot_bridges_entries_that_nodes_have_removed(short: LocalCluster, tmp_path: Path) -> None:
     await ready(short)
     folder, new = tmp_path / "kept", tmp_path / "new.db"
     async with open_client(short.url(options=PATIENT)) as client:
@@ -114,7 +114,7 @@ LAST = "SELECT max(clock) || '.' || origin FROM bedrockish_pruned"
 async def test_a_copy_that_cannot_be_finished_leaves_nothing(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is full by then, and what would be left has filled it."""
+    """The disk is full, and the file left behind would have filled it."""
     await ready(cluster)
 
     def no_room(path: Path) -> None:

@@ -1,5 +1,5 @@
-"""One wrong bit, or a machine that fails while it applies, at one node: it heals, keeps its name and its votes, and
-takes nobody along. At all nodes: the cluster reads on, and an operator decides.
+"""One wrong bit, or a machine that fails while it applies, at one node: it heals, keeps its name and its votes, and no
+other node is affected. At all nodes: the cluster reads on, and an operator decides.
 """
 
 import signal
@@ -122,7 +122,7 @@ def processes(cluster: LocalCluster) -> list[int]:
 
 
 async def test_a_flipped_bit_that_a_commit_meets_heals(cluster: LocalCluster) -> None:
-    """The next write to the row does not fit at the one node; it serves nothing meanwhile, and is filled again."""
+    """The next write to the row does not fit at the one node; it serves nothing while it is filled again."""
     await fill(cluster)
     await damage(cluster, 1)
     pids = processes(cluster)
@@ -198,7 +198,7 @@ async def test_two_nodes_heal_without_a_majority(tmp_path: Path) -> None:
 
 
 async def test_a_node_on_its_own_heals_from_its_own_journal(tmp_path: Path) -> None:
-    """Its scrub has nobody to compare with; asked to, it compares its tables with its journal."""
+    """Its scrub has no other node to compare with; on request it compares its tables with its journal."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         await damage(cluster, 0)
@@ -233,7 +233,7 @@ async def test_a_node_that_began_with_a_damaged_copy_approves_nothing_before_it_
 
 
 async def test_a_node_on_a_copy_that_is_not_compared_yet_reads_and_is_not_promoted(tmp_path: Path) -> None:
-    """Killed meanwhile, it begins to compare again."""
+    """Killed during the comparison, it begins to compare again."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         node = newcomer(cluster, "B", "--no-serve")
@@ -290,7 +290,7 @@ async def all_safe(cluster: LocalCluster) -> None:
 async def test_a_damaged_entry_is_fetched_from_somebody_else_and_its_node_can_be_repaired(
     cluster: LocalCluster,
 ) -> None:
-    """A node that joins by a replay has all; where the entry is damaged, that is said, once, and the node goes on."""
+    """A node that joins by a replay has all; the damaged entry is reported once, and the node goes on."""
     await fill(cluster)
     async with open_client(cluster.url(0, only=True)) as client:
         for n in range(40):
@@ -390,7 +390,7 @@ async def test_an_entry_that_does_not_fit_at_one_or_two_nodes(faulty: LocalClust
 
 @pytest.mark.slow
 async def test_an_entry_that_does_not_even_fit_where_it_is_led_is_rolled_back(faulty: LocalCluster) -> None:
-    """Nobody was told that it happened, so it does not; the node looks at its tables, and serves again."""
+    """No client was told that it happened, so it does not; the node checks its tables, and serves again."""
     await fill_faulty(faulty)
     fault(faulty, {"A": "2 always", "B": "0 once", "C": "0 once"})
     async with open_client(faulty.url(0, only=True)) as client:

@@ -173,7 +173,7 @@ async def test_a_node_heals_of_a_page_that_a_commit_meets(cluster: LocalCluster)
     await healed(cluster, pids)
 
 
-async def test_a_node_that_cannot_begin_from_its_file_says_what_to_do(cluster: LocalCluster) -> None:
+async def test_node_with_damaged_core_pages_exits_with_advice(cluster: LocalCluster) -> None:
     await fill(cluster)
     node = cluster.nodes[1]
     for name in ("bedrockish_vote", "bedrockish_journal", "bedrockish_meta"):
@@ -243,7 +243,7 @@ async def test_a_node_that_cannot_begin_without_an_index_makes_it_anew(cluster: 
 
 
 async def test_a_node_on_its_own_without_a_whole_journal_heals_of_a_damaged_index(tmp_path: Path) -> None:
-    """Nobody else has its rows, and its journal does not make them any more; but its table has them."""
+    """No other node has its rows, and its journal no longer reaches back to them; but its table has them."""
     settings = {"timings": {"conflict_window_ms": 2000}}
     with LocalCluster(tmp_path / "cluster", ("A",), settings=settings).running() as cluster:
         await fill(cluster)

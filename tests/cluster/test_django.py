@@ -29,7 +29,7 @@ def manage(url: str, *command: str) -> str:
 
 
 async def test_django_migrates_there_and_back_under_load(cluster: LocalCluster) -> None:
-    """Tables that others point to are made anew, with rows read and written in between, savepoints and all."""
+    """Tables with references to them are rebuilt, with rows read and written in between, and savepoints."""
     await ready(cluster)
     load = Load(cluster)
     await load.prepare()
@@ -44,7 +44,8 @@ async def test_django_migrates_there_and_back_under_load(cluster: LocalCluster) 
     assert load.failures == []
     async with open_client(cluster.url()) as client:
         history = await client.schema_history()
-    # What Django does in one transaction is one change, both times forward; on the way back, it notes that afterwards.
+    # Each transaction of Django is one change, both times forward; on the way back, Django notes that in a later
+    # transaction.
     second = [one.statements for one in history if "0002_second" in one.statements]
     assert len(second) == 2
     assert all("django_migrations" in one and 'ALTER TABLE "new__shop_author"' in one for one in second)
@@ -58,7 +59,7 @@ async def test_django_migrates_there_and_back_under_load(cluster: LocalCluster) 
     assert rows(node, "SELECT count(*) FROM shop_book WHERE author_id = 1") == [(20,)]
 
 
-def test_what_django_does_with_a_database(tmp_path: Path) -> None:
+def test_django_lookups_functions_and_retries_work(tmp_path: Path) -> None:
     """Lookups and functions that Django writes in Python run at the nodes; a block that lost is run again."""
     with with_plugins(tmp_path / "nodes", "bedrockish.django.functions") as cluster:
         trio.run(ready, cluster)

@@ -1,4 +1,4 @@
-"""Somebody asks to be forgotten: nothing of them is left in any byte of any node, and everything still verifies."""
+"""A person asks to be forgotten: no byte of any node has their data, and everything still verifies."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ def command(*arguments: str | Path, status: int = 0) -> str:
 
 
 def bytes_with(folder: Path) -> list[str]:
-    """Return the files that have somebody in their bytes."""
+    """Return the files that contain a person's bytes."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return [path.name for path in files if SOMEBODY.encode() in path.read_bytes()]
 
@@ -95,7 +95,7 @@ async def test_nothing_of_somebody_is_left(short: LocalCluster, tmp_path: Path) 
         await ready(short)
         assert bytes_with(nodes) == []
         assert command("leftovers", nodes, "--of", SOMEBODY, "--of", "of.the.hills") == "nothing is left\n"
-        # All goes on, and what is made from now on has nothing of them either.
+        # The cluster goes on, and newly written files have none of their data either.
         await client.execute("INSERT INTO person VALUES (78, 'bob@example.org', 'new')")
         await all_safe(short)
         command("backup", "follow", short.url(), after / "kept", "--once")

@@ -1,4 +1,6 @@
-"""Nonsense at every door of real nodes for a while: nobody ends, nobody differs, nothing is an internal error."""
+"""Broken input at every door of real nodes for a while: no node ends, all tables stay equal, and no error is
+internal.
+"""
 
 import subprocess
 import sys

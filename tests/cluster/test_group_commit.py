@@ -19,8 +19,8 @@ CLIENTS, EACH = 10, 12  # of every node; of every client
 CLASH = 5  # each so many-th command wants a row that is there
 
 
-async def test_many_who_insert_at_once_share_transactions(cluster: LocalCluster) -> None:
-    """Nobody sees that but in the journal; one that its data forbid is the only one that is told so."""
+async def test_concurrent_inserts_share_transactions(cluster: LocalCluster) -> None:
+    """Only the journal shows the sharing; a constraint error reaches only the command that caused it."""
     await ready(cluster)
     told: dict[str, int] = {}
     refused: set[str] = set()

@@ -1,4 +1,6 @@
-"""A row that everybody counts in, at three real nodes: each count once, each answer its own, also when asked again."""
+"""A counter row that all clients increment, at three real nodes: each count once, each answer its own, also for a
+repeated command.
+"""
 
 import uuid
 
@@ -18,7 +20,7 @@ CLIENTS, EACH = 8, 10  # of every node; of every client
 
 
 async def test_everybody_counts_in_one_row(cluster: LocalCluster) -> None:
-    """Commands that wait share transactions; nobody sees that but in the journal, where there are fewer entries."""
+    """Waiting commands share transactions; only the journal shows it, with fewer entries."""
     await ready(cluster)
     told: dict[str, int] = {}
     async with open_client(cluster.url()) as first:
@@ -48,7 +50,7 @@ async def test_everybody_counts_in_one_row(cluster: LocalCluster) -> None:
                     break
         assert set(in_feed) == told.keys()
 
-    # Killed and started again, the nodes still know each command, and what it was answered.
+    # Killed and started again, the nodes still know each command and its answer.
     for node in range(3):
         cluster.nodes[node].kill()
         cluster.nodes[node].start()

@@ -86,7 +86,7 @@ def test_the_folders_are_a_cluster(tmp_path: Path, tls: bool) -> None:
             assert json.loads(answer.read())["node"] == "A"
 
 
-def test_what_is_made_for_three_machines(tmp_path: Path) -> None:
+def test_init_writes_valid_configurations_for_three_machines(tmp_path: Path) -> None:
     """Each configuration is one that its node takes; keys are their owner's, and the authority's is at no node."""
     home = tmp_path / "prod"
     done = program("init", str(home), *STRANGERS, "--cluster", "shop", "--client", "web", "--days", "30")
@@ -138,7 +138,7 @@ def test_what_is_made_for_three_machines(tmp_path: Path) -> None:
         (("host1", "--days", "0"), "0 is not in the range"),
     ],
 )
-def test_what_makes_no_cluster_makes_no_folder(tmp_path: Path, given: tuple[str, ...], said: str) -> None:
+def test_init_with_invalid_arguments_creates_no_folder(tmp_path: Path, given: tuple[str, ...], said: str) -> None:
     done = program("init", str(tmp_path / "prod"), *given)
     assert done.returncode == 2 or (done.returncode and "file" in said)
     assert said in done.stderr
@@ -169,7 +169,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_database_with_tables_is_not_one_of_three_founders(tmp_path: Path) -> None:
-    """The other two would be the majority that has nothing, and what is in it would be taken for damage."""
+    """The other two would be a majority without the rows, and would treat them as damage."""
     home = tmp_path / "prod"
     ports = free_ports(3)
     assert program("init", str(home), *(f"127.0.0.1:{port}" for port in ports)).returncode == 0

@@ -42,7 +42,7 @@ def forget_row(node: LocalNode, table: str, index: str, rowid: int) -> None:
 
 @pytest.mark.parametrize(("table", "index"), [("t", "t_v"), ("bedrockish_journal", "bedrockish_journal_command")])
 async def test_a_row_that_an_index_lacks_is_found_and_heals(cluster: LocalCluster, table: str, index: str) -> None:
-    """Nobody writes the row, and all nodes have it: what compares tables never misses it."""
+    """No client writes the row, and all nodes have it, so a comparison of tables finds nothing."""
     await fill(cluster)
     await stop(cluster.nodes[1])
     forget_row(cluster.nodes[1], table, index, 50)
@@ -70,7 +70,7 @@ async def test_a_row_that_an_index_lacks_is_found_and_heals(cluster: LocalCluste
 
 
 async def test_a_node_on_its_own_finds_it_at_its_pace(tmp_path: Path) -> None:
-    """It has nobody to compare its tables with, and its own journal makes them anew."""
+    """It has no other node to compare its tables with, and its own journal rebuilds them."""
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
         await stop(cluster.nodes[0])

@@ -27,7 +27,9 @@ def run(cluster: LocalCluster, *texts: str) -> list[Report]:
 
 @pytest.mark.cluster
 def test_every_result_and_all_tables_are_those_of_sqlite(cluster: LocalCluster) -> None:
-    """A slice of the generated corpus, and what is refused or differs by design is told apart from what is wrong."""
+    """Run a slice of the generated corpus; refused statements and differences by design are reported apart from
+    failures.
+    """
     special = """
 statement ok
 CREATE TABLE auto(id INTEGER PRIMARY KEY, v)
@@ -85,7 +87,7 @@ def test_a_cluster_that_answers_otherwise_is_noticed(cluster: LocalCluster, monk
     assert [line for line in report.wrong if "at its end, table t of node" in line] == report.wrong != []
 
 
-def test_the_files_are_what_the_generator_makes() -> None:
+def test_generator_reproduces_the_checked_in_files() -> None:
     """Anybody can make more of them: the same seed gives the same file."""
     for number, (text, name) in enumerate(files(), 1):
         assert name == f"{number:06}.test"

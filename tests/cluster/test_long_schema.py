@@ -1,4 +1,4 @@
-"""Schema statements, and what ``explain`` is asked about, are found by running them: in a worker, if it is long."""
+"""Long schema statements, and long statements that ``explain`` runs, run in a worker."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ INDEX = "CREATE INDEX dear ON t(length(replace(printf('%.*c', 40000 + i, 'x'), '
 ROWS = 80_000
 
 
-async def test_what_is_explained_or_changes_the_schema_holds_nobody_up(tmp_path: Path) -> None:
+async def test_long_explain_and_schema_statements_block_no_other_request(tmp_path: Path) -> None:
     """Each of these would run for long: it is interrupted in its thread, nothing of it is there, all else goes on."""
     cluster = LocalCluster(tmp_path / "nodes", ["A"])
     cluster.write_files()

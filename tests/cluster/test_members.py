@@ -54,7 +54,7 @@ class Work:
 
 @asynccontextmanager
 async def working(cluster: LocalCluster, clients: int = 4) -> AsyncIterator[Work]:
-    """Run clients beside the block; at its end, no command may have failed."""
+    """Run clients in parallel with the block; at its end, no command may have failed."""
     await ready(cluster)
     work = Work(cluster.url())
     async with open_client(cluster.url()) as client:
@@ -170,7 +170,7 @@ async def test_a_dead_node_is_removed_and_the_rest_goes_on(cluster: LocalCluster
 
 
 async def test_a_removed_node_that_runs_hears_of_it(cluster: LocalCluster) -> None:
-    """It tells its clients to go elsewhere."""
+    """It sends its clients to other nodes."""
     await ready(cluster)
     await change(cluster, MemberChange(REMOVE, "C"))
 
@@ -219,7 +219,7 @@ async def test_a_node_with_a_lost_file_refuses_to_vote_and_is_replaced(cluster: 
 
 
 async def test_an_older_file_put_back_is_turned_away(cluster: LocalCluster) -> None:
-    """A copy from before some votes is no better than an empty file."""
+    """A copy that lacks some votes is as unsafe as an empty file."""
     async with working(cluster) as work:
         old = cluster.nodes[2]
         assert old.process is not None

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 
 
 def make_anew(url: str, number: int, of: str) -> None:
-    """Make ``account`` anew with one more column, as Django's schema editor does on SQLite; note it in a table."""
+    """Rebuild ``account`` with one more column, as Django's schema editor does on SQLite; note it in a table."""
     connection = db.connect(url)
     try:
         connection.execute("PRAGMA foreign_keys = OFF")

@@ -34,7 +34,7 @@ def mirror_of_the_page() -> Any:
     return names["mirror"]
 
 
-async def test_the_mirror_of_the_page_is_what_the_cluster_is(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_mirror_from_the_docs_equals_the_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
     mirror, file = mirror_of_the_page(), tmp_path / "mirror.db"
     await ready(cluster)
     async with open_client(cluster.url()) as client:
@@ -85,7 +85,7 @@ async def test_the_mirror_of_the_page_is_what_the_cluster_is(cluster: LocalClust
 
 
 async def test_a_mirror_that_does_not_follow_ends_at_safe_time(tmp_path: Path) -> None:
-    """What is above it is not in the mirror, though it is at every node; when all of it is safe, all of it is."""
+    """Later commits are not in the mirror, though every node has them; once all are safe, the mirror has all."""
     mirror, file = mirror_of_the_page(), tmp_path / "mirror.db"
     cluster = LocalCluster(tmp_path / "cluster", settings={"timings": dict.fromkeys(LAGS, 3_000)})
     cluster.write_files()

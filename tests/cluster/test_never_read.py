@@ -19,7 +19,7 @@ from tools.cluster import LocalCluster
 pytestmark = pytest.mark.cluster
 
 MEMORY_MAX = 300 << 20
-BESIDE = 300 << 20  # the node itself, and what large results take on their way from SQLite to a link
+BESIDE = 300 << 20  # the node itself, and buffers of large results between SQLite and a link
 CLIENTS, CALLS = 20, 3
 MESSAGE = 60_000_000  # bytes
 LARGE = "SELECT hex(zeroblob(15000000))"
@@ -74,7 +74,7 @@ def ask_over_http(port: int, client: int) -> socket.socket:
 
 
 def send_most(port: int, client: int, *, is_whole: bool) -> socket.socket:
-    """Send a call of 60 MB, all but its last byte or all of it and a byte of the next; it is none that can be read."""
+    """Send a call of 60 MB without its last byte, or all of it and a byte of the next; the call is not readable."""
     end = socket.create_connection(("127.0.0.1", port), timeout=20)
     end.sendall(frame(1, {**HELLO, "node": f"mute{client}", "info": {}}))
     end.recv(4096)
@@ -85,7 +85,7 @@ def send_most(port: int, client: int, *, is_whole: bool) -> socket.socket:
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-async def test_who_sends_most_of_a_message_and_no_more_takes_a_share(cluster: LocalCluster, is_whole: bool) -> None:
+async def test_incomplete_messages_of_all_clients_have_bounded_memory(cluster: LocalCluster, is_whole: bool) -> None:
     """Each may send 64 MiB; what is kept of all of them is bounded, and counted."""
     node = cluster.nodes[0]
     await ready(cluster)
@@ -122,7 +122,7 @@ async def test_who_sends_most_of_a_message_and_no_more_takes_a_share(cluster: Lo
 
 
 @pytest.mark.parametrize("door", ["link", "http"])
-async def test_who_never_reads_takes_a_share_and_no_more(cluster: LocalCluster, door: str) -> None:
+async def test_clients_that_never_read_have_bounded_memory(cluster: LocalCluster, door: str) -> None:
     node = cluster.nodes[0]
     await ready(cluster)
     assert node.process is not None

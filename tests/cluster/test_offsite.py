@@ -1,4 +1,6 @@
-"""A continuous backup in an object store, over S3 as a server speaks it: killed, begun anew, fetched and restored."""
+"""A continuous backup in an object store, over S3 as a server speaks it: killed, started again, fetched and
+restored.
+"""
 
 import os
 import subprocess

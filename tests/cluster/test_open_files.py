@@ -55,7 +55,7 @@ async def come_until_turned_away(url: str) -> None:
             await client.execute("SELECT 1")
 
 
-async def test_who_is_in_goes_on_when_there_are_too_many_files(cluster: LocalCluster) -> None:
+async def test_open_clients_go_on_when_file_descriptors_run_out(cluster: LocalCluster) -> None:
     node = cluster.nodes[0]
     await ready(cluster)
     assert node.process is not None

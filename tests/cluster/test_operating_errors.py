@@ -1,4 +1,4 @@
-"""What an operator does wrong: docs/mistakes.md says what is seen then, and what to do."""
+"""The operator's mistakes of docs/mistakes.md: each has the symptom and the way out that the page names."""
 
 import subprocess
 import sys
@@ -144,7 +144,7 @@ def copy_file(database: Path, place: Path) -> None:
 
 
 async def test_a_copy_of_a_nodes_file_is_started_elsewhere(tmp_path: Path) -> None:
-    """Under its own name, beside the node that runs, it is turned away, or both are named; no row is lost."""
+    """Under its own name, while the original runs, it is turned away, or both are named; no row is lost."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         async with open_client(cluster.url(0)) as client:
@@ -177,8 +177,8 @@ async def test_a_copy_of_a_nodes_file_is_started_elsewhere(tmp_path: Path) -> No
             assert (await client.execute("SELECT count(*) FROM t")).value() == 20
 
 
-async def test_nobody_has_the_admins_password(tmp_path: Path) -> None:
-    """Who may write a node's configuration makes an admin again, also where the last one was removed."""
+async def test_lost_admin_password_can_be_replaced(tmp_path: Path) -> None:
+    """The owner of a node's configuration creates an admin again, also after the last one was removed."""
     with local_cluster(tmp_path / "three") as cluster:
         await ready(cluster)
         first, second = cluster.nodes[:2]

@@ -24,7 +24,7 @@ HOURS_MS = 3 * 3_600_000
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    """One node, whose journal is three hours old."""
+    """Yield one node, whose journal is three hours old."""
     cluster = LocalCluster(tmp_path / "cluster", ("A",))
     cluster.write_files()
     node = cluster.nodes[0]

@@ -20,7 +20,7 @@ def said(number: int) -> bytes:
 
 
 class Listener:
-    """What listens behind the proxy; keeps the numbers that it was told."""
+    """The server behind the proxy; it records the received numbers."""
 
     def __init__(self) -> None:
         self.heard: list[int] = []
@@ -57,7 +57,7 @@ async def line() -> AsyncIterator[tuple[Network, Listener, trio.SocketStream]]:
         nursery.cancel_scope.cancel()
 
 
-async def test_what_is_said_arrives_and_is_answered() -> None:
+async def test_messages_arrive_and_are_answered() -> None:
     async with line() as (_, listener, stream):
         await stream.send_all(said(1) + said(2))
         await listener.until([1, 2])
@@ -96,7 +96,7 @@ async def test_a_trap_holds_from_its_message_on_until_the_line_is_healed() -> No
         await listener.until([1, 2, 3])
 
 
-async def test_what_is_held_when_the_line_is_cut_never_arrives() -> None:
+async def test_held_messages_are_lost_when_the_line_is_cut() -> None:
     async with line() as (network, listener, stream):
         one = network.lines["A", "B"]
         one.set_trap(lambda message: True)

@@ -1,4 +1,4 @@
-"""Journals made shorter while nodes run: what somebody needs stays, and who comes too late is told."""
+"""Journals are pruned while nodes run: entries in use stay, and late readers are told."""
 
 import subprocess
 import sys
@@ -76,7 +76,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def tells_who_is_away(cluster: LocalCluster) -> None:
-    """Commands that ask all nodes say why one does not answer: beside their table, which it would make unreadable."""
+    """Commands that ask all nodes print the reason of a missing answer on stderr, so that the table stays readable."""
     cluster.nodes[2].kill()
     for asked in (("clock", cluster.url()), ("journal", "prune", cluster.url(), "--older-than", "0s")):
         told = command(*asked)
@@ -86,7 +86,7 @@ def tells_who_is_away(cluster: LocalCluster) -> None:
     cluster.nodes[2].start()
 
 
-async def test_what_is_needed_stays_and_who_is_late_is_told(cluster: LocalCluster) -> None:
+async def test_pruning_keeps_held_entries_and_tells_late_readers(cluster: LocalCluster) -> None:
     await ready(cluster)
     async with open_client(cluster.url()) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
@@ -121,7 +121,7 @@ async def test_what_is_needed_stays_and_who_is_late_is_told(cluster: LocalCluste
         assert command("journal", "prune", cluster.url(), "--older-than", "0s").returncode == 0
         with pytest.raises(PrunedError):
             await read(client, middle)
-        # What was removed has happened nevertheless, once.
+        # Commands of removed entries still count as executed, once.
         for index in range(3):
             async with open_client(cluster.url(index, only=True)) as late_client:
                 with pytest.raises(ForgottenError, match="has happened") as forgotten:
@@ -134,7 +134,7 @@ async def test_what_is_needed_stays_and_who_is_late_is_told(cluster: LocalCluste
         assert (await client.execute("SELECT count(*) FROM t")).value() == 40
         assert "no reader" in command("journal", "hold", cluster.url(), "slow", "--release").stdout
         tells_who_is_away(cluster)
-        # Nodes go on with what is left, also over a restart; a copy says where its feed goes on.
+        # Nodes go on with the rest, also over a restart; a copy names the cursor at which its feed goes on.
         cluster.nodes[1].kill()
         cluster.nodes[1].start()
         await ready(cluster)
@@ -219,7 +219,7 @@ async def test_a_node_that_was_away_holds_the_journal_unless_told_otherwise(clus
 
 @pytest.mark.slow
 async def test_a_node_shortens_its_journal_and_its_file_by_itself(tmp_path: Path) -> None:
-    """By size, without being told: that is the default. What was free in its file, the disk has again."""
+    """By size, without being told: that is the default. Free pages are returned to the disk."""
     settings = {"timings": {"conflict_window_ms": 1_000}, "journal": {"journal_keep_mb": 1}}
     cluster = LocalCluster(tmp_path / "cluster", ("A",), settings)
     cluster.write_files()

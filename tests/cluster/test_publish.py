@@ -32,7 +32,7 @@ TABLES = (
 
 
 class Hook(BaseHTTPRequestHandler):
-    """A webhook that notes what it takes, and takes only half of what it gets."""
+    """A webhook that records accepted requests, and accepts only half of them."""
 
     taken: ClassVar[list[dict[str, Any]]] = []
     drawn = random.Random(3)

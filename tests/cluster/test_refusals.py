@@ -1,4 +1,4 @@
-"""A refusal is an answer: at ``read="strict"`` it is as true as a result, and nobody refuses from old data."""
+"""A refusal is an answer: at ``read="strict"`` it is as current as a result, never from old data."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 
 async def test_strict_refusals_are_true(refusing: LocalCluster) -> None:
-    """What B had acknowledged before A was asked counts: the value is free, the stock is there, the table exists."""
+    """Commits acknowledged at B before A was asked count: the value is free, the stock is there, the table exists."""
     await ready(refusing)
     assert not await trio.to_thread.run_sync(refuse, refusing.url(0), refusing.url(1))
 
 
 def refuse(one: str, other: str) -> Counter[str]:
-    """Ask one node for what the other has just made possible; return what was refused."""
+    """Send one node a request that the other has just made possible; return its refusal."""
     with connect(one) as a, connect(other) as b:
         return refused(a, b)
 

@@ -1,4 +1,4 @@
-"""Somebody deleted the table: back to just before, from a backup and the journal after it; then a new cluster."""
+"""A table was deleted: back to just before, from a backup and the journal after it; then a new cluster."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def rows_of(path: Path) -> Rows:
 
 
 def rows_at(feed: list[Committed], clock: int) -> Rows:
-    """What a reader of the feed has of the table at a clock."""
+    """Return the rows that the feed gives for the table at a clock."""
     found: Rows = {}
     for transaction in feed:
         if transaction.clock > clock:
@@ -67,7 +67,7 @@ async def write(cluster: LocalCluster, index: int, keys: range) -> None:
 
 
 async def live(cluster: LocalCluster, early: Path) -> tuple[list[Committed], list[tuple[Any, ...]]]:
-    """Write, back up, write on while the schema changes, lose all, write on; return the feed and what was there."""
+    """Write, back up, write on while the schema changes, lose all, write on; return the feed and the rows."""
     async with open_client(cluster.url(options=PATIENT)) as client:
         await client.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, owner TEXT)")
         await write(cluster, 1, range(1, 20))

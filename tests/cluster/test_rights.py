@@ -94,7 +94,7 @@ def test_users_are_a_table_without_hashes(cluster: LocalCluster) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_asks_for_the_role_that_a_statement_needs(cluster: LocalCluster, door: str) -> None:
-    """The same text is run first by who may, so that what is compiled and kept for one is no key for the other."""
+    """A permitted user runs the same text first, so a cached plan does not bypass the check."""
     come = DOORS[door]
     for number, (role, (without, enough, sql)) in enumerate(KINDS.items()):
         here = number % 3
@@ -108,7 +108,7 @@ def test_every_door_asks_for_the_role_that_a_statement_needs(cluster: LocalClust
 
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_knows_the_roles_for_single_tables(cluster: LocalCluster, door: str) -> None:
-    """Una has the table "item" alone: nothing else by any door, be it compiled for somebody else before."""
+    """Una has the table "item" alone: every door refuses the rest, also texts that were compiled for other users."""
     with connect(cluster.url()) as db:
         if "una" not in dict(db.execute("SELECT user_name, role FROM bedrockish_users", read="strict").rows):
             done(user(cluster.url(), "add", "una", password="una!"))
@@ -137,7 +137,7 @@ def test_every_door_knows_the_roles_for_single_tables(cluster: LocalCluster, doo
             come(una, f"CREATE TABLE IF NOT EXISTS made_{door}(x)")
 
 
-def test_who_has_single_tables_sees_no_journal_and_no_feed(cluster: LocalCluster) -> None:
+def test_roles_for_single_tables_exclude_journal_and_feed(cluster: LocalCluster) -> None:
     """They have all tables in them. The own commands' outcomes are told, and open transactions work to their end."""
     una = caller(cluster, "una")
     for name in ("the feed", "the feed by HTTP", "bedrockish_changes", "what nodes say", "all nodes by HTTP"):
@@ -159,7 +159,7 @@ def test_who_has_single_tables_sees_no_journal_and_no_feed(cluster: LocalCluster
 
 
 def test_a_stranger_gets_in_nowhere(cluster: LocalCluster) -> None:
-    """Neither without a name, nor with one that nobody has."""
+    """Neither without a name nor with an unknown one."""
     for node in cluster.nodes:
         with pytest.raises(AuthenticationError):
             connect(f"bedrockish://127.0.0.1:{node.port}/?discover=no")
@@ -309,7 +309,7 @@ def test_the_hashes_are_in_nothing_that_is_not_an_admins(cluster: LocalCluster) 
 
 
 def test_the_answer_of_a_command_is_for_its_user_and_for_readers(cluster: LocalCluster) -> None:
-    """Who sends somebody else's command again, or asks for its outcome, needs to be a reader."""
+    """A user who sends another user's command again, or asks for its outcome, needs to be a reader."""
     with connect(caller(cluster, "will").url) as db:
         db.execute("INSERT INTO item(note) VALUES ('mine') RETURNING note", command="wills-own")
     with connect(caller(cluster, "rita").url) as db:
@@ -323,8 +323,8 @@ def test_the_answer_of_a_command_is_for_its_user_and_for_readers(cluster: LocalC
             db.outcome("wills-own")
 
 
-async def test_what_is_taken_away_is_gone_everywhere_when_the_command_returns(cluster: LocalCluster) -> None:
-    """On links that are open, for statements that were run before, and for what is open: its COMMIT cannot happen."""
+async def test_revoked_rights_end_everywhere_before_the_command_returns(cluster: LocalCluster) -> None:
+    """On open links, for statements that were run before, and for open transactions: their COMMIT fails."""
     await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "add", "tom", "--role", "writer", password="tom!")))
     insert = "INSERT INTO item(note) VALUES ('tom')"
     urls = [caller(cluster, "tom", node).url for node in range(3)]
@@ -348,7 +348,7 @@ async def test_what_is_taken_away_is_gone_everywhere_when_the_command_returns(cl
 
 
 def test_passwords_change_at_every_node(cluster: LocalCluster) -> None:
-    """Everybody may change the own one, and what fitted before fits nowhere."""
+    """Each user may change their own password, and the old one is refused everywhere."""
     done(user(cluster.url(), "add", "pat", "--role", "reader", password="old"))
     for node in range(3):
         DOORS["http_execute"](Caller(cluster, node, "pat", "old"), "SELECT 1")

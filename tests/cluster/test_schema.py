@@ -37,7 +37,7 @@ def skewed(tmp_path: Path) -> Iterator[LocalCluster]:
         cluster.stop()
 
 
-async def test_nobody_fails_because_the_schema_changes(skewed: LocalCluster, tmp_path: Path) -> None:
+async def test_schema_changes_fail_no_client(skewed: LocalCluster, tmp_path: Path) -> None:
     """DML goes on at all nodes; whoever is told of a change sees it at every node; all histories are the same."""
     cluster = skewed
     await ready(cluster)
@@ -118,7 +118,7 @@ async def _history_and_dry_runs(cluster: LocalCluster) -> None:
 
 
 async def test_a_leader_dies_while_it_changes_the_schema(cluster: LocalCluster) -> None:
-    """The change happened or it did not, for everybody; what comes after it goes on."""
+    """The change happened or not, at every node alike; later statements go on."""
     await ready(cluster)
     async with open_client(cluster.url(1)) as client:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")

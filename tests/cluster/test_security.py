@@ -1,4 +1,4 @@
-"""Three real nodes that let only friends in: over TLS, and with users; and what strangers are told."""
+"""Three real nodes with TLS and users: they admit only members and users, and tell strangers why not."""
 
 import base64
 import json
@@ -162,7 +162,7 @@ def test_https_with_a_password(tls: LocalCluster, certs: Path) -> None:
     assert ask("/livez", "")[0] == 200
 
 
-def test_without_tls_a_node_comes_in_at_the_others_as_who_asks(plain: LocalCluster) -> None:
+def test_page_without_tls_shows_other_nodes_with_the_users_password(plain: LocalCluster) -> None:
     """One node's page shows the others to a user, whose password it passes on over loopback."""
     port = plain.nodes[0].http_port
     request = urllib.request.Request(f"http://127.0.0.1:{port}/cluster")
@@ -187,8 +187,8 @@ def test_a_new_node_joins_as_a_user(plain: LocalCluster, tmp_path: Path) -> None
     assert backup.stat().st_size > 0
 
 
-def test_what_a_listener_has_heard_is_worth_nothing(tls: LocalCluster) -> None:
-    """A HELLO that is played again, of a node or of a client, comes to nobody who does not have its key."""
+def test_replayed_hello_gains_nothing(tls: LocalCluster) -> None:
+    """A replayed HELLO, of a node or of a client, is refused without the key."""
 
     async def play(role: Literal["peer", "client"], name: str) -> None:
         hello = Hello(
@@ -220,9 +220,9 @@ def test_a_node_beyond_this_machine_needs_tls(tmp_path: Path) -> None:
 
 
 def test_certificates_are_read_again_on_sighup(tls: LocalCluster, certs: Path) -> None:
-    """Who is revoked loses its link and gets no other; a node shows its new certificate, and tells its end.
+    """A revoked certificate loses its link and gets no other; a node shows its new certificate, and reports its expiry.
 
-    What cannot be read changes nothing.
+    An unreadable file changes nothing.
     """
     assert program("tls", str(certs), "--client", "bob").returncode == 0
     hosts = f"127.0.0.1:{tls.nodes[0].port}"

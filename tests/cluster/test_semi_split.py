@@ -50,7 +50,7 @@ async def a_client_each(cluster: ProxiedCluster) -> AsyncIterator[list[Client]]:
 
 
 async def has(client: Client, row: str) -> bool:
-    """Whether a node has a row by itself, asked of nobody else."""
+    """Say whether a node's own tables have a row."""
     return bool((await client.execute(COUNT, [row], read="stale")).value())
 
 
@@ -77,7 +77,7 @@ async def end(cluster: ProxiedCluster, acknowledged: set[str]) -> None:
 
 
 async def test_a_line_of_three_commits_everywhere(tmp_path: Path) -> None:
-    """A and C cannot talk: all three commit, and what A commits reaches C through B."""
+    """A and C cannot talk: all three commit, and A's commits reach C through B."""
     async with nodes(tmp_path, "ABC") as cluster:
         done = set[str]()
         with cluster.network.cut(cluster.network.between("A", "C")):
@@ -110,7 +110,7 @@ async def test_two_halves_that_share_one_node_both_commit_and_lose_nothing_with_
                         try:
                             await client.execute(INSERT, [row], timeout=4)
                         except BedrockishError:
-                            return  # no quorum any more; what became of this row, nobody was told
+                            return  # no quorum any more; no client was told the outcome of this row
                         done.add(row)
 
             async with trio.open_nursery() as nursery:
@@ -130,7 +130,7 @@ async def test_two_halves_that_share_one_node_both_commit_and_lose_nothing_with_
         await end(cluster, done)
 
 
-async def test_an_isolated_leader_tells_what_is_known_and_there_is_one_outcome(tmp_path: Path) -> None:
+async def test_isolated_leader_reports_the_known_state_and_one_outcome(tmp_path: Path) -> None:
     """A is cut off while the approvals for its transaction are on their way to it."""
     async with nodes(tmp_path, "ABC") as cluster:
         lines = [cluster.network.lines["B", "A"], cluster.network.lines["C", "A"]]
@@ -165,7 +165,7 @@ async def test_an_isolated_leader_tells_what_is_known_and_there_is_one_outcome(t
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_what_a_leader_acknowledged_before_it_fell_silent_is_soon_on_every_survivor(
+async def test_acknowledged_commit_of_a_silent_leader_reaches_every_survivor(
     how: signal.Signals, tmp_path: Path
 ) -> None:
     """A has its quorum and has answered its client, and no COMMIT has left it. B and C find out by themselves."""

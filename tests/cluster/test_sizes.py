@@ -17,7 +17,7 @@ MANY = (
 
 
 async def test_large_rows_and_transactions(cluster: LocalCluster) -> None:
-    """A row of 1 MB, one of 20 MB, twenty thousand rows at once; and too much, which harms nobody."""
+    """A row of 1 MB, one of 20 MB, twenty thousand rows at once; and a refused excess that affects no other client."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")

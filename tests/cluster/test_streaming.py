@@ -46,7 +46,7 @@ def one_node(directory: Path, **limits: int) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[LocalCluster]:
-    """One node with room for two streams."""
+    """Yield one node with room for two streams."""
     with one_node(tmp_path / "alone", streams_max=2) as cluster:
         yield cluster
 
@@ -118,7 +118,7 @@ async def test_a_node_killed_in_the_middle_of_a_result(cluster: LocalCluster) ->
 
 
 async def test_rows_of_one_moment_at_the_readers_pace(cluster: LocalCluster) -> None:
-    """What others commit meanwhile is not in it, the reader of the writes sees them, and a new stream has them."""
+    """The stream lacks later commits, the writers read them, and a new stream has them."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n, filling)")
@@ -140,7 +140,7 @@ async def test_rows_of_one_moment_at_the_readers_pace(cluster: LocalCluster) -> 
                 assert [row async for row in rows] == [(5, 2995)]
 
 
-async def test_whoever_is_cancelled_or_leaves_early_goes_on_with_the_connection(alone: LocalCluster) -> None:
+async def test_cancelled_stream_leaves_the_connection_usable(alone: LocalCluster) -> None:
     """Endless results: given up in the middle, cancelled before and while a batch is awaited, and one too many."""
     await ready(alone)
     async with open_client(alone.url()) as client:
@@ -184,7 +184,7 @@ async def test_whoever_is_cancelled_or_leaves_early_goes_on_with_the_connection(
             nursery.start_soon(_one_too_many, alone)
 
 
-async def test_whoever_is_cancelled_as_the_answer_comes_leaves_nothing_open(
+async def test_cancellation_as_the_answer_arrives_leaves_no_stream_open(
     alone: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program stands still between its question and the wait for the answer, and both come in one moment."""

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three nodes with an admin, and somebody who may do nothing."""
+    """Yield three nodes with an admin, and a user without any role."""
     cluster = LocalCluster(tmp_path_factory.mktemp("tokens") / "three")
     cluster.add_http()
     cluster.write_files()
@@ -144,7 +144,7 @@ def _token_of(cluster: LocalCluster, name: str, for_s: float = 3600) -> str:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_token_goes_where_the_password_goes_at_every_door(cluster: LocalCluster, mara: str, door: str) -> None:
-    """It gives the rights of its user, is nobody else's, and a forged one is a wrong one."""
+    """It gives the rights of its user only, and a forged one counts as a wrong password."""
     come, here, token = DOORS[door], list(DOORS).index(door) % 3, _token_of(cluster, "mara")
     forged = token[:-6] + ("AAAAAA" if token[-6:] != "AAAAAA" else "BBBBBB")
     come(Caller(cluster, here, "mara", token), f"INSERT INTO item(note) VALUES ('token {door} ')")
@@ -171,7 +171,7 @@ def test_nothing_that_outlives_a_token_is_done_with_one(cluster: LocalCluster, m
 
 
 def test_a_nodes_page_asks_the_others_with_the_token(cluster: LocalCluster, mara: str) -> None:
-    """By both schemes: as what a browser sends for a password, and as a bearer token."""
+    """By both schemes: as a browser's password, and as a bearer token."""
     token = _token_of(cluster, "mara")
     request = urllib.request.Request(
         f"http://127.0.0.1:{cluster.nodes[0].http_port}/cluster", headers={"Authorization": f"Bearer {token}"}
@@ -182,7 +182,7 @@ def test_a_nodes_page_asks_the_others_with_the_token(cluster: LocalCluster, mara
         assert {name: facts.get("error") for name, facts in told["nodes"].items()} == dict.fromkeys("ABC")
 
 
-async def test_a_link_ends_with_its_token_and_with_it_what_is_open(cluster: LocalCluster, mara: str) -> None:
+async def test_link_and_open_transaction_end_when_the_token_expires(cluster: LocalCluster, mara: str) -> None:
     """A row that an open transaction of a token's has locked is free a moment after the token has ended."""
     token = _token_of(cluster, "mara", 5)
     url = Caller(cluster, 0, "mara", token).url
@@ -211,7 +211,7 @@ async def _ask_for_ever(client: Client) -> None:
 
 
 @pytest.mark.parametrize("how", ["password", "user"])
-async def test_a_link_ends_when_what_its_token_rests_on_does(cluster: LocalCluster, how: str) -> None:
+async def test_link_ends_when_the_tokens_user_or_password_changes(cluster: LocalCluster, how: str) -> None:
     await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "add", "mona", "--role", "writer", password="1")))
     token = await trio.to_thread.run_sync(_token_of, cluster, "mona")
     async with open_client(Caller(cluster, 2, "mona", token).url) as client:
@@ -220,7 +220,7 @@ async def test_a_link_ends_when_what_its_token_rests_on_does(cluster: LocalClust
             await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "passwd", "mona", password="2")))
         else:
             await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "remove", "mona")))
-        # What was being executed when the user went is refused for that.
+        # The request that ran when the user was removed is refused for that reason.
         says = "not good here, or not any more|does not know mona"
         with trio.fail_after(20), pytest.raises((AuthenticationError, ForbiddenError), match=says):
             await _ask_for_ever(client)
@@ -228,7 +228,7 @@ async def test_a_link_ends_when_what_its_token_rests_on_does(cluster: LocalClust
         await trio.to_thread.run_sync(lambda: done(user(cluster.url(), "remove", "mona")))
 
 
-def test_a_program_goes_on_with_what_its_file_has_by_then(cluster: LocalCluster, mara: str, tmp_path: Path) -> None:
+def test_program_uses_the_current_content_of_its_token_file(cluster: LocalCluster, mara: str, tmp_path: Path) -> None:
     """A new token is brought while it runs: nothing that it asks fails."""
     file = tmp_path / "token"
     file.write_text(_token_of(cluster, "mara", 5) + "\n")

@@ -136,7 +136,7 @@ def under_a_span(action: Callable[[], object]) -> str:
 
 
 def test_a_write_is_one_trace_from_the_client_to_all_nodes(cluster: LocalCluster, mine: InMemorySpanExporter) -> None:
-    """The client's call, the request at its node with its stages, and at each node its vote and what it applied."""
+    """The client's call, the request at its node with its stages, and the vote and the apply at each node."""
     sql = "INSERT INTO item(id, note) VALUES (10, 'a secret')"
     with connect(cluster.url(0, only=True)) as db:
         trace_id = under_a_span(lambda: db.execute(sql, command="traced-1"))
@@ -190,8 +190,10 @@ def test_a_header_of_http_goes_on(cluster: LocalCluster) -> None:
     "header",
     ["00-0af7651916cd43dd8448eb211c80aaaa-b7ad6b7169203331-00", "00-zz", "ff" * 4_000, "00-" + "0" * 32 + "-1-01"],
 )
-def test_what_is_not_sampled_or_nonsense_is_answered_and_not_recorded(cluster: LocalCluster, header: str) -> None:
-    """A request with nonsense begins a trace of its own; one that its client does not record is recorded by nobody."""
+def test_unsampled_and_malformed_traces_are_answered_and_not_recorded(cluster: LocalCluster, header: str) -> None:
+    """A request with a malformed trace begins a trace of its own; a request that its client does not record is not
+    recorded at all.
+    """
     post(cluster, 0, ["UPDATE item SET note = 'quiet' WHERE id = 1"], header)
     post(cluster, 0, ["SELECT 'the last'"], f"00-{'1' * 31}{len(header) % 10}-b7ad6b7169203331-01")
     wait_for(cluster, f"{'1' * 31}{len(header) % 10}", lambda spans: bool(named(spans, "SELECT")))
@@ -209,7 +211,7 @@ def post(cluster: LocalCluster, node: int, statements: list[str], traceparent: s
 
 
 def test_steps_of_a_transaction_and_errors(cluster: LocalCluster, mine: InMemorySpanExporter) -> None:
-    """Through the DB-API; a text that is refused is told by nobody, since where it is wrong, its quotes may be, too."""
+    """Through the DB-API; traces never contain a rejected text, since its quotes may be misplaced."""
 
     def work() -> None:
         connection = bedrockish.dbapi.connect(cluster.url(0, only=True))
@@ -286,7 +288,7 @@ def test_a_program_without_opentelemetry_imports_none_and_says_none() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
+def test_missing_opentelemetry_is_reported_in_one_line(tmp_path: Path) -> None:
     """The package with the API; and without an SDK a node serves, and says that it records nothing."""
     config = tmp_path / "A.toml"
     config.write_text(
@@ -345,7 +347,7 @@ def test_a_program_that_gives_up_is_told_from_one_that_failed(mine: InMemorySpan
 
 
 class Collector(BaseHTTPRequestHandler):
-    """What an operator has OTLP sent to."""
+    """The operator's OTLP collector."""
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["content-length"]))

@@ -25,7 +25,7 @@ from tools.cluster import LocalCluster, LocalNode
 pytestmark = pytest.mark.cluster
 
 
-async def test_what_a_transaction_can_do(cluster: LocalCluster) -> None:
+async def test_transactions_support_savepoints_batches_schema_changes_and_retries(cluster: LocalCluster) -> None:
     """Own writes, savepoints, failed statements, batches, deferred keys, schema changes, and retries that succeed."""
     await ready(cluster)
     async with open_client(cluster.url()) as client:
@@ -128,7 +128,7 @@ async def _spoil(tx: Transaction) -> None:
 
 
 async def test_two_hundred_open_transactions_and_others_that_commit(cluster: LocalCluster) -> None:
-    """Each sees its own snapshot while others commit; those that then write what nobody else touched commit."""
+    """Each sees its own snapshot while others commit; those that then write unshared rows commit."""
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client, open_client(cluster.url(1, only=True)) as other:
         await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER)")
@@ -295,7 +295,7 @@ def _collide(db: Connection) -> None:
         tx.execute("INSERT OR ROLLBACK INTO t VALUES (1, 1)")
 
 
-async def test_what_is_idle_or_too_many_is_ended_or_refused(cluster: LocalCluster) -> None:
+async def test_idle_and_excess_transactions_are_ended_or_refused(cluster: LocalCluster) -> None:
     """With limits of half a second and three transactions: typed errors that say what to do."""
     await ready(cluster)
     node = cluster.nodes[0]
@@ -339,7 +339,7 @@ async def test_a_client_that_goes_away_leaves_nothing_open(cluster: LocalCluster
 
 
 async def test_a_begin_whose_answer_was_lost_is_sent_again_to_the_same_node(cluster: LocalCluster) -> None:
-    """The node may have opened it already, for a link that is gone or seems to live; nobody has used it."""
+    """The node may have opened it already, for a link that is gone or seems to live; no client has used it."""
     await ready(cluster)
     url = cluster.url(0, only=True)
     async with open_client(url) as client:

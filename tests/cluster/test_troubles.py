@@ -25,7 +25,7 @@ def asker(cluster: LocalCluster, index: int) -> Asker:
 
 
 def said(cluster: LocalCluster, index: int) -> tuple[int, list[str]]:
-    """What ``bedrockish status`` ends with, and its first lines."""
+    """Return the exit status of ``bedrockish status`` and its first lines."""
     command = [sys.executable, "-m", "bedrockish.cli.main", "status", cluster.url(index, only=True)]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False, timeout=30)
     return done.returncode, done.stdout.splitlines()

@@ -219,8 +219,8 @@ async def whole(cluster: LocalCluster, index: int) -> None:
 
 
 async def test_large_transactions_beside_the_last_release(tmp_path: Path, last: list[Path]) -> None:
-    """Led by a node of either; what travels in pieces is put together by both. Where rows of the same table are written
-    meanwhile, nodes of this release hold back, and the other one reads over what it is asked.
+    """Led by a node of either; what travels in pieces is put together by both. While rows of the same table are
+    written, nodes of this release hold back, and the older one ignores the request to do so.
     """
     cluster = LocalCluster(tmp_path / "cluster")
     cluster.write_files()
@@ -265,7 +265,7 @@ async def test_large_transactions_beside_the_last_release(tmp_path: Path, last: 
 
 
 async def test_a_token_is_no_wrong_password_at_the_last_release(tmp_path: Path, last: list[Path]) -> None:
-    """It takes none, and says what it takes; and whoever knows the password does not have to wait for that."""
+    """It refuses tokens and names what it accepts; a client with the password does not have to wait because of that."""
     users = {"users": {"ann": str(hash_password("right", bytes(16)))}}
     token = make_token(AccessToken("ann", 1 << 50), "secret", "id")
     cluster = LocalCluster(tmp_path / "cluster", ("A",), users)

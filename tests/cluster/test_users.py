@@ -60,13 +60,13 @@ def caller(cluster: LocalCluster, user: str, node: int = 0) -> Caller:
 
 
 def whose(cluster: LocalCluster, table: str = "came") -> dict[str, str | None]:
-    """Return who made the first change to each row, by what SQL tells."""
+    """Return the author of the first change to each row, by SQL."""
     asked = "SELECT row_key, user_name FROM bedrockish_changes WHERE table_name = ? ORDER BY clock DESC, seq DESC"
     with connect(cluster.url()) as db:
         return {str(key): user for key, user in db.execute(asked, (table,), read="strict")}
 
 
-def test_every_door_says_who_has_come(cluster: LocalCluster) -> None:
+def test_every_door_records_the_user(cluster: LocalCluster) -> None:
     for number, (name, door) in enumerate(DOORS.items()):
         for user in PASSWORDS:
             door(caller(cluster, user, number % 3), f"INSERT INTO came(door) VALUES ('{name} {user}')")
@@ -87,7 +87,7 @@ def test_a_registered_command_is_its_callers(cluster: LocalCluster) -> None:
 
 
 def test_a_change_of_the_schema_and_the_token_have_a_name(cluster: LocalCluster) -> None:
-    """The token's is no user's, so that nobody can pass for it."""
+    """The token's author is not a user name, so that no user can pass for it."""
     with connect(caller(cluster, "bob").url) as db:
         db.execute("CREATE TABLE bobs(x)")
     request = urllib.request.Request(
@@ -104,7 +104,7 @@ def test_a_change_of_the_schema_and_the_token_have_a_name(cluster: LocalCluster)
 
 
 def test_a_client_cannot_say_that_it_is_somebody_else(cluster: LocalCluster) -> None:
-    """What a call says of a user is not read: the door's word counts."""
+    """A user name in a call is ignored: the door's login counts."""
     call = encode_call(Execute(1, Request("forged", (Statement("INSERT INTO came(door) VALUES ('forged')"),))))
     forged = cbor2.dumps({**cbor2.loads(call), "user": "ann"})
 
@@ -175,7 +175,7 @@ def test_the_command_line_and_http_print_it(cluster: LocalCluster) -> None:
 
 
 def test_release_0_1_0_reads_over_it(cluster: LocalCluster, tmp_path: Path) -> None:
-    """Its program takes the bytes of today's transactions for what they are to it."""
+    """Release 0.1.0 still reads the bytes of today's transactions."""
     sources = unpack_last_release(tmp_path)
     with connect(cluster.url()) as db:
         rows = db.execute("SELECT body, command FROM bedrockish_journal ORDER BY seq").rows

@@ -146,17 +146,17 @@ def login(name: str) -> str:
 
 @dataclass
 class Life:
-    """A cluster in folders that ``init`` has made, and what its operator does."""
+    """A cluster in folders made by ``init``, and the work of its operator."""
 
     home: Path
     cluster: LocalCluster
     last: Sequence[Path]
-    admin: str = ""  # user:password@ of who operates it
+    admin: str = ""  # user:password@ of the operator
     certificate: str = "app"  # that the operator shows
     backup: subprocess.Popen[bytes] | None = None
 
     def url(self, *, login: str = "", certificate: str = "", hosts: str = "") -> str:
-        """Return a URL: of all nodes, for who has a password or a certificate."""
+        """Return a URL with all nodes, with the login or the certificate."""
         folder = self.home / "client"
         hosts = hosts or ",".join(f"127.0.0.1:{node.port}" for node in self.cluster.nodes)
         shown = f"&cert={folder / f'{certificate}.pem'}&key={folder / f'{certificate}-key.pem'}" if certificate else ""
@@ -186,7 +186,7 @@ class Life:
         return said[0]
 
     def downgrade(self, node: LocalNode) -> None:
-        """Write a configuration as the last release reads it: that had three keys for what is one folder now."""
+        """Write a configuration in the form of the last release, which had three keys for today's one folder."""
         folder = node.directory / "certs"
         files = {"tls_ca": "ca.pem", "tls_certificate": f"{node.name}.pem", "tls_key": f"{node.name}-key.pem"}
         old = "".join(f'{key} = "{folder / file}"\n' for key, file in files.items())
@@ -265,7 +265,7 @@ def founded(home: Path, last: Sequence[Path]) -> Life:
 
 @asynccontextmanager
 async def customers(shop: Shop) -> AsyncIterator[None]:
-    """Run four clients beside the block."""
+    """Run four clients in parallel with the block."""
     async with trio.open_nursery() as nursery:
         for name in ("ann", "bob", "cleo", "dan"):
             nursery.start_soon(shop.customer, name)
@@ -340,7 +340,7 @@ async def is_upgraded(life: Life, shop: Shop) -> None:
 
 
 async def gets_users(life: Life, shop: Shop) -> None:
-    """The first one is whose certificate the clients have, so that they are somebody when everybody has to be."""
+    """The first user is that of the clients' certificate, so that the clients are admitted once users are required."""
     shop.phase = "the first users are made"
     for name in ("app", "root"):
         await life.do("user", "add", life.own, name, "--role", "admin", stdin=PASSWORDS[name] + "\n")
@@ -366,9 +366,9 @@ async def token(life: Life, name: str) -> str:
 
 
 async def exchanges_secrets(life: Life, shop: Shop) -> None:
-    """Certificates of nodes and clients, a password, and tokens; what was before ends only when nobody has it."""
+    """Certificates of nodes and clients, a password, and tokens; the old ones end only when no client uses them."""
     shop.phase = "certificates are exchanged"
-    # The authority stays; so who has an old certificate and who has a new one trust each other.
+    # The authority stays, so holders of old and of new certificates trust each other.
     for node in life.cluster.nodes:
         await life.do("tls", str(life.home / "authority"), f"{node.name}=127.0.0.1,localhost")
         old = (node.directory / "certs" / f"{node.name}.pem").read_bytes()
@@ -377,7 +377,7 @@ async def exchanges_secrets(life: Life, shop: Shop) -> None:
         send_signal(node, signal.SIGHUP)
         await shop.moves(5)
     shop.phase = "a password and tokens are exchanged"
-    # A user beside the first: both passwords count until all clients have the new one.
+    # A second user next to the first: both passwords count until all clients have the new one.
     await life.do("user", "add", life.own, "shop", "--role", "writer", stdin=PASSWORDS["shop"] + "\n")
     shop.url = life.url(login=login("shop"))
     shop.web = (shop.web[0], await token(life, "shop"))
@@ -385,7 +385,7 @@ async def exchanges_secrets(life: Life, shop: Shop) -> None:
     await life.do("user", "remove", life.own, "app")
     with pytest.raises(BedrockishError):
         connect(life.url(login=login("app"))).close()
-    # And the clients' certificate, which nobody shows any more, is put on the list.
+    # The clients' certificate, now unused, is put on the revocation list.
     await life.do("tls", str(life.home / "authority"), "--revoke", "app")
     for node in life.cluster.nodes:
         life.bring(node, "revoked.txt")
@@ -409,7 +409,7 @@ async def exchanges_the_authority(life: Life, shop: Shop) -> None:
             send_signal(node, signal.SIGHUP)
         (life.home / "client" / "ca.pem").write_text(text)
         shop.trusted = ssl.create_default_context(cadata=text)
-        shop.url = f"{life.url(login=login('shop'))}&connect_timeout={20 + len(text) % 7}"  # they come anew
+        shop.url = f"{life.url(login=login('shop'))}&connect_timeout={20 + len(text) % 7}"  # they connect again
         life.unfollow()
         life.follow()
         await shop.moves()
@@ -423,7 +423,7 @@ async def exchanges_the_authority(life: Life, shop: Shop) -> None:
     old.rename(life.home / "authority-1")
     new.rename(old)
     await trust(only_new)
-    for node in life.cluster.nodes:  # as after a power failure, all links are made anew
+    for node in life.cluster.nodes:  # as after a power failure, all links are opened again
         node.kill()
         node.start()
         await ready(life.cluster)

@@ -1,4 +1,4 @@
-"""What takes long holds nobody up: requests, writes, and statements of open transactions."""
+"""Long work blocks no other: requests, writes, and statements of open transactions."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -27,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
-async def test_what_takes_long_holds_nobody_up(cluster: LocalCluster) -> None:
+async def test_long_statements_block_no_other_request(cluster: LocalCluster) -> None:
     """Four statements run for ever at one node while others commit there; each is interrupted, and undone, in time."""
     await ready(cluster)
     ended: list[str] = []
@@ -72,7 +72,7 @@ async def test_what_takes_long_holds_nobody_up(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("isolation", [SERIALIZABLE, SNAPSHOT])
-async def test_a_transaction_sees_what_its_long_statement_wrote(cluster: LocalCluster, isolation: str) -> None:
+async def test_transaction_sees_the_writes_of_its_long_statement(cluster: LocalCluster, isolation: str) -> None:
     """Short, long, short: the last runs in the loop again, where the first was, and finds what both have written.
 
     Whether the writer is given up in between depends on what else the node does: nothing here, and it is tried often.
@@ -94,7 +94,7 @@ async def test_a_transaction_sees_what_its_long_statement_wrote(cluster: LocalCl
             await trio.sleep(0.05)
 
 
-async def test_long_requests_do_what_short_ones_do(cluster: LocalCluster) -> None:
+async def test_long_requests_behave_like_short_ones(cluster: LocalCluster) -> None:
     """Rows, ids, triggers and constraints; a client with several nodes does not have a long one begun at each."""
     await ready(cluster)
     async with open_client(cluster.url(options=PATIENT)) as client:

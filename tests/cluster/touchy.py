@@ -1,6 +1,6 @@
 """A function for the nodes of a test that fails where and when the test says, as a faulty machine would.
 
-The file ``fault-NODE`` beside the nodes' files says how many calls still go well, and then ``once``, ``always`` or
+The file ``fault-NODE`` next to the nodes' files says how many calls still go well, and then ``once``, ``always`` or
 ``exit``: raise an error once or always, or end the process.
 """
 

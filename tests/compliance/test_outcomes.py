@@ -33,7 +33,7 @@ EXPECTED = Expected(
 )
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_expected_outcomes_survive_writing_and_reading(tmp_path: Path) -> None:
     path = tmp_path / "suite.txt"
     write_expected(path, EXPECTED)
     assert read_expected(path) == EXPECTED

@@ -25,7 +25,7 @@ def test_a_part_of_cpythons_tests(tmp_path: Path) -> None:
 
 
 def test_programs_on_libraries_of_others(tmp_path: Path) -> None:
-    """Those that are quick; --slow runs all."""
+    """The quick ones; --slow runs all."""
     if why := programs_suite.missing():
         pytest.skip(why)
     found = programs_suite.run_ours(tmp_path, ["sqlmodel", "flask_sqlalchemy", "pandas", "dataset", "records"])
@@ -33,7 +33,7 @@ def test_programs_on_libraries_of_others(tmp_path: Path) -> None:
     assert len(found) == 5
 
 
-def test_what_pytest_writes_down_is_read(tmp_path: Path) -> None:
+def test_pytest_report_is_parsed(tmp_path: Path) -> None:
     """Errors of a fixture are failures, too."""
     record = tmp_path / "junit.xml"
     record.write_text(

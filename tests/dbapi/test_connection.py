@@ -14,7 +14,7 @@ def count(connection: db.Connection, table: str) -> int:
 
 
 def test_close_rolls_back_and_ends(url: str, table: str, other: db.Connection) -> None:
-    """What was not committed is rolled back; afterwards every use is an error; closing again is none."""
+    """Uncommitted changes are rolled back; afterwards every use raises; closing again is allowed."""
     connection = db.connect(url)
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     connection.close()
@@ -166,7 +166,7 @@ def test_schema_statements_are_part_of_the_open_transaction(
 def test_foreign_keys_are_off_for_schema_changes_if_they_are_switched_off(
     connection: db.Connection, table: str, other: db.Connection
 ) -> None:
-    """A table that others point to is made anew, in the habits with and without a transaction."""
+    """A table with references to it is rebuilt, in the habits with and without a transaction."""
     connection.execute(f"CREATE TABLE {table}c(up REFERENCES {table}(id) ON DELETE CASCADE)")
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     connection.execute(f"INSERT INTO {table}c VALUES (1)")
@@ -192,7 +192,7 @@ def test_foreign_keys_are_off_for_schema_changes_if_they_are_switched_off(
     other.execute(f"DROP TABLE {table}c")
 
 
-def test_schema_statements_may_commit_what_is_before_them(url: str, table: str, other: db.Connection) -> None:
+def test_schema_commits_option_commits_before_schema_statements(url: str, table: str, other: db.Connection) -> None:
     connection = db.connect(url, schema_commits=True)
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     connection.execute(f"ALTER TABLE {table} ADD COLUMN more")

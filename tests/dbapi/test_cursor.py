@@ -162,7 +162,7 @@ def test_fetchmany(connection: db.Connection, table: str) -> None:
 
 
 def test_fetchall(connection: db.Connection, table: str) -> None:
-    """What is left; then an empty sequence."""
+    """The rest of the rows; then an empty sequence."""
     fill(connection, table, 3)
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
     cursor.fetchone()
@@ -170,7 +170,9 @@ def test_fetchall(connection: db.Connection, table: str) -> None:
     assert cursor.fetchall() == []
 
 
-def test_a_result_outlives_what_happens_next(connection: db.Connection, table: str, other: db.Connection) -> None:
+def test_fetched_result_survives_delete_and_rollback(
+    connection: db.Connection, table: str, other: db.Connection
+) -> None:
     fill(connection, table)
     connection.commit()
     cursor = connection.execute(f"SELECT id FROM {table} ORDER BY id")
@@ -234,7 +236,7 @@ def test_one_statement_at_a_time(connection: db.Connection, table: str) -> None:
 
 
 def test_executescript(connection: db.Connection, table: str, other: db.Connection) -> None:
-    """What is open is committed first; statements after that stand for themselves; an error leaves those before it."""
+    """The open transaction is committed first; later statements commit alone; an error leaves those before it."""
     connection.execute(f"INSERT INTO {table}(id) VALUES (1)")
     connection.executescript(
         f"""

@@ -30,7 +30,7 @@ def test_connect_returns_a_connection(url: str) -> None:
     second.close()
 
 
-def test_connect_tells_what_is_wrong() -> None:
+def test_connect_errors_name_the_mistake() -> None:
     with pytest.raises(db.InterfaceError, match="not a bedrockish URL"):
         db.connect("sqlite://x")
     with pytest.raises(db.OperationalError) as caught:
@@ -43,7 +43,7 @@ def test_connect_tells_what_is_wrong() -> None:
 
 
 def test_arguments_are_checked_after_connecting(url: str) -> None:
-    """What sqlite3 has fails as there."""
+    """Features of sqlite3 fail as they do there."""
     for wrong in ({"isolation": "chaos"}, {"autocommit": 7}):
         with pytest.raises(db.ProgrammingError):
             db.connect(url, **wrong)
@@ -96,7 +96,7 @@ def test_type_codes_are_those_declared_if_they_are_asked_for(url: str, table: st
     connection = db.connect(url, detect_types=db.PARSE_DECLTYPES)
     description = connection.execute(f"SELECT id, name, amount, data, 1 FROM {table}").description
     assert description is not None
-    assert [column[1] for column in description] == ["INTEGER", "TEXT", "REAL", "BLOB", None]  # there is no row
+    assert [column[1] for column in description] == ["INTEGER", "TEXT", "REAL", "BLOB", None]  # the result has no rows
     assert description[0][1] == db.ROWID
     assert description[3][1] == db.BINARY
     with pytest.raises(db.OperationalError, match="no such table"):
@@ -152,7 +152,7 @@ def test_errors_have_the_class_that_the_standard_gives_them(
     assert str(caught.value) == caught.value.__cause__.message
 
 
-def test_constructors_make_what_can_be_bound(connection: db.Connection) -> None:
+def test_type_constructors_return_bindable_values(connection: db.Connection) -> None:
     """Date, Time, Timestamp, their twins from ticks, and Binary; dates are stored as sqlite3 stores them."""
     ticks = time.mktime((2024, 2, 29, 12, 30, 15, 0, 0, -1))
     assert db.DateFromTicks(ticks) == db.Date(2024, 2, 29) == datetime.date(2024, 2, 29)
@@ -210,7 +210,7 @@ def test_adapters_and_converters_as_in_sqlite3(url: str) -> None:
 
 
 def test_threads_share_a_connection(connection: db.Connection, table: str, other: db.Connection) -> None:
-    """Thread safety 2: threads may share connections. What they do is one transaction, committed once."""
+    """Thread safety 2: threads may share connections. Their statements form one transaction, committed once."""
 
     def work(first: int) -> None:
         for number in range(first, first + 20):

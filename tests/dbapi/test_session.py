@@ -1,4 +1,4 @@
-"""Which statements open transactions, and what is done again when a node dies between BEGIN and the first statement."""
+"""Which statements open transactions, and which are repeated when a node dies between BEGIN and the first statement."""
 
 from typing import Any, cast
 
@@ -58,7 +58,7 @@ def test_it_gives_up_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("failure", [DeadlineError("late"), ConstraintError("UNIQUE")])
-def test_what_cannot_help_is_not_tried_again(failure: BedrockishError) -> None:
+def test_definite_failures_are_not_retried(failure: BedrockishError) -> None:
     one, link = session(failure, None)
     with pytest.raises(type(failure)):
         one.run("INSERT INTO t VALUES (1)", None, WRITE)

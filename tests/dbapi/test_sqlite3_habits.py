@@ -1,4 +1,4 @@
-"""What programs on sqlite3 write first, and what they find: the same, or an error that names the way out."""
+"""The first lines of programs written for sqlite3: the same results, or an error that names the way out."""
 
 import os
 import pathlib
@@ -30,7 +30,7 @@ def made(connection: db.Connection) -> db.Connection:
     return connection
 
 
-def test_connect_takes_what_sqlite3_takes(url: str) -> None:
+def test_connect_accepts_the_arguments_of_sqlite3(url: str) -> None:
     """By position and by name, in sqlite3's order."""
     with_all = db.connect(url, 5.0, db.PARSE_DECLTYPES, "immediate", False, db.Connection, 100, True)
     assert (with_all.isolation_level, with_all.detect_types) == ("IMMEDIATE", db.PARSE_DECLTYPES)
@@ -69,10 +69,8 @@ def test_connect_takes_what_sqlite3_takes(url: str) -> None:
         ("foreign_keys", 1),
     ],
 )
-def test_a_pragma_of_the_first_lines_is_answered_with_what_is_true(
-    connection: db.Connection, pragma: str, tells: object
-) -> None:
-    """It changes nothing, and is no reason to change the program."""
+def test_common_pragmas_are_answered_truthfully(connection: db.Connection, pragma: str, tells: object) -> None:
+    """They change nothing, and programs need no change because of them."""
     found = connection.execute(f"PRAGMA {pragma}").fetchone()
     assert (None if found is None else found[0]) == tells
     assert not connection.in_transaction
@@ -81,8 +79,8 @@ def test_a_pragma_of_the_first_lines_is_answered_with_what_is_true(
 @pytest.mark.parametrize(
     "pragma", ["recursive_triggers=ON", "case_sensitive_like=ON", "query_only=ON", "writable_schema=ON"]
 )
-def test_a_pragma_that_would_change_what_sql_means_is_refused(connection: db.Connection, pragma: str) -> None:
-    """Nobody shall believe that it was heard."""
+def test_pragmas_that_would_change_the_meaning_of_sql_are_refused(connection: db.Connection, pragma: str) -> None:
+    """Silence would let the program believe that the pragma took effect."""
     with pytest.raises(db.NotSupportedError, match="would change this node only"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -106,7 +104,7 @@ def test_errors_have_sqlites_codes_and_classes(made: db.Connection) -> None:
 
 
 def test_there_is_nothing_to_fetch_where_there_is_no_result(made: db.Connection) -> None:
-    """And an empty statement is none."""
+    """An empty statement has no result."""
     cursor = made.cursor()
     assert (cursor.fetchone(), cursor.fetchall()) == (None, [])
     cursor.execute("UPDATE thing SET b = b")
@@ -201,13 +199,15 @@ def test_a_blob_is_read_as_a_file(made: db.Connection) -> None:
         lambda c: c("SELECT 1"),
     ],
 )
-def test_what_cannot_be_names_the_way_out(connection: db.Connection, use: Callable[[Any], object]) -> None:
+def test_unsupported_features_raise_typed_errors_with_a_way_out(
+    connection: db.Connection, use: Callable[[Any], object]
+) -> None:
     """A typed error, no AttributeError in the middle of a program."""
     with pytest.raises(db.NotSupportedError, match=r"\w+ \w+ \w+"):
         use(connection)
 
 
-def test_what_takes_something_away_is_no_error(connection: db.Connection) -> None:
+def test_none_removes_a_callback(connection: db.Connection) -> None:
     """None means: no callback."""
     seen: list[str] = []
     connection.set_trace_callback(seen.append)
@@ -239,7 +239,7 @@ def test_rows_that_a_statement_rolls_back_with_are_no_lost_transaction(connectio
 
 
 def test_a_trace_tells_begin_and_commit(connection: db.Connection) -> None:
-    """In their order; an exception of the callback is nobody's."""
+    """In their order; an exception of the callback is ignored."""
     connection.execute("CREATE TABLE IF NOT EXISTS traced(x)")
     told: list[str] = []
     connection.set_trace_callback(told.append)
@@ -267,7 +267,7 @@ def test_errors_of_a_callback_are_printed_when_asked_for(
     assert capsys.readouterr().err.count("ZeroDivisionError") == 1
 
 
-def test_a_cursor_is_not_used_by_what_it_calls(connection: db.Connection) -> None:
+def test_reentrant_use_of_a_cursor_raises(connection: db.Connection) -> None:
     """A generator of parameters, a converter."""
     cursor = connection.cursor()
 
@@ -281,7 +281,7 @@ def test_a_cursor_is_not_used_by_what_it_calls(connection: db.Connection) -> Non
     assert cursor.execute("SELECT 5").fetchone() == (5,)
 
 
-def test_what_is_not_begun_says_so(url: str) -> None:
+def test_uninitialized_connection_raises(url: str) -> None:
     """A derived class whose ``__init__`` does not call ours."""
 
     class Forgetful(db.Connection):
@@ -302,7 +302,7 @@ def test_what_is_not_begun_says_so(url: str) -> None:
             connection.cursor(lambda _: 5)  # type: ignore[arg-type, return-value]
 
 
-def test_a_derived_connection_gets_what_was_given(url: str) -> None:
+def test_derived_connection_gets_the_arguments_of_connect(url: str) -> None:
     """As ``sqlite3.connect`` hands its arguments on, by position and by name, and no others."""
     got: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
@@ -354,10 +354,10 @@ def interrupted(connection: db.Connection, sql: str) -> tuple[db.OperationalErro
     return caught.value, time.monotonic() - began
 
 
-def test_interrupt_ends_what_another_thread_waits_for(url: str) -> None:
+def test_interrupt_ends_a_call_of_another_thread(url: str) -> None:
     """A read did not happen; a write may have; an open transaction is to be rolled back. Then all goes on."""
     with closing(db.connect(url, 30, isolation_level=None)) as connection:
-        connection.interrupt()  # nothing is under way, and nothing happens to what comes after
+        connection.interrupt()  # no call is under way, and later calls are not affected
         connection.execute("CREATE TABLE IF NOT EXISTS interrupted(x)")
         read, took_s = interrupted(connection, LONG)
         assert read.code == "deadline"

@@ -1,4 +1,4 @@
-"""What the gist on multi-leader Bedrock promises, sentence by sentence, in our words: init, step, check.
+"""The promises of the gist on multi-leader Bedrock, sentence by sentence, in our words: init, step, check.
 
 https://gist.github.com/quinthar/31d8e58aac8432426cadd2f71496d984. Each test names the heading that it is from. Where we
 do otherwise, ``docs/divergence.md`` says why; the tests of such sentences say so.
@@ -97,7 +97,7 @@ def test_a_node_whose_disk_hangs_does_not_hold_up_the_boat() -> None:
     assert "A1: COMMIT Alice[1, *, *, 0, 0]" in play.said
 
 
-def test_what_is_committed_is_in_every_journal() -> None:
+def test_every_journal_has_every_commit() -> None:
     """Example 1, step 6: each node keeps a list of every transaction that it has ever committed."""
     play = Play("A0: BEGIN Alice writes x", "settle", "B0: BEGIN Bob writes x", "settle")
     journals = [play(f"journal {node}") for node in "ABCDE"]
@@ -156,7 +156,7 @@ def test_a_restarted_node_catches_up() -> None:
 
 @pytest.mark.parametrize("voters", range(1, 10))
 def test_any_two_quorums_share_a_node(voters: int) -> None:
-    """Why: over half of the cluster; so whoever approves two transactions has somebody in common who saw both."""
+    """Why: over half of the cluster; so the approvers of two transactions share a node that saw both."""
     assert 2 * approvals_needed(voters) > voters
 
 
@@ -169,7 +169,7 @@ def test_the_node_that_two_quorums_share_sees_both() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_two_that_conflict_never_both_commit_unseen(seed: int) -> None:
-    """Why: no quorum for two conflicting transactions in overlapping windows, in whatever order things arrive."""
+    """Why: no quorum for two conflicting transactions in overlapping windows, in any order of arrival."""
     draw = draws(seed)
     play = Play("quiet", "A0: BEGIN Andrew writes x", "B0: BEGIN Betty writes x")
     for _ in range(60):
@@ -245,7 +245,9 @@ def test_the_third_reject_rolls_back() -> None:
 
 
 def test_a_node_that_rejected_commits_all_the_same() -> None:
-    """Example 4: D rejected Andrew and must commit him, since the others can. (Ours need not wait for Betty's end.)"""
+    """Example 4: D rejected Andrew and must commit him, since the others can. (Ours need not wait for Betty's end.)
+    (Ours need not wait for Betty's end.)
+    """
     play = duel()
     play("deliver C E -> A")
     assert "D0: applies A1 Andrew" in play("deliver A -> D COMMIT")
@@ -266,7 +268,7 @@ def transaction(name: str, *, reads: str = "", writes: str = "") -> Transaction:
     return Transaction(Txid(1, name), {}, 0, 0, 0, name, "", ROWS, AccessSet(read, (), write), b"", b"")
 
 
-def test_prepare_commit_finds_what_is_already_committed() -> None:
+def test_prepare_commit_finds_earlier_conflicting_commits() -> None:
     """PREPARE: the first call tests a transaction against everything committed that it has not seen."""
     recent, mine = CommitWindow(), transaction("B", reads="x", writes="y")
     recent.add(("A", 1), transaction("A", writes="x"))

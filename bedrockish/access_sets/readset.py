@@ -30,6 +30,7 @@ from bedrockish.access_sets.key_encoding import Spec, encoder, object_prefix
 from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure
 from bedrockish.access_sets.opcodes import Op
 from bedrockish.access_sets.register_values import Atom
+from bedrockish.sqltext.statement_ends import first_word
 from bedrockish_journal.model.access_set import HIGH, Range, object_range
 from bedrockish_journal.model.changes import Change
 from bedrockish_journal.model.value import value
@@ -47,7 +48,6 @@ _LOOKS_BEHIND = re.compile(r"\b(pragma_\w+|dbstat|sqlite_dbpage|bytecode|tables_
 _BLOB = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|(?<![\w$])[xX]'([0-9a-fA-F]*)'""", re.DOTALL
 )
-_EXPLAIN = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*explain\b", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def analyse(
     Raises:
         apsw.Error: SQLite cannot prepare it; the caller's own attempt to run it would say the same.
     """
-    if _EXPLAIN.match(sql):
+    if first_word(sql) == "EXPLAIN":
         return _of_explain(schema)
     programs, is_whole = _explain(db, sql, nparams)
     if not is_whole:

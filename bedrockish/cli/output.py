@@ -16,6 +16,8 @@ from bedrockish.api.requests import Rows
 from bedrockish.cli.layout import ASCII, COLUMN, MARKDOWN, Frame, lay_out
 from bedrockish.cli.layout import BOX as BOX_FRAME
 from bedrockish.cli.safe_text import UNSAFE, harmless, is_terminal, visible, write
+from bedrockish.sqltext import literals
+from bedrockish.sqltext.literals import literal_of_blob
 from bedrockish.transfer.load_database import quote
 
 BOX, TABLE, COLUMNS, MARKS = "box", "table", "column", "markdown"
@@ -68,18 +70,8 @@ def show(value: Any) -> str:
 
 
 def literal(value: Any) -> str:
-    """Return a value as SQL that SQLite reads as the same value."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, bytes):
-        return f"X'{value.hex()}'"
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else "9e999" if value > 0 else "-9e999"
-    if isinstance(value, str):
-        if UNSAFE.search(value):  # a text of SQL ends at NUL, and the others could steer the terminal that shows it
-            return f"CAST(X'{value.encode().hex()}' AS TEXT)"
-        return "'" + value.replace("'", "''") + "'"
-    return str(value)
+    """Return a value as SQL that SQLite reads as the same value, and that does not steer a terminal."""
+    return literal_of_blob(value) if isinstance(value, str) and UNSAFE.search(value) else literals.literal(value)
 
 
 def name(text: str) -> str:

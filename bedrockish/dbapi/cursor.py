@@ -8,17 +8,8 @@ from bedrockish.api.requests import Rows
 from bedrockish.dbapi.errors import DatabaseError, ProgrammingError
 from bedrockish.dbapi.session import Session
 from bedrockish.dbapi.values import adapt_all, converter_of, declared_converter, type_codes
-from bedrockish.sqltext.statement_kinds import (
-    OTHER,
-    READ,
-    SCHEMA,
-    WRITE,
-    inserts,
-    is_nothing,
-    is_single,
-    kind_of,
-    split,
-)
+from bedrockish.sqltext.statement_ends import is_nothing, is_single, split
+from bedrockish.sqltext.statement_kinds import OTHER, READ, SCHEMA, WRITE, inserts, kind_of
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from bedrockish.dbapi.errors import NotSupportedError, OperationalError, ProgrammingError
+from bedrockish.sqltext.literals import literal
 
 OURS = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
 ORDER = "type = 'table' DESC, CASE type WHEN 'table' THEN name END, rowid"  # as sqlite3's iterdump has it
@@ -165,12 +166,12 @@ def dump(run: Run) -> Iterator[str]:
             continue
         yield f"{sql};"
         columns = [row[1] for row in run(f"PRAGMA table_info({quoted(name)})")]  # without generated ones
-        values = "||','||".join(f"quote({quoted(column)})" for column in columns)
+        values = ", ".join(map(quoted, columns))
         every = len(list(run(f"PRAGMA table_xinfo({quoted(name)})"))) == len(columns)
         listed = "" if every else f"({','.join(map(quoted, columns))})"
         prefix = f"INSERT INTO {quoted(name)}{listed} VALUES("
-        for (line,) in rows_of(run, name, values):
-            yield f"{prefix}{line});"
+        for row in rows_of(run, name, values):
+            yield f"{prefix}{','.join(map(literal, row))});"
     yield from later
     yield "COMMIT;"
 

@@ -4,14 +4,12 @@ A guess that is wrong costs a refusal by the node, never data: nodes ask SQLite 
 """
 
 import re
-import sqlite3
-from collections.abc import Iterator
 
-from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
+from bedrockish.sqltext.statement_ends import first_word
+from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
 READ, WRITE, SCHEMA, PRAGMA, OTHER = "read", "write", "schema", "pragma", "other"
 
-_FIRST = re.compile(r"(?:\s|;|\ufeff|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*([A-Za-z]*)", re.DOTALL)
 _KINDS = {
     **dict.fromkeys(("SELECT", "VALUES", "EXPLAIN"), READ),
     **dict.fromkeys(("INSERT", "UPDATE", "DELETE", "REPLACE"), WRITE),
@@ -39,9 +37,7 @@ def switch_of(sql: str) -> tuple[str, bool | None] | None:
 
 def verb_of(sql: str) -> str:
     """Return the word that says what a statement does, in upper case: for ``WITH`` that is the one after the tables."""
-    found = _FIRST.match(sql)
-    assert found is not None  # every part of the pattern may be empty
-    word = found[1].upper()
+    word = first_word(sql)
     return _verb_after_with(sql) if word == "WITH" else word
 
 
@@ -62,46 +58,10 @@ def _verb_after_with(sql: str) -> str:
     """Return the verb after common table expressions: the first one outside of all parentheses."""
     depth = 0
     try:
-        for token in tokens(sql):
+        for token in walk(sql):
             depth += (token.text == "(") - (token.text == ")")
             if depth == 0 and token.is_word("INSERT", "UPDATE", "DELETE", "REPLACE", "SELECT", "VALUES"):
                 return token.text.upper()
     except NotTokensError:
         pass
     return "SELECT"
-
-
-def split(script: str) -> Iterator[str]:
-    """Yield the statements of a script, without those that are only blanks and comments."""
-    start = at = 0
-    while start < len(script):
-        at = script.find(";", at) + 1
-        chunk = script[start:at] if at else script[start:]
-        if at and not sqlite3.complete_statement(chunk):
-            continue
-        if _is_something(chunk):
-            yield chunk.strip()
-        if not at:
-            return
-        start = at
-
-
-def is_nothing(sql: str) -> bool:
-    """Whether a text holds no statement, only blanks and comments."""
-    return not any(True for _ in split(sql))
-
-
-def is_single(sql: str) -> bool:
-    """Whether a text has at most one statement in it."""
-    if ";" not in sql.rstrip("; \t\r\n"):
-        return True
-    return sum(1 for _ in split(sql)) <= 1
-
-
-def _is_something(chunk: str) -> bool:
-    found: list[Token]
-    try:
-        found = tokens(chunk)
-    except NotTokensError:
-        return True  # for SQLite to say what is wrong with it
-    return any(token.text != ";" for token in found)

@@ -7,16 +7,15 @@ operations, nodes do the others on an open transaction's list of changes.
 import re
 from dataclasses import dataclass
 
+from bedrockish.sqltext.statement_ends import after_blanks, after_nothing
+
 BEGIN, COMMIT, ROLLBACK = "BEGIN", "COMMIT", "ROLLBACK"
 SAVEPOINT, RELEASE, ROLLBACK_TO = "SAVEPOINT", "RELEASE", "ROLLBACK TO"
 
-_GAP = r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))"
 _TOKEN = re.compile(
-    rf"""{_GAP}*(?:([A-Za-z_\u0080-\U0010ffff][\w$]*)|("(?:[^"]|"")*"|'(?:[^']|'')*'|`(?:[^`]|``)*`|\[[^\]]*\])|(;))""",
-    re.DOTALL,
+    r"""[A-Za-z_\u0080-\U0010ffff][\w$]*+|"[^"]*+(?:""[^"]*+)*+"|'[^']*+(?:''[^']*+)*+'|`[^`]*+(?:``[^`]*+)*+`|\[[^\]]*+\]"""
 )
-_REST = re.compile(rf"(?:{_GAP}|;)*", re.DOTALL)
-_FIRST = re.compile(rf"(?:{_GAP}|;)*(BEGIN|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE | re.DOTALL)
+_FIRST = re.compile(r"(BEGIN|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE)
 _BEGINNINGS = frozenset({"BE", "CO", "EN", "RO", "SA", "RE"})  # of the words in it
 _WORDS_MAX = 5
 
@@ -45,18 +44,17 @@ def parse_control(sql: str) -> Control | None:
     beginning = sql[:2]
     if beginning.isalpha() and beginning.upper() not in _BEGINNINGS:  # nearly all, and cheaper than to read it
         return None
-    first = _FIRST.match(sql)
-    if first is None:
+    at = after_nothing(sql)
+    if _FIRST.match(sql, at) is None:
         return None
     words: list[str] = []
-    at = first.start(1)
     while len(words) <= _WORDS_MAX:
-        token = _TOKEN.match(sql, at)
-        if token is None or token[3]:
+        token = _TOKEN.match(sql, after_blanks(sql, at))
+        if token is None:
             break
-        words.append(token[1] or token[2])
+        words.append(token[0])
         at = token.end()
-    if _REST.fullmatch(sql, at) is None:
+    if after_nothing(sql, at) < len(sql):
         return None
     upper = [word.upper() for word in words]
     match upper:

@@ -7,7 +7,8 @@ import pytest
 from bedrockish.api.requests import Rows
 from bedrockish.dbapi.session import FIRST_TRIES, Session
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, UnavailableError
-from bedrockish.sqltext.statement_kinds import OTHER, PRAGMA, READ, SCHEMA, WRITE, inserts, is_single, kind_of, split
+from bedrockish.sqltext.statement_ends import is_single, split
+from bedrockish.sqltext.statement_kinds import OTHER, PRAGMA, READ, SCHEMA, WRITE, inserts, kind_of
 
 
 class Held:

@@ -146,6 +146,25 @@ def test_iterdump_makes_the_database_again(made: db.Connection, tmp_path: pathli
     copied.close()
 
 
+def test_iterdump_keeps_nul_and_every_kind_of_value(made: db.Connection) -> None:
+    made.execute("CREATE TABLE kinds(id INTEGER PRIMARY KEY, x)")
+    values = ["a\0b", "\0" * 2_000, "it's", b"\0\xff", -0.0, 1e300, float("inf"), -(2**63), None, ""]
+    made.executemany("INSERT INTO kinds(x) VALUES (?)", [(value,) for value in values])
+    made.commit()
+    with closing(sqlite3.connect(":memory:")) as again:
+        again.executescript("\n".join(made.iterdump()))
+        found = [value for (value,) in again.execute("SELECT x FROM kinds ORDER BY id")]
+    assert list(map(repr, found)) == list(map(repr, values))
+
+
+def test_iterdump_writes_a_table_of_many_columns(made: db.Connection) -> None:
+    columns = [f"c{number}" for number in range(600)]
+    made.execute(f"CREATE TABLE broad({', '.join(columns)})")
+    made.execute(f"INSERT INTO broad({columns[-1]}) VALUES (1)")
+    (line,) = [line for line in made.iterdump() if line.startswith('INSERT INTO "broad"')]
+    assert line.endswith(f"VALUES({'NULL,' * 599}1);")
+
+
 def test_many_rows_are_dumped_in_pieces(made: db.Connection) -> None:
     """Each once, also where rowids have gaps and are negative."""
     made.executemany("INSERT INTO thing(id, a) VALUES (?, ?)", [(n * 7 - 5_000, n + 10) for n in range(2_500)])

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,9 +17,10 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.shell.dots import COMMANDS, OURS
-from bedrockish.cli.shell.script import Dot, items, strip_blank
+from bedrockish.cli.shell.script import Dot, items
 from bedrockish.cli.shell.session import Leave, Shell
 from bedrockish.errors import BedrockishError
+from bedrockish.sqltext import statement_ends as sqltext
 
 HISTORY_VARIABLE = "BEDROCKISH_HISTORY"
 NAMES_S = 30.0  # after so long, names are looked up again: others change the schema too
@@ -83,8 +83,7 @@ class Names(Completer):
 
 def is_complete(text: str) -> bool:
     """Whether Enter ends what is typed, rather than a line of it."""
-    stripped = strip_blank(text)
-    return not stripped.strip() or text.startswith(".") or sqlite3.complete_statement(stripped)
+    return text.startswith(".") or sqltext.is_complete(text)
 
 
 def run_prompt(shell: Shell) -> None:

@@ -5,16 +5,12 @@ between BEGIN and COMMIT becomes one transaction, sent as a whole, unless it nee
 dot-commands in it, or ends with ROLLBACK. Every other statement is a transaction of its own.
 """
 
-import io
-import re
-import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bedrockish.errors import UsageError
+from bedrockish.sqltext.statement_ends import after_nothing, statement_end
 from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, parse_control
-
-BLANK = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,56 +36,23 @@ class Unit:
     pieces: tuple[Piece, ...]
 
 
-def strip_blank(sql: str) -> str:
-    """Return a text without the white space and comments before it."""
-    blank = BLANK.match(sql)
-    return sql[blank.end() :] if blank else sql
-
-
-def split(text: str, source: str, line: int = 1) -> Iterator[Piece]:
-    """Yield the statements of a text; the last one needs no semicolon.
-
-    Args:
-        text: the script.
-        source: its name, for error texts.
-        line: number of its first line.
-    """
-    start = at = 0
-    while start < len(text):
-        at = text.find(";", at) + 1
-        chunk = text[start:at] if at else text[start:]
-        if at and not sqlite3.complete_statement(chunk):
-            continue
-        sql = strip_blank(chunk)
-        if sql.strip("; \t\r\n"):
-            first = line + text.count("\n", 0, start + len(chunk) - len(sql))
-            yield Piece(sql.strip(), f"{source}:{first}")
-        if not at:
-            return
-        start = at
-
-
 def items(text: str, source: str) -> Iterator[Piece | Dot]:
-    """Yield the statements and the dot-commands of a text.
+    """Yield the statements and the dot-commands of a text. A dot-command is a line that begins with a dot.
 
     Args:
         text: the script.
         source: its name, for error texts.
     """
-    held: list[str] = []
-    first = 1
-    for number, line in enumerate(io.StringIO(text), 1):
-        if line.startswith(".") and not strip_blank("".join(held)):
-            held.clear()
-            yield Dot(line.strip(), f"{source}:{number}")
+    at, counted, line = 0, 0, 1
+    while (begin := after_nothing(text, at)) < len(text):
+        line += text.count("\n", counted, begin)
+        counted = begin
+        if text[begin] == "." and (begin == 0 or text[begin - 1] == "\n"):
+            at = text.find("\n", begin) + 1 or len(text)
+            yield Dot(text[begin:at].strip(), f"{source}:{line}")
             continue
-        if not held:
-            first = number
-        held.append(line)
-        if ";" in line and sqlite3.complete_statement("".join(held)):
-            yield from split("".join(held), source, first)
-            held.clear()
-    yield from split("".join(held), source, first)
+        at = statement_end(text, begin) or len(text)
+        yield Piece(text[begin:at].rstrip(), f"{source}:{line}")
 
 
 def group(pieces: Iterable[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:

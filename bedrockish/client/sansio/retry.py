@@ -21,9 +21,9 @@ from bedrockish.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from bedrockish.sqltext.statement_ends import after_blanks
 from bedrockish_net.errors import Code
 
-_BLANK = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))+", re.DOTALL)
 _READS = re.compile(r"(?:SELECT|VALUES|EXPLAIN)\b", re.IGNORECASE)
 
 
@@ -31,11 +31,7 @@ def only_reads(request: Request) -> bool:
     """Whether a command certainly changes nothing; False when in doubt (WITH may introduce an INSERT)."""
     if request.change is not None or request.call is not None:
         return False
-    for statement in request.statements:
-        blank = _BLANK.match(statement.sql)
-        if not _READS.match(statement.sql, blank.end() if blank else 0):
-            return False
-    return True
+    return all(_READS.match(statement.sql, after_blanks(statement.sql)) for statement in request.statements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Piece, first_word
+from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Piece
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnsupportedError, UsageError
+from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, parameter_numbers, tokens
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.access_set import AccessSet
@@ -134,14 +135,13 @@ class Mixed:
         """
         binder = Binder(statement.params)
         results: list[Result] = []
-        rest, taken = statement.sql, 0
-        while rest:
-            piece = self._executor.compiled(rest, self._user)
-            rest = piece.rest
+        at, taken = 0, 0
+        while at < len(statement.sql):
+            piece, at = self._executor.compiled(statement.sql, self._user, at)
             if piece.kind == EMPTY:
                 continue
             params = binder.take(piece.names)
-            if not rest:
+            if at == len(statement.sql):
                 binder.finish()
             if piece.setting:
                 results.append(self._set(piece))
@@ -389,10 +389,13 @@ def literal(sql: str, params: tuple[Any, ...]) -> str:
     numbers = parameter_numbers(found)
     if set(numbers.values()) - set(range(1, len(params) + 1)):
         raise UnsupportedError("the statement's parameters cannot be told from its text", sql=sql)
-    for place, number in reversed(numbers.items()):
-        token, value = found[place], value_as_sql(params[number - 1])
-        sql = f"{sql[: token.start]}({value}){sql[token.end :]}"
-    return sql
+    parts: list[str] = []
+    at = 0
+    for place, number in numbers.items():
+        token = found[place]
+        parts += (sql[at : token.start], f"({value_as_sql(params[number - 1])})")
+        at = token.end
+    return "".join([*parts, sql[at:]])
 
 
 def _with_id(sql: str, rowid: int) -> str:

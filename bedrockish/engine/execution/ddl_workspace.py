@@ -17,7 +17,6 @@ from bedrockish.engine.execution.ddl_execution import Mixed
 from bedrockish.engine.execution.interfaces import Beside
 from bedrockish.engine.execution.open_transaction import Logged
 from bedrockish.engine.execution.workspace import Workspace
-from bedrockish.engine.statements.classify import first_word
 from bedrockish.engine.storage.overlay_vfs import Moment
 from bedrockish.errors import (
     BedrockishError,
@@ -28,6 +27,7 @@ from bedrockish.errors import (
     TooLargeError,
     UnavailableError,
 )
+from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.transaction_control import Control
 from bedrockish_journal.storage.schema_steps import answer_digest
 

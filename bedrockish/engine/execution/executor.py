@@ -218,13 +218,18 @@ class Executor:
             )
         return self.prepare_rows(run.gatherer, encode_results(run.results), base, schema_version, writes=run.writes)
 
-    def compiled(self, sql: str, user: str = "") -> Piece:
-        """Return the first statement of a text, compiled and not run. Raises what ``Guard.compile`` and Rights say."""
+    def compiled(self, sql: str, user: str = "", at: int = 0) -> tuple[Piece, int]:
+        """Compile the statement of a text that begins at or after a place, and return it with the place after it.
+
+        Raises:
+            BedrockishError: as ``Guard.compile`` and ``Rights.check``.
+        """
         rights = self.access.of(user)
-        piece = self._compiled(sql, is_limited=rights is not None and rights.role < ADMIN)
+        with self.judging(sql):
+            piece, after = self._guard.compile_next(sql, at, is_limited=rights is not None and rights.role < ADMIN)
         if rights is not None:
             rights.check(piece, self._views)
-        return piece
+        return piece, after
 
     def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Piece, tuple[Any, ...]]]:
         """Yield the compiled statements of a text with their parameters; each is to be run before the next is asked.
@@ -245,10 +250,10 @@ class Executor:
             binder.finish()
             return
         found: list[Piece] = []
-        rest, until_schema = statement.sql, True
-        while rest:
-            piece = self._compiled(rest, is_limited=is_limited)
-            rest = piece.rest
+        at, until_schema = 0, True
+        while at < len(statement.sql):
+            with self.judging(statement.sql):
+                piece, at = self._guard.compile_next(statement.sql, at, is_limited=is_limited)
             if piece.kind == EMPTY:
                 continue
             if rights is not None:
@@ -270,17 +275,14 @@ class Executor:
             ):
                 self.only_writes.add(statement.sql)
 
-    def _compiled(self, sql: str, *, ours: bool = False, is_limited: bool = False) -> Piece:
-        with self.judging(sql):
-            return self._guard.compile(sql, ours=ours, is_limited=is_limited)
-
     def _rewritten(self, piece: Piece) -> Rewritten | None:
         """Return what to run instead so that ids are given, if SQLite agrees that it does the same otherwise."""
         auto = rewrite(piece.sql, self._tables.by_name)
         if auto is None:
             return None
         try:
-            other = self._compiled(auto.sql, ours=True)
+            with self.judging(auto.sql):
+                other = self._guard.compile(auto.sql, ours=True)
         except BedrockishError:
             return None  # too many columns, for example
         same = (other.kind, other.names, other.columns, other.tables, other.rest) == (

@@ -33,7 +33,7 @@ def explain(executor: Executor, statement: Statement, user: str = "", *, columns
         StatementTimeoutError: all of it takes longer than one statement may.
     """
     if columns:
-        return [{"columns": [list(pair) for pair in executor.compiled(statement.sql, user).declared]}]
+        return [{"columns": [list(pair) for pair in executor.compiled(statement.sql, user)[0].declared]}]
     found = []
     executor.allow(executor._limits.statement_s)
     try:

@@ -27,7 +27,7 @@ from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import READ, SCHEMA, WRITE, Piece, first_word
+from bedrockish.engine.statements.classify import READ, SCHEMA, WRITE, Piece
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -36,6 +36,7 @@ from bedrockish.errors import (
     UnsupportedError,
     told_too_early,
 )
+from bedrockish.sqltext.statement_ends import first_word
 from bedrockish_journal.model.changes import Change, encode_changes
 from bedrockish_journal.model.transaction import ROWS
 

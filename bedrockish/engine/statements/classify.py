@@ -17,6 +17,7 @@ from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
 from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS, opened
 from bedrockish.errors import SqlError, UnsupportedError
+from bedrockish.sqltext.statement_ends import after_nothing, first_word, statement_end
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
 from bedrockish_journal.storage.packing import UNPACKED
 from bedrockish_journal.storage.table_layout import is_hidden
@@ -73,14 +74,6 @@ _REFUSED = {
 }
 # Values for a statement whose number of parameters is not known yet; what apsw.ext.query_info itself uses.
 _NO_VALUES: Any = apsw._null_bindings  # type: ignore[attr-defined]
-_WORD = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*([A-Za-z]*)", re.DOTALL)
-
-
-def first_word(sql: str) -> str:
-    """Return the first word of a statement in upper case, comments skipped."""
-    found = _WORD.match(sql)
-    assert found is not None  # every part of the pattern may be empty
-    return found[1].upper()
 
 
 @dataclass(slots=True)
@@ -174,10 +167,40 @@ class Guard:
         self._seen: _Seen | None = None
         db.authorizer = self._authorize
 
-    def compile(self, sql: str, *, ours: bool = False, is_limited: bool = False) -> Piece:
-        """Compile the first statement of a text; ``ours`` may call our own function.
+    def compile_next(self, sql: str, at: int = 0, *, is_limited: bool = False) -> tuple[Piece, int]:
+        """Compile the statement of a text that begins at a place or after it.
 
-        With ``is_limited`` it is of somebody who may not see what is secret, and gets the rest (``rights.opened``).
+        SQLite gets the text of that statement alone: with the rest of a long script it would copy all of it for each.
+
+        Args:
+            sql: the text.
+            at: where to look for the statement.
+            is_limited: as in ``compile``.
+
+        Returns:
+            the statement, which is empty at the end of the text, and the place after it.
+
+        Raises:
+            SqlError: as ``compile``.
+            UnsupportedError: as ``compile``.
+        """
+        begin = after_nothing(sql, at)
+        end = statement_end(sql, begin) or len(sql)
+        try:
+            piece = self.compile(sql[begin:end], is_limited=is_limited)
+        except SqlError:
+            if end == len(sql) or after_nothing(sql, end) == len(sql):
+                raise
+            piece, end = self.compile(sql[begin:], is_limited=is_limited), len(sql)  # SQLite may see another end
+        return piece, end - len(piece.rest)
+
+    def compile(self, sql: str, *, ours: bool = False, is_limited: bool = False) -> Piece:
+        """Compile the first statement of a text, without running it.
+
+        Args:
+            sql: the text.
+            ours: the statement may call the node's own function.
+            is_limited: its user may not read secrets, and gets the other rows (``rights.opened``).
 
         Raises:
             SqlError: SQLite does not understand it.
@@ -191,6 +214,7 @@ class Guard:
         hidden = "" if ours else hidden_name(sql)
         if hidden:
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
+        sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
         sql = pragmas.answered(opened(sql) if is_limited else sql)
         seen = self._seen = _Seen(ours=ours)
         piece: Piece | None = None

@@ -1,9 +1,13 @@
 """Which PRAGMAs a client may use, and why not the others."""
 
+from itertools import islice
+
 import apsw
 
-from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+from bedrockish.sqltext.statement_ends import first_word
+from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
+WORDS_MAX = 12  # more tokens than a PRAGMA has that a node answers or keeps
 READABLE = frozenset(
     {
         *("application_id", "collation_list", "compile_options", "data_version", "database_list", "encoding"),
@@ -67,10 +71,10 @@ def answered(sql: str) -> str:
     Such a PRAGMA is part of a program's first lines on SQLite. What it wants is either so already (each commit is
     durable before it is acknowledged, readers hold up no writer) or without meaning here.
     """
-    if sql.lstrip()[:6].upper() != "PRAGMA":
+    if first_word(sql) != "PRAGMA":
         return sql
     try:
-        words = list(tokens(sql))
+        words = list(islice(walk(sql), WORDS_MAX))
     except NotTokensError:
         return sql
     end = next((place for place, token in enumerate(words) if token.text == ";"), len(words))
@@ -106,11 +110,11 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
 
 def given(sql: str) -> tuple[str, str]:
     """Return name and value that a text sets if it is a PRAGMA that does; else empty texts."""
-    try:
-        words = [token for token in tokens(sql) if token.text != ";"]
-    except NotTokensError:
+    if first_word(sql) != "PRAGMA":
         return "", ""
-    if not words or not words[0].is_word("PRAGMA"):
+    try:
+        words = [token for token in islice(walk(sql), WORDS_MAX) if token.text != ";"]
+    except NotTokensError:
         return "", ""
     at = 3 if words[2:3] and words[2].text == "." else 1
     if not words[at + 1 : at + 2] or words[at + 1].text not in ("=", "("):
@@ -127,7 +131,8 @@ def is_replicated(sql: str) -> bool:
 def turns_on(sql: str) -> bool:
     """Whether a PRAGMA of ``SETTINGS`` switches it on; SQLite takes numbers but 0 for that, too."""
     value = given(sql)[1]
-    return value in _ON or (value.lstrip("+-").isdigit() and int(value) != 0)
+    digits = value.lstrip("+-")
+    return value in _ON or (digits.isdecimal() and digits.strip("0") != "")
 
 
 def is_keys_off(sql: str) -> bool:

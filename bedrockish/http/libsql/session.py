@@ -31,7 +31,8 @@ from bedrockish.http.libsql.structures import (
 from bedrockish.http.purse import Purse
 from bedrockish.node.transactions.cursors import Stream, Streams
 from bedrockish.sqltext import transaction_control as control
-from bedrockish.sqltext.statement_kinds import READ, SCHEMA, kind_of, split, switch_of, verb_of
+from bedrockish.sqltext.statement_ends import split
+from bedrockish.sqltext.statement_kinds import READ, SCHEMA, kind_of, switch_of, verb_of
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 TIMEOUT_S = 30.0

@@ -47,6 +47,8 @@ def quote(name: str) -> str:
 
 def value_as_sql(value: Value) -> str:
     """Return a value as SQL writes it: what reads it has the same value, the sign of a zero included."""
+    if isinstance(value, str) and "\0" in value:  # SQLite would read no further
+        return f"CAST(X'{value.encode().hex()}' AS TEXT)"
     return "-0.0" if value == 0 and str(value) == "-0.0" else str(apsw.format_sql_value(value))
 
 

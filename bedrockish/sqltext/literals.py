@@ -1,0 +1,34 @@
+"""Values written as SQL. Pure."""
+
+import math
+
+Value = None | int | float | str | bytes
+
+
+def literal(value: Value) -> str:
+    """Return a value as SQL that SQLite reads as the same value.
+
+    SQLite reads a statement up to its first NUL, so a text with a NUL is written as a blob.
+
+    >>> literal("it's")
+    "'it''s'"
+    >>> literal("a\\0")
+    "CAST(X'6100' AS TEXT)"
+    """
+    match value:
+        case None:
+            return "NULL"
+        case bytes():
+            return f"X'{value.hex()}'"
+        case float():
+            return repr(value) if math.isfinite(value) else "9.0e+999" if value > 0 else "-9.0e+999"
+        case str() if "\0" in value:
+            return literal_of_blob(value)
+        case str():
+            return "'" + value.replace("'", "''") + "'"
+    return str(value)
+
+
+def literal_of_blob(text: str) -> str:
+    """Return a text as SQL that has only printable characters."""
+    return f"CAST(X'{text.encode().hex()}' AS TEXT)"

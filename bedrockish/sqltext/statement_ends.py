@@ -1,0 +1,137 @@
+"""Where the statements of an SQL text begin and end, found in one pass over the text. Pure.
+
+A semicolon ends a statement unless it stands in a string, a quoted name, a comment or the body of a trigger. The body
+of a trigger ends with END between two semicolons, as in SQLite's shell. Each pattern here is possessive: a pattern that
+could try a second way to cut a text into blanks and comments would take exponential time.
+"""
+
+import re
+from collections.abc import Iterator
+
+_BLANKS = r"[ \t\n\f\r\ufeff]++|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
+_BLANK = re.compile(rf"(?:{_BLANKS})*+", re.DOTALL)
+_EMPTY = re.compile(rf"(?:{_BLANKS}|;)*+", re.DOTALL)
+_WORD = re.compile(r"[A-Za-z0-9_$\x80-\U0010ffff]*+")
+# What may hold a semicolon that ends nothing, or the semicolon itself. What is not closed goes to the end of the text.
+_SEMICOLON = re.compile(r"'[^']*+'?|\"[^\"]*+\"?|`[^`]*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))|;", re.DOTALL)
+
+
+def after_blanks(sql: str, at: int = 0) -> int:
+    """Return where the first token at or after a place begins, past blanks and comments."""
+    found = _BLANK.match(sql, at)
+    assert found is not None  # the pattern matches an empty text
+    return found.end()
+
+
+def after_nothing(sql: str, at: int = 0) -> int:
+    """Return where the first statement at or after a place begins, past blanks, comments and semicolons."""
+    found = _EMPTY.match(sql, at)
+    assert found is not None  # the pattern matches an empty text
+    return found.end()
+
+
+def first_word(sql: str) -> str:
+    """Return the first word of the first statement of a text in upper case; empty if it begins with something else."""
+    return _word(sql, after_nothing(sql))[0]
+
+
+def statement_end(sql: str, at: int = 0) -> int | None:
+    """Return the place after the semicolon that ends the statement which begins at a place.
+
+    Args:
+        sql: the text.
+        at: where the statement begins, as ``after_nothing`` returns it.
+
+    Returns:
+        the place, or None if the statement goes to the end of the text.
+    """
+    in_trigger = _makes_trigger(sql, at)
+    while True:
+        found = _SEMICOLON.search(sql, at)
+        if found is None:
+            return None
+        at = found.end()
+        if found[0] != ";":
+            continue
+        if not in_trigger:
+            return at
+        word, after = _word(sql, after_nothing(sql, at))
+        at = after_blanks(sql, after)
+        if word == "END" and sql.startswith(";", at):
+            return at + 1
+
+
+def spans(script: str) -> Iterator[tuple[int, int]]:
+    """Yield the begin and end of each statement of a script, without the blanks and comments before it."""
+    begin = after_nothing(script)
+    while begin < len(script):
+        end = statement_end(script, begin)
+        yield begin, len(script) if end is None else end
+        if end is None:
+            return
+        begin = after_nothing(script, end)
+
+
+def split(script: str) -> Iterator[str]:
+    """Yield the statements of a script."""
+    for begin, end in spans(script):
+        yield script[begin:end].rstrip()
+
+
+def is_nothing(sql: str) -> bool:
+    """Whether a text holds no statement, only blanks, comments and semicolons."""
+    return after_nothing(sql) == len(sql)
+
+
+def is_single(sql: str) -> bool:
+    """Whether a text holds at most one statement."""
+    return after_first(sql) is None
+
+
+def is_complete(sql: str) -> bool:
+    """Whether a semicolon ends the last statement of a text; true for a text without statements."""
+    begin = after_nothing(sql)
+    while begin < len(sql):
+        end = statement_end(sql, begin)
+        if end is None:
+            return False
+        begin = after_nothing(sql, end)
+    return True
+
+
+def after_first(sql: str) -> int | None:
+    """Return where the second statement of a text begins; None if the text has at most one."""
+    semicolon = sql.find(";")
+    if semicolon < 0 or semicolon == len(sql) - 1:
+        return None
+    end = statement_end(sql, after_nothing(sql))
+    if end is None:
+        return None
+    begin = after_nothing(sql, end)
+    return begin if begin < len(sql) else None
+
+
+def _makes_trigger(sql: str, at: int) -> bool:
+    word, at = _next_word(sql, at)
+    if word == "EXPLAIN":
+        word, at = _next_word(sql, at)
+        if word == "QUERY":
+            _, at = _next_word(sql, at)
+            word, at = _next_word(sql, at)
+    if word != "CREATE":
+        return False
+    word, at = _next_word(sql, at)
+    if word in ("TEMP", "TEMPORARY"):
+        word, at = _next_word(sql, at)
+    return word == "TRIGGER"
+
+
+def _next_word(sql: str, at: int) -> tuple[str, int]:
+    return _word(sql, after_blanks(sql, at))
+
+
+def _word(sql: str, at: int) -> tuple[str, int]:
+    """Return the word at a place in upper case, which may be empty, and where it ends."""
+    found = _WORD.match(sql, at)
+    assert found is not None  # the pattern matches an empty text
+    return found[0].upper(), found.end()

@@ -1,4 +1,4 @@
-"""Whoever holds a key is found, whatever else holds it; and nobody who has let go."""
+"""The index finds every holder of a key, and no former one."""
 
 from collections.abc import Iterator
 
@@ -44,7 +44,7 @@ def large(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.usefixtures("large")
 @given(steps, access_sets)
 @settings(max_examples=300, deadline=None)
-def test_it_finds_what_a_comparison_with_each_finds(done: list[tuple[int, AccessSet]], asked: AccessSet) -> None:
+def test_index_finds_the_same_holders_as_a_full_comparison(done: list[tuple[int, AccessSet]], asked: AccessSet) -> None:
     """Keys of one holder share an object, which must not be changed when another one comes or the holder goes."""
     index: AccessIndex[int] = AccessIndex()
     held: dict[int, AccessSet] = {}

@@ -1,4 +1,4 @@
-"""What nodes remember of each other's files, and whom they turn away."""
+"""Memory of other nodes' files: which starts a node knows, and which peers it turns away."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ class File:
 
 
 def told(store: object, batches: object) -> dict[str, object]:
-    """What a program of before there were starts tells."""
+    """Return the HELLO of a program from before starts existed."""
     return {"store": store, "batches": batches}
 
 
@@ -81,7 +81,9 @@ def test_an_older_state_of_the_same_file_is_turned_away() -> None:
 
 
 def test_a_file_that_was_put_back_is_known_however_much_it_has_grown() -> None:
-    """By the start that it lacks, or by what was written after its last one; also after further starts."""
+    """It is recognised by the start that it lacks, or by entries written after its last start; also after further
+    starts.
+    """
     disk, file = Disk(), File().start(b"1")
     known = disk.start()
     assert why(known, "B", file.info) == ""
@@ -122,7 +124,7 @@ def test_a_file_that_keeps_no_start_so_old_is_let_be() -> None:
 
 
 def test_a_program_without_starts_is_judged_by_its_length() -> None:
-    """As before there were any; and what it said is no start that the next one lacks."""
+    """As before starts existed; and its message does not count as a start that the next one lacks."""
     disk, file = Disk(), File().start(b"1")
     disk.kept[PREFIX + "B"] = cbor2.dumps(["one", 1])
     known = disk.start()
@@ -133,7 +135,7 @@ def test_a_program_without_starts_is_judged_by_its_length() -> None:
 
 
 def test_starts_that_are_none_are_not_believed() -> None:
-    """A peer may tell anything; it is judged by what is left."""
+    """Malformed starts are ignored; the peer is judged by the rest."""
     for nonsense in (None, 7, "x", [1], [[b"1"]], [[b"1", True]], [["1", 1]], [[b"1", 1, 1]], {b"1": 1}):
         assert read_starts(nonsense) == []
         assert why(Disk().start(), "B", {**told("one", 1), STARTS: nonsense}) == ""
@@ -165,7 +167,7 @@ def test_learners_and_strangers_are_let_be() -> None:
 
 
 def test_a_file_that_was_put_back_while_it_was_a_learner_s_is_no_matter_to_the_voter() -> None:
-    """Promoted, it is held to what it has come with since, over links and restarts, and to that alone."""
+    """After the promotion only the starts that it has told since count, over links and restarts."""
     disk = Disk()
     known = disk.start()
     learner = Membership(1, {"L": Member("L", "h:1", voter=False, store="one")})
@@ -185,7 +187,7 @@ def test_a_file_that_was_put_back_while_it_was_a_learner_s_is_no_matter_to_the_v
     assert why(known, "L", file(1_001, add_start(first, b"third", 1_000)), voter) == OLDER_FILE
 
 
-def test_what_the_membership_says_counts_more_than_memory() -> None:
+def test_membership_overrides_the_memory_of_a_file() -> None:
     """A voter that came back as a new one, with the cluster's consent, is not held to its old file."""
     known = Disk().start()
     known.judge("B", told("one", 50), MEMBERS)
@@ -194,7 +196,7 @@ def test_what_the_membership_says_counts_more_than_memory() -> None:
     assert why(known, "B", told("one", 60), renewed) == AMNESIA
 
 
-def test_who_left_is_forgotten() -> None:
+def test_removed_member_is_forgotten() -> None:
     """A name may come back with another file after that."""
     disk = Disk()
     known = disk.start()

@@ -57,7 +57,7 @@ def begin(net: Net, leader: str = "A", command: str = "P", approvers: str = "BC"
 
 
 def test_an_acceptance_survives_a_restart() -> None:
-    """Somebody may have decided on it."""
+    """A recoverer may have decided on it."""
     net = Net("ABC")
     txid = begin(net)
     net.play("B", "suspect", txid)
@@ -80,7 +80,7 @@ def test_an_accepted_rollback_survives_a_restart() -> None:
 
 
 def test_a_decided_rollback_is_known_after_a_restart() -> None:
-    """Who asks is told, and nobody has to recover it."""
+    """A node that asks is told, and does not have to recover it."""
     net = Net("ABC")
     txid = begin(net)
     net.play("A", "give up", txid)
@@ -91,7 +91,7 @@ def test_a_decided_rollback_is_known_after_a_restart() -> None:
 
 
 def test_an_acceptance_of_another_ballot_does_not_count() -> None:
-    """It was for what somebody else proposed, or for an earlier round."""
+    """It was for another proposer's value, or for an earlier round."""
     net = Net("ABC")
     txid = begin(net)
     net.play("B", "suspect", txid)
@@ -104,7 +104,7 @@ def test_an_acceptance_of_another_ballot_does_not_count() -> None:
 
 
 def test_a_promise_of_another_ballot_does_not_count() -> None:
-    """Who gave it is free to accept what is in between."""
+    """The promiser may still accept a ballot in between."""
     net = Net("ABC")
     txid = begin(net)
     net.play("B", "suspect", txid)
@@ -114,7 +114,7 @@ def test_a_promise_of_another_ballot_does_not_count() -> None:
     assert net.places["B"].core.recovery.rounds[txid].decision is True
 
 
-def test_who_was_refused_tries_above_what_is_promised() -> None:
+def test_refused_recoverer_retries_above_the_promised_ballot() -> None:
     """Else it would climb there by one step in each round, with more and more time between them."""
     net = Net("ABC")
     txid = begin(net)
@@ -125,7 +125,7 @@ def test_who_was_refused_tries_above_what_is_promised() -> None:
 
 
 def test_only_an_acceptance_of_ballot_1_is_one_of_the_rollback() -> None:
-    """One of a higher ballot may be of the commit."""
+    """An acceptance of a higher ballot may be of the commit."""
     net = Net("ABC")
     txid = begin(net)
     net.play("A", "give up", txid)
@@ -135,7 +135,7 @@ def test_only_an_acceptance_of_ballot_1_is_one_of_the_rollback() -> None:
     assert state(net, "A").votes.outcomes[txid] is False
 
 
-def test_what_was_begun_under_an_older_membership_is_not_recovered() -> None:
+def test_transaction_of_an_older_membership_is_not_recovered() -> None:
     """It is not in the base of the change, so it can never commit."""
     net = Net("ABC")
     txid = begin(net, approvers="B")
@@ -149,7 +149,7 @@ def test_what_was_begun_under_an_older_membership_is_not_recovered() -> None:
 # -- clocks --------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_approved_at_what_is_closed() -> None:
+def test_voter_approves_nothing_at_or_below_closed() -> None:
     """Closed is up to there, and with it."""
     net = Net("ABC")
     net.ask("A", add("P", "x"))
@@ -161,8 +161,8 @@ def test_nothing_is_approved_at_what_is_closed() -> None:
     assert reject.reason == Reason.TOO_LATE
 
 
-def test_a_new_clock_is_above_what_is_closed() -> None:
-    """Or nobody could approve what gets it."""
+def test_new_clock_is_above_closed() -> None:
+    """Otherwise no voter could approve a transaction with this clock."""
     here = state(Net("ABC"), "A")
     here.clock.closed = here.clock.value + 1_000
     assert here.clock.tick() > here.clock.closed
@@ -229,7 +229,7 @@ def test_a_clock_that_was_told_is_later_than_own_ends() -> None:
     assert core.coordinator.clock_quorum.fits(latest + 1, 0)
 
 
-def test_the_cut_is_not_above_what_is_closed_here() -> None:
+def test_cut_stays_at_or_below_own_closed() -> None:
     """However far the others are: here something may still be approved."""
     net = Net("ABC")
     core = net.places["A"].core
@@ -239,8 +239,8 @@ def test_the_cut_is_not_above_what_is_closed_here() -> None:
     assert core.state.clock.cut <= core.state.clock.closed
 
 
-def test_what_is_dropped_leaves_a_floor() -> None:
-    """Who has not seen it cannot be judged here any more."""
+def test_dropped_commits_leave_a_floor() -> None:
+    """A base below the floor cannot be judged here any more."""
     net = Net("ABC")
     net.ask("A", add("P", "x"))
     net.run(1.0)
@@ -260,7 +260,7 @@ def test_a_session_waits_until_its_time_is_safe() -> None:
     assert not here.has_seen(Token({"B": 99}, 8))
 
 
-def test_the_token_of_a_read_has_what_its_session_had() -> None:
+def test_read_token_covers_the_sessions_token() -> None:
     """Also when a label has died with its holders, and safe time stood in for it."""
     net = Net("ABC")
     core = net.places["A"].core
@@ -295,7 +295,7 @@ def test_a_shared_transaction_claims_the_ids_of_all_its_commands() -> None:
     assert {command_key("one"), command_key("two")} <= begun[-1].access_set.write_points
 
 
-def test_nobody_shares_a_transaction_that_is_not_there_any_more() -> None:
+def test_ended_transaction_is_not_shared() -> None:
     """Its time is over, and it was told that nothing happened."""
     request_id = InFlight(1, add("one", "x"), 10.0)
     replies = Replies(state(Net("ABC"), "A"), lambda _: None)

@@ -27,7 +27,7 @@ def named() -> Counter[str]:
 
 
 def test_each_clause_stands_once_in_the_code() -> None:
-    """A clause without a line is a claim; a line without a clause is a rule that nobody has written down."""
+    """A clause without a line is a claim; a line without a clause is an undocumented rule."""
     clauses = told()
     assert len(clauses) > 40
     assert len(clauses) == len(set(clauses))
@@ -35,7 +35,7 @@ def test_each_clause_stands_once_in_the_code() -> None:
 
 
 def test_clauses_are_numbered_without_a_gap() -> None:
-    """A removed clause is removed from the numbering too, so that nobody looks for it."""
+    """A removed clause is removed from the numbering too, so that a reader finds every number."""
     for letter in "VLPJT":
         numbers = [int(clause[1:]) for clause in told() if clause[0] == letter]
         assert numbers == list(range(1, len(numbers) + 1))

@@ -38,7 +38,7 @@ ANY_MS = st.integers(0, WALL_MS_MAX)
 
 
 def begun(value: int = 0, *, follows_wall: bool = True) -> Clock:
-    """Return the clock of a node that has nobody to ask what time it is."""
+    """Return the clock of a node that has no peer to ask for the time."""
     return Clock(Settings(), Now(0.0, 0), value, follows_wall=follows_wall)
 
 
@@ -55,7 +55,7 @@ def test_clocks_are_in_the_order_of_their_moments(one: int, two: int, count: int
 
 @given(ANY_MS, st.integers(0, COUNTER_MAX), st.integers(-100_000, 100_000))
 def test_a_clock_is_moved_by_milliseconds_of_the_wall(ms: int, count: int, by_ms: int) -> None:
-    """Before the bend, after it and over it; and what was later stays later."""
+    """Before, after and across the bend; and the order of clocks stays."""
     clock = pack(ms, count if ms < BEND_MS else count & (1 << LATER_BITS) - 1)
     assert milliseconds(moved(clock, by_ms)) == ms + by_ms
     assert moved(clock, by_ms) <= moved(clock + 1, by_ms)
@@ -81,7 +81,7 @@ def test_a_counter_that_overflows_carries_into_the_milliseconds() -> None:
     st.lists(st.one_of(MOMENTS.map(lambda ms: ("tick", ms)), MOMENTS.map(lambda ms: ("hear", pack(ms)))), max_size=40)
 )
 def test_it_never_goes_back_and_each_tick_is_new(steps: list[tuple[str, int]]) -> None:
-    """Whatever the wall does, forwards, backwards, by hours; and a restart begins at the ceiling."""
+    """Under any movement of the wall clock, forwards, backwards, by hours; and a restart begins at the ceiling."""
     clock = begun()
     last = 0
     for what, value in steps:
@@ -129,7 +129,7 @@ def test_a_quiet_node_closes_close_behind_its_clock() -> None:
     assert 0 <= moment - lag.closable(moment) / 1000 - lag.seconds < 0.06
 
 
-def test_what_comes_late_widens_the_distance_at_once_and_is_forgotten_slowly() -> None:
+def test_late_message_widens_the_closing_lag_at_once_and_decays_slowly() -> None:
     lag = ClosingLag(Settings(closing_lag_ms=1_000))
     moment = settle(lag, 10.0, 10 * FORGET_S)
     lag.late(moment, int((moment - 0.3) * 1000))
@@ -144,7 +144,7 @@ def test_what_comes_late_widens_the_distance_at_once_and_is_forgotten_slowly() -
 
 
 def test_a_clock_that_only_counts_is_closed_as_well() -> None:
-    """What was counted last is closed after a while, although the clock stands still."""
+    """The last counted clock is closed after a while, although the clock stands still."""
     lag = ClosingLag(Settings())
     moment = 0.0
     for _ in range(400):

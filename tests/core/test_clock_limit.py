@@ -1,4 +1,4 @@
-"""A clock that would come to the end of what a file can hold stops following the wall before; nothing else stops."""
+"""A clock near the largest value that a file can hold stops following the wall; all else goes on."""
 
 from dataclasses import fields
 
@@ -123,7 +123,7 @@ def replace_clock(item: object) -> object:
     return item + 1
 
 
-def test_what_is_counted_from_the_greatest_clock_that_is_heard_can_be_kept() -> None:
+def test_counting_from_the_greatest_heard_clock_stays_storable() -> None:
     net = Net("ABC")
     core = net.places["A"].core
     core.state.clock.follow_wall(follows=False)
@@ -133,7 +133,7 @@ def test_what_is_counted_from_the_greatest_clock_that_is_heard_can_be_kept() -> 
 
 
 def test_no_ballot_is_too_high_to_count_above_it() -> None:
-    """A peer says that it has promised one that nobody reaches: who recovers does not count there step by step."""
+    """A peer claims to have promised an unreachably high ballot: the recoverer does not count there step by step."""
     net = Net("ABC")
     net.ask("A", add("P", "x"))
     begin = next(one for _, _, one in net.flights if isinstance(one, Begin))
@@ -176,7 +176,7 @@ def test_one_message_does_not_put_the_clocks_years_ahead(ahead_ms: int) -> None:
         assert isinstance(said, Begin | Gossip) or any(isinstance(effect, Malformed) for effect in effects)
 
 
-def test_what_is_hours_ahead_is_followed_where_an_outcome_rests_on_it() -> None:
+def test_clock_hours_ahead_is_followed_if_an_outcome_depends_on_it() -> None:
     one = One(membership(0, "ABC"))
     ahead = moved(CLOCK, 30 * 3_600_000)
     one.step(Received("C", Accepted(Txid(CLOCK, "C"), 2, ahead)))
@@ -184,7 +184,7 @@ def test_what_is_hours_ahead_is_followed_where_an_outcome_rests_on_it() -> None:
 
 
 def test_a_cluster_lives_through_the_bend() -> None:
-    """Its clocks and its commits go on in order, safe time moves, and what is stored reads as the wall's time."""
+    """Its clocks and commits stay in order, safe time moves, and stored clocks read as wall time."""
     wall = BEND_MS - 2_000
     node = Node(Recovered("A", "s", Membership(0, {"A": Member("A", "")})), Settings(), lambda: 0.5, Now(0.0, wall))
     effects: list[Effect] = node.start(Now(0.0, wall))

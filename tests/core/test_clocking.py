@@ -62,7 +62,7 @@ def wanted(two: Two) -> list[Effect]:
     return two.step(ClockWanted(1))
 
 
-def test_a_transaction_clock_is_later_than_what_a_majority_has_heard_of() -> None:
+def test_transaction_clock_exceeds_the_clocks_of_a_majority() -> None:
     """It becomes the clock of the transaction, which begins with no further question."""
     two = Two()
     asked = two.told(wanted(two), AskClock)
@@ -107,7 +107,7 @@ def test_alone_nobody_is_asked() -> None:
     assert [each for each in effects if isinstance(each, Execute) and each.clock]
 
 
-def test_who_asks_is_told_and_one_too_far_ahead_is_not() -> None:
+def test_clock_question_is_answered_unless_too_far_ahead() -> None:
     two = Two()
     (told,) = two.hear("A", AskClock(7, CLOCK + pack(4_000)))
     assert isinstance(told, ToldClock)
@@ -119,8 +119,8 @@ def test_who_asks_is_told_and_one_too_far_ahead_is_not() -> None:
     assert two.node.state.roster.peers["A"].ahead_ms == 0
 
 
-def test_nobodys_clock_is_ahead_of_what_is_not_known_yet() -> None:
-    """A node that has just started follows no clock before it has heard the walls of a majority, and blames nobody."""
+def test_no_clock_counts_as_ahead_before_a_majority_is_heard() -> None:
+    """A node that has just started follows no clock before it has heard the walls of a majority, and blames no peer."""
     recovered = Recovered("B", "store of B", membership(0, "ABC"))
     node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
     node.start(Now(0.0, WALL))
@@ -183,7 +183,7 @@ def test_holds_travel_and_the_latest_word_of_a_reader_counts() -> None:
     assert two.node.state.holds["mirror"] == (3, 10)
 
 
-def test_what_was_removed_is_said_and_asked_of_another() -> None:
+def test_removed_entries_are_reported_and_fetched_from_another_peer() -> None:
     two = Two()
     two.node.state.timelines.applied["B"] = two.node.state.timelines.taken["B"] = 9
     two.step(Shortened({"B": 4}))

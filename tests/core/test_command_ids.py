@@ -70,7 +70,9 @@ class Voter:
 
 @pytest.mark.parametrize("joined", [(), ("other", "pay")])
 def test_a_command_that_is_in_the_base_is_rejected(joined: tuple[str, ...]) -> None:
-    """Its leader looked for it before the snapshot that it ran on; nobody else would notice. Each id counts."""
+    """Its leader looked for it before the snapshot that it ran on; no other node would notice. Each id counts. Each id
+    counts.
+    """
     voter = Voter()
     first = transaction("C", 1, "pay", {})
     voter.commit(first)
@@ -92,7 +94,7 @@ def test_a_command_that_is_in_the_journal_alone_is_rejected() -> None:
 
 
 def test_a_recoverer_is_told_that_it_never_happens() -> None:
-    """No quorum can have approved it, for everybody looks."""
+    """No quorum can have approved it, for every voter checks."""
     voter = Voter()
     voter.commit(transaction("C", 1, "pay", {}))
     said = voter.hear("C", Recover(transaction("A", 2, "pay", {"C": 1}).body, 4, CLOCK))
@@ -105,7 +107,7 @@ def test_an_id_that_is_too_old_to_tell_is_rejected_and_its_client_is_told_so() -
     voter = Voter({"ancient": FORGOTTEN})
     said = voter.hear("A", Begin(transaction("A", 2, "ancient", {}).body))
     assert [(one.reason, one.other) for one in said if isinstance(one, Reject)] == [(Reason.FORGOTTEN, None)]
-    # Nobody's promise to hold it says anything of it either.
+    # A promise to hold it is not visible elsewhere either.
     said = voter.hear("C", Recover(transaction("A", 3, "ancient", {}).body, 4, CLOCK))
     assert [one.standing for one in said if isinstance(one, Promise)] == [Standing.HELD]
 
@@ -129,7 +131,7 @@ def test_a_leader_whose_voters_have_forgotten_more_than_it_tells_its_client() ->
     assert not [effect for effect in effects if isinstance(effect, Execute)]
 
 
-def test_a_leader_looks_again_for_what_has_happened_while_it_was_executed() -> None:
+def test_leader_checks_again_for_the_command_after_execution() -> None:
     """Executed again, it is answered from the journal."""
     leader = Voter()
     leader.step(Submitted(1, Request("pay", ())))

@@ -1,4 +1,4 @@
-"""What is counted of conflicts: where they were, and how exactly the loser had named it."""
+"""The counters of conflicts: where they occurred, and how exactly the loser had named its reads."""
 
 from collections import Counter
 

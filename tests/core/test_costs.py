@@ -1,4 +1,4 @@
-"""What a step of the core costs does not grow with what it holds: counted in lines that are run, not in time."""
+"""The cost of a step of the core does not grow with its state: counted in executed lines, not in time."""
 
 import sys
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class Core:
         )
 
     def lead_in_vain(self, number: int) -> None:
-        """The request pauses, and the rollback of what it had begun is not accepted yet."""
+        """Pause the request while the rollback of its transaction is not accepted yet."""
         before = set(self.node.coordinator.attempts)
         self.lead(number)
         (txid,) = set(self.node.coordinator.attempts) - before
@@ -78,7 +78,7 @@ class Core:
         self.step(Received("C", Outcome(Txid(CLOCK + number, "A"), False, "", 0, CLOCK)))
 
     def end_own(self, number: int) -> None:
-        """One of its own is rolled back for good."""
+        """Roll back one of its own transactions for good."""
         made = transaction("B", number)
         self.node.state.votes.own_ends.add(made, self.node.state.clock.tick())
 
@@ -133,6 +133,6 @@ def test_a_step_costs_the_same_however_much_is_held(held: str, action: str) -> N
         core = Core()
         for number in range(1, count + 1):
             getattr(core, held)(number)
-        number = 1 if action == "commit" else 10_000  # of C's timeline the next one, or nobody's yet
+        number = 1 if action == "commit" else 10_000  # the next tick of C's timeline, or a tick in the far future
         found.append(lines(getattr(core, action), number))
     assert found[1] <= found[0] + 20, f"{found[0]} lines with {FEW}, {found[1]} with {MANY}"

@@ -1,4 +1,4 @@
-"""The printer: every message, effect and event is one line, and what is malformed is still a line."""
+"""The printer: every message, effect and event is one line, also a malformed one."""
 
 from typing import get_args
 

@@ -1,11 +1,11 @@
-"""A commit that came late, with a clock of long ago, is dropped at once: nobody who has not seen it may pass."""
+"""A late commit with a clock of long ago is dropped at once, and bases that lack it are refused."""
 
 from bedrockish.api.requests import STRICT, Request, Statement
 from bedrockish.core.protocol.messages import Approve, Begin, Promise, Standing
 from tests.core.net import Net, add
 
 
-def test_a_voter_approves_nothing_that_has_not_seen_what_it_has_dropped() -> None:
+def test_voter_rejects_bases_that_lack_a_dropped_commit() -> None:
     """It cannot tell whether the two conflict; the transaction is executed again, on a newer snapshot."""
     net = Net("ABC")
     net.run(1.0)
@@ -22,8 +22,8 @@ def test_a_voter_approves_nothing_that_has_not_seen_what_it_has_dropped() -> Non
     assert "one" in net.told("A")
 
 
-def test_a_leader_begins_nothing_that_has_not_seen_what_it_has_dropped() -> None:
-    """It is executed again until it has."""
+def test_leader_begins_nothing_whose_base_lacks_a_dropped_commit() -> None:
+    """The request is executed again until its base has it."""
     net = Net("ABC")
     net.run(1.0)
     net.places["A"].core.state.commit_window.floor["C"] = 1
@@ -36,7 +36,7 @@ def test_a_leader_begins_nothing_that_has_not_seen_what_it_has_dropped() -> None
 
 
 def test_a_voter_holds_nothing_for_a_recovery_that_it_cannot_compare() -> None:
-    """What the base lacks may conflict with it. It is held as soon as that can be told."""
+    """Commits outside the base may conflict with it. It is held as soon as that can be told."""
     net = Net("ABC")
     net.run(1.0)
     net.kept.add(Approve)
@@ -45,7 +45,7 @@ def test_a_voter_holds_nothing_for_a_recovery_that_it_cannot_compare() -> None:
     net.run(0.1)
     net.cut("A", "B")
     floor = net.places["C"].core.state.commit_window.floor
-    floor["B"] = 7  # which its journal does not have, so nobody can tell
+    floor["B"] = 7  # which its journal does not have, so it cannot compare
     net.run(5.0)
     told = {message.standing for name, _, message in net.said if name == "C" and isinstance(message, Promise)}
     assert told == {Standing.BLOCKED}
@@ -55,8 +55,10 @@ def test_a_voter_holds_nothing_for_a_recovery_that_it_cannot_compare() -> None:
     assert net.places["B"].core.state.timelines.applied["B"] == 1, "B has adopted it"
 
 
-def test_nobody_certifies_its_own_strict_read_against_what_it_has_dropped() -> None:
-    """What it has dropped may have been acknowledged before the read began, at a quorum of which it alone is here."""
+def test_strict_read_is_not_certified_against_dropped_commits() -> None:
+    """A dropped commit may have been acknowledged before the read began, at a quorum of which only this node is
+    here.
+    """
     net = Net("ABC")
     net.run(1.0)
     net.cut("A", "B")
@@ -69,7 +71,7 @@ def test_nobody_certifies_its_own_strict_read_against_what_it_has_dropped() -> N
     assert "read" in net.told("A")
 
 
-def test_the_window_keeps_what_is_settled_until_it_is_a_window_old() -> None:
+def test_window_keeps_settled_commits_for_a_whole_window() -> None:
     """Dropped sooner, whatever was executed a moment ago on an older snapshot would be told TOO OLD and run again."""
     net = Net("ABC")
     net.run(1.0)
@@ -85,7 +87,7 @@ def test_the_window_keeps_what_is_settled_until_it_is_a_window_old() -> None:
 
 
 def test_a_sole_voter_needs_nobody_for_a_strict_read() -> None:
-    """Whatever was acknowledged is in its tables, however much of it is dropped from the window."""
+    """Every acknowledged commit is in its tables, even if the window has dropped it."""
     net = Net("A")
     net.run(1.0)
     net.places["A"].core.state.commit_window.floor["A"] = 1

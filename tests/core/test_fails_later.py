@@ -32,8 +32,8 @@ def given_up(monkeypatch: pytest.MonkeyPatch, *, cut_off: bool) -> Net:
     return net
 
 
-def test_what_others_may_still_commit_is_not_told_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody hears the rollback; B and C find the transaction approved by both, and commit it."""
+def test_commit_that_others_can_still_make_is_not_reported_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node hears the rollback; B and C find the transaction approved by both, and commit it."""
     net = given_up(monkeypatch, cut_off=True)
     net.run(10.0)
     assert net.places["B"].disk.durable.rows["x"][1] == 1

@@ -16,7 +16,7 @@ MORNING = pack(TODAY_MS - 3_600_000)
 
 
 class Walls(Net):
-    """With wall clocks, of which nobody says anything as long as ``silent``."""
+    """A network with wall clocks, of which nodes say nothing while ``silent``."""
 
     silent = True
 
@@ -48,7 +48,7 @@ def test_nothing_is_begun_before_a_majority_has_told_its_time() -> None:
     assert milliseconds(clocks.pop()) >= TODAY_MS
 
 
-def test_who_never_hears_it_says_so() -> None:
+def test_request_names_the_missing_clocks_when_it_times_out() -> None:
     net = Walls("ABC")
     net.ask("A", add("one", "k", timeout_s=2.0))
     net.run(1.0)

@@ -1,4 +1,4 @@
-"""What safe time decides is forgotten, also when it comes up once more."""
+"""Decisions by safe time are forgotten, also when the transaction comes up once more."""
 
 from bedrockish.core.protocol.messages import Commit, Gossip
 from bedrockish_journal.model.entry import GENESIS, Entry
@@ -36,8 +36,8 @@ def test_a_second_label_below_safe_time_leaves_nothing() -> None:
     assert not state.votes.done
 
 
-def test_what_ends_because_it_is_below_safe_time_leaves_nothing() -> None:
-    """A transaction is pending here, and below safe time: that is its end, and the end of what is known of it."""
+def test_transaction_ended_by_safe_time_leaves_no_state() -> None:
+    """A transaction is pending here, and below safe time: it ends, and all state of it is dropped."""
     one = One(MEMBERS)
     made = transaction("C", 1)
     state = one.node.state

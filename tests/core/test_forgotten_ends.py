@@ -1,4 +1,5 @@
-"""Whoever has forgotten how a rival ended counts nobody out for it: its leader may have approved what conflicts.
+"""A voter that has forgotten a rival's end counts no voter out for it: the rival's leader may have approved a
+conflicting transaction.
 
 Safe time lets a node forget. It rests on a majority alone, so others may still hold what a majority has let go of.
 """
@@ -39,7 +40,7 @@ def forgotten() -> tuple[Net, Txid]:
     return net, p
 
 
-def test_who_may_have_forgotten_an_end_counts_nobody_out() -> None:
+def test_voter_that_may_have_forgotten_an_end_counts_no_voter_out() -> None:
     """B had forgotten Q, too, and approved P: with A, B and D it was committed, and A's client knows."""
     net, p = forgotten()
     net.play("D", "suspect", p)
@@ -49,9 +50,7 @@ def test_who_may_have_forgotten_an_end_counts_nobody_out() -> None:
 
 
 @pytest.mark.parametrize(("safe", "decision"), [(0, False), (None, None)])
-def test_who_does_not_tell_what_it_has_forgotten_may_have_forgotten_anything(
-    safe: int | None, decision: bool | None
-) -> None:
+def test_voter_without_told_safe_time_may_have_forgotten_any_end(safe: int | None, decision: bool | None) -> None:
     """E is of an older release, which tells no safe time: then B is not counted out, and P waits for the end of Q."""
     net = Net("ABCDE")
     q = begin(net, "B", "Q", approvers="CE")

@@ -1,4 +1,4 @@
-"""What a node with damaged tables, or one that only reads, still says and does; and what it must not."""
+"""A node with damaged tables, or one that only reads: its permitted and forbidden messages and actions."""
 
 from dataclasses import replace
 
@@ -122,7 +122,7 @@ def test_a_sound_node_answers_all_of_them() -> None:
     assert heard.count(True) >= 6
 
 
-def test_what_it_has_in_its_journal_is_still_given() -> None:
+def test_damaged_node_still_serves_its_journal() -> None:
     """A damaged node may be the only one that has a commit."""
     made = transaction("A", 1)
     entry = Entry("A", 1, {"A": 1}, made, None, GENESIS)
@@ -133,7 +133,7 @@ def test_what_it_has_in_its_journal_is_still_given() -> None:
     assert [effect for effect in effects if isinstance(effect, SendEntries)] == [SendEntries("C", {"A": 1}, 1000)]
 
 
-def test_it_keeps_its_promises_and_gives_up_what_it_led() -> None:
+def test_damaged_node_keeps_its_promises_and_gives_up_its_own_transactions() -> None:
     """Its own transactions end as after any crash, or others would wait for them; its votes on others' stay."""
     own, other = transaction("B", 1), transaction("A", 2)
     sick = Sick(WHERE, (Vote(own.txid, own, held=True), Vote(other.txid, other, held=True)))
@@ -149,7 +149,7 @@ def test_it_keeps_its_promises_and_gives_up_what_it_led() -> None:
 
 
 def test_others_count_a_damaged_node_as_silent_though_it_speaks() -> None:
-    """What it leads is finished by others as soon as if it had been down."""
+    """Its transactions are finished by others as soon as if it were down."""
     made = transaction("A", 1)
     sick = Sick({}, (Vote(made.txid, made, held=True),))
     spoke: list[type] = []
@@ -179,7 +179,7 @@ def test_a_node_that_only_reads_reads_strictly_and_refuses_writes() -> None:
     assert "A1 fits nowhere" in str(reply.answer)
 
 
-def test_what_fits_nowhere_is_not_applied_and_the_rest_is() -> None:
+def test_misfit_entry_blocks_only_its_timeline() -> None:
     """It waits with all that comes after it in its timeline; other timelines go on."""
     bad, good = transaction("A", 1), transaction("C", 2)
     sick = Sick(FITS_NOWHERE, blocked=frozenset({bad.txid}))
@@ -204,7 +204,7 @@ def test_the_worst_alarm_decides_and_is_cleared_by_name() -> None:
 
 
 def test_an_alarm_and_a_mode_travel() -> None:
-    """In the node's file, and in gossip; what is none is refused with a typed error."""
+    """In the node's file, and in gossip; a malformed one is refused with a typed error."""
     alarm = WHERE[DAMAGED_TABLES]
     assert decode_alarm(encode_alarm(alarm)) == alarm
     with pytest.raises(EntryMalformedError, match="no alarm"):
@@ -224,7 +224,7 @@ def doubting(why: str, recovered: Recovered) -> Node:
     return node
 
 
-def test_a_voter_rejects_what_was_made_of_other_rows_than_its_own() -> None:
+def test_voter_rejects_transactions_made_of_other_rows() -> None:
     """Approved, it would be decided and fit nowhere else. Nothing of it is kept, and the tables are in doubt."""
     made = transaction("A", 1)
     for level, reason in ((2, Reason.DIFFERS), (1, Reason.TOO_OLD)):  # the last release reads only the latter
@@ -248,8 +248,8 @@ def test_a_voter_does_not_hold_it_for_a_recoverer_either() -> None:
         assert promise.standing == standing
 
 
-def test_what_rests_on_an_entry_of_this_very_step_is_compared_in_the_next_one() -> None:
-    """The tables do not have it yet, so they would differ from what is right."""
+def test_rows_of_an_entry_in_this_step_are_compared_in_the_next() -> None:
+    """The tables do not have the entry yet, so they would differ from the right ones."""
     first = transaction("A", 1)
     second = transaction("A", 2, base={"A": 1})
     asked: list[Txid] = []
@@ -275,7 +275,7 @@ def test_what_rests_on_an_entry_of_this_very_step_is_compared_in_the_next_one() 
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_what_takes_long_to_compare_is_voted_on_afterwards_and_what_is_closed_waits_a_while(in_time: bool) -> None:
+def test_slow_row_comparison_delays_the_vote_and_closing(in_time: bool) -> None:
     made = transaction("A", 1)
     verdicts: list[str | None] = [None]
     node = Node(

@@ -1,4 +1,4 @@
-"""What a node says of the transactions whose outcome it does not know."""
+"""The node's report about transactions whose outcome it does not know."""
 
 from dataclasses import replace
 

@@ -100,7 +100,7 @@ BREAKS: tuple[Callable[[Node], None], ...] = (
 
 
 @pytest.mark.parametrize("damage", BREAKS, ids=lambda damage: damage.__name__)
-def test_what_is_not_true_is_noticed(damage: Callable[[Node], None]) -> None:
+def test_each_invariant_check_detects_a_violation(damage: Callable[[Node], None]) -> None:
     """A check that cannot fail would hold nothing."""
     node = busy()
     damage(node)
@@ -118,7 +118,7 @@ def test_a_request_goes_only_where_the_automaton_leads() -> None:
     assert Txid(1, "A") not in request_id.open
 
 
-def test_what_a_refilled_file_holds_keeps_its_cut_below_it() -> None:
+def test_refilled_file_keeps_its_cut_below_its_votes() -> None:
     """It has the copy's cut and its own votes. Above them it would say HELD and cut: a commit below safe time."""
     before = busy().state
     (vote,) = before.votes.by_txid.values()

@@ -1,4 +1,4 @@
-"""``judge`` beside everything that can have happened: whatever it proposes, nobody can have decided the opposite.
+"""``judge`` compared with every reachable state: it never proposes the opposite of a possible decision.
 
 The model knows nothing of ``judge``. It has what voters do with one transaction X and its rivals, one step of one node
 at a time: approve, give up, accept an abort, learn an end, forget it, promise. In every state that can be reached,
@@ -27,7 +27,7 @@ PENDING = (HELD, DOOMED)  # DOOMED: held, and its abort accepted, which does not
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rival:
-    """What one voter knows of one rival.
+    """The state of one rival at one voter.
 
     Attributes:
         state: how it stands there.
@@ -55,7 +55,7 @@ class Voter:
 
     @property
     def holds(self) -> bool:
-        """Whether X is pending here."""
+        """Say whether X is pending here."""
         return (self.approved and not self.gave_up) or (self.answer is not None and self.answer[0] == Standing.HELD)
 
     def set(self, rival: int, known: Rival) -> "Voter":
@@ -219,7 +219,7 @@ class Model:
                 state = DOOMED if known.state == HELD else ACCEPTED
                 yield voter.set(rival, Rival(state, leader == 0, voter.late))
             if is_aborted:
-                # Whoever learns it hears the clocks of a majority that accepted it.
+                # The learner hears the clocks of a majority that accepted it.
                 early = sum(not one.rivals[rival].late for one in accepted)
                 late = voter.late or early < self.majority
                 yield replace(voter.set(rival, Rival(ABORTED, known.promised, late)), late=late)
@@ -307,9 +307,7 @@ SLOW = [(3, (1,), True), (4, (0,), False), (5, (1,), False)]
 
 
 @pytest.mark.parametrize(("voters", "leaders", "whole"), FAST)
-def test_nothing_is_proposed_against_what_may_have_been_decided(
-    voters: int, leaders: tuple[int, ...], *, whole: bool
-) -> None:
+def test_judge_never_contradicts_a_possible_decision(voters: int, leaders: tuple[int, ...], *, whole: bool) -> None:
     """With no rival, with one of another leader, and with one of X's own leader that it has given up."""
     model = Model(voters, leaders, whole=whole)
     assert {model.judged(world) for world in model.worlds()} >= {None, COMMIT}
@@ -321,13 +319,13 @@ def test_nothing_is_proposed_against_what_may_have_been_decided(
 def test_nothing_is_proposed_against_it_in_larger_clusters(
     voters: int, leaders: tuple[int, ...], *, whole: bool
 ) -> None:
-    """Among these the smallest in which somebody out of reach is counted out."""
+    """They include the smallest clusters in which an unreachable voter is counted out."""
     assert next(breaches(Model(voters, leaders, whole=whole)), None) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["not if somebody knows the end", "not if somebody may have forgotten the end"])
-def test_the_model_notices_who_must_not_be_counted_out(rule: str) -> None:
+def test_model_detects_wrongly_counted_out_voters(rule: str) -> None:
     """It takes five voters: B, out of reach, had given its own up and approved X."""
     with in_force(fault("", (judging, "judge", *RULES[rule]))):
         assert next(breaches(Model(5, (1,), whole=False)), None) is not None
@@ -455,6 +453,6 @@ def test_a_clause_taken_away_shows(name: str) -> None:
     ],
 )
 def test_the_model_notices(name: str, model: Model) -> None:
-    """It is no mirror of ``judge``."""
+    """The model is independent of ``judge``."""
     with in_force(fault(name, (judging, "judge", *RULES[name]))):
         assert next(breaches(model), None) is not None

@@ -1,4 +1,6 @@
-"""Large transactions: their pieces go ahead of their BEGIN, are fetched by whoever lacks them, and do not stay."""
+"""Large transactions: their pieces precede their BEGIN, are fetched by nodes that lack them, and are dropped at the
+end.
+"""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -35,7 +37,7 @@ from tests.core.net import Net, add
 
 T = TypeVar("T")
 LARGE = Settings(inline_bytes=300, piece_bytes=16)  # all transactions of these tests are large
-BIG = "k" * 1_000  # a key so long that what writes it is large
+BIG = "k" * 1_000  # a key so long that any transaction that writes it is large
 
 
 def txn(clock: int, changes: bytes, base: int = 0) -> Transaction:
@@ -52,7 +54,7 @@ def of_kind(net: Net, kind: type[T], sender: str = "") -> list[T]:
 
 
 def test_a_cut_message_is_the_message() -> None:
-    """Whatever it holds, its parts put together decode to it."""
+    """For any content, its joined parts decode to it."""
     one, two = txn(1, bytes(range(256)) * 9), txn(2, b"small")
     packed = tuple((bytes(32), b"label", t.body) for t in (one, two, one))
     for message in (
@@ -74,7 +76,7 @@ def test_a_cut_message_is_the_message() -> None:
 
 
 def test_pieces_are_the_same_whenever_it_is_begun() -> None:
-    """Another clock, base and rollbacks change no piece of what was executed, and small ones are not cut."""
+    """Another clock, base and rollbacks change no piece of an execution, and small ones are not cut."""
     changes = b"".join(sha256(bytes([n])).digest() for n in range(200))
     early, late = txn(1, changes), replace(txn(1 << 60, changes, base=70_000), rollbacks=(Txid(9, "A"),), body=b"")
     cuts = [Cutter(64, 300).cut_body(t.body).names for t in (early, late)]
@@ -129,8 +131,8 @@ def test_others_go_on_while_a_message_is_put_together() -> None:
     assert not net.places["B"].core.state.pieces.assembling
 
 
-def test_what_came_in_time_is_in_time_when_it_is_put_together() -> None:
-    """What is closed waits for it, and for it alone: messages that follow each other do not keep time from closing."""
+def test_message_that_came_in_time_counts_as_such_when_complete() -> None:
+    """Closing waits for this message only: a series of messages does not keep time from closing."""
     net = Net("ABC", settings=LARGE)
     net.slow = {"B", "C"}
     for number in range(20):
@@ -151,7 +153,7 @@ def test_what_came_in_time_is_in_time_when_it_is_put_together() -> None:
     )
 
 
-def test_what_is_being_put_together_is_not_fetched() -> None:
+def test_incomplete_message_is_not_fetched() -> None:
     """C learns from the COMMIT after it that one is missing, which it has in pieces already."""
     net = Net("ABC", settings=replace(LARGE, inline_bytes=1_000))
     net.slow = {"C"}
@@ -184,7 +186,7 @@ def test_pieces_are_dropped_when_nothing_names_them() -> None:
     assert not net.places["B"].core.staging.offers
 
 
-def test_what_a_voter_has_is_not_sent_again() -> None:
+def test_known_pieces_are_not_sent_again() -> None:
     """Executed again with the same effect, it is begun without another piece on the wire."""
     net = Net("ABC", settings=LARGE)
     net.kept = {Stored}
@@ -205,7 +207,7 @@ def test_what_a_voter_has_is_not_sent_again() -> None:
 
 
 @pytest.mark.parametrize(("why", "executions"), [("a row is another one", 2), ("", 1)])
-def test_what_voters_say_is_made_of_other_rows_is_executed_again(
+def test_transaction_that_voters_find_made_of_other_rows_is_executed_again(
     monkeypatch: pytest.MonkeyPatch, why: str, executions: int
 ) -> None:
     """Its leader may have the damaged ones, and be repaired by now. Lost for another reason, it is begun as it is."""
@@ -238,7 +240,7 @@ def test_what_voters_say_is_made_of_other_rows_is_executed_again(
 
 
 @pytest.mark.parametrize(("cut_off", "told_after_s"), [(True, 2.0), (False, 8.0)])
-def test_what_travels_to_nobody_is_told_so_in_time_for_another_node(cut_off: bool, told_after_s: float) -> None:
+def test_transaction_without_quorum_fails_in_time_for_another_node(cut_off: bool, told_after_s: float) -> None:
     """With a quorum in reach it has all of its client's time; on slow links it may need that."""
     net = Net("ABC", settings=LARGE)
     if cut_off:
@@ -257,7 +259,7 @@ def test_lost_questions_and_answers_are_asked_again() -> None:
     net.kept = {Piece}
     net.ask("A", add("one", BIG))
     net.deliver()
-    net.flights.clear()  # lost, and nobody is told
+    net.flights.clear()  # lost without a report to the sender
     net.kept = {Want}
     net.run(3.0)
     net.flights.clear()
@@ -285,7 +287,7 @@ def test_a_late_voter_fetches_the_pieces_of_a_commit() -> None:
 
 
 def test_a_dead_leaders_large_transaction_is_recovered() -> None:
-    """Its vote is kept in pieces; after a restart it is whole again, and who lacks the body fetches it."""
+    """Its vote is stored in pieces; after a restart it is whole again, and nodes that lack the body fetch it."""
     net = Net("ABC", settings=LARGE)
     net.cut("A", "C")
     net.kept = {Stored}
@@ -314,7 +316,7 @@ def test_a_dead_leaders_large_transaction_is_recovered() -> None:
 
 
 def test_a_vote_keeps_its_pieces_over_a_restart_with_other_sizes() -> None:
-    """What is cut in another way now is still what the file names."""
+    """Pieces cut to another size are still found under the names in the file."""
     net = Net("ABC", settings=LARGE)
     net.cut("A", "C")
     net.kept = {Commit, InPieces}
@@ -381,7 +383,7 @@ def test_incomplete_messages_are_bounded() -> None:
     assert not core.staging.fetched
 
 
-def test_what_is_put_together_and_is_no_message_is_dropped() -> None:
+def test_malformed_reassembled_message_is_dropped() -> None:
     net = Net("ABC", settings=LARGE)
     for data in (b"nonsense", encode(InPieces((encode(Want(())),)))):
         net.play("B", "receive", "A", InPieces((data,)))

@@ -1,4 +1,4 @@
-"""Two releases in one cluster: what each reads of the other, and when the cluster goes on to what is new."""
+"""Two releases in one cluster: which fields each reads of the other's messages, and when the cluster's level rises."""
 
 from dataclasses import MISSING, fields, replace
 
@@ -32,8 +32,8 @@ from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import VERSION, Transaction, Txid, decode_transaction
 from tests.core.test_member_changes import CLOCK, WALL, One, membership
 
-# What each level reads of each kind: these fields, in this order. A row is never changed; a release that appends a
-# field, or adds a kind, adds a row of its own level.
+# The fields that each level reads of each kind, in this order. A row is never changed; a release that appends a field,
+# or adds a kind, adds a row of its own level.
 LEVELS: dict[int, dict[int, str]] = {
     1: {
         1: "body",
@@ -66,7 +66,7 @@ LEVELS: dict[int, dict[int, str]] = {
 
 
 @pytest.mark.parametrize("level", sorted(LEVELS))
-def test_what_an_earlier_level_reads_is_still_written_so(level: int) -> None:
+def test_fields_of_an_earlier_level_are_still_written_first(level: int) -> None:
     """Its fields stand first and in its order; what it does not have is optional here."""
     for number, text in LEVELS[level].items():
         cls, readers = WIRE[number]
@@ -114,7 +114,7 @@ MEMBERS = Membership(3, {"A": Member("A", "h:1"), "B": Member("B", "h:2", store=
 
 
 def test_a_membership_of_level_1_has_the_bytes_of_release_0_1_0() -> None:
-    """That release unpacks two values, no more; and what it wrote is read with what it lacks."""
+    """That release unpacks exactly two values; its own bytes are read with defaults for the rest."""
     version, members = cbor2.loads(encode_membership(MEMBERS))
     assert (version, members) == (3, {"A": ["h:1", True, ""], "B": ["h:2", True, "s"]})
     assert decode_membership(encode_membership(MEMBERS)) == MEMBERS
@@ -160,7 +160,7 @@ def test_a_node_of_an_older_release_is_not_taken_in() -> None:
 
 
 def test_levels_are_told_in_gossip() -> None:
-    """What all have told is what the least of them has told; one that is silent keeps the level where it is."""
+    """The cluster's level is the least that any member has told; a silent member keeps the level where it is."""
     one = One(membership(0, "ABC"))
     for known in one.node.state.roster.peers.values():
         known.level = UNKNOWN
@@ -195,7 +195,7 @@ def test_a_transaction_of_a_higher_version_is_refused() -> None:
         decode_label(cbor2.dumps([2, *label[1:]]))
 
 
-def test_what_a_learner_of_release_0_1_0_forwards_is_answered() -> None:
+def test_forward_from_a_learner_of_release_0_1_0_is_answered() -> None:
     """Its client is told within a round trip that nothing happened, and may go on to the next node."""
     one = One(membership(0, "ABC"))
     call = Execute(1, Request("order-7", (Statement("INSERT INTO t VALUES (1)"),)))
@@ -209,7 +209,7 @@ def test_what_a_learner_of_release_0_1_0_forwards_is_answered() -> None:
     assert one.hear("C", Forward(b"junk", CLOCK)) == one.hear("C", said) == []
 
 
-def test_who_hears_of_a_higher_level_answers_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_hears_of_a_higher_level_answers_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The raise may come after what rests on it: its sender has applied it, so that all read the answer."""
     one = One(membership(0, "ABC"))
     state = one.node.state

@@ -63,7 +63,7 @@ def commit(made: Transaction) -> Commit:
 
 
 class One:
-    """The node B on its own; everybody else is played by the test."""
+    """The node B alone; the test plays all other nodes."""
 
     def __init__(self, members: Membership, joining: Joining | None = None, lost: str = "") -> None:
         recovered = Recovered("B", "store of B", members, joining=joining, lost=lost)
@@ -81,7 +81,7 @@ class One:
         return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == peer]
 
     def wait(self, until_s: float, peer: str = "") -> list[Message]:
-        """Let time pass; return what is said to that peer meanwhile."""
+        """Let time pass; return the messages to that peer."""
         effects = self.node.step(Woken(), Now(until_s, WALL + int(1000 * until_s)))
         return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == peer]
 
@@ -96,8 +96,8 @@ def rejections(said: list[Message]) -> list[int]:
     return [message.reason for message in said if isinstance(message, Reject)]
 
 
-def test_what_was_pending_under_the_old_membership_ends_with_the_change() -> None:
-    """It can never commit any more, and whoever asks is told so; also if it comes only now."""
+def test_pending_transaction_of_the_old_membership_ends_with_the_change() -> None:
+    """It can never commit any more, and every question gets that answer; also if it arrives only now."""
     one = One(membership(0, "ABC"))
     old, late = transaction("A", 1), transaction("A", 2)
     assert any(isinstance(message, Approve) for message in one.hear("A", Begin(old.body)))
@@ -133,7 +133,7 @@ def test_a_learner_does_not_vote_and_a_removed_node_says_so() -> None:
     assert "no longer a member" in refused.message
 
 
-def test_who_has_forgotten_its_promises_says_nothing_that_is_counted() -> None:
+def test_amnesiac_voter_says_nothing_that_counts() -> None:
     """Neither of votes nor of reads and clocks; but its clock moves on, and it says what it knows to be over."""
     one = One(membership(0, "ABC"), lost="its file is an older one")
     before = transaction("A", 1)
@@ -167,7 +167,7 @@ def test_a_learner_answers_a_write_with_the_voters() -> None:
         assert list(refused.details["voters"]) == ["C", "A"]  # C can be reached
 
 
-def test_what_only_a_node_that_left_has_had_is_not_waited_for() -> None:
+def test_commits_of_a_removed_node_alone_are_not_waited_for() -> None:
     """A session may have seen it there and nowhere else; but whoever says that it has it is asked for it."""
     one = One(membership(0, "ABC"))
     one.step(Submitted(1, Request("c", (), token=Token({"A": 1}, CLOCK + 1))))
@@ -190,7 +190,7 @@ def test_a_transaction_of_a_newer_membership_waits_for_it() -> None:
     assert any(isinstance(message, Approve) for message in one.hear("A", commit(promotion)))
 
 
-def test_who_is_accused_of_amnesia_neither_votes_nor_leads_until_it_is_taken_back() -> None:
+def test_node_accused_of_amnesia_neither_votes_nor_leads_until_cleared() -> None:
     """The accusation stands until that peer takes a link from us again."""
     one = One(membership(0, "ABC"))
     one.step(Accused("A", "another file"))
@@ -202,7 +202,7 @@ def test_who_is_accused_of_amnesia_neither_votes_nor_leads_until_it_is_taken_bac
     assert any(isinstance(message, Approve) for message in one.hear("C", Begin(transaction("C", 1).body)))
 
 
-def test_who_comes_with_an_older_file_never_votes_again() -> None:
+def test_node_with_an_older_file_never_votes_again() -> None:
     """Not when the peer that said so takes a link again, and not after a restart: the file itself says so."""
     one = One(membership(0, "ABC"))
     effects = one.step(Accused("A", "an older file", for_good=True))
@@ -231,7 +231,7 @@ def test_a_node_that_lacks_commits_of_its_own_stops_voting_for_good() -> None:
     assert "member replace" in refused.message
 
 
-def test_a_new_node_keeps_to_those_who_took_it_in_until_it_has_caught_up() -> None:
+def test_new_node_uses_its_sponsors_membership_until_it_caught_up() -> None:
     """Its own file still says what the cluster was at first; then it is a member like any other."""
     told = Joining(membership(1, "AC", "B"), {"A": 1})
     one = One(membership(0, "A"), told)
@@ -244,8 +244,8 @@ def test_a_new_node_keeps_to_those_who_took_it_in_until_it_has_caught_up() -> No
     assert one.ask() is None
 
 
-def test_safe_time_does_not_rest_on_what_a_forgetful_voter_has_closed() -> None:
-    """Whoever does not know what he promised cannot say that nothing is left of it."""
+def test_safe_time_ignores_closed_of_an_amnesiac_voter() -> None:
+    """A voter that does not know its promises cannot say that none of them is left."""
     one = One(membership(0, "ABC"))
     one.node.state.clock.closed = one.node.state.clock.cut = CLOCK
 
@@ -266,8 +266,10 @@ def restarted(name: str, voters: str = "ABCDE") -> Node:
     return Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
 
 
-def test_who_was_just_started_has_closed_nothing_until_a_majority_lets_it_in() -> None:
-    """Its file may have been put back, and those who would say so have not come yet. Who turns it away says nothing."""
+def test_restarted_node_closes_nothing_until_a_majority_accepts_it() -> None:
+    """Its file may have been put back, and those who would say so have not come yet. A peer that turns it away says
+    nothing.
+    """
     node = restarted("B")
     node.start(Now(0.0, WALL))
 
@@ -300,8 +302,8 @@ def test_a_cluster_that_starts_again_as_a_whole_closes_time() -> None:
     assert all(node.state.clock.safe > pack(WALL + 1_000) for node in nodes.values())
 
 
-def test_who_forgot_takes_back_what_it_said_to_have_closed() -> None:
-    """It said so before anybody told it. What rests on it since is not undone, but nothing more comes of it."""
+def test_amnesiac_node_revokes_its_closed() -> None:
+    """It said so before anybody told it. Results that rest on it are not undone, but none follow."""
     one = One(membership(0, "ABC"))
     one.hear("A", Gossip({}, CLOCK, CLOCK, CLOCK, "store of A", 1, WALL))
     assert one.node.state.roster.peers["A"].closed == CLOCK

@@ -27,7 +27,7 @@ def members(roles: dict[str, bool], version: int = 3) -> Membership:
 
 
 def worlds() -> Iterator[tuple[Membership, frozenset[str]]]:
-    """Every choice of voter, learner or nobody for four names, with at least one voter, and of who is alive."""
+    """Draw voter, learner or absent for each of four names, with at least one voter, and which of them are alive."""
     for roles in product((None, False, True), repeat=len(NAMES)):
         chosen = {node: role for node, role in zip(NAMES, roles, strict=True) if role is not None}
         if True not in chosen.values():
@@ -101,7 +101,9 @@ ALL = Facts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("ABC"), {})
         (ABC, MemberChange("replace", "C", "h:1", "C"), ALL, "duplicate"),
     ],
 )
-def test_what_is_refused(roles: dict[str, bool], change: MemberChange, facts: Facts, reason: str) -> None:
+def test_invalid_member_change_is_refused_with_its_reason(
+    roles: dict[str, bool], change: MemberChange, facts: Facts, reason: str
+) -> None:
     """Each refusal has its word."""
     assert refusal(roles, change, facts) == reason
 
@@ -128,13 +130,13 @@ def test_the_files_that_are_known_are_written_down() -> None:
     assert {node: one.store for node, one in new.members.items()} == {"A": "old", "B": "of B", "C": ""}
 
 
-def test_what_a_new_node_was_told_survives_its_file() -> None:
+def test_sponsor_information_survives_encoding() -> None:
     """Encoding and decoding are inverse."""
     told = Joining(members(ABC), {"A": 3, "B": 1})
     assert decode_joining(encode_joining(told)) == told
 
 
-def test_who_only_reads_is_not_promoted() -> None:
+def test_read_only_node_is_not_promoted() -> None:
     """Among the voters it would approve nothing, and so be missed: such is a node whose copy is not compared yet."""
     facts = Facts(frozenset("ABCD"), {"D": 0}, read_only=frozenset("D"))
     change = MemberChange("promote", "D")

@@ -88,7 +88,7 @@ class Trio:
                 self.step(receiver, Received(sender, message))
 
     def run(self, seconds: float) -> None:
-        """Let time pass, with everybody's heartbeats and messages."""
+        """Let time pass, with all heartbeats and messages."""
         until = self.seconds + seconds
         while self.seconds < until:
             self.deliver()
@@ -113,7 +113,7 @@ class Trio:
         assert isinstance(self.answers[number], Answer)
 
 
-def test_what_others_did_elsewhere_moves_the_base() -> None:
+def test_unrelated_commit_of_another_node_moves_the_base() -> None:
     """A commit since the snapshot that touches other keys is in the base when the transaction is led."""
     world = Trio()
     old = prepared(world.base("A"), reads="x", writes="y")
@@ -128,7 +128,7 @@ def test_what_others_did_elsewhere_moves_the_base() -> None:
     assert answer.token.vector == {"A": 1, "B": 1}  # its base has moved up to the other one
 
 
-def test_a_commit_outside_the_base_that_writes_what_was_read_ends_it() -> None:
+def test_conflicting_commit_outside_the_base_ends_an_open_transaction() -> None:
     """It is not executed again: its client has acted on the old value."""
     world = Trio()
     old = prepared(world.base("A"), reads="x", writes="y")
@@ -228,7 +228,7 @@ def test_no_end_is_told_before_every_attempt_has_ended() -> None:
 
 
 def test_without_a_majority_nobody_can_tell() -> None:
-    """Begun and cut off: the answer is that nobody can tell, and never that it did not happen."""
+    """Begun and cut off: the outcome is reported as unknown, never as "did not happen"."""
     world = Trio()
     number = world.submit("A", prepared(world.base("A"), writes="y"))
     world.cut = {"A"}

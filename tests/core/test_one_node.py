@@ -70,7 +70,7 @@ def test_a_begin_brings_no_rollback_of_somebody_else() -> None:
 
 
 def test_a_recover_brings_the_rollbacks_of_its_leader() -> None:
-    """Or the attempt before would be in the way of this one, and nobody would be there to end it."""
+    """Otherwise the earlier attempt would block this one, without a leader to end it."""
     one = One(ABC)
     first = transaction("A", 1)
     one.hear("A", Begin(first.body))
@@ -95,7 +95,7 @@ def test_an_approval_of_one_that_is_no_voter_does_not_count() -> None:
     assert state(net, "A").votes.outcomes[txid]
 
 
-def test_a_leader_does_not_begin_what_its_own_pending_one_meets() -> None:
+def test_leader_does_not_begin_against_its_own_pending_conflict() -> None:
     """Both would have its own approval."""
     net = Net("ABC")
     first = begin(net, approvers="")
@@ -115,7 +115,7 @@ def test_a_clock_that_is_far_ahead_is_turned_down() -> None:
 # -- recoveries ----------------------------------------------------------------------------------------------------
 
 
-def test_who_accepts_has_promised() -> None:
+def test_acceptance_implies_a_promise() -> None:
     """Accepting at a ballot is a promise to accept nothing lower."""
     one = One(ABC)
     made = transaction("A", 1)
@@ -123,7 +123,7 @@ def test_who_accepts_has_promised() -> None:
     assert [type(message) for message in one.hear("A", Recover(made.body, 3, CLOCK))] == [Refused]
 
 
-def test_what_is_held_stays_held_whatever_became_of_the_rows() -> None:
+def test_approval_stands_after_damage_to_its_rows() -> None:
     """The approval has been counted: one whose rows were damaged since has approved it nevertheless."""
     made = transaction("A", 1)
     recovered = Recovered("B", "b", ABC, votes=(Vote(made.txid, made, held=True),))
@@ -145,8 +145,8 @@ def test_a_leader_that_has_promised_gives_nothing_up_after_a_restart() -> None:
     assert not [message for name, _, message in net.said if name == "A" and isinstance(message, Rollback)]
 
 
-def test_nobody_votes_on_a_snapshot_older_than_the_conflict_window() -> None:
-    """What it may have missed is no longer compared with anything."""
+def test_voter_rejects_snapshots_older_than_the_conflict_window() -> None:
+    """Commits that it lacks are no longer available for a comparison."""
     one = One(ABC)
     window_ms = one.node.state.settings.conflict_window_ms
     made = transaction("A", 1)
@@ -156,7 +156,7 @@ def test_nobody_votes_on_a_snapshot_older_than_the_conflict_window() -> None:
     assert rejections(one.hear("A", Begin(young.body))) == []
 
 
-def test_nobody_begins_on_a_snapshot_older_than_the_conflict_window() -> None:
+def test_leader_does_not_begin_on_snapshots_older_than_the_conflict_window() -> None:
     """A node that just started waits for its safe time, or every voter would refuse it."""
     one = One(ABC)
     written = Prepared({}, 0, False, ROWS, AccessSet(write_points=frozenset({b"t:x\0001"})), b"", b"")
@@ -185,7 +185,7 @@ def test_a_commit_with_another_hash_is_not_taken() -> None:
 
 
 def test_a_fetched_entry_that_does_not_continue_is_not_taken() -> None:
-    """Whoever sent it has another timeline."""
+    """Its sender has another timeline."""
     one = One(ABC)
     good = commit(transaction("A", 1))
     assert good.body is not None
@@ -194,8 +194,8 @@ def test_a_fetched_entry_that_does_not_continue_is_not_taken() -> None:
     assert one.node.state.timelines.taken.get("A", 0) == 0
 
 
-def test_what_is_still_missing_is_asked_for_before_what_has_come_is_applied() -> None:
-    """So its sender reads it meanwhile, and a node that is far behind does not wait for each piece."""
+def test_missing_entries_are_requested_before_received_ones_are_applied() -> None:
+    """So the sender reads in parallel, and a node that is far behind does not wait for each piece."""
     one = One(ABC)
     one.step(PeerUp("C"))
     good = commit(transaction("A", 1))
@@ -208,7 +208,7 @@ def test_what_is_still_missing_is_asked_for_before_what_has_come_is_applied() ->
     assert asked < applied
 
 
-def test_a_commit_of_what_was_rolled_back_stops_the_node_with_a_word() -> None:
+def test_commit_of_a_rolled_back_transaction_stops_the_node() -> None:
     """One of two has lied, and nothing is applied on top of that."""
     one = One(ABC)
     made = transaction("A", 1)
@@ -220,7 +220,7 @@ def test_a_commit_of_what_was_rolled_back_stops_the_node_with_a_word() -> None:
 
 
 def test_taking_a_commit_moves_the_clock() -> None:
-    """What is begun here after it is younger than it, also if the message itself brought no clock."""
+    """A transaction begun here afterwards is younger, even if the message itself brought no clock."""
     one = One(ABC)
     made = transaction("A", 1)
     ahead = but(made, txid=Txid(CLOCK + pack(4_000), "A"))
@@ -241,7 +241,7 @@ def test_a_commit_that_comes_early_is_kept() -> None:
     assert one.node.state.timelines.applied["A"] == 2
 
 
-def test_the_outcome_of_what_waits_is_not_forgotten() -> None:
+def test_outcome_of_a_waiting_commit_is_not_forgotten() -> None:
     """Safe time may pass it before its cause comes; until then only memory tells what became of it."""
     one = One(ABC)
     made = transaction("A", 2, base={"C": 1})
@@ -252,7 +252,7 @@ def test_the_outcome_of_what_waits_is_not_forgotten() -> None:
 
 
 def test_a_node_that_joins_is_at_home_when_it_has_caught_up() -> None:
-    """Before that it answers nobody: it has less than those that took it in."""
+    """Before that it answers no request: it has less than its sponsors."""
     one = One(ABC, joining=Joining(ABC, {"A": 1}))
     assert one.node.state.roster.joining is not None
     one.hear("A", commit(transaction("A", 1)))
@@ -260,12 +260,12 @@ def test_a_node_that_joins_is_at_home_when_it_has_caught_up() -> None:
 
 
 def test_a_restart_knows_how_far_its_window_reaches() -> None:
-    """What is in its file and not in the window cannot be told to be in nobody's way."""
+    """Entries in its file that are outside the window cannot be judged as free of conflicts."""
     one = Node(Recovered("B", "b", ABC, applied={"A": 3}), Settings(), lambda: 0.5, Now(0.0, WALL))
     assert one.state.commit_window.floor == {"A": 3}
 
 
-def test_after_a_restart_what_a_retired_timeline_has_is_in_every_base() -> None:
+def test_retired_timeline_is_in_every_base_after_a_restart() -> None:
     """No vector names that timeline any more; a strict read that has all of it is not turned down for it for ever."""
     made = transaction("E", 1)
     entry = Entry("E", 1, {"E": 1}, made, None, GENESIS)
@@ -296,21 +296,21 @@ def executed(schema: int = 0) -> Prepared:
 
 
 def test_an_open_transaction_ends_with_its_schema() -> None:
-    """What it has read and told its client was another table."""
+    """It has read another table, and told its client so."""
     here = One(ABC).node.state
     assert lost(here, "c", executed()) is None
     assert isinstance(lost(here, "c", executed(schema=1)), ConflictError)
 
 
 def test_an_open_transaction_does_not_get_older_than_the_window() -> None:
-    """What has changed since is not known here any more."""
+    """Later changes are no longer known here."""
     here = One(ABC).node.state
     here.commit_window.floor["A"] = 1
     assert isinstance(lost(here, "c", executed()), ConflictError)
 
 
 def test_a_strict_read_on_too_old_a_snapshot_is_not_certified() -> None:
-    """Who has dropped what came after it cannot say that nothing did."""
+    """A voter that has dropped later commits cannot say that none conflicts."""
     one = One(ABC)
     assert one.hear("A", Check(1, {}, NOTHING_READ, CLOCK))
     one.node.state.commit_window.floor["C"] = 1
@@ -327,7 +327,7 @@ def test_a_schema_change_is_in_force_after_its_own_clock() -> None:
 
 @pytest.mark.parametrize("members", [ABC, membership(0, "A")])
 def test_a_change_that_needs_time_is_in_force_after_it(members: Membership) -> None:
-    """However it is with the delay that others have: an index is built beside its table meanwhile."""
+    """Independent of the delay for other changes: the index is built next to its table during this time."""
     here = One(members).node.state
     change = replace(executed(), kind=SCHEMA, delay_ms=90_000)
     request_id = InFlight(1, Request("c", (Statement("alter", ()),)), 1.0)

@@ -47,7 +47,7 @@ def transaction(clock: int, access_set: AccessSet) -> Transaction:
 
 @pytest.mark.usefixtures("segment")
 @given(histories, access_sets, bases, st.data())
-def test_recent_finds_what_comparing_with_everything_finds(
+def test_commit_window_finds_the_same_conflicts_as_a_full_comparison(
     history: list[tuple[str, AccessSet]], access_set: AccessSet, base: dict[str, int], data: st.DataObject
 ) -> None:
     recent, ticks = CommitWindow(), dict.fromkeys(NODES, 0)
@@ -109,7 +109,7 @@ def test_recent_finds_what_comparing_with_everything_finds(
 
 
 @pytest.mark.parametrize("segment", [(3, access_index.LARGE, MANY)], indirect=True)
-def test_a_late_place_counts_also_for_what_was_packed_before_its_turn(segment: int) -> None:
+def test_late_label_counts_for_commits_packed_early(segment: int) -> None:
     """One whose outcome is needed stays, and those after it stay in the line of their timeline though they are packed:
     whoever has seen one of these under another place has seen it.
     """
@@ -152,7 +152,7 @@ def test_a_commit_of_ten_keys_takes_less_than_400_bytes_below_safe_time(segment:
 
 
 @given(st.lists(access_sets, max_size=12), access_sets, st.sets(st.integers(1, 12)))
-def test_pending_finds_what_comparing_with_everything_finds(
+def test_pending_finds_the_same_conflicts_as_a_full_comparison(
     held: list[AccessSet], access_set: AccessSet, removed: set[int]
 ) -> None:
     pending = Pending()
@@ -184,7 +184,7 @@ def test_a_late_place_in_a_retired_timeline_is_in_every_base(segment: int) -> No
 
 
 @pytest.mark.parametrize("segment", [(3, access_index.LARGE, MANY)], indirect=True)
-def test_what_is_packed_costs_nothing_where_it_is_seen(segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_commits_inside_the_base_cost_nothing(segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute of commits is hundreds of segments: neither a test nor a new commit asks each of them."""
     recent = CommitWindow()
     made = [
@@ -202,7 +202,7 @@ def test_what_is_packed_costs_nothing_where_it_is_seen(segment: int, monkeypatch
     assert [found.other for found in recent.conflicts(made[0].access_set, {"A": 0})] == [made[0].txid]
 
 
-def test_what_is_newer_than_a_base_is_found_by_its_ticks_as_long_as_that_is_little() -> None:
+def test_few_newer_commits_are_found_by_their_ticks() -> None:
     recent = CommitWindow()
     for tick in range(1, certifier.LATEST + 4):
         recent.add(("A", tick), transaction(tick, AccessSet()))
@@ -239,9 +239,7 @@ def test_a_large_commit_takes_little_more_than_its_keys_below_safe_time() -> Non
 
 
 @pytest.mark.parametrize("many", [1, MANY])
-def test_what_a_large_commit_has_read_and_written_is_met_by_keys_and_ranges(
-    many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_commit_is_found_by_its_keys_and_ranges(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certifier, "SEGMENT", 2)
     monkeypatch.setattr(certifier, "MANY", many)
     monkeypatch.setattr(access_index, "LARGE", 4)

@@ -23,7 +23,7 @@ def one_that_a_has_not_heard_of() -> Net:
     return net
 
 
-def test_nobody_is_refused_strictly_from_old_data() -> None:
+def test_strict_refusal_is_never_based_on_old_data() -> None:
     """C knows what B has committed, so A executes again, and there is one."""
     net = one_that_a_has_not_heard_of()
     net.ask("A", take("take", STRICT))
@@ -31,8 +31,8 @@ def test_nobody_is_refused_strictly_from_old_data() -> None:
     assert net.told("A") == {"take": "A1"}
 
 
-def test_a_session_is_refused_from_what_its_node_has() -> None:
-    """That is what the level says."""
+def test_session_refusal_rests_on_the_nodes_own_data() -> None:
+    """The session level allows it by definition."""
     net = one_that_a_has_not_heard_of()
     net.ask("A", take("take", SESSION))
     assert net.told("A") == {"take": "did not happen"}
@@ -40,7 +40,7 @@ def test_a_session_is_refused_from_what_its_node_has() -> None:
 
 
 def test_a_strict_refusal_that_is_true_is_told_after_one_round() -> None:
-    """There is nothing in x, and nobody knows of anything else."""
+    """The table x is empty, and no node knows of a row."""
     net = Net("ABC")
     net.ask("A", take("take", STRICT))
     assert not net.told("A")
@@ -49,7 +49,7 @@ def test_a_strict_refusal_that_is_true_is_told_after_one_round() -> None:
     assert sum(isinstance(message, Check) for _, _, message in net.said) == 2
 
 
-def test_nobody_is_refused_strictly_by_a_node_that_hears_no_majority() -> None:
+def test_strict_refusal_without_majority_becomes_an_unknown_answer() -> None:
     """It says that it could not tell, when the time is over."""
     net = Net("ABC")
     net.cut("A", "B")
@@ -62,7 +62,9 @@ def test_nobody_is_refused_strictly_by_a_node_that_hears_no_majority() -> None:
 
 
 def test_a_node_knows_when_it_may_lag() -> None:
-    """When it misses what others have, when somebody is about to change it, and when it hears too few to know."""
+    """When it misses commits of others, when a change of the key is pending, and when it hears too few peers to
+    know.
+    """
     net = Net("ABC")
     core = net.places["A"].core
 

@@ -40,7 +40,7 @@ class Busy(Net):
 
     def __init__(self, voters: str = "ABC", settings: Settings | None = None, *, took_s: float = 0.0) -> None:
         super().__init__(voters, settings=settings or Settings())
-        self.took_s = took_s  # by what is over the whole table
+        self.took_s = took_s  # for statements over the whole table
         self.way: deque[tuple[float, tuple[str, str, Message]]] = deque()
         self.slow_ones: deque[tuple[float, str, Event]] = deque()
         self.executed: list[str] = []  # commands over the whole table, each time
@@ -137,8 +137,8 @@ INDEX = object_range("i:rows")
 
 
 def indexed(net: Busy, *, reads: bool = False) -> None:
-    """Each row has an entry in an index. What is large writes all of that, as it is told, and a row of its own; with
-    ``reads`` it has looked at all entries as well.
+    """Each row has an entry in an index. A large transaction writes all index entries, as it declares, and a row of its
+    own; with ``reads`` it has read all entries as well.
     """
     for place in net.places.values():
         place._execute = partial(_with_entries, net, place, place._execute, reads)  # type: ignore[method-assign]
@@ -163,12 +163,12 @@ def _with_entries(
 
 
 LARGE = Settings(inline_bytes=300, piece_bytes=64)
-OWN_ROW = "x" * 1_000  # a key so long that what writes it is large
+OWN_ROW = "x" * 1_000  # a key so long that any transaction that writes it is large
 
 
-def test_what_is_large_and_in_nobodys_way_is_executed_once() -> None:
-    """A statement over much of a table is told as one that writes all of an index: rows that others insert meanwhile
-    have entries in it, and are no reason to execute it again, which may take longer than others hold back.
+def test_large_transaction_without_conflicts_is_executed_once() -> None:
+    """A statement over much of a table declares a write of a whole index. Rows that others insert have entries in it,
+    and are not a reason to execute it again, which may take longer than others hold back.
     """
     net = Busy(settings=replace(LARGE, reserve_ms=400))
     indexed(net)
@@ -181,7 +181,7 @@ def test_what_is_large_and_in_nobodys_way_is_executed_once() -> None:
     assert max(wait for _, wait in net.waits) < 0.4 + 0.1
 
 
-def test_what_is_large_and_has_read_what_others_change_is_executed_again() -> None:
+def test_large_transaction_that_read_changed_rows_is_executed_again() -> None:
     net = Busy(settings=LARGE)
     indexed(net, reads=True)
     net.go_on(0.3)
@@ -192,7 +192,7 @@ def test_what_is_large_and_has_read_what_others_change_is_executed_again() -> No
 
 
 def test_where_nobody_holds_back_it_does_not() -> None:
-    """The same load: that is what reservations are for."""
+    """The same load without holding back fails, as reservations prevent."""
     net = Busy(settings=NEVER, took_s=0.08)
     net.go_on(0.1)
     net.ask("A", total("all"))
@@ -226,7 +226,7 @@ def test_several_get_through_one_after_the_other() -> None:
     assert len(net.executed) < 60
 
 
-def test_who_asks_all_day_gets_a_quarter_of_the_time() -> None:
+def test_constant_reservations_get_a_quarter_of_the_time() -> None:
     """Each node holds back for as long as that, and once for the longest in addition, whoever asks."""
     settings = Settings(reserve_ms=500)
     net = Busy(settings=settings, took_s=0.15)
@@ -250,7 +250,7 @@ def test_who_asks_all_day_gets_a_quarter_of_the_time() -> None:
 
 
 @pytest.mark.parametrize("how", ["its node stands still", "its node is cut off", "its client's time is over"])
-def test_nobody_holds_back_for_who_is_gone(how: str) -> None:
+def test_reservation_of_a_vanished_request_is_dropped(how: str) -> None:
     net = Busy(took_s=1.0, settings=Settings(reserve_ms=20_000))
     net.go_on(0.1)
     net.ask("A", total("all", timeout_s=3.0 if how.startswith("its client") else 60.0))
@@ -268,7 +268,7 @@ def test_nobody_holds_back_for_who_is_gone(how: str) -> None:
 
 
 def test_one_whose_time_is_over_may_ask_again_and_others_wait_no_longer() -> None:
-    """It hardly fits, or not at all: then nobody holds back for it."""
+    """It hardly fits, or not at all: then no leader holds back for it."""
     settings = Settings(reserve_ms=300)
     net = Busy(settings=settings, took_s=0.28)
     net.go_on(0.1)
@@ -283,8 +283,8 @@ def test_one_whose_time_is_over_may_ask_again_and_others_wait_no_longer() -> Non
     assert max(wait for _, wait in slower.waits) < 0.3
 
 
-def test_who_wants_few_rows_stands_in_line_like_all() -> None:
-    """On a row that everybody wants, nobody reserves: those who wait there share transactions, and take turns."""
+def test_request_for_few_rows_queues_like_all_others() -> None:
+    """On a hot row no request reserves: those that wait there share transactions, and take turns."""
     net = Busy()
     for number in range(400):
         for name in "ABC":
@@ -299,7 +299,7 @@ def now(net: Net, name: str) -> float:
 
 
 def lose(net: Net, name: str, number: int, access_set: AccessSet, kind: str = ROWS) -> InFlight:
-    """A request at a node was executed in vain several times."""
+    """Let a request lose several times at a node."""
     replies = net.places[name].core.coordinator.replies
     inflight = InFlight(number, total(f"{name}-{number}"), 100.0, attempts=9)
     now(net, name)
@@ -340,8 +340,10 @@ def told(net: Net, name: str) -> dict[str, Reservation]:
     return net.places[name].core.coordinator.replies.reservations.told
 
 
-def test_what_does_not_reserve() -> None:
-    """Few keys, changes of the schema, what cannot be executed again, and what has not lost for long enough."""
+def test_unsuitable_requests_do_not_reserve() -> None:
+    """Few keys, schema changes, requests that cannot be executed again, and those that have not lost for long
+    enough.
+    """
     net = Net("A")
     point = AccessSet(frozenset({b"t:rows\0k"}), (), frozenset({b"t:rows\0k"}))
     assert not lose(net, "A", 900, claim(point, ("c",), ROWS, 5)).reserves
@@ -358,7 +360,7 @@ def test_what_does_not_reserve() -> None:
     assert not lose(net, "A", 907, TABLE).reserves  # one of a node at a time
 
 
-def test_what_is_told_is_short_and_covers_what_it_stands_for() -> None:
+def test_reservation_message_is_short_and_covers_the_access_set() -> None:
     few = AccessSet(frozenset({b"t:a\0k"}), ((b"t:b\0x", b"t:b\0z"),), frozenset({b"t:c\0k"}))
     assert short(few) == (few, cbor2.dumps(few.pack()))
     many = AccessSet(
@@ -395,7 +397,7 @@ def test_it_is_told_in_gossip_and_an_older_release_tells_none() -> None:
             heard("B", (5, 100, wrong_set))
 
 
-def test_what_is_overtaken_beside_the_loop_is_executed_again_and_its_client_told() -> None:
+def test_overtaken_background_execution_is_repeated_and_its_client_told() -> None:
     net = Busy(took_s=9.0)
     net.ask("A", total("all"))
     core, (number,) = net.places["A"].core, net.places["A"].requests
@@ -416,7 +418,7 @@ def test_what_is_overtaken_beside_the_loop_is_executed_again_and_its_client_told
     assert error.details["attempts"] == 1
     assert "met" in error.message
     assert "table rows" in error.message
-    net._finish("A", Overtaken(77, event.prepared))  # nobody waits for it any more
+    net._finish("A", Overtaken(77, event.prepared))  # its request has ended
 
 
 def test_a_client_is_told_of_whom_it_lost_to_and_not_of_whom_it_passed() -> None:
@@ -452,7 +454,7 @@ def test_a_client_is_told_the_way_out() -> None:
     assert did_not_happen(inflight, state).message.endswith("it is safe to run it again")
 
 
-def test_what_is_left_of_the_time_is_waited_for() -> None:
+def test_reservation_waits_for_the_rest_of_the_share() -> None:
     """A node that has held back for as long as it does at all holds back again when a quarter of the time gave it."""
     net = Net("ABC", settings=Settings(reserve_ms=1_000))
     asks, replies = net.places["A"].core.state, net.places["C"].core.coordinator.replies
@@ -467,8 +469,8 @@ def test_what_is_left_of_the_time_is_waited_for() -> None:
         assert replies.reservations.held is None  # its time is over, though its node still tells it
 
 
-def test_what_a_peer_asks_for_wrongly_costs_no_more_than_the_share() -> None:
-    """One that asks for nothing keeps nobody from his turn; one that asks all the time gets what all get together."""
+def test_malformed_reservations_cost_no_more_than_the_share() -> None:
+    """An empty reservation blocks no request; constant ones get the share of all reservations together."""
     settings = Settings(reserve_ms=1_000)
     net, said = Net("ABC", settings=settings), cbor2.dumps(TABLE.pack())
     asks, other, here = (net.places[name] for name in "ABC")
@@ -491,7 +493,7 @@ def test_what_a_peer_asks_for_wrongly_costs_no_more_than_the_share() -> None:
 
 
 def test_it_is_told_at_once_and_so_is_its_end() -> None:
-    """Not with the next heartbeat: what others begin until then is executed in vain for."""
+    """A heartbeat would be too late: transactions that others begin until then are lost."""
     net = Net("ABC")
     net.play("A", "wake")
     net.deliver()
@@ -507,7 +509,7 @@ def test_it_is_told_at_once_and_so_is_its_end() -> None:
     assert (told(net, "B"), told(net, "C")) == ({}, {})
 
 
-def test_who_goes_first_stands_before_those_who_are_held_back_for_its_sake() -> None:
+def test_reserving_request_goes_before_those_held_back_for_it() -> None:
     net = Net("A")
     queue, early = net.places["A"].core.coordinator.replies.wait_queue, InFlight(900, total("early"), 100.0)
     late = InFlight(901, total("late"), 100.0, goes_first=True)
@@ -517,8 +519,8 @@ def test_who_goes_first_stands_before_those_who_are_held_back_for_its_sake() -> 
     assert [*queue.waits[Txid(5, "B")]] == [901, 900]
 
 
-def test_who_goes_first_pauses_and_waits_for_what_others_had_begun() -> None:
-    """It would only be executed in vain once more."""
+def test_reserving_request_pauses_for_transactions_begun_earlier() -> None:
+    """Another execution would only be lost again."""
     net = Busy()
     net.kept = {Approve}
     net.ask("B", add("b", "k01"))

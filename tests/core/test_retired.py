@@ -44,7 +44,7 @@ def retired() -> One:
     return one
 
 
-def test_what_every_member_has_whole_can_be_retired() -> None:
+def test_timeline_that_every_member_has_whole_can_be_retired() -> None:
     """Each must have told that it counts without the leader, or it may still hear from it; and to have the same."""
     one = gone()
     state = one.node.state
@@ -57,7 +57,7 @@ def test_what_every_member_has_whole_can_be_retired() -> None:
         assert state.timelines.whole() == set()
 
 
-def test_a_change_retires_what_is_whole_and_nobodys() -> None:
+def test_membership_change_retires_whole_timelines_without_leader() -> None:
     facts = Facts(alive=frozenset("ABC"), whole=frozenset("CD"))
     change = MemberChange(ADDRESS, "A", "a:7")
     new = change_members(membership(1, "ABC"), change, facts)
@@ -79,14 +79,14 @@ def test_the_encoded_form_has_them_only_if_there_are_any() -> None:
             read_membership(cbor2.dumps([*fields[:4], nonsense]))
 
 
-def test_what_is_led_after_it_names_them_no_more() -> None:
+def test_later_transactions_omit_retired_timelines() -> None:
     state = retired().node.state
     assert state.timelines.applied == {"A": 1, "C": 1, "D": 1}, "what is applied is still known"
     assert state.timelines.in_short(state.timelines.applied) == {"A": 1, "C": 1}
     assert state.timelines.in_short({"C": 1, "D": 1}) == {"C": 1, "D": 1}, "this has not seen the retirement"
 
 
-def test_who_has_the_retirement_is_told_in_short() -> None:
+def test_members_that_know_the_retirement_get_short_vectors() -> None:
     """Another one needs to hear from whom it can get what it lacks."""
     one = retired()
     one.hear("A", report({"A": 1, "C": 1}, 2, "A"))
@@ -109,7 +109,7 @@ def test_a_retired_timeline_takes_nothing_more() -> None:
     assert "D" not in one.node.apply_queue.early
 
 
-def test_what_stands_in_a_retired_timeline_is_in_every_base() -> None:
+def test_commits_of_a_retired_timeline_are_in_every_base() -> None:
     """A BEGIN on the row that D1 wrote, on a base that does not name D, conflicts with nothing; nor does a read."""
     one = retired()
     written = transaction("D", 1).access_set
@@ -127,7 +127,7 @@ def test_what_stands_in_a_retired_timeline_is_in_every_base() -> None:
 
 @pytest.mark.parametrize("number", [1, SEGMENT + 1])
 def test_the_window_forgets_whom_it_waited_for(number: int) -> None:
-    """In loose and in packed commits, with and without another label, and in what was dropped."""
+    """In loose and in packed commits, with and without another label, and in dropped ones."""
     window = CommitWindow()
     access_set = AccessSet(write_points=frozenset({b"t:x\0"}))
     for tick in range(1, number + 1):

@@ -1,4 +1,4 @@
-"""What waits for a schema change waits without being executed."""
+"""Requests that wait for a schema change are not executed while they wait."""
 
 from bedrockish.api.requests import STRICT, Answer, Request, Statement
 from bedrockish.core.coordinator.replies import Replies
@@ -34,7 +34,7 @@ def request_id(number: int) -> InFlight:
 
 
 def queues(count: int) -> tuple[WaitQueue, list[int]]:
-    """Requests that wait for a transaction of B, and what is executed."""
+    """Return the requests that wait for a transaction of B, and the executed ones."""
     executed: list[int] = []
     replies = Replies(Net("ABC").places["A"].core.state, lambda one: executed.append(one.number))
     in_flight, found = replies.in_flight, replies.wait_queue
@@ -44,21 +44,21 @@ def queues(count: int) -> tuple[WaitQueue, list[int]]:
     return found, executed
 
 
-def test_of_those_who_waited_for_rows_one_goes_on() -> None:
+def test_one_of_the_requests_that_waited_for_rows_goes_on() -> None:
     """The others would only conflict with it: they stay behind it."""
     found, executed = queues(3)
     found.released(Txid(7, "B"), ROWS)
     assert executed == [0]
 
 
-def test_who_waited_for_a_schema_change_goes_on_at_once() -> None:
+def test_requests_that_waited_for_a_schema_change_go_on_at_once() -> None:
     """They have nothing in common but the change."""
     found, executed = queues(3)
     found.released(Txid(7, "B"), SCHEMA)
     assert executed == [0, 1, 2]
 
 
-def test_who_was_rejected_for_a_schema_change_that_is_not_here_pauses_for_its_delay() -> None:
+def test_request_rejected_for_an_unknown_schema_change_pauses_for_its_delay() -> None:
     """Before it is here, the same would happen again."""
     one = request_id(1)
     one.last = Reject(Txid(9, "A"), Reason.FOR, Txid(7, "B"), b"t:x\0k", 0)
@@ -67,7 +67,7 @@ def test_who_was_rejected_for_a_schema_change_that_is_not_here_pauses_for_its_de
     assert retry_pause_ms(one, Settings(), 1.0) == Settings().schema_delay_ms
 
 
-def test_what_will_have_to_wait_is_not_executed_again() -> None:
+def test_request_that_must_wait_for_a_change_is_not_executed_again() -> None:
     """A change is committed and not in force, and the clock is past its moment."""
     node = Node(Recovered("A", "file of A", MEMBERS), Settings(), lambda: 0.5, Now(1.0, 0), follows_wall=False)
     node.start(Now(1.0, 0))
@@ -118,7 +118,7 @@ def test_strict_reads_do_not_wait_for_each_other() -> None:
     assert net.told("A") == dict.fromkeys(("r0", "r1", "r2"), "read")
 
 
-def test_who_has_read_on_the_old_schema_is_not_told_a_clock_of_the_next_one() -> None:
+def test_read_on_the_old_schema_gets_no_clock_of_the_next_one() -> None:
     """The clock is past the change's moment, which is not in force yet, for others may still be before it: a session
     that was told that clock would have to wait at this very node.
     """

@@ -1,4 +1,4 @@
-"""A node that was away, or is new, remembers no more of what it takes than one that keeps up."""
+"""A node that was away, or is new, remembers no more of the entries that it fetches than one that keeps up."""
 
 from collections.abc import Iterator
 
@@ -19,11 +19,11 @@ MEMBERS = membership(0, "ABC")
 HOUR_MS = 3_600_000
 PAGE, PAGES = 40, 30
 LAST = PAGE * PAGES
-LATER = moved(CLOCK, HOUR_MS)  # of what the others have closed and cut
+LATER = moved(CLOCK, HOUR_MS)  # closed and cut of the other nodes
 
 
 class Behind:
-    """The node B, which lacks what A has led, and a driver that keeps the ids of what is applied."""
+    """The node B, which lacks A's commits, and a driver that records the ids of applied entries."""
 
     def __init__(self, members: Membership = MEMBERS, joining: Joining | None = None, settled: int = 0) -> None:
         self.journal: set[Txid] = set()
@@ -85,7 +85,7 @@ def behind() -> Behind:
     return Behind()
 
 
-def test_it_remembers_little_of_what_it_takes(behind: Behind) -> None:
+def test_catching_up_keeps_little_in_memory(behind: Behind) -> None:
     behind.are_ahead()
     behind.wait()
     for page in pages():
@@ -100,7 +100,7 @@ def test_it_remembers_little_of_what_it_takes(behind: Behind) -> None:
 
 
 def test_it_remembers_all_as_long_as_a_majority_has_not_told(behind: Behind) -> None:
-    """What one node has cut says nothing: another one may still decide something there."""
+    """One node's cut says nothing: another one may still decide something there."""
     behind.are_ahead("A")
     for page in list(pages())[:-1]:
         behind.hear("A", page)
@@ -124,7 +124,7 @@ def some_taken(behind: Behind) -> Transaction:
     return first
 
 
-def test_a_second_label_of_what_it_forgot_changes_nothing(behind: Behind) -> None:
+def test_second_label_of_a_forgotten_commit_changes_nothing(behind: Behind) -> None:
     first = some_taken(behind)
     adopted = Entry("C", 1, {"C": 1}, first, "A", GENESIS)
     effects = behind.hear("C", Commit(adopted.label, first.body, adopted.hash, LATER))
@@ -133,7 +133,7 @@ def test_a_second_label_of_what_it_forgot_changes_nothing(behind: Behind) -> Non
     assert behind.remembered <= PAGE
 
 
-def test_it_knows_the_outcome_of_what_it_forgot(behind: Behind) -> None:
+def test_outcome_of_a_forgotten_commit_is_known(behind: Behind) -> None:
     first = some_taken(behind)
     assert behind.state.outcome(first.txid) is True
     assert SendOutcome("C", first.txid) in behind.hear("C", Ask(first.txid, LATER))
@@ -142,7 +142,7 @@ def test_it_knows_the_outcome_of_what_it_forgot(behind: Behind) -> None:
     assert not [one for one in behind.hear("C", Ask(never, LATER)) if isinstance(one, SendOutcome)]
 
 
-def test_what_came_late_and_waits_is_not_told_as_rolled_back() -> None:
+def test_late_waiting_commit_is_not_reported_as_rolled_back() -> None:
     """It is dropped from the window when it comes, and the journal gets it when what it has seen has come."""
     behind = Behind()
     behind.are_ahead()
@@ -164,7 +164,7 @@ def test_what_came_late_and_waits_is_not_told_as_rolled_back() -> None:
     assert SendOutcome("A", made.txid) in behind.hear("A", Ask(made.txid, LATER))
 
 
-def test_what_is_applied_in_this_step_is_not_forgotten_yet(behind: Behind) -> None:
+def test_commit_applied_in_this_step_is_not_forgotten_yet(behind: Behind) -> None:
     """The journal has it only when the step is over; time may move on before that."""
     behind.are_ahead()
     behind.wait()
@@ -177,7 +177,7 @@ def test_what_is_applied_in_this_step_is_not_forgotten_yet(behind: Behind) -> No
     assert not behind.state.votes.outcomes
 
 
-def test_what_is_settled_is_known_after_a_restart(behind: Behind) -> None:
+def test_settled_clock_survives_a_restart(behind: Behind) -> None:
     behind.are_ahead()
     kept = [effect for effect in behind.wait() if isinstance(effect, Keep) and effect.name == "settled"]
     assert kept == [Keep("settled", LATER)]
@@ -196,7 +196,7 @@ def test_a_new_node_counts_by_the_members_that_took_it_in() -> None:
     assert behind.state.clock.settled == LATER
 
 
-def test_what_is_said_by_members_that_it_does_not_know_settles_nothing(behind: Behind) -> None:
+def test_messages_of_unknown_members_settle_nothing(behind: Behind) -> None:
     behind.are_ahead("C", config=1)
     behind.are_ahead("A")
     behind.wait()

@@ -1,4 +1,4 @@
-"""A key that everybody wants: commands that wait for it at one node share a transaction."""
+"""A hot key: commands that wait for it at one node share a transaction."""
 
 from dataclasses import replace
 
@@ -28,14 +28,14 @@ def queue_at_a(net: Net, *requests: Request) -> None:
 
 
 def let_first_through(net: Net) -> None:
-    """The BEGIN of what waits for it arrives nowhere."""
+    """Drop the BEGIN of the waiting command."""
     net.kept = {Approve}
     net.deliver()
     net.kept = {Begin}
 
 
 def test_commands_that_wait_for_one_key_share_a_transaction() -> None:
-    """Each is answered with the place of what they became together, and happens once, in the order of their coming."""
+    """Each is answered with the place of their common transaction, and happens once, in order of arrival."""
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
     net.run(1.0)
@@ -66,7 +66,7 @@ def test_one_command_sent_twice_happens_once() -> None:
     assert [one.commands for one in journal(net)] == [("first",), ("twice", "other")]
 
 
-def test_what_is_judged_otherwise_is_not_led_together() -> None:
+def test_commands_of_different_isolation_do_not_share_a_transaction() -> None:
     """Isolation belongs to a transaction."""
     net = Net("ABC")
     queue_at_a(net, add("one", "x"), replace(add("two", "x"), isolation=SNAPSHOT), add("three", "x"))
@@ -99,7 +99,7 @@ def test_the_end_of_one_command_s_time_is_not_that_of_those_that_share_its_trans
 
 
 def test_the_last_one_s_time_ends_the_transaction() -> None:
-    """Nobody is left who waits for it: it is given up, and both are told that it did not happen."""
+    """No command waits for it any more: it is given up, and both clients are told that it did not happen."""
     net = Net("ABC")
     queue_at_a(net, add("one", "x", timeout_s=0.5), add("two", "x", timeout_s=0.6))
     let_first_through(net)
@@ -108,7 +108,7 @@ def test_the_last_one_s_time_ends_the_transaction() -> None:
     assert len(journal(net)) == 1
 
 
-def test_who_was_rejected_together_stays_together() -> None:
+def test_rejected_group_stays_together() -> None:
     """A and B begin at the same time, each with two more behind. One group gives way, and is led as a group."""
     net = Net("ABC")
     net.ask("C", add("first", "x"))
@@ -124,7 +124,7 @@ def test_who_was_rejected_together_stays_together() -> None:
 
 
 def test_a_begin_carries_its_commands() -> None:
-    """What voters hold, and would finish for a dead leader, names every command and its answer."""
+    """The voters' copy, which they would finish for a dead leader, names every command and its answer."""
     net = Net("ABC")
     queue_at_a(net, add("one", "x"), add("two", "x"))
     net.run(1.0)
@@ -134,7 +134,7 @@ def test_a_begin_carries_its_commands() -> None:
 
 
 def test_a_group_that_steps_back_for_a_change_of_the_members_stays_together() -> None:
-    """It pauses before it is led, and all of it is there afterwards: nobody is left waiting for nothing."""
+    """It pauses before it is led, and is complete afterwards: every command gets its answer."""
     net = Net("ABC")
     queue_at_a(net, *(add(f"c{number}", "x") for number in range(5)))
     change = Transaction(
@@ -146,8 +146,8 @@ def test_a_group_that_steps_back_for_a_change_of_the_members_stays_together() ->
     assert set(net.told("A")) == {"first", "c0", "c1", "c2", "c3", "c4"}
 
 
-def test_what_safe_time_has_ended_in_this_step_is_not_given_up_again() -> None:
-    """Its vote is gone by then, so to give it up stopped the node (seed 20221)."""
+def test_transaction_ended_by_safe_time_is_not_given_up_in_the_same_step() -> None:
+    """Its vote is already removed, so giving it up stopped the node (seed 20221)."""
     net = Net("ABC")
     net.kept = {Begin}
     net.ask("A", add("slow", "x"))

@@ -18,7 +18,7 @@ def worlds(voters: int) -> Iterator[tuple[Times, tuple[tuple[int, int], ...], in
 
 
 @pytest.mark.parametrize("voters", range(1, 6))
-def test_times_are_what_majorities_have_reached(voters: int) -> None:
+def test_closed_cut_and_safe_follow_majorities(voters: int) -> None:
     """Each is as far as its definition lets it, never further, and never goes back."""
     majority = voters // 2 + 1
     count = 0
@@ -40,7 +40,7 @@ def test_times_are_what_majorities_have_reached(voters: int) -> None:
     assert count > 500
 
 
-def test_who_counts_for_nothing_is_no_part_of_a_majority() -> None:
+def test_learners_and_amnesiac_voters_do_not_count_for_a_majority() -> None:
     """A voter that has lost its promises, and a learner: two of three others have to have come there."""
     own = Times(9, 9, 0)
     assert times(own, [(9, 9), (0, 0)], 2, 9, None, counts=True).safe == 9

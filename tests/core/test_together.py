@@ -52,7 +52,7 @@ def test_one_that_comes_alone_is_alone() -> None:
     assert sorted(commands(net)) == [("c0",), ("c1",), ("c2",)]
 
 
-def test_what_is_in_the_way_of_one_holds_only_that_one() -> None:
+def test_conflict_of_one_joined_command_holds_only_that_one() -> None:
     """Another leader's transaction on one of their rows is approved here and does not end: the others do not wait."""
     net = Net("ABC")
     net.ask("B", add("other", ROWS[1]))
@@ -86,7 +86,7 @@ def test_a_group_that_is_turned_down_is_led_one_by_one_and_the_next_is_smaller()
 
 
 def test_groups_grow_again_from_one() -> None:
-    """Also where nothing comes together: a command alone that met nobody says that more may share."""
+    """Also without concurrent commands: a single command without a conflict raises the allowed size."""
     net = Net("ABC")
     net.places["A"].core.coordinator.together.size = 1
     net.ask_together("A", *some(3))
@@ -95,7 +95,7 @@ def test_groups_grow_again_from_one() -> None:
     assert size(net) == 4
 
 
-def test_what_meets_others_lets_no_group_grow() -> None:
+def test_conflicts_keep_groups_from_growing() -> None:
     net = Net("ABC")
     net.places["A"].core.coordinator.together.size = 1
     net.ask("B", add("other", "x"))
@@ -133,7 +133,7 @@ def test_the_first_that_fails_lets_the_others_share() -> None:
 
 
 def test_a_command_too_old_to_be_looked_up_keeps_nobody() -> None:
-    """Its id is older than what the journal reaches back to; the others are led, at once."""
+    """Its id is older than the journal's reach; the others are led, at once."""
     for where in range(3):
         _among_others(where)
 
@@ -218,7 +218,7 @@ def test_a_client_whose_time_is_over_before_they_are_led_takes_nobody_along() ->
     assert value(net, "B", ROWS[1]) == 1
 
 
-def test_a_group_belongs_to_nobody_who_is_not_a_voter() -> None:
+def test_learner_leads_no_group() -> None:
     """Each is told where to write."""
     net = Net("AB", learners="L")
     net.ask_together("L", *some(3))
@@ -226,7 +226,7 @@ def test_a_group_belongs_to_nobody_who_is_not_a_voter() -> None:
     assert set(net.told("L").values()) == {"did not happen"}
 
 
-def test_who_made_which_change_is_in_the_transaction() -> None:
+def test_author_of_each_change_is_in_the_transaction() -> None:
     """As the driver said, and only with joined commands."""
     shared = Transaction(
         *(Txid(5, "A"), {}, 0, 0, 0, "one", "serializable", "rows", AccessSet(), b"", b""),

@@ -8,7 +8,7 @@ WAY_S = 0.7  # the closing lag is half a second
 
 
 class SlowWay(Trio):
-    """What A begins takes its time to everybody."""
+    """A network in which A's BEGIN is slow to every peer."""
 
     def __init__(self) -> None:
         self.held: list[tuple[float, str, str, Message]] = []

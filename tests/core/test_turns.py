@@ -1,4 +1,4 @@
-"""A key that everybody wants at several nodes: the leaders take turns."""
+"""A hot key at several nodes: the leaders take turns."""
 
 from collections import deque
 from itertools import pairwise
@@ -53,7 +53,7 @@ def test_leaders_that_want_one_key_take_turns() -> None:
 
 
 def test_without_turns_more_is_rejected_and_less_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same load, and nobody waits for others: that is what turns are for."""
+    """Run the load of the test above without turns."""
     done, rejected = [], []
     for commits in (0, turns.COMMITS):
         monkeypatch.setattr(turns, "COMMITS", commits)
@@ -65,7 +65,7 @@ def test_without_turns_more_is_rejected_and_less_gets_through(monkeypatch: pytes
     assert rejected[0] > 2 * rejected[1]
 
 
-def test_who_does_not_come_is_not_waited_for_again() -> None:
+def test_leader_that_skips_its_turn_is_not_waited_for_again() -> None:
     """A's clients fall silent. B and C lose one turn to it, and then go on without."""
     net = Net("ABC")
     contend(net, 200)

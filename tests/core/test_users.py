@@ -1,4 +1,4 @@
-"""The users of a cluster: what each change makes of them, and what is refused."""
+"""The users of a cluster: the effect of each change, and refused changes."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def test_a_role_includes_those_below_it_and_goes_with_those_above_it() -> None:
     assert users.members == ONE.members
 
 
-def test_what_was_removed_stays_known_as_removed_and_may_come_again() -> None:
+def test_removed_user_stays_known_and_may_return() -> None:
     """So that a configuration's line of that name does not come back to life; also if it never was the cluster's."""
     gone = change(change(ONE, USER_ADD, "ann", "writer", secret=HASH), USER_REMOVE, "ann")
     assert gone.users["ann"] is None
@@ -99,13 +99,13 @@ def test_there_is_always_an_admin_unless_somebody_insists() -> None:
         ((USER_GRANT, "nobody", "reader"), "", "unknown"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], secret: str, reason: str) -> None:
-    """A hash that costs every node two gigabytes, or nobody anything to guess, is none either."""
+def test_malformed_password_hashes_are_refused(arguments: tuple[str, ...], secret: str, reason: str) -> None:
+    """Also a hash that costs every node two gigabytes, or an attacker nothing to guess."""
     assert refused(ONE, *arguments, secret=secret) == reason
 
 
 def test_a_cluster_with_release_0_1_0_in_it_has_no_users() -> None:
-    """That release would let everybody do everything, and forget them with the next change of the members."""
+    """That release would let every client do everything, and forget the users with the next membership change."""
     assert refused(replace(ONE, level=1, users={}), USER_ADD, "ann", "admin", secret=HASH) == "level"
 
 

@@ -1,4 +1,4 @@
-"""What a damaged node concludes from what the others say."""
+"""A damaged node's conclusions from the reports of the others."""
 
 import pytest
 

@@ -29,7 +29,7 @@ BOUND_S = 30.0
 
 
 def find_browser() -> str | None:
-    """Return the program, None if there is none."""
+    """Return the program; None if the machine has none."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -45,7 +45,7 @@ class Browser:
         self._buffer = b""
         self._number = 0
         self._session: str | None = None
-        self.errors: list[str] = []  # what scripts raised, and what the console calls an error
+        self.errors: list[str] = []  # exceptions of scripts, and errors of the console
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):

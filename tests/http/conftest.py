@@ -17,7 +17,7 @@ from tools.cluster import LocalCluster, local_cluster
 
 @dataclass(frozen=True)
 class Reply:
-    """What a node answered."""
+    """A node's answer."""
 
     status: int
     headers: Message
@@ -55,7 +55,7 @@ class Asker:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
-    """One node alone."""
+    """Yield a single node."""
     with local_cluster(tmp_path_factory.mktemp("http") / "one", ("A",), http=True) as cluster:
         trio.run(ready, cluster)
         assert cluster.nodes[0].http_port is not None

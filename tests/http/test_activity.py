@@ -26,7 +26,7 @@ class World:
         self.activity = Activity(lambda: (self.commits, self.conflicts), self.latency, lambda: self.now)
 
 
-def test_a_slice_is_what_has_grown() -> None:
+def test_slice_of_activity_has_the_increments() -> None:
     world = World()
     world.commits, world.conflicts, world.now = 30, 7, 1010.0
     for _ in range(98):
@@ -73,7 +73,7 @@ def test_a_slow_statement_is_told(node: Asker) -> None:
 
 
 @pytest.mark.cluster
-def test_what_is_open_is_told_of_all_nodes_and_ended_from_any(three: LocalCluster) -> None:
+def test_open_transactions_of_all_nodes_are_listed_and_ended_from_any(three: LocalCluster) -> None:
     """Its client is told that it did not happen, and nothing of it is there; what is not open is not ended."""
     ask = Asker(three.nodes[0].http_port or 0, three)
     with connect(three.url(0)) as db, connect(three.url(1, only=True)) as other:
@@ -108,7 +108,7 @@ def test_what_is_open_is_told_of_all_nodes_and_ended_from_any(three: LocalCluste
 
 
 @pytest.mark.cluster
-def test_who_may_not_come_in_ends_nothing(tmp_path: Path) -> None:
+def test_unauthorized_user_ends_no_transaction(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "asks", ("A",), settings={"users": {"ann": str(hash_password("x", bytes(16)))}})
     cluster.add_http()
     cluster.write_files()

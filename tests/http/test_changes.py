@@ -61,7 +61,7 @@ def test_every_transaction_is_a_line_and_the_last_line_says_where_to_go_on(shop:
         assert end["cursor"] == one["cursor"], "what was not taken comes next"
 
 
-def test_a_filter_moves_on_past_what_it_leaves_out(shop: Asker) -> None:
+def test_filtered_feed_advances_its_cursor_past_skipped_changes(shop: Asker) -> None:
     found, last = read(shop, "table=note")
     assert [len(one["changes"]) for one in found] == [0, 0, 1]
     assert last["cursor"] == read(shop)[1]["cursor"]
@@ -102,7 +102,7 @@ def test_events_carry_the_cursor_as_their_id(shop: Asker) -> None:
         ("hold=", "1 to 100 characters"),
     ],
 )
-def test_what_is_wrong_is_said(shop: Asker, options: str, text: str) -> None:
+def test_wrong_options_of_the_feed_are_named(shop: Asker, options: str, text: str) -> None:
     reply = shop(f"/changes?{options}")
     assert reply.status == 400
     assert text in reply.json["message"]

@@ -132,7 +132,7 @@ def test_a_cursor_ends_its_connection_where_it_has_no_other_end(node: Asker, pat
 
 
 def test_a_cursor_whose_reader_goes_leaves_nothing(node: Asker) -> None:
-    """What is read ends with its reader, and so does the stream."""
+    """The read ends with its reader, and so does the stream."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
     body = json.dumps({"baton": None, "batch": {"steps": [{"stmt": {"sql": endless}}]}}).encode()
     with socket.create_connection(("127.0.0.1", node.port), timeout=10) as link:
@@ -165,7 +165,7 @@ def test_a_cursor_whose_reader_goes_leaves_nothing(node: Asker) -> None:
         (execute("ATTACH 'x' AS y"), "ATTACH"),
     ],
 )
-def test_what_is_wrong_is_that_requests_error(node: Asker, request_: dict[str, Any], says: str) -> None:
+def test_failed_request_leaves_the_stream_usable(node: Asker, request_: dict[str, Any], says: str) -> None:
     """The stream goes on, and the request after it is answered."""
     wrong, right = pipeline(node, request_, execute("SELECT 1"))["results"]
     assert wrong["type"] == "error"
@@ -174,7 +174,7 @@ def test_what_is_wrong_is_that_requests_error(node: Asker, request_: dict[str, A
 
 
 def test_a_result_that_json_cannot_say_has_happened(node: Asker) -> None:
-    """Its code is none that means that nothing happened."""
+    """Its error code does not claim that nothing happened."""
     made, done, found = pipeline(
         node,
         execute("CREATE TABLE IF NOT EXISTS unsaid(x)"),
@@ -230,7 +230,7 @@ def test_parameters_are_numbered_as_sqlite_does() -> None:
 
 
 def test_only_a_whole_transaction_is_run_at_once() -> None:
-    """What could end otherwise when it is run step by step, is run step by step."""
+    """Statements that could end differently when run step by step are run step by step."""
 
     def steps(*pairs: tuple[str, dict[str, Any] | None]) -> list[Step]:
         return [Step(Statement(sql), want_rows=True, condition=condition) for sql, condition in pairs]
@@ -259,7 +259,7 @@ def test_batches_and_conditions_have_limits() -> None:
         read_batch({"steps": [{}] * (STEPS_MAX + 1)}, Texts())
 
 
-def test_protobuf_says_what_json_says() -> None:
+def test_protobuf_and_json_answers_agree() -> None:
     """Values of each type, in the bytes that the specification's schema gives them."""
     # batch{steps{condition{not{is_autocommit}}, stmt{sql: "S", args: [-1, 0.5, "t", blob], want_rows: 0}}}
     values = (
@@ -303,7 +303,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["http", "ws"])
 @pytest.mark.parametrize("program", libsql_suite.JAVASCRIPT)
 def test_a_javascript_client(node: Asker, modules: Path, program: str, scheme: str) -> None:
-    """``@libsql/client`` over HTTP and over WebSocket, and what stands on it: Drizzle, an ORM, and Kysely."""
+    """``@libsql/client`` over HTTP and over WebSocket, and libraries on top of it: Drizzle, an ORM, and Kysely."""
     assert libsql_suite.javascript(modules, program, f"{scheme}://127.0.0.1:{node.port}") == ("passed", "")
 
 
@@ -336,7 +336,7 @@ def test_its_sqlalchemy_dialect(node: Asker) -> None:
 
 
 def test_a_stream_that_is_left_is_rolled_back(node: Asker, left: str) -> None:
-    """Nobody can tell that a client over HTTP has gone, so what it left open ends after a while.
+    """A vanished client over HTTP cannot be detected, so its open stream ends after a while.
 
     The last test of these: most of that while is over.
     """

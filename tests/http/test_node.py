@@ -1,4 +1,4 @@
-"""What a node says about itself over HTTP: probes, status, metrics, the token, and who may call it what."""
+"""A node's own reports over HTTP: probes, status, metrics, the token, and who may call each."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def test_grafana_dashboard_queries_existing_metrics(node: Asker) -> None:
             labels.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
     seldom = {"bedrockish_lost_to_conflicts_total": {"object", "exact"}, "bedrockish_rejects_total": {"reason"}}
     seldom |= {"bedrockish_certificate_end_seconds": {"file"}}
-    for name, some in seldom.items():  # there are none until it happens
+    for name, some in seldom.items():  # absent until the first event
         labels.setdefault(name, {"job", "instance"}).update(some)
     dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text())
     asked = [(target["expr"], target["legendFormat"]) for panel in dashboard["panels"] for target in panel["targets"]]
@@ -100,7 +100,7 @@ def test_events_are_noted_while_somebody_asks(node: Asker) -> None:
 
 
 @cluster_test
-def test_one_node_shows_all_and_says_who_is_gone(tmp_path: Path) -> None:
+def test_one_node_shows_the_whole_cluster_and_names_missing_nodes(tmp_path: Path) -> None:
     """The whole conversation about a transaction is seen from one node; the dead are named; no quorum: 503."""
     with local_cluster(tmp_path / "three", http=True) as cluster:
         trio.run(ready, cluster)

@@ -32,7 +32,7 @@ def test_the_document_is_openapi() -> None:
 
 @pytest.mark.cluster
 def test_the_document_and_the_server_agree(node: Asker) -> None:
-    """What is in the document is answered, and each method that is not is refused."""
+    """Documented methods are answered, and all others are refused."""
     paths = node("/openapi.json").json["paths"]
     assert paths == document()["paths"]
     for path, methods in paths.items():
@@ -55,7 +55,7 @@ def test_the_cursors_that_a_feed_gives_are_in_the_document() -> None:
         assert not re.search(pattern, bad), bad
 
 
-def test_the_tester_waits_less_than_it_may_and_is_refused_what_it_may_not() -> None:
+def test_tester_waits_less_and_is_refused_the_same() -> None:
     """The hook shortens what a node would do, and leaves alone what it has to refuse."""
     for given, sent in (
         ("300", "0.5"),

@@ -111,7 +111,7 @@ def keyboard(browser: Browser) -> None:
 
 def pointer(browser: Browser) -> None:
     """A tap on an arrow tells its line and stops the page, so that it can be read."""
-    browser.wait(  # the page draws anew once a second, and there may be a moment without such an arrow
+    browser.wait(  # the page redraws once a second, and a moment may lack such an arrow
         "(() => { const one = document.querySelector('#diagram [data-kind=approve]'); if (!one) return false;"
         " one.dispatchEvent(new MouseEvent('click')); window.tapped = one.querySelector('title').textContent;"
         " return true })()"
@@ -123,7 +123,7 @@ def pointer(browser: Browser) -> None:
 
 
 def test_on_a_phone_in_the_dark(browser: Browser, three: LocalCluster) -> None:
-    """Nothing is wider than the screen, texts stand out, and what is tapped is large enough."""
+    """All elements fit the screen, texts have contrast, and buttons are large enough."""
     browser.resize(360, 740, dark=True)
     open_page(browser, three)
     assert browser.run("document.documentElement.scrollWidth") == 360

@@ -1,4 +1,4 @@
-"""Statements in URLs, rows as objects, and what a page from elsewhere, an old caller or a hostile one gets."""
+"""Statements in URLs, rows as objects, and the answers to foreign pages, old and hostile callers."""
 
 import json
 import socket
@@ -83,7 +83,7 @@ def test_a_url_writes_nothing(node: Asker, sql: str) -> None:
         ("sql=SELECT+%00", ""),
     ],
 )
-def test_wrong_questions_are_told_what_is_wrong(node: Asker, query: str, says: str) -> None:
+def test_malformed_url_queries_name_the_mistake(node: Asker, query: str, says: str) -> None:
     for to in ("query", "stream"):
         reply = node(f"/db/{to}?{query}")
         assert (reply.status, set(reply.json)) == (400, {"code", "message", "details"}), reply.body
@@ -119,7 +119,7 @@ def test_names_of_objects_are_all_different() -> None:
 
 
 def test_a_million_rows_are_not_held(node: Asker) -> None:
-    """They come in order and whole, and the node's memory does not grow by what they take."""
+    """They come in order and complete, and the node's memory does not grow by their size."""
     process = node.cluster.nodes[0].process
     assert process is not None
     ask(node, MANY, 20_000, to="stream")  # what any stream takes is there now
@@ -144,7 +144,7 @@ def test_a_million_rows_are_not_held(node: Asker) -> None:
 
 
 def high_water(pid: int) -> int:
-    """Return the most memory that a process has ever had, in bytes; 0 where nobody tells."""
+    """Return the peak memory of a process in bytes; 0 where the system does not tell."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except FileNotFoundError:
@@ -165,7 +165,7 @@ def high_water(pid: int) -> int:
     ],
 )
 def test_a_page_from_elsewhere_gets_nothing(node: Asker, headers: dict[str, str], status: int) -> None:
-    """A browser says on whose behalf it asks; what is typed, and what programs ask, is answered."""
+    """A browser names the origin of a request; typed URLs and programs are answered."""
     assert ask(node, "SELECT 1").headers["cross-origin-resource-policy"] == "same-origin"
     for path in ("/db/query?sql=SELECT+1", "/db/stream?sql=SELECT+1", "/status", "/changes", "/metrics"):
         assert node(path, **headers).status == status, path
@@ -187,7 +187,7 @@ def test_preflights_and_head_do_nothing(node: Asker) -> None:
 
 
 def test_old_and_broken_requests(node: Asker) -> None:
-    """HTTP/1.0 without a Host; a statement that is too long for a URL; what is no HTTP at all."""
+    """HTTP/1.0 without a Host; a statement that is too long for a URL; bytes that are not HTTP."""
     said = raw(node, b"GET /db/stream?sql=SELECT+7+AS+a HTTP/1.0\r\n\r\n")
     head, _, body = said.partition(b"\r\n\r\n")
     assert b" 200" in head.splitlines()[0]
@@ -238,7 +238,7 @@ def test_nothing_of_a_request_gets_into_a_header_or_a_page(node: Asker) -> None:
 @pytest.mark.parametrize(
     "accept", ["text/html", "*/*", "", "application/xml;q=0.9, */*;q=0", "nonsense;;;,,", "q" * 5000]
 )
-def test_whatever_is_accepted_json_is_what_comes(node: Asker, accept: str) -> None:
+def test_answer_is_json_for_any_accept_header(node: Asker, accept: str) -> None:
     reply = node("/db/query?sql=SELECT+1", Accept=accept)
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
 

@@ -22,7 +22,7 @@ BOUND_S = 30.0
 
 @pytest.fixture
 def strict(tmp_path: Path) -> Iterator[Asker]:
-    """A node that waits one second for who does not read."""
+    """Yield a node that waits one second for a slow reader."""
     cluster = LocalCluster(tmp_path / "strict", ("A",), {"limits": {"idle_stream_ms": 1000}})
     cluster.add_http()
     cluster.write_files()
@@ -47,7 +47,7 @@ def ask_and_do_not_read(node: Asker, path: str, sql: str) -> socket.socket:
 
 
 @pytest.mark.parametrize(("path", "sql"), [("/db/stream", ENDLESS), ("/db/query", LARGE)])
-def test_who_never_reads_is_cut(strict: Asker, path: str, sql: str) -> None:
+def test_connection_of_a_reader_that_stops_is_closed(strict: Asker, path: str, sql: str) -> None:
     """The connection goes, with all that was kept for it; not only the stream behind it."""
     with ask_and_do_not_read(strict, path, sql) as reader:
         watch = select.poll()
@@ -56,7 +56,7 @@ def test_who_never_reads_is_cut(strict: Asker, path: str, sql: str) -> None:
     assert strict("/status").json["open_streams"] == 0
 
 
-def test_who_never_reads_does_not_keep_a_node_from_leaving(strict: Asker) -> None:
+def test_stuck_reader_does_not_delay_shutdown(strict: Asker) -> None:
     with ask_and_do_not_read(strict, "/db/query", LARGE) as reader:
         assert reader.recv(100).startswith(b"HTTP/1.1 200")
         process = strict.cluster.nodes[0].process

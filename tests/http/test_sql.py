@@ -1,4 +1,4 @@
-"""SQL over HTTP at a real node: shapes, exact values, ids, tokens, and what every mistake is told."""
+"""SQL over HTTP at a real node: shapes, exact values, ids, tokens, and the answer to every mistake."""
 
 import base64
 import json
@@ -131,7 +131,7 @@ def test_a_token_is_taken_again(node: Asker) -> None:
         (b'[["SELECT 1", 2]]', ""),
     ],
 )
-def test_wrong_bodies_are_told_what_is_wrong(node: Asker, body: bytes, says: str) -> None:
+def test_malformed_bodies_name_the_mistake(node: Asker, body: bytes, says: str) -> None:
     for path in ("/db/execute", "/db/query", "/db/transaction"):
         reply = node(path, body)
         assert reply.status == 400, reply.body
@@ -156,7 +156,7 @@ def test_wrong_bodies_are_told_what_is_wrong(node: Asker, body: bytes, says: str
         ("read=stale&read=stale", "twice"),
     ],
 )
-def test_wrong_options_are_told_what_is_wrong(node: Asker, query: str, says: str) -> None:
+def test_malformed_options_name_the_mistake(node: Asker, query: str, says: str) -> None:
     reply = node(f"/db/query?{query}", ["SELECT 1"])
     assert (reply.status, reply.json["code"]) == (400, "usage")
     assert says in reply.json["message"]

@@ -43,7 +43,7 @@ QUICK = Ran(0.01)
         ("", ""),
     ],
 )
-def test_what_counts_as_one_statement(sql: str, shown: str) -> None:
+def test_normalised_statement_hides_literals(sql: str, shown: str) -> None:
     assert normalised(sql) == shown
 
 
@@ -86,7 +86,7 @@ def test_memory_is_bounded_and_the_seldom_ones_go() -> None:
     assert kept.describe() == {"since_ms": 0, "forgotten": 0, "found": []}
 
 
-def test_what_is_slow_is_added_up_for_an_hour() -> None:
+def test_slow_statements_are_summed_up_for_an_hour() -> None:
     now = [100.0]
     kept = StatementStatistics(0, lambda: now[0])
     kept.note(["SELECT  1\n"], Ran(0.5))
@@ -104,7 +104,7 @@ def test_what_is_slow_is_added_up_for_an_hour() -> None:
 
 
 @pytest.mark.cluster
-def test_the_command_the_log_and_who_may_see_it(tmp_path: Path) -> None:
+def test_slow_statements_appear_in_command_and_log_for_permitted_users(tmp_path: Path) -> None:
     """Over one node: requests, an open transaction, a failure; the log as JSON; a user without a right is told so."""
     cluster = LocalCluster(tmp_path / "one", ("A",), settings={"log": {"json": True, "slow_ms": 100}})
     cluster.write_files()

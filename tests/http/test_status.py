@@ -1,4 +1,4 @@
-"""``bedrockish status``: a table that a person reads, with what is in doubt."""
+"""``bedrockish status``: a readable table, with the transactions in doubt."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What a node keeps of a WebSocket's messages that are not whole, and of those that it has not come to."""
+"""A node's memory for incomplete and unread messages of a WebSocket."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ OPEN = {"type": "request", "request_id": 1, "request": {"type": "open_stream", "
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Asker]:
-    """A node that may take 100 MB, and waits a second for who stands still."""
+    """Yield a node that accepts 100 MB, and waits a second for a stalled client."""
     limits = {"memory_max": 100 << 20, "idle_stream_ms": 1_000}
     cluster = LocalCluster(tmp_path / "small", ("A",), {"limits": limits})
     cluster.add_http()
@@ -130,14 +130,14 @@ def until_given_back(node: Asker, most: int) -> None:
     assert taken(node) <= most
 
 
-def test_hypercorn_makes_what_stands_in_its_place() -> None:
+def test_hypercorn_still_has_the_attributes_that_are_replaced() -> None:
     """Another release of it may call them otherwise: then this fails, and the bounds are gone."""
     assert ws_stream.WebsocketBuffer is CountedBuffer
     assert ws_stream.PerMessageDeflate is Unpacked  # type: ignore[attr-defined]
 
 
 def test_the_first_message_is_short_and_none_is_packed(small: Asker, talk_to: Callable[..., Talk]) -> None:
-    """Who has not shown who it is can have the node keep nothing."""
+    """An unauthenticated client cannot make the node store anything."""
     talk = talk_to(small, extensions=(PerMessageDeflate(),))
     assert talk.extensions == []
     before = taken(small)
@@ -155,7 +155,7 @@ def test_messages_that_are_not_whole_take_memory_until_there_is_none(
     talks = [talk_to(small) for _ in range(6)]
     for talk in talks:
         talk.open()
-        with contextlib.suppress(OSError):  # the last one is refused meanwhile
+        with contextlib.suppress(OSError):  # the last one is refused
             for _ in range(6):
                 talk.part(MEGABYTE)  # 24 MB each, while it is put together
     assert taken(small) > before + (60 << 20)
@@ -184,7 +184,7 @@ def test_a_long_message_is_answered_and_counted_no_more(small: Asker, talk_to: C
     until_given_back(small, before + (1 << 20))
 
 
-def test_who_goes_on_after_it_was_refused_is_cut_off(small: Asker, talk_to: Callable[..., Talk]) -> None:
+def test_refused_sender_that_continues_is_disconnected(small: Asker, talk_to: Callable[..., Talk]) -> None:
     talk = talk_to(small)
     talk.part(MEGABYTE)
     more = talk.wire.send(wsproto.events.TextMessage(data=MEGABYTE, message_finished=False))
@@ -198,7 +198,7 @@ def test_who_goes_on_after_it_was_refused_is_cut_off(small: Asker, talk_to: Call
 
 
 async def test_a_long_message_that_comes_slowly_is_waited_for() -> None:
-    """Each part counts as a sign of life; and what is read after the end is not given back twice."""
+    """Each part counts as a sign of life; and bytes read after the end are not counted twice."""
     memory = Memory(used=lambda: 0)
     coat = Coat(cast(Any, None), 1.0, memory)
     COAT.set(coat)

@@ -1,4 +1,4 @@
-"""What the property-based tester of ``test_openapi`` loads, so that it does not wait for what is right."""
+"""Hooks for the property-based tester of ``test_openapi``, so that it does not wait for correct delays."""
 
 from typing import Any
 

@@ -94,7 +94,7 @@ def test_a_whole_conversation() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_every_local_move(state: State) -> None:
-    """What the table has works and leads where it says; everything else is a LocalProtocolError and changes nothing."""
+    """Moves in the table work and lead where it says; all others raise LocalProtocolError and change nothing."""
     for event_type in EVENTS:
         connection = in_state(state)
         assert connection.local_state is state
@@ -150,7 +150,7 @@ def test_the_end_inside_a_frame_is_the_other_ends_mistake(length: int) -> None:
     assert caught.value.code == Code.TRUNCATED
 
 
-def test_what_the_table_cannot_say() -> None:
+def test_accepter_speaks_second_and_data_waits_for_both_hellos() -> None:
     """The accepter speaks second, and nothing but HELLO and GOODBYE travels until both are open."""
     pair = Pair()
     with pytest.raises(LocalProtocolError, match="only after the dialler"):
@@ -266,7 +266,7 @@ def test_wiring_mistakes_are_told_to_both_ends(dialler: Hello, accepter: Hello, 
     assert (pair.b.local_state, pair.b.remote_state) == (State.CLOSING, State.CLOSED)
 
 
-def test_the_dialler_checks_who_answers() -> None:
+def test_dialler_rejects_an_unexpected_node() -> None:
     pair = Pair(replace(A, to=None), B)
     pair.a.local = A
     pair.send(pair.a, replace(A, to=None))
@@ -339,7 +339,7 @@ def test_a_protocol_error_says_whose_it_is() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=300)), st.integers(1, 50))
-def test_frames_are_what_was_sent(payloads: list[bytes], step: int) -> None:
+def test_frame_reader_returns_the_sent_payloads(payloads: list[bytes], step: int) -> None:
     wire = b"".join(encode_frame(Kind.DATA, payload) for payload in payloads)
     reader = FrameReader(300)
     got: list[bytes] = []
@@ -350,7 +350,7 @@ def test_frames_are_what_was_sent(payloads: list[bytes], step: int) -> None:
     reader.check_end()
 
 
-def test_what_was_given_out_is_not_kept() -> None:
+def test_frame_reader_drops_returned_bytes() -> None:
     reader = FrameReader(1000)
     for _ in range(100):
         reader.feed(encode_frame(Kind.DATA, bytes(1000)))

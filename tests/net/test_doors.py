@@ -1,4 +1,4 @@
-"""Nobody fills a node's door for others."""
+"""No address can fill a node's door for others."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_the_oldest_of_the_address_with_most_strangers_makes_room() -> None:
     assert said == "more than 4 connections without HELLO; closed the oldest of crowd"
 
 
-def test_who_has_said_hello_is_not_sent_away() -> None:
+def test_speaker_is_not_evicted_from_the_door() -> None:
     doors, gone = Doors(strangers_max=4), []
     number, _ = doors.come("honest", lambda: gone.append("honest"))
     doors.speak(number)
@@ -46,7 +46,7 @@ def test_clients_are_limited_by_address_and_together() -> None:
     doors.enter("c")
 
 
-def test_clients_leave_files_for_who_is_in() -> None:
+def test_clients_leave_file_descriptors_for_members() -> None:
     """A member comes in with a descriptor that a client is refused for; a stranger has a few more than members."""
     doors = Doors(strangers_max=10, files_max=100)
     doors.enter("1.2.3.4", 99)

@@ -249,7 +249,7 @@ async def test_wrong_cluster_is_refused_with_both_names() -> None:
         assert caught.value.code == "cluster"
 
 
-async def test_nobody_there_is_a_dial_error() -> None:
+async def test_refused_connection_is_a_dial_error() -> None:
     with pytest.raises(DialError, match=r"cannot connect to 127\.0\.0\.1:\d+: .*refused"):
         await Link.dial(HOST, free_port(), Hello("B", "shop"))
 
@@ -283,13 +283,13 @@ async def test_a_peer_that_repeats_nonsense_is_left_alone_for_a_growing_while(au
         await trio.sleep(waits[-1] + 0.1)
         assert mesh._judge(Hello("B", "shop")).to == "B"
     assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60]
-    await trio.sleep(601)  # and what was before is forgiven
+    await trio.sleep(601)  # and earlier failures are forgiven
     mesh._peers["B"].incoming = cast(Any, StubLink())
     mesh.reject("B", "once more")
     assert mesh.left_alone == {}
 
 
-async def test_what_nobody_expected_ends_one_link_and_not_the_mesh() -> None:
+async def test_unexpected_exception_ends_one_link_and_not_the_mesh() -> None:
     ports = {"A": free_port(), "B": free_port()}
     faults: list[tuple[str, Exception]] = []
 
@@ -332,7 +332,7 @@ async def test_the_client_that_reads_slowest_is_the_one_to_go() -> None:
     assert links[2].dropped[0][0] == "overflow"
 
 
-async def test_who_does_not_end_a_message_is_the_one_to_go(autojump_clock: MockClock) -> None:
+async def test_sender_of_an_unfinished_message_is_disconnected(autojump_clock: MockClock) -> None:
     """After a time, or at once if others wait for it."""
     inflow = Inflow(1_000_000, trio.current_time)
     mesh = Mesh(Hello("A", "shop"), {}, on_event=lambda _: None, draw=lambda: 0.5, inflow=inflow)

@@ -91,7 +91,7 @@ async def test_aclose_flushes_and_ends_the_other_ends_loop(autojump_clock: trio.
 
 
 async def test_a_slow_reader_overflows_and_the_link_is_dropped(autojump_clock: trio.testing.MockClock) -> None:
-    """Nobody reads at the other end; what waits is bounded, and the end of it is told to the sender."""
+    """The other end does not read; the send buffer is bounded, and the sender is told of the end."""
     limits = Limits(outbox_bytes_max=10_000)
     async with half_link(limits) as (a, _):
         for _ in range(9):
@@ -136,8 +136,8 @@ async def test_silence_ends_the_link(autojump_clock: trio.testing.MockClock) -> 
         assert 8 <= trio.current_time() < 12
 
 
-async def test_who_takes_what_is_sent_is_not_silent(autojump_clock: trio.testing.MockClock) -> None:
-    """Nobody answers a ping that waits behind a long message, or what he has not read yet."""
+async def test_peer_that_accepts_bytes_is_not_silent(autojump_clock: trio.testing.MockClock) -> None:
+    """A busy peer answers neither a ping behind a long message nor an unread one."""
     async with half_link(Limits()) as (a, stream):
         a.send_nowait(bytes(20 * SLICE_BYTES))
         for _ in range(20):
@@ -249,7 +249,7 @@ async def test_an_accepter_can_refuse_by_its_own_rule(autojump_clock: trio.testi
     assert caught.value.code == "full"
 
 
-async def test_the_outbox_bounds_what_waits_not_what_was_sent(autojump_clock: trio.testing.MockClock) -> None:
+async def test_outbox_limit_counts_waiting_bytes_only(autojump_clock: trio.testing.MockClock) -> None:
     async with links(Limits(outbox_bytes_max=10_000)) as (a, b):
         for _ in range(100):
             a.send_nowait(bytes(5000))
@@ -347,7 +347,7 @@ async def test_a_socket_is_read_when_it_has_something_and_with_little_room_at_fi
     asked, read = list[tuple[int, int]](), os.read
 
     def noted(file: int, most: int) -> bytes:
-        data = read(file, most)  # it never fails: nobody tries before there is something
+        data = read(file, most)  # it never fails: reads happen only after the poll
         asked.append((most, len(data)))
         return data
 
@@ -392,7 +392,9 @@ async def test_a_link_that_has_ended_reads_nothing_more(monkeypatch: pytest.Monk
     await far.aclose()
 
 
-async def test_who_hangs_up_at_once_is_not_taken_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_hangs_up_at_once_is_not_reported_as_remote_without_tls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A node that dies as it is called: the caller goes on to the next one, and is not told to get certificates."""
     listener = socket.create_server(("127.0.0.1", 0))
 

@@ -150,7 +150,7 @@ async def test_plain_against_tls_says_so(authority: trustme.CA, tmp_path: Path) 
         context = dial_context(b.ca, b.cert, b.key)
         link = await Link.dial(HOST, port, Hello("shell", None, "client"), ssl_context=context)
         await link.aclose()
-        # Whoever shows no certificate is hung up on while it shakes hands, or just after it.
+        # A client without a certificate is disconnected during the handshake, or just after it.
         bare = ssl.create_default_context(cafile=b.ca)
         bare.check_hostname = False
         with pytest.raises(NetError, match="lets only certificates in: a client shows one"):
@@ -209,8 +209,8 @@ async def test_a_certificate_is_read_as_openssl_reads_it(authority: trustme.CA, 
     assert read(b.ca)[1] >= ends
 
 
-def test_what_is_no_certificate_is_told() -> None:
-    """Whatever is cut off or changed, it is a ValueError and nothing else."""
+def test_malformed_certificate_raises_value_error() -> None:
+    """Any truncation or change raises ValueError only."""
     pem = trustme.CA().cert_pem.bytes().decode()
     der = ssl.PEM_cert_to_DER_cert(pem)
     for text in ("", "junk", ssl.PEM_FOOTER + ssl.PEM_HEADER, pem[: len(pem) // 2]):
@@ -228,7 +228,7 @@ def test_a_list_of_revoked_certificates() -> None:
         read_revoked("1\nbob\n")
 
 
-async def test_who_is_revoked_is_refused_and_its_links_are_ended(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_revoked_certificate_is_refused_and_its_links_end(authority: trustme.CA, tmp_path: Path) -> None:
     """On either side of a link, peer or client; and the list counts for links that are open when it is read."""
     a, b = issue(authority, tmp_path, "node-a"), issue(authority, tmp_path, "node-b")
     revoked: set[int] = set()
@@ -289,7 +289,7 @@ async def test_who_is_revoked_is_refused_and_its_links_are_ended(authority: trus
     assert any("ended the link to shell" in line for line in log)
 
 
-async def test_what_turns_us_away_must_be_whom_we_dialled(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_goodbye_counts_only_from_the_dialled_node(authority: trustme.CA, tmp_path: Path) -> None:
     """An accusation comes as a GOODBYE, before any HELLO: it counts only with the certificate of that node."""
     a, b, thief = (issue(authority, tmp_path, name) for name in ("node-a", "node-b", "thief"))
     for files, code in ((thief, Code.CERTIFICATE), (b, "amnesia")):

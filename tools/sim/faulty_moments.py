@@ -49,7 +49,7 @@ MOMENTS: dict[str, Moment] = {
             "nobody votes on a snapshot older than the conflict window",
             (_Voting, "_untimely", "clock > moved(transaction.safe, state.settings.conflict_window_ms)", "False"),
         ),
-        "tests.core.test_one_node:test_nobody_votes_on_a_snapshot_older_than_the_conflict_window",
+        "tests.core.test_one_node:test_voter_rejects_snapshots_older_than_the_conflict_window",
     ),
     "old snapshots are begun on": Moment(
         fault(
@@ -61,21 +61,21 @@ MOMENTS: dict[str, Moment] = {
                 "False",
             ),
         ),
-        "tests.core.test_one_node:test_nobody_begins_on_a_snapshot_older_than_the_conflict_window",
+        "tests.core.test_one_node:test_leader_does_not_begin_on_snapshots_older_than_the_conflict_window",
     ),
     "window forgotten early": Moment(
         fault(
             "the conflict window reaches back to every base that V16 lets pass",
             (safe_time.SafeTime, "_forget", "moved(settled, -state.settings.conflict_window_ms)", "settled"),
         ),
-        "tests.core.test_dropped:test_the_window_keeps_what_is_settled_until_it_is_a_window_old",
+        "tests.core.test_dropped:test_window_keeps_settled_commits_for_a_whole_window",
     ),
     "what waits is in the journal": Moment(
         fault(
             "a commit that is taken and waits is not told as rolled back",
             (_Voting, "tell_outcome", "self.apply_queue.place_of(txid) if known is None", "None if known is None"),
         ),
-        "tests.core.test_settled:test_what_came_late_and_waits_is_not_told_as_rolled_back",
+        "tests.core.test_settled:test_late_waiting_commit_is_not_reported_as_rolled_back",
     ),
     "forgotten ends are none": Moment(
         fault(
@@ -145,7 +145,7 @@ MOMENTS: dict[str, Moment] = {
         fault(
             "who is refused tries above that", (_Recovery, "on_refused", "max(vote.promised, message.promised)", "0")
         ),
-        f"{_BALLOTS}:test_who_was_refused_tries_above_what_is_promised",
+        f"{_BALLOTS}:test_refused_recoverer_retries_above_the_promised_ballot",
     ),
     "any acceptance is one of the rollback": Moment(
         fault("a rollback is ballot 1", (_Rollbacks, "on_accepted", "message.ballot == 1 and ", "")),
@@ -160,7 +160,7 @@ MOMENTS: dict[str, Moment] = {
             "what was begun before a change of the members and is not in its base never commits",
             (_Recovery, "_promise", "if transaction.config < state.roster.membership.version:", "if False:"),
         ),
-        f"{_BALLOTS}:test_what_was_begun_under_an_older_membership_is_not_recovered",
+        f"{_BALLOTS}:test_transaction_of_an_older_membership_is_not_recovered",
     ),
     "a restarted leader rolls nothing back": Moment(
         fault(
@@ -194,7 +194,7 @@ MOMENTS: dict[str, Moment] = {
             "nothing is approved at closed",
             (_Voting, "_untimely", "clock <= state.clock.closed", "clock < state.clock.closed"),
         ),
-        f"{_BALLOTS}:test_nothing_is_approved_at_what_is_closed",
+        f"{_BALLOTS}:test_voter_approves_nothing_at_or_below_closed",
     ),
     "no floor in TOO LATE": Moment(
         fault("nothing is approved below a restart", (_Voting, "_untimely", " or clock <= state.clock.floor", "")),
@@ -202,7 +202,7 @@ MOMENTS: dict[str, Moment] = {
     ),
     "a new clock may be closed": Moment(
         fault("a new clock is above what is closed", (clock.Clock, "tick", "self.adjust(self.closed)", "pass")),
-        f"{_BALLOTS}:test_a_new_clock_is_above_what_is_closed",
+        f"{_BALLOTS}:test_new_clock_is_above_closed",
     ),
     "the ceiling is kept too late": Moment(
         fault(
@@ -254,7 +254,7 @@ MOMENTS: dict[str, Moment] = {
                 "_reached([word[0] for word in others], closed, majority, counts=counts)",
             ),
         ),
-        f"{_BALLOTS}:test_the_cut_is_not_above_what_is_closed_here",
+        f"{_BALLOTS}:test_cut_stays_at_or_below_own_closed",
     ),
     "one voter less closes time": Moment(
         fault(
@@ -273,7 +273,7 @@ MOMENTS: dict[str, Moment] = {
                 "(state.clock.closed, state.clock.cut)",
             ),
         ),
-        "tests.core.test_member_changes:test_safe_time_does_not_rest_on_what_a_forgetful_voter_has_closed",
+        "tests.core.test_member_changes:test_safe_time_ignores_closed_of_an_amnesiac_voter",
     ),
     # -- timelines that are retired ----------------------------------------------------------------------------------
     "who still hears it has it whole": Moment(
@@ -281,35 +281,35 @@ MOMENTS: dict[str, Moment] = {
             "a timeline is retired when every member counts without its leader",
             (timelines.Timelines, "whole", "peer is None or peer.config != membership.version", "peer is None"),
         ),
-        f"{_RETIRED}:test_what_every_member_has_whole_can_be_retired",
+        f"{_RETIRED}:test_timeline_that_every_member_has_whole_can_be_retired",
     ),
     "what some member lacks is whole": Moment(
         fault(
             "a timeline is retired when every member has told to have the same of it",
             (timelines.Timelines, "whole", "peer.applied.get(leader, 0) == tick", "True"),
         ),
-        f"{_RETIRED}:test_what_every_member_has_whole_can_be_retired",
+        f"{_RETIRED}:test_timeline_that_every_member_has_whole_can_be_retired",
     ),
     "what is retired looks unseen": Moment(
         fault(
             "what stands in a retired timeline is in every base",
             (apply_queue.ApplyQueue, "_retire", "state.commit_window.retire(leaders)", "pass"),
         ),
-        f"{_RETIRED}:test_what_stands_in_a_retired_timeline_is_in_every_base",
+        f"{_RETIRED}:test_commits_of_a_retired_timeline_are_in_every_base",
     ),
     "a vector is said in short too soon": Moment(
         fault(
             "a vector leaves a timeline out only if it has its retirement",
             (timelines.Timelines, "in_short", " and covers(vector, self.retirement)", ""),
         ),
-        f"{_RETIRED}:test_what_is_led_after_it_names_them_no_more",
+        f"{_RETIRED}:test_later_transactions_omit_retired_timelines",
     ),
     "who lacks the retirement is told in short": Moment(
         fault(
             "who has not applied a retirement is told where the timeline ends",
             (safe_time.SafeTime, "_knows_retired", "self.state.roster.peers[peer].config >= max", "0 <= max"),
         ),
-        f"{_RETIRED}:test_who_has_the_retirement_is_told_in_short",
+        f"{_RETIRED}:test_members_that_know_the_retirement_get_short_vectors",
     ),
     "what is retired grows": Moment(
         fault(
@@ -323,7 +323,7 @@ MOMENTS: dict[str, Moment] = {
             "who says that it has closed nothing takes back what it said",
             (safe_time.SafeTime, "_cover", "max(known.closed, closed) if closed else 0", "max(known.closed, closed)"),
         ),
-        "tests.core.test_member_changes:test_who_forgot_takes_back_what_it_said_to_have_closed",
+        "tests.core.test_member_changes:test_amnesiac_node_revokes_its_closed",
     ),
     # -- the order of things -----------------------------------------------------------------------------------------
     "a repeat below safe is none": Moment(
@@ -343,14 +343,14 @@ MOMENTS: dict[str, Moment] = {
             "a change of the members ends what is pending and not in its base",
             (apply_queue.ApplyQueue, "_change_members", "if transaction.config < membership.version:", "if False:"),
         ),
-        "tests.core.test_member_changes:test_what_was_pending_under_the_old_membership_ends_with_the_change",
+        "tests.core.test_member_changes:test_pending_transaction_of_the_old_membership_ends_with_the_change",
     ),
     "what is dropped leaves no floor": Moment(
         fault(
             "who has dropped commits knows how far",
             (certifier.CommitWindow, "_drop", "self.floor[leader] = max(tick, self.floor.get(leader, 0))", "pass"),
         ),
-        f"{_BALLOTS}:test_what_is_dropped_leaves_a_floor",
+        f"{_BALLOTS}:test_dropped_commits_leave_a_floor",
     ),
     "a voter compares with what it has dropped": Moment(
         fault(
@@ -362,14 +362,14 @@ MOMENTS: dict[str, Moment] = {
                 "if False",
             ),
         ),
-        "tests.core.test_dropped:test_a_voter_approves_nothing_that_has_not_seen_what_it_has_dropped",
+        "tests.core.test_dropped:test_voter_rejects_bases_that_lack_a_dropped_commit",
     ),
     "a leader compares with what it has dropped": Moment(
         fault(
             "a leader begins nothing that has not seen what is dropped",
             (coordinator.Coordinator, "_certify", "not covers(prepared.base, state.commit_window.floor)", "False"),
         ),
-        "tests.core.test_dropped:test_a_leader_begins_nothing_that_has_not_seen_what_it_has_dropped",
+        "tests.core.test_dropped:test_leader_begins_nothing_whose_base_lacks_a_dropped_commit",
     ),
     # -- who goes first ----------------------------------------------------------------------------------------------
     "nobody holds back": Moment(
@@ -391,15 +391,15 @@ MOMENTS: dict[str, Moment] = {
             "a reservation ends after its time",
             (_Reservations, "choose", "held is not None and now >= self._until", "False"),
         ),
-        f"{_RESERVED}:test_who_asks_all_day_gets_a_quarter_of_the_time",
+        f"{_RESERVED}:test_constant_reservations_get_a_quarter_of_the_time",
     ),
     "reservations have all the time": Moment(
         fault("reservations have a share of the time", (_Reservations, "_honour", "0 < wanted_s <= left_s", "True")),
-        f"{_RESERVED}:test_what_is_left_of_the_time_is_waited_for",
+        f"{_RESERVED}:test_reservation_waits_for_the_rest_of_the_share",
     ),
     "who asks for no time goes first": Moment(
         fault("who asks for no time keeps nobody from his turn", (_Reservations, "choose", "if one.for_ms and", "if")),
-        f"{_RESERVED}:test_what_a_peer_asks_for_wrongly_costs_no_more_than_the_share",
+        f"{_RESERVED}:test_malformed_reservations_cost_no_more_than_the_share",
     ),
     "a reservation is told with the next heartbeat": Moment(
         fault(
@@ -413,21 +413,21 @@ MOMENTS: dict[str, Moment] = {
             "who goes first stands before those who are held back for its sake",
             (wait_queue.WaitQueue, "wait", "if inflight.goes_first:", "if False:"),
         ),
-        f"{_RESERVED}:test_who_goes_first_stands_before_those_who_are_held_back_for_its_sake",
+        f"{_RESERVED}:test_reserving_request_goes_before_those_held_back_for_it",
     ),
     "who goes first does not pause": Moment(
         fault(
             "who goes first pauses while what others had begun ends",
             (replies.Replies, "pause", "after_ms = self.reservations.settling_ms()", "after_ms = 1.0"),
         ),
-        f"{_RESERVED}:test_who_goes_first_pauses_and_waits_for_what_others_had_begun",
+        f"{_RESERVED}:test_reserving_request_pauses_for_transactions_begun_earlier",
     ),
     "who goes first waits for nobody": Moment(
         fault(
             "who goes first waits for what others had begun",
             (coordinator.Coordinator, "_execute", "inflight.goes_first and self._waits_for_the_last", "False and bool"),
         ),
-        f"{_RESERVED}:test_who_goes_first_pauses_and_waits_for_what_others_had_begun",
+        f"{_RESERVED}:test_reserving_request_pauses_for_transactions_begun_earlier",
     ),
     # -- reads and sessions ------------------------------------------------------------------------------------------
     "a strict read is compared with what its node has dropped": Moment(
@@ -435,14 +435,14 @@ MOMENTS: dict[str, Moment] = {
             "a node certifies its own strict read only against what it remembers",
             (reads.Reading, "begin", "state.roster.certifies_reads and can_tell", "state.roster.certifies_reads"),
         ),
-        "tests.core.test_dropped:test_nobody_certifies_its_own_strict_read_against_what_it_has_dropped",
+        "tests.core.test_dropped:test_strict_read_is_not_certified_against_dropped_commits",
     ),
     "strict refusals ask nobody": Moment(
         fault(
             "a strict refusal is true of some moment between question and answer",
             (reads.Checking, "failed", "inflight.request.read != STRICT", "True"),
         ),
-        "tests.core.test_refusals:test_nobody_is_refused_strictly_from_old_data",
+        "tests.core.test_refusals:test_strict_refusal_is_never_based_on_old_data",
     ),
     "strict reads ignore what is pending": Moment(
         fault(
@@ -477,7 +477,7 @@ MOMENTS: dict[str, Moment] = {
             "a token has all that its session has seen",
             (replies.Replies, "answer_read", "merge(prepared.base, seen.vector)", "prepared.base"),
         ),
-        f"{_BALLOTS}:test_the_token_of_a_read_has_what_its_session_had",
+        f"{_BALLOTS}:test_read_token_covers_the_sessions_token",
     ),
     "a write's token has not its base": Moment(
         fault("a write has seen its base", (request, "committed", "merge(transaction.base, ", "merge(")),
@@ -503,21 +503,21 @@ MOMENTS: dict[str, Moment] = {
             "a transaction has one isolation",
             (wait_queue.WaitQueue, "group", "and other.request.isolation == inflight.request.isolation", ""),
         ),
-        "tests.core.test_shared_transactions:test_what_is_judged_otherwise_is_not_led_together",
+        "tests.core.test_shared_transactions:test_commands_of_different_isolation_do_not_share_a_transaction",
     ),
     "shared although one has gone": Moment(
         fault(
             "who is told that nothing happened is in no transaction",
             (wait_queue.WaitQueue, "joined", "if len(found) < len(commands):", "if False:"),
         ),
-        f"{_BALLOTS}:test_nobody_shares_a_transaction_that_is_not_there_any_more",
+        f"{_BALLOTS}:test_ended_transaction_is_not_shared",
     ),
     "who came together waits together": Moment(
         fault(
             "nobody waits for what is in another one's way",
             (coordinator.Coordinator, "_goes_alone", "again = bool(prepared.joined)", "return False"),
         ),
-        f"{_TOGETHER}:test_what_is_in_the_way_of_one_holds_only_that_one",
+        f"{_TOGETHER}:test_conflict_of_one_joined_command_holds_only_that_one",
     ),
     "a group turned down is led again as it was": Moment(
         fault(

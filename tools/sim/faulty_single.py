@@ -66,7 +66,7 @@ SINGLE: dict[str, Moment] = {
             "if found.other not in",
             "if found.other.leader != state.me and found.other not in",
         ),
-        "test_a_leader_does_not_begin_what_its_own_pending_one_meets",
+        "test_leader_does_not_begin_against_its_own_pending_conflict",
     ),
     "AHEAD is never said": _here(
         "nothing is approved whose clock is far ahead",
@@ -77,12 +77,12 @@ SINGLE: dict[str, Moment] = {
     "accepting does not promise": _here(
         "who accepts at a ballot has promised it",
         *(_Recovery, "_promise", "vote.promised = message.ballot", "vote.promised += 0"),
-        "test_who_accepts_has_promised",
+        "test_acceptance_implies_a_promise",
     ),
     "what is held is looked at again": _here(
         "what was approved is held, whatever the rows are now",
         *(_Recovery, "_stand", "if vote.held:", "if False:"),
-        "test_what_is_held_stays_held_whatever_became_of_the_rows",
+        "test_approval_stands_after_damage_to_its_rows",
     ),
     "a restarted leader gives up what it has promised": _here(
         "a leader that has promised to a recovery gives nothing up",
@@ -110,7 +110,7 @@ SINGLE: dict[str, Moment] = {
     "a commit of what was rolled back is taken": _here(
         "who is told two outcomes says so, and stops",
         *(_ApplyQueue, "_take", "if state.votes.outcomes.get(txid) is False:", "if False:"),
-        "test_a_commit_of_what_was_rolled_back_stops_the_node_with_a_word",
+        "test_commit_of_a_rolled_back_transaction_stops_the_node",
     ),
     "a COMMIT does not move the clock": _here(
         "what is begun after a commit was taken is younger",
@@ -125,7 +125,7 @@ SINGLE: dict[str, Moment] = {
     "outcomes of what waits are forgotten": _here(
         "an outcome is known until it is in the journal",
         *(votes.Votes, "forget", " and txid not in waiting", ""),
-        "test_the_outcome_of_what_waits_is_not_forgotten",
+        "test_outcome_of_a_waiting_commit_is_not_forgotten",
     ),
     "a node that joins is at home at once": _here(
         "a new node answers when it has caught up",
@@ -184,7 +184,7 @@ SINGLE: dict[str, Moment] = {
             "who tells its clock has moved up to that of who asks",
             (commit_clock.ClockQuorum, "on_ask", "state.hear_clock(peer, message.clock) and ", ""),
         ),
-        "tests.core.test_clocking:test_who_asks_is_told_and_one_too_far_ahead_is_not",
+        "tests.core.test_clocking:test_clock_question_is_answered_unless_too_far_ahead",
     ),
     "a schema change is in force at its own clock": _here(
         "a schema change is in force after its own clock",

@@ -1,4 +1,4 @@
-"""What the tests of everything that is built beside a table do alike."""
+"""Shared parts of the tests of indexes and columns that are built next to a table."""
 
 import apsw
 import pytest

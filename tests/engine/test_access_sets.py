@@ -1,4 +1,4 @@
-"""The access set of one statement on a plain connection, and what importing the engine costs a program."""
+"""The access set of one statement on a plain connection, and the imports of the access-set package."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def shown(points: frozenset[bytes]) -> set[str]:
     return {f"{point.partition(bytes(1))[0].decode()} {key_text(point)}" for point in points}
 
 
-def test_worked_example_is_what_sqlite_and_the_analysis_say(shop: apsw.Connection) -> None:
+def test_worked_example_matches_sqlite_and_the_analysis(shop: apsw.Connection) -> None:
     """The head of the package shows a program and a read set: both are asked for here."""
     text = bedrockish.access_sets.__doc__ or ""
     program = [f"{row[1]} {row[2]}" for row in shop.execute("EXPLAIN " + JOIN, (2,))]

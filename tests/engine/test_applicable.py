@@ -1,4 +1,4 @@
-"""What was approved applies everywhere: a slice of the search; ``python -m tools.applicable`` runs more."""
+"""Approved transactions apply everywhere: a slice of the search; ``python -m tools.applicable`` runs more."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +10,7 @@ from tools.applicable_faults import FAULTS, broken
 
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 64))
-def test_what_was_approved_applies_in_any_order_that_the_bases_allow(seed: int) -> None:
+def test_approved_transactions_apply_in_any_order_of_their_bases(seed: int) -> None:
     tally = Tally()
     report = search(10, seed, tally)
     assert report is None, report

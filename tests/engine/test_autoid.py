@@ -1,4 +1,4 @@
-"""Rows without an id get one that nobody else gives, and are otherwise what plain SQLite makes of the same text."""
+"""Rows without an id get a cluster-wide unique one, and otherwise equal the rows of plain SQLite for the same text."""
 
 import sqlite3
 from contextlib import closing
@@ -45,7 +45,7 @@ def full(node: TestNode) -> TestNode:
 
 
 def rewritten(node: TestNode, sql: str) -> str | None:
-    """What the node runs instead of a text that SQLite accepts."""
+    """Return the text that the node runs instead of a text that SQLite accepts."""
     executor = node.engine._executor
     piece = executor._guard.compile(sql)
     auto = executor._rewritten(piece)
@@ -113,7 +113,7 @@ ALIKE: list[Sql] = [
 # Python 3.12 takes ?1 of sqlite3 for a name.
 @pytest.mark.filterwarnings("ignore:Binding:DeprecationWarning")
 @pytest.mark.parametrize("statement", ALIKE, ids=str)
-def test_it_does_what_plain_sqlite_does(full: TestNode, statement: Sql) -> None:
+def test_automatic_ids_match_plain_sqlite(full: TestNode, statement: Sql) -> None:
     """With the highest id and one more for all, to the last byte; with stripes, but for the ids."""
     ids_like_sqlite(full)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as alone:
@@ -163,7 +163,7 @@ def _contents(alone: sqlite3.Connection) -> dict[str, list[tuple[Any, ...]]]:
         "DELETE FROM t",
     ],
 )
-def test_what_needs_no_id_or_is_not_understood_is_left_alone(full: TestNode, sql: str) -> None:
+def test_inserts_that_need_no_id_are_left_unchanged(full: TestNode, sql: str) -> None:
     assert rewritten(full, sql) is None
 
 
@@ -284,7 +284,7 @@ def test_autoincrement_never_gives_an_id_of_a_deleted_row(full: TestNode, make_n
     assert ids_of(again, "INSERT INTO a(x) VALUES (1)") == [113]
 
 
-def test_a_node_that_starts_again_stays_above_what_it_voted_for(full: TestNode, make_node: MakeNode) -> None:
+def test_restarted_node_continues_above_ids_it_voted_for(full: TestNode, make_node: MakeNode) -> None:
     prepared = full.prepare("INSERT INTO t(name) VALUES ('x'), ('y')")
     entry = full.entry(prepared)
     body: Transaction = entry.transaction
@@ -366,7 +366,7 @@ def test_errors_show_the_clients_text(full: TestNode) -> None:
 
 
 def test_rows_are_complete_before_the_first_id_is_given(full: TestNode) -> None:
-    """Whatever else SQLite would do with a subquery: ids follow its ORDER BY, and a trigger does not ask twice."""
+    """With any subquery: ids follow its ORDER BY, and a trigger does not run it twice."""
     db = full.engine._db
     for sql in (
         "INSERT INTO t(name) SELECT name || 'x' FROM t ORDER BY name DESC",

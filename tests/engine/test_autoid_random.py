@@ -1,4 +1,4 @@
-"""INSERTs of random shapes: what the node makes of them, and what plain SQLite makes of the same text."""
+"""INSERTs of random shapes: the result of the node compared with that of plain SQLite for the same text."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ PARAMS = {"name": "five", "none": None, "id": 40}
 
 @st.composite
 def insert(draw: st.DrawFn) -> tuple[str, str]:
-    """One INSERT, and its table."""
+    """Draw an INSERT and its table."""
     table = draw(st.sampled_from(sorted(COLUMNS)))
     columns = COLUMNS[table]
     listed = draw(st.booleans())
@@ -79,9 +79,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestNode, s
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn=insert())
-def test_random_inserts_do_what_plain_sqlite_does(
-    both: tuple[TestNode, sqlite3.Connection], drawn: tuple[str, str]
-) -> None:
+def test_random_inserts_match_plain_sqlite(both: tuple[TestNode, sqlite3.Connection], drawn: tuple[str, str]) -> None:
     node, alone = both
     sql, table = drawn
     # A row that is ignored or replaced may have its id for nothing, and then those after it get others.

@@ -1,4 +1,4 @@
-"""The loop's budget is the thread's own time: a machine that stood still makes nobody slow."""
+"""The loop's budget is the thread's own processor time: a stalled machine makes no request slow."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ class Clocks:
         return self.thread
 
 
-def test_who_waits_for_the_processor_has_not_used_it() -> None:
+def test_waiting_for_the_processor_uses_no_budget() -> None:
     clocks = Clocks()
     budget = Budget(Limits(seconds=clocks.seconds, busy=clocks.busy))
     assert not budget.is_over
@@ -38,7 +38,7 @@ def test_who_waits_for_the_processor_has_not_used_it() -> None:
     clocks.thread += 0.011
     assert budget.is_over
     budget.allow(0.01)
-    clocks.wall += 0.011 * WALL_FACTOR  # waiting for a disk holds everybody up, too
+    clocks.wall += 0.011 * WALL_FACTOR  # waiting for a disk blocks the loop, too
     assert budget.is_over
     budget.allow(float("inf"))
     assert not budget.is_over
@@ -57,7 +57,7 @@ def test_a_statement_is_judged_by_its_own_time(make_node: MakeNode, text: str) -
 
 
 def test_a_schema_of_many_tables_is_read_in_a_worker_too(make_node: MakeNode) -> None:
-    """What is looked at after the last statement is a part of the request, and its time as well."""
+    """The check after the last statement is a part of the request, and of its time."""
     clocks = Clocks()
     node = make_node(limits=replace(Limits(), seconds=clocks.seconds, busy=clocks.busy))
     node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY, v UNIQUE)" for number in range(400)))
@@ -76,7 +76,7 @@ def test_a_schema_of_many_tables_is_read_in_a_worker_too(make_node: MakeNode) ->
 MANY = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 6000) INSERT INTO t(v) SELECT x FROM n"
 
 
-def test_a_request_that_has_used_up_its_time_does_not_interrupt_what_the_engine_does_for_it(
+def test_exhausted_budget_does_not_interrupt_the_engines_own_work(
     make_node: MakeNode,
 ) -> None:
     """It is run again in a worker, or is done; it never fails with SQLite's own error."""
@@ -96,7 +96,7 @@ def test_a_request_that_has_used_up_its_time_does_not_interrupt_what_the_engine_
 
 
 @pytest.mark.parametrize("why", ["changes", "memory"])
-def test_a_request_that_was_refused_does_not_interrupt_what_others_do(make_node: MakeNode, why: str) -> None:
+def test_refused_request_does_not_interrupt_later_work(make_node: MakeNode, why: str) -> None:
     """SQLite asks for the engine's own statements, too, and ending one of those would stop the node."""
     memory = Memory()
     node = make_node(limits=Limits(changes_bytes=2_000) if why == "changes" else Limits(memory=memory))

@@ -84,8 +84,8 @@ def test_where_others_write_an_index_and_are_not_in_its_way(
     assert set(prepared.spans) <= set(prepared.access_set.write_ranges)
 
 
-def test_what_cannot_travel_is_refused(node: TestNode) -> None:
-    """Rows, results and keys count together; the result of what only reads does not."""
+def test_too_large_transaction_is_refused(node: TestNode) -> None:
+    """Rows, results and keys count together; the result of a read-only request does not count."""
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
     size = BYTES_MAX // 2 + 1000
     check_size(node.prepare(f"INSERT INTO t VALUES (1, zeroblob({size}))"))

@@ -1,4 +1,4 @@
-"""``bedrockish_changes``: the journal as a table, with what is asked of it looked up and not read over."""
+"""``bedrockish_changes``: the journal as a table, with filters that are looked up instead of scanned."""
 
 import json
 from dataclasses import replace
@@ -88,7 +88,7 @@ def test_images_statements_and_places(shop: TestNode) -> None:
         ("clock > '3'", None, 5),
     ],
 )
-def test_what_is_asked_for_is_looked_up(
+def test_filters_on_changes_are_looked_up(
     shop: TestNode, monkeypatch: pytest.MonkeyPatch, where: str, params: Any, most: int
 ) -> None:
     """Filters give what reading it all and filtering would, without decoding it all."""

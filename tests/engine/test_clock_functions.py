@@ -1,4 +1,4 @@
-"""The clock's functions in SQL: what they give, where they may stand, and what they refuse."""
+"""The clock's functions in SQL: their values, where they may stand, and refused uses."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def test_they_stand_in_defaults_triggers_and_views(one: TestNode) -> None:
     assert one.rows("SELECT at, later FROM v WHERE id = 2") == [("1970-01-01 00:00:00.000", 1)]
 
 
-def test_what_was_wanting_a_clock_leaves_nothing_behind(one: TestNode) -> None:
+def test_statement_that_needs_a_clock_leaves_no_changes(one: TestNode) -> None:
     one.run("CREATE TABLE t(a UNIQUE, c)")
     for text in (
         "INSERT OR IGNORE INTO t VALUES (1, transaction_clock())",
@@ -79,7 +79,7 @@ def test_what_was_wanting_a_clock_leaves_nothing_behind(one: TestNode) -> None:
     assert one.rows("SELECT * FROM t") == []
 
 
-def test_safe_clock_is_what_the_file_says(one: TestNode) -> None:
+def test_safe_clock_reads_the_stored_safe_time(one: TestNode) -> None:
     assert one.rows("SELECT safe_clock()") == [(0,)]
     one.engine.set_meta("safe", 1234)
     assert one.rows("SELECT safe_clock()") == [(1234,)]
@@ -104,7 +104,7 @@ def test_moments_and_comparisons(one: TestNode, sql: str, found: Any) -> None:
 
 
 @pytest.mark.parametrize("sql", ["clock_time('x')", "clock_time(-1)", "clock_time(1.5)", "is_after(x'00', 1)"])
-def test_what_is_no_clock_is_refused(one: TestNode, sql: str) -> None:
+def test_malformed_clock_is_refused(one: TestNode, sql: str) -> None:
     with pytest.raises(SqlError, match="takes clocks"):
         one.rows(f"SELECT {sql}")
     assert one.rows("SELECT 1") == [(1,)]

@@ -1,4 +1,4 @@
-"""A column that is dropped beside its table leaves what SQLite would have left, whatever happens meanwhile."""
+"""A column that is dropped next to its table leaves the same table as SQLite, under any concurrent changes."""
 
 import random
 from pathlib import Path
@@ -67,7 +67,7 @@ def sound(node: TestNode) -> None:
 
 
 def content(node: TestNode) -> list[object]:
-    """What is in the table, and what the schema says."""
+    """Return the rows of the table, and its schema."""
     db = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
     query = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE name NOT GLOB 'bedrockish_*' ORDER BY rowid"
     listed = db.execute(query).fetchall()
@@ -127,7 +127,7 @@ def filled(node: TestNode, table: str, changes: Changes) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_it_is_what_sqlite_leaves(make_node: MakeNode, tmp_path: Path, table: str) -> None:
+def test_dropped_column_leaves_the_same_table_as_sqlite(make_node: MakeNode, tmp_path: Path, table: str) -> None:
     """Rows change before and behind what is copied, batches are written again, and the table is the same."""
     for seed in range(3):
         places = [tmp_path / f"{seed}-{name}.db" for name in "AB"]
@@ -172,7 +172,7 @@ def test_the_table_is_not_written_again_when_it_comes_into_force(
     assert node.rows("SELECT id > 900, n FROM t WHERE n = 4") == [(1, 4)]
 
 
-def test_rows_at_both_sides_of_what_is_copied_change(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_before_and_behind_the_copied_part_change(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run(PLAIN, *(f"INSERT INTO t(id, n) VALUES ({number}, 0)" for number in range(1, 31)))
     entry = decide(node, DROP)
     build = begin(node, entry)
@@ -218,7 +218,7 @@ def test_an_empty_table_and_one_of_one_row(node: TestNode, monkeypatch: pytest.M
 def test_one_that_is_not_ready_when_its_time_comes(
     node: TestNode, monkeypatch: pytest.MonkeyPatch, copied: int
 ) -> None:
-    """It is given up, unless it is nearly done."""
+    """The build is given up, unless it is nearly done."""
     node.run(PLAIN, *(f"INSERT INTO t(n) VALUES ({number})" for number in range(20)))
     entry = decide(node, DROP)
     build = begin(node, entry)
@@ -243,7 +243,7 @@ def test_one_that_is_not_ready_when_its_time_comes(
         "CREATE VIEW late AS SELECT gone FROM t",  # as if the schema were another one: SQLite refuses
     ],
 )
-def test_what_is_not_what_it_must_be_is_not_used(node: TestNode, fault: str) -> None:
+def test_wrong_build_is_not_used(node: TestNode, fault: str) -> None:
     node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 7), (3, 3)")
     entry = decide(node, DROP)
     build = begin(node, entry)
@@ -306,7 +306,7 @@ def test_a_disk_with_little_room_is_left_alone(node: TestNode, monkeypatch: pyte
         "CREATE TABLE t(id INTEGER PRIMARY KEY, gone, n, g AS (n + 1) STORED)",
     ],
 )
-def test_what_is_done_when_it_comes_into_force(node: TestNode, table: str) -> None:
+def test_drop_without_a_build_runs_at_activation(node: TestNode, table: str) -> None:
     node.run(table, "INSERT INTO t(id, n) VALUES (1, 1)")
     entry = decide(node, DROP)
     assert node.engine.plan_build(entry.transaction) is None

@@ -1,4 +1,4 @@
-"""Reads of some columns of a row, and changes of others: they do not conflict, and whatever could matter does."""
+"""Reads of some columns of a row, and changes of others: they do not conflict, unless the read could notice."""
 
 from dataclasses import replace
 
@@ -99,7 +99,7 @@ def test_a_row_that_is_not_there_is_read_as_well(shop: TestNode) -> None:
         ("INSERT INTO log VALUES (1, 1)", "UPDATE branch SET name = 'x' WHERE id = 1", True),
         ("INSERT INTO visit VALUES (1, 'today', '')", TAKINGS, False),
         ("INSERT INTO visit VALUES (1, 'today', '')", "DELETE FROM branch WHERE id = 1", True),
-        # Whatever is no read of single rows by their ids reads rows as a whole, as ever.
+        # Statements other than reads of single rows by their ids read whole rows, as before.
         ("SELECT name FROM branch", TAKINGS, True),
         ("SELECT count(*) FROM branch", TAKINGS, True),
         ("SELECT name FROM branch WHERE id < 5", TAKINGS, True),
@@ -109,7 +109,7 @@ def test_a_row_that_is_not_there_is_read_as_well(shop: TestNode) -> None:
         ("SELECT name FROM branch WHERE id = 1; UPDATE branch SET tax = 2 WHERE id = 2", TAKINGS, False),
     ],
 )  # fmt: skip
-def test_what_is_needed_of_a_row(shop: TestNode, reader: str, writer: str, whether: bool) -> None:
+def test_read_columns_conflict_only_with_their_changes(shop: TestNode, reader: str, writer: str, whether: bool) -> None:
     assert meets(shop, reader, writer) == whether
 
 
@@ -161,7 +161,7 @@ def test_under_snapshot_isolation_reads_count_for_nothing(shop: TestNode) -> Non
 def test_below_its_level_a_row_is_read_as_a_whole_and_columns_are_written_all_the_same(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of older members nobody knows which columns they change: until all of them say it, nobody may rely on it."""
+    """Older members do not say which columns they change: until all of them do, no node relies on it."""
     before = replace(MEMBERSHIP, level=COLUMNS - 1)
     monkeypatch.setattr(nodes, "MEMBERSHIP", before)
     node = make_node()

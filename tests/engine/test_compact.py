@@ -1,4 +1,4 @@
-"""A node's file that is written anew has what it had, and no bytes of what was deleted."""
+"""A compacted node's file has the same content, and no bytes of deleted rows."""
 
 import os
 import signal
@@ -25,12 +25,12 @@ SOMEBODY = b"ann.of.the.hills@example.org"
 
 
 def nothing(_db: apsw.Connection) -> None:
-    """There are no plugins."""
+    """Load no plugins."""
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Return a node's file in which somebody was, whose rows were deleted and whose entries were removed."""
+    """Return a node's file in which a person was, whose rows were deleted and whose entries were removed."""
     world = World(tmp_path, 5, ("A",))
     world.begin()
     node = world.nodes["A"]
@@ -55,7 +55,7 @@ def held(path: Path) -> tuple[object, ...]:
         db.close()
 
 
-def test_nothing_but_what_is_there(file: Path) -> None:
+def test_compacted_file_keeps_content_and_no_deleted_bytes(file: Path) -> None:
     before = held(file)
     assert SOMEBODY in file.read_bytes()
     os.chmod(file, 0o640)
@@ -73,7 +73,7 @@ def test_nothing_but_what_is_there(file: Path) -> None:
 
 
 def test_rows_without_keys_keep_their_rowids(file: Path) -> None:
-    """SQLite's VACUUM in its place would number them anew."""
+    """SQLite's VACUUM would renumber them."""
     db = apsw.Connection(str(file))
     rows = db.execute("SELECT rowid FROM note ORDER BY rowid").fetchall()
     db.close()
@@ -98,7 +98,7 @@ def test_the_log_is_gone_with_the_old_file(file: Path) -> None:
     db.close()
 
 
-def test_what_is_refused_stays_as_it_is(file: Path, tmp_path: Path) -> None:
+def test_refused_compaction_leaves_the_file_unchanged(file: Path, tmp_path: Path) -> None:
     before = file.read_bytes()
     lock = FileLock(file)
     with pytest.raises(ConfigError, match="in use by another node"):

@@ -1,4 +1,4 @@
-"""Nodes' tables are compared a range at a time, at different cuts, and what nobody wrote is found by table and key."""
+"""Nodes' tables are compared a range at a time, at different cuts, and damaged rows are found by table and key."""
 
 import gc
 import random
@@ -145,7 +145,7 @@ async def test_a_row_that_nobody_wrote_is_found(three: Three, sql: str, table: s
     three.damage("B", sql)
     report = await three.compare()
     found = [(one.table, one.key, one.minority) for one in report.differences]
-    assert found == [(table, key or found[0][1], ("B",))]  # a rowid that nobody named is what it is
+    assert found == [(table, key or found[0][1], ("B",))]  # a rowid that no statement chose is unpredictable
     assert (report.skipped, report.open) == ([], 0)
 
 
@@ -162,8 +162,10 @@ async def test_a_majority_is_one_of_all_members(three: Three) -> None:
     assert minority({"A": "1", "B": "1", "C": "1", "D": "2"}, 5) == ("D",)
 
 
-async def test_what_not_all_have_applied_is_no_difference(three: Three) -> None:
-    """Nodes at different cuts: only what nobody wrote in between is compared, and a damaged row among it is found."""
+async def test_commits_applied_by_some_nodes_are_not_differences(three: Three) -> None:
+    """Nodes at different cuts: only rows without writes in between are compared, and a damaged row among them is
+    found.
+    """
     three.leader.run("UPDATE t SET v = 'new' WHERE id IN (5, 6)", "DELETE FROM p WHERE a = 'a1'")
     three.leader.run("INSERT INTO t VALUES (700, 'new', 0)")
     three.leader.run("INSERT INTO p VALUES ('zz', 1, x'')", "UPDATE t SET id = 701 WHERE id = 8")
@@ -302,7 +304,7 @@ def test_long_values_are_read_one_row_at_a_time_and_hold_nobody_up(three: Three)
 async def test_a_node_with_a_page_that_cannot_be_read_is_told_and_the_others_are_compared_to_the_end(
     three: Three, node: str
 ) -> None:
-    """Also who makes the ranges; and nobody is asked for all that follows, one by one, where there is no next range."""
+    """Also the node that makes the ranges; without a next range no node is asked for the following ones one by one."""
     three.unreadable[node] = "t"
     other = "B" if node == "A" else "A"
     three.damage(other, "UPDATE t SET v = 'tExt 39' WHERE id = 39")

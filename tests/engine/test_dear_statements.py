@@ -71,7 +71,7 @@ def fill(node: TestNode) -> None:
 
 
 @pytest.mark.parametrize("sql", DEAR.values(), ids=DEAR)
-def test_the_loop_gives_up_in_time_what_is_dear_step_by_step(make_node: MakeNode, sql: Sql) -> None:
+def test_loop_gives_up_expensive_statements_in_time(make_node: MakeNode, sql: Sql) -> None:
     node = make_node()
     fill(node)
     node.engine.set_meta("clock_ceiling", 17)  # in the batch, which SQLite rolls back with an interrupted write
@@ -88,7 +88,7 @@ def test_the_loop_gives_up_in_time_what_is_dear_step_by_step(make_node: MakeNode
 
 @pytest.mark.parametrize("sql", ["JSON for each row", "a pattern for each row", "a write"])
 def test_an_open_transaction_leaves_the_loop_in_time(tmp_path: Path, sql: str) -> None:
-    """On its snapshot, after its own writes, and as one; it goes on with what it had."""
+    """On its snapshot, after its own writes, and as one; it goes on with its state."""
     desk = Desk(tmp_path / "A.db")
     fill(desk.node)
     desk.node.save()
@@ -147,7 +147,7 @@ def test_a_row_of_a_stream_has_its_time(tmp_path: Path) -> None:
         ("CREATE INDEX i ON doc(trim(text, '[1,'))", r"trim\(\)"),
     ],
 )
-def test_what_nobody_could_end_is_refused_in_a_worker(make_node: MakeNode, sql: Sql, text: str) -> None:
+def test_uninterruptible_statement_is_refused_in_a_worker(make_node: MakeNode, sql: Sql, text: str) -> None:
     node = make_node()
     fill(node)
     node.save()
@@ -165,7 +165,7 @@ def test_what_nobody_could_end_is_refused_in_a_worker(make_node: MakeNode, sql: 
     workspace.close()
 
 
-def test_what_is_long_and_cheap_needs_no_thread(make_node: MakeNode) -> None:
+def test_long_cheap_statement_needs_no_thread(make_node: MakeNode) -> None:
     """The lengths do not send away what a program does every day."""
     node = make_node()
     node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, title, body, at DEFAULT (datetime('now')))")
@@ -181,7 +181,7 @@ def test_what_is_long_and_cheap_needs_no_thread(make_node: MakeNode) -> None:
         node.engine.execute(request(sql), 0.01)
 
 
-def test_an_interrupt_ends_nothing_but_what_was_late(make_node: MakeNode) -> None:
+def test_interrupt_hits_only_the_late_statement(make_node: MakeNode) -> None:
     """Between two statements, and in the node's own, there is nothing to interrupt, whenever the watchdog looks."""
     node = make_node()
     fill(node)
@@ -217,7 +217,9 @@ WATCHED: tuple[Sql, ...] = (
 
 
 @pytest.mark.parametrize("sql", BRIEF + WATCHED)
-def test_only_what_can_take_long_is_watched(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, sql: Sql) -> None:
+def test_only_potentially_long_statements_are_watched(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, sql: Sql
+) -> None:
     """Looking after what goes nowhere twice, every five milliseconds, took a twentieth of a node's time."""
     node = make_node()
     fill(node)

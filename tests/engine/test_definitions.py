@@ -33,7 +33,7 @@ def db() -> Iterator[apsw.Connection]:
 
 
 def table_facts(tables: Tables) -> dict[str, Any]:
-    """All that is known of the tables, but for the definitions, which are compared by what they say."""
+    """Return all facts about the tables, but for the definitions, which are compared by content."""
     return {
         **{name: value for name, value in vars(tables).items() if name != "definitions"},
         **{
@@ -103,7 +103,7 @@ def statement(some: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_changed_described_again_is_what_describing_all_gives(db: apsw.Connection, seed: int) -> None:
+def test_incremental_description_equals_a_full_one(db: apsw.Connection, seed: int) -> None:
     some = random.Random(seed)
     known, schema = Tables(db), read_schema(db)
     marks = done = 0
@@ -129,7 +129,7 @@ def test_what_changed_described_again_is_what_describing_all_gives(db: apsw.Conn
     assert len(known.by_name) > 0
 
 
-def test_another_connection_takes_what_one_knows(tmp_path: Path) -> None:
+def test_connections_share_table_facts(tmp_path: Path) -> None:
     one, other = apsw.Connection(str(tmp_path / "x.db")), apsw.Connection(str(tmp_path / "x.db"))
     one.execute("CREATE TABLE p(id INTEGER PRIMARY KEY); CREATE TABLE c(p REFERENCES p)")
     known, schema = Tables(one), read_schema(one)
@@ -203,7 +203,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_change_describes_what_it_touches(node: TestNode, described: list[str]) -> None:
+def test_schema_change_describes_only_its_tables(node: TestNode, described: list[str]) -> None:
     node.run(*(f"CREATE TABLE t{number}(id INTEGER PRIMARY KEY)" for number in range(50)))
     described.clear()
     node.run("CREATE TABLE c(p REFERENCES t7)")
@@ -292,7 +292,7 @@ def test_a_schema_to_be_imported_is_described_once(described: list[str]) -> None
     assert len(described) == 30
 
 
-def test_definitions_tell_what_has_changed(db: apsw.Connection) -> None:
+def test_definitions_report_changed_names(db: apsw.Connection) -> None:
     db.execute("CREATE TABLE a(x); CREATE TABLE B(x); CREATE VIEW w AS SELECT 1")
     known = Definitions(db)
     db.execute("CREATE INDEX i ON b(x); DROP VIEW w")

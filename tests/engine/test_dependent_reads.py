@@ -157,13 +157,13 @@ def test_a_query_that_fails_leaves_the_whole_object(db: apsw.Connection) -> None
     assert object_range("i:by_order") in resolved.keys()[1]
 
 
-def test_a_request_that_joins_meets_only_who_writes_what_it_joined(node: TestNode) -> None:
+def test_join_conflicts_only_with_writes_of_joined_rows(node: TestNode) -> None:
     node.run(DDL.split("CREATE TRIGGER")[0])
     node.run("INSERT INTO orders(id, customer) VALUES (10, 1), (20, 2)")
     node.run("INSERT INTO items VALUES (100, 10, 'p', 1), (200, 20, 'r', 3)")
     joined = node.prepare("SELECT i.id FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = 1").access_set
     assert set(joined.read_ranges) == entries("by_customer", 1) | entries("by_order", 10)
-    # What a statement of the request has written before is there for the next one.
+    # Later statements of a request see the writes of earlier ones.
     later = node.prepare(
         "INSERT INTO orders(id, customer) VALUES (11, 1)",
         "SELECT i.id FROM orders o JOIN items i ON i.order_id = o.id WHERE o.customer = 1",
@@ -222,7 +222,7 @@ def test_a_loop_reads_up_to_the_row_with_which_it_ends(
 ) -> None:
     points, ranges = reads(queue, sql, *params)
     assert ranges == {(FIRST_NEW, job(last) + HIGH)}
-    assert points <= {b"t:jobs\0" + encode(None)}  # what the subquery gives when there is no row
+    assert points <= {b"t:jobs\0" + encode(None)}  # the result of the subquery when no row matches
 
 
 def test_a_loop_without_an_index_reads_up_to_there_too(queue: apsw.Connection) -> None:
@@ -296,7 +296,7 @@ def test_a_join_reads_up_to_the_row_with_which_it_ends(
     assert points - {b"t:customers\0" + encode(None)} == {table_key("customers", number) for number in customers}
 
 
-def test_a_join_that_drops_rows_by_what_it_joins_reads_its_whole_range(db: apsw.Connection) -> None:
+def test_join_with_unindexed_conditions_reads_its_whole_range(db: apsw.Connection) -> None:
     db.execute(ORDERS)
     for more in ("AND c.name || '' <> 'x'", "AND length(o.id) > 1", "AND c.name <> o.id"):
         sql = f"SELECT o.id FROM orders o JOIN customers c ON c.id = o.customer WHERE o.total = 5 {more} LIMIT 1"
@@ -312,9 +312,7 @@ def test_a_join_that_drops_rows_by_what_it_joins_reads_its_whole_range(db: apsw.
         ("c.name > 'ann' AND c.id >= 2", 43),
     ],
 )
-def test_a_join_that_asks_something_of_what_it_joins_reads_up_to_there(
-    db: apsw.Connection, more: str, last: int
-) -> None:
+def test_join_with_indexed_conditions_reads_up_to_the_last_match(db: apsw.Connection, more: str, last: int) -> None:
     db.execute(ORDERS)
     sql = f"SELECT o.id FROM orders o JOIN customers c ON c.id = o.customer WHERE o.total = 5 AND {more} ORDER BY o.id"
     specs = Spec(), Spec(), Spec()
@@ -322,7 +320,7 @@ def test_a_join_that_asks_something_of_what_it_joins_reads_up_to_there(
     assert {high for _, high in reads(db, sql + " LIMIT 1")[1]} == {end}
 
 
-def test_what_a_join_asks_of_the_second_row_that_it_looks_up_counts_too(db: apsw.Connection) -> None:
+def test_conditions_on_the_second_looked_up_row_count(db: apsw.Connection) -> None:
     """A table with the name that the auxiliary query gives to another one changes nothing."""
     db.execute("ALTER TABLE customers RENAME TO rp0")
     db.execute("ALTER TABLE orders RENAME TO r")
@@ -363,7 +361,7 @@ def test_the_highest_of_a_columns_values_is_one_of_them(db: apsw.Connection) -> 
     assert points <= {b"t:items\0" + encode(None), table_key("items", 101)}
 
 
-def test_a_trigger_on_a_view_looks_up_what_the_rows_of_the_view_say(db: apsw.Connection) -> None:
+def test_trigger_on_a_view_reads_rows_by_the_views_values(db: apsw.Connection) -> None:
     db.execute("CREATE VIEW bills AS SELECT o.id, c.name, total FROM orders o JOIN customers c ON c.id = o.customer")
     change = "UPDATE orders SET total = new.total WHERE id = old.id"
     db.execute(f"CREATE TRIGGER billed INSTEAD OF UPDATE ON bills BEGIN {change}; END")

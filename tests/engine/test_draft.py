@@ -35,7 +35,7 @@ ROOM = 1 << 20
 
 
 class Desk:
-    """A node, and what runs open transactions at it."""
+    """A node, and its open transactions."""
 
     def __init__(self, path: Path) -> None:
         self.node = TestNode(path)
@@ -97,7 +97,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made.close()
 
 
-async def test_what_was_done_before_is_part_of_it(desk: Desk, tmp_path: Path) -> None:
+async def test_schema_transaction_replays_earlier_statements(desk: Desk, tmp_path: Path) -> None:
     """Rows written before the first schema statement keep the ids that they were given; failures are done again."""
     session = Session(serializable=True)
     given = (await desk.run(session, ("INSERT INTO t(v) VALUES (?)", ["c"]))).lastrowid
@@ -124,7 +124,7 @@ async def test_what_was_done_before_is_part_of_it(desk: Desk, tmp_path: Path) ->
 
 
 async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
-    """Whoever takes the highest id away under another name, and takes that back, has it again."""
+    """A statement that takes the highest id under another name, and rolls that back, gets it again."""
     session = Session(serializable=True)
     await desk.run(session, "ALTER TABLE t ADD COLUMN w")
     highest = f"INSERT INTO t(id, v) VALUES ({2**63 - 1}, 'last')"
@@ -149,7 +149,7 @@ async def test_no_id_is_drawn(desk: Desk, tmp_path: Path) -> None:
         ("INSERT INTO t VALUES (5, 'e')", "INSERT INTO t VALUES (5, 'f')"),
     ],
 )
-async def test_what_was_told_before_must_still_be_so(desk: Desk, before: str, between: str) -> None:
+async def test_earlier_answers_must_still_hold(desk: Desk, before: str, between: str) -> None:
     """At the first schema statement, and again when it comes into force."""
     late = Session(serializable=True)
     await desk.run(late, before)

@@ -1,4 +1,6 @@
-"""What was executed on one node applies on any: the tables are those that plain SQLite makes of the same statements."""
+"""A prepared transaction of one node applies on any: the tables equal those of plain SQLite after the same
+statements.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -382,7 +384,7 @@ def test_rows_that_a_transaction_was_made_of_are_compared_before_it_is_approved(
 
 
 def test_a_voter_reads_the_changes_of_a_short_transaction_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it compares them with its rows, it will need them again soon; of what never commits, it keeps few."""
+    """The voter decodes them to compare its rows, and keeps them for the commit; of undecided ones it keeps few."""
     leader, voter = TestNode(tmp_path / "A.db", "A"), TestNode(tmp_path / "B.db", "B")
     leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     voter.apply(leader.entries[-1])

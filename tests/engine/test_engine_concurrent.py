@@ -54,7 +54,7 @@ def in_turn(path: Path, *programs: list[tuple[str, tuple[Any, ...]]]) -> dict[st
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(first=one, second=one)
-def test_what_does_not_conflict_commutes(
+def test_transactions_without_conflict_commute(
     tmp_path_factory: pytest.TempPathFactory,
     seeded: Path,
     first: list[tuple[str, tuple[Any, ...]]],

@@ -32,7 +32,7 @@ def test_executing_leaves_no_trace(table: TestNode) -> None:
     assert prepared.schema == 1
 
 
-def test_a_request_sees_what_was_applied_and_not_yet_flushed(table: TestNode) -> None:
+def test_request_sees_applied_and_unflushed_commits(table: TestNode) -> None:
     assert table.rows("SELECT count(*) FROM t") == [(2,)]
 
 
@@ -169,7 +169,7 @@ def test_values_are_stored_as_sqlite_stores_them(table: TestNode) -> None:
         ("CREATE TABLE g(rowid, _rowid_, oid)", "no address"),
     ],
 )
-def test_what_cannot_be_replicated_is_refused_with_a_way_out(table: TestNode, sql: str, words: str) -> None:
+def test_unreplicable_statements_are_refused_with_a_way_out(table: TestNode, sql: str, words: str) -> None:
     before = table.tables()
 
     with pytest.raises(UnsupportedError, match=words):

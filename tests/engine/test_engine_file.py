@@ -76,7 +76,7 @@ def test_a_power_cut_leaves_an_exact_prefix_with_all_that_was_synced(
         states[node.engine.batches] = node.tick
     assert (restarts > 0) == checkpointed
     synced, synced_size, before = node.engine.batches, 32 + frames * FRAME_BYTES, wal_of(node.path).read_bytes()
-    for _ in range(10):  # these are flushed and nobody waited for them
+    for _ in range(10):  # these are flushed without a sync
         node.run(("INSERT INTO t(filler) VALUES (?)", (luck.randbytes(luck.randint(1, 3000)),)))
         node.engine.flush()
         states[node.engine.batches] = node.tick
@@ -89,7 +89,7 @@ def test_a_power_cut_leaves_an_exact_prefix_with_all_that_was_synced(
 
     for number in range(40):
         length = luck.randint(low, written) if number > 1 else (low, written)[number]
-        rest = before[length:]  # a WAL that has begun anew goes over an older one
+        rest = before[length:]  # a restarted WAL overwrites an older one
         batches, applied = batches_in(
             cut(node.path, wal[:length] + rest, tmp_path / f"cut{number}", length + len(rest))
         )
@@ -107,7 +107,7 @@ def test_a_torn_tail_is_cut_off(make_node: MakeNode, tmp_path: Path) -> None:
     node.run(SCHEMA)
     node.save()
     kept = node.engine.batches
-    synced_size = 32 + node.engine.wal_frames * FRAME_BYTES  # the log may have begun anew in a longer file
+    synced_size = 32 + node.engine.wal_frames * FRAME_BYTES  # the log may have restarted in a longer file
     node.run("INSERT INTO t(filler) VALUES ('x')")
     node.engine.flush()
     wal = bytearray(wal_of(node.path).read_bytes())
@@ -116,7 +116,7 @@ def test_a_torn_tail_is_cut_off(make_node: MakeNode, tmp_path: Path) -> None:
     assert batches_in(cut(node.path, bytes(wal), tmp_path / "torn", len(wal))) == (kept, 1)
 
 
-def test_what_was_not_flushed_is_gone(make_node: MakeNode, tmp_path: Path) -> None:
+def test_unflushed_commits_are_lost_in_a_crash(make_node: MakeNode, tmp_path: Path) -> None:
     node = make_node()
     node.run(SCHEMA)
     node.save()
@@ -180,7 +180,7 @@ def test_the_wal_stays_small_under_steady_writing(make_node: MakeNode) -> None:
     assert largest < 120 * FRAME_BYTES
 
 
-def test_nobody_waits_for_the_copy_of_what_one_large_transaction_has_written(
+def test_large_transaction_is_checkpointed_in_the_background(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The background copies it, and the end of a later batch the rest; if the background does not come to it, all."""
@@ -231,7 +231,7 @@ def test_a_reader_only_delays_the_end_of_a_checkpoint(make_node: MakeNode) -> No
     assert node.rows("SELECT count(*) FROM t") == [(53,)]
 
 
-def test_a_kill_leaves_what_was_flushed(tmp_path: Path) -> None:
+def test_kill_keeps_flushed_commits(tmp_path: Path) -> None:
     program = f"""
         import os, signal
         from pathlib import Path
@@ -351,7 +351,7 @@ def test_a_vote_in_pieces_is_whole_after_a_restart(make_node: MakeNode) -> None:
 
 
 def test_an_export_keeps_every_rowid(node: TestNode, tmp_path: Path) -> None:
-    """The change feed names rows by them, and whoever has an export goes on with that."""
+    """The change feed names rows by them, and a reader that starts from an export continues with the feed."""
     node.run("CREATE TABLE log(text)")
     node.run("INSERT INTO log VALUES ('a'), ('b'), ('c')")
     node.run("DELETE FROM log WHERE text = 'b'")
@@ -369,8 +369,8 @@ def test_an_export_keeps_every_rowid(node: TestNode, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", [False, True])
 def test_a_batch_that_may_be_the_last_of_the_wal_is_a_long_one(make_node: MakeNode, held: bool) -> None:
-    """Its end copies the rest of the WAL and truncates it, which takes a tenth of a second. As long as somebody reads
-    an old snapshot, it cannot, and each batch is as short as ever, however long the WAL is.
+    """Its end copies the rest of the WAL and truncates it, which takes a tenth of a second. While a reader holds an old
+    snapshot, that is impossible, and each batch is as short as ever, however long the WAL is.
     """
     node = make_node(limits=Limits(wal_frames=40, wal_frames_max=BATCH_FRAMES + 60))
     engine = node.engine
@@ -404,7 +404,7 @@ def test_free_pages_are_given_back_to_the_disk(make_node: MakeNode) -> None:
     journal, path = node.engine.journal, node.path
     node.save()
     node.engine.checkpoint()
-    reader = apsw.Connection(str(path))  # somebody still reads what was there
+    reader = apsw.Connection(str(path))  # a reader still holds the old pages
     reader.execute("BEGIN; SELECT count(*) FROM t").fetchall()
     before = journal.room
     assert path.stat().st_size == 4096 * before.pages
@@ -417,7 +417,7 @@ def test_free_pages_are_given_back_to_the_disk(make_node: MakeNode) -> None:
     assert journal.room.pages < before.pages - before.free + 5
     assert reader.execute("SELECT count(*) FROM t").fetchall() == [(59,)]
     reader.close()
-    # What is cached of the file, at whichever connection, is of the pages as they lie now.
+    # The page caches of all connections are valid for the rebuilt file.
     assert node.run("SELECT count(*), max(filler) FROM t INDEXED BY fillers")[0].rows == [(59, "row 9" * 100)]
     node.run("INSERT INTO t VALUES (100, 'new')", "CREATE TABLE another(id INTEGER PRIMARY KEY)")
     node.save()
@@ -426,7 +426,7 @@ def test_free_pages_are_given_back_to_the_disk(make_node: MakeNode) -> None:
     assert node.engine._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_what_a_reader_has_held_back_is_copied_in_the_background_first(
+def test_pages_held_back_by_a_reader_are_copied_in_the_background(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot that lasts holds back all that is written: when it is gone, no batch's end copies that much."""

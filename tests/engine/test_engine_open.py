@@ -1,4 +1,4 @@
-"""Who may open a node's file, and what is said to those who may not."""
+"""Access to a node's file: which processes may open it, and the errors of the others."""
 
 import errno
 import os
@@ -137,7 +137,7 @@ def test_a_statement_over_the_limit_of_a_files_size_did_not_happen(
     assert node.rows("SELECT filler FROM t") == [("before",), ("after",)]
 
 
-def test_who_writes_while_a_failed_statement_is_rolled_back_is_noticed(
+def test_foreign_write_during_a_rollback_is_detected(
     make_node: MakeNode, limited: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make_node()
@@ -187,10 +187,10 @@ def test_another_writer_is_kept_out(node: TestNode) -> None:
     other.close()
 
 
-def test_what_slips_in_between_two_batches_stops_the_node(node: TestNode) -> None:
+def test_foreign_write_between_two_batches_stops_the_node(node: TestNode) -> None:
     node.run(SCHEMA)
     other = apsw.Connection(str(node.path))
-    node.engine._db.execute("COMMIT")  # the moment inside flush in which nobody holds the lock
+    node.engine._db.execute("COMMIT")  # the moment inside flush in which the lock is free
     other.execute("CREATE TABLE intruder(x)")
     other.close()
     node.engine._db.execute("BEGIN IMMEDIATE")

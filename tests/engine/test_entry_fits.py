@@ -1,4 +1,4 @@
-"""An entry is applied whole, to the rows that it was made of, or not at all; and what was decided applies."""
+"""An entry is applied whole, to the rows that it was made of, or not at all; and a decided entry applies."""
 
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def test_of_many_rows_none_is_applied(pair: Pair) -> None:
     assert follower.tables() == before
 
 
-def test_what_does_not_fit_leaves_the_batch_as_it_was(pair: Pair, tmp_path: Path) -> None:
+def test_misfit_entry_leaves_the_batch_unchanged(pair: Pair, tmp_path: Path) -> None:
     """The node can go on: what it had applied is committed, and once its row is right, so is the entry."""
     leader, follower = pair
     follower.save()

@@ -1,4 +1,4 @@
-"""What a statement would read and write, in words."""
+"""Explanations of the reads and writes of a statement, in words."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_why_a_read_is_wider_than_it_may_be(shop: TestNode) -> None:
     ]
 
 
-def test_what_to_do_about_a_wide_read_is_told(shop: TestNode) -> None:
+def test_explain_advises_against_wide_reads(shop: TestNode) -> None:
     found = told(shop, "SELECT id FROM parent WHERE n = 5")
     assert found["advice"] == ['CREATE INDEX ... ON "parent"("n"), so that it need not look at all']
     found = told(shop, "SELECT * FROM child c JOIN parent p ON p.id = c.parent + 1 WHERE c.rowid = 1")
@@ -104,7 +104,7 @@ def test_several_statements_and_many_keys(shop: TestNode) -> None:
     assert second["writes"][-1] == "and 1100 more"
 
 
-def test_what_cannot_run_cannot_be_explained(shop: TestNode) -> None:
+def test_invalid_statement_cannot_be_explained(shop: TestNode) -> None:
     with pytest.raises(SqlError, match="1 parameter"):
         told(shop, "SELECT ?")
     with pytest.raises(UnsupportedError):

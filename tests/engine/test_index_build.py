@@ -1,4 +1,4 @@
-"""An index that is built beside its table is what SQLite would have built, whatever happens meanwhile."""
+"""An index that is built next to its table equals the one that SQLite builds, under any concurrent changes."""
 
 import random
 from contextlib import suppress
@@ -92,7 +92,7 @@ def sound(node: TestNode, *, index: bool = True) -> None:
 
 
 def entries(node: TestNode, index: str) -> list[object]:
-    """What is in the index, in its order, and what the schema says of it."""
+    """Return the entries of the index in its order, and its schema."""
     db = apsw.Connection(str(node.path), flags=apsw.SQLITE_OPEN_READONLY)
     query = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE name NOT GLOB 'bedrockish_*' ORDER BY rowid"
     listed = db.execute(query).fetchall()
@@ -124,7 +124,7 @@ class Changes:
         )  # fmt: skip
 
     def one(self, node: TestNode) -> None:
-        """One request, which may fail as requests do."""
+        """Run one request, which may fail as requests do."""
         luck = self.luck
         there = [int(rowid) for (rowid,) in node.rows("SELECT _rowid_ FROM t ORDER BY 1")]
         rowid = luck.choice(there)
@@ -163,7 +163,7 @@ def filled(node: TestNode, table: str, changes: Changes) -> None:
 
 
 @pytest.mark.parametrize(("table", "index"), FITS)
-def test_it_is_what_sqlite_builds(make_node: MakeNode, tmp_path: Path, table: str, index: str) -> None:
+def test_built_index_equals_the_one_of_sqlite(make_node: MakeNode, tmp_path: Path, table: str, index: str) -> None:
     """Rows change before and behind what is built, batches are written again, and the entries are the same."""
     for seed in range(2):
         places = [tmp_path / f"{seed}-{name}.db" for name in "AB"]
@@ -272,7 +272,7 @@ def test_a_duplicate_that_goes_again_is_no_failure_of_the_change(node: TestNode)
         f"DROP TABLE {STAND_IN}",
     ],
 )
-def test_an_index_that_is_not_what_it_must_be_is_built_anew(node: TestNode, fault: str) -> None:
+def test_wrong_index_is_rebuilt(node: TestNode, fault: str) -> None:
     node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1), (2, 2), (3, 3)")
     entry = decide(node, "CREATE UNIQUE INDEX made ON t(n)")
     finish(node, begin(node, entry))
@@ -357,7 +357,7 @@ def test_one_that_was_given_up_is_forgotten_before_the_next_one(make_node: MakeN
 
 
 @pytest.mark.parametrize("is_ready", [False, True])
-def test_what_a_killed_process_leaves_is_removed(node: TestNode, tmp_path: Path, is_ready: bool) -> None:
+def test_leftovers_of_a_killed_build_are_removed(node: TestNode, tmp_path: Path, is_ready: bool) -> None:
     """A copy of the file at any moment is what a process that was killed leaves behind."""
     filled(node, "plain", Changes(3, "plain"))
     entry = decide(node, INDEXES["several"])
@@ -422,7 +422,7 @@ def test_copies_have_nothing_of_it(node: TestNode, tmp_path: Path) -> None:
         "ALTER TABLE t RENAME TO bedrockish_bare",
     ],
 )
-def test_nobody_can_name_it(node: TestNode, sql: str) -> None:
+def test_unfinished_index_cannot_be_named(node: TestNode, sql: str) -> None:
     node.run(PLAIN, "INSERT INTO t(n) VALUES (1)")
     begin(node, decide(node, "CREATE INDEX made ON t(n)"))
     with pytest.raises(UnsupportedError, match="belong"):
@@ -440,7 +440,7 @@ def test_nobody_can_name_it(node: TestNode, sql: str) -> None:
         ("DROP INDEX old",),
     ],
 )
-def test_what_is_not_built_beside(node: TestNode, statements: tuple[str, ...]) -> None:
+def test_unsuitable_statements_are_not_built_beforehand(node: TestNode, statements: tuple[str, ...]) -> None:
     node.run(PLAIN, "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID", "CREATE INDEX old ON t(v)")
     entry = decide(node, *statements)
     assert node.engine.plan_build(entry.transaction) is None
@@ -448,7 +448,7 @@ def test_what_is_not_built_beside(node: TestNode, statements: tuple[str, ...]) -
 
 
 def test_other_changes_are_tried_meanwhile(node: TestNode) -> None:
-    """What comes and goes is nobody's: a change of the schema that is tried now is not taken for one that names it."""
+    """The hidden index does not count: a schema change that is tried now is not taken for one that names it."""
     node.run(PLAIN, "INSERT INTO t(n) VALUES (1)")
     build = begin(node, decide(node, "CREATE INDEX made ON t(n)"))
     assert node.prepare("CREATE TABLE x(y)").kind == "schema"
@@ -465,7 +465,7 @@ def test_a_node_that_ends_waits_for_nobody(node: TestNode) -> None:
     assert build.phase is Phase.FAILED
 
 
-def test_what_is_given_up_just_before_it_sorts_does_not_sort(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_given_up_before_its_sort_does_not_sort(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite forgets an interruption that comes when nothing runs."""
     monkeypatch.setattr(index_build, "ASK_STEPS", 10)
     filled(node, "plain", Changes(6, "plain"))

@@ -52,7 +52,7 @@ STATEMENTS = [
 
 
 class Desk:
-    """A node with its open transactions, and what has been committed."""
+    """A node with its open transactions, and a list of commits."""
 
     def __init__(self, path: Path, **limits: Any) -> None:
         self.node = TestNode(path, limits=Limits(**limits))
@@ -168,7 +168,7 @@ def one(desk: Desk, session: Session, step: Step) -> Any:
 
 
 class Race:
-    """Open transactions, other commits and votes in a random order, beside a plain database that commits the same."""
+    """Open transactions, other commits and votes in a random order, and a plain database with the same commits."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.luck = Random(seed)
@@ -281,7 +281,7 @@ def test_a_reader_keeps_its_snapshot_while_others_commit(desk: Desk) -> None:
     desk.commit(session)
 
 
-def test_its_first_write_finds_that_what_it_read_has_changed(desk: Desk) -> None:
+def test_first_write_detects_changes_of_earlier_reads(desk: Desk) -> None:
     """And another that read something else goes on."""
     plain(desk)
     lost, fine = desk.begin(), desk.begin()
@@ -296,7 +296,7 @@ def test_its_first_write_finds_that_what_it_read_has_changed(desk: Desk) -> None
     assert desk.node.rows("SELECT v FROM account ORDER BY id") == [(0,), (11,), (21,), (30,)]
 
 
-def test_nobody_sees_what_is_not_committed(desk: Desk) -> None:
+def test_uncommitted_changes_are_invisible(desk: Desk) -> None:
     """Neither another open transaction, nor a request, nor the file."""
     plain(desk)
     writer, reader = desk.begin(), desk.begin()
@@ -382,7 +382,7 @@ def test_snapshot_reads_its_own_snapshot_and_lets_reads_change(desk: Desk) -> No
     desk.interactive.end(lost)
 
 
-def test_a_change_of_the_schema_ends_what_is_open(desk: Desk) -> None:
+def test_schema_change_ends_open_transactions(desk: Desk) -> None:
     plain(desk)
     writer, reader = desk.begin(), desk.begin()
     desk.run(writer, "DELETE FROM child")
@@ -395,7 +395,7 @@ def test_a_change_of_the_schema_ends_what_is_open(desk: Desk) -> None:
 
 
 def test_a_foreign_key_to_columns_that_are_not_unique_is_an_error_of_the_client(desk: Desk) -> None:
-    """SQLite says so where it looks; here that is at COMMIT, for a broken key whose count was lost meanwhile."""
+    """SQLite reports it at the check; here that is at COMMIT, for a broken key whose count was lost before."""
     desk.node.run(
         "CREATE TABLE p(id INTEGER PRIMARY KEY)",
         "CREATE TABLE x(id INT, p REFERENCES p DEFERRABLE INITIALLY DEFERRED)",
@@ -409,7 +409,7 @@ def test_a_foreign_key_to_columns_that_are_not_unique_is_an_error_of_the_client(
     desk.interactive.end(session)
 
 
-def test_what_is_done_again_is_not_the_statements_to_pay_for(tmp_path: Path) -> None:
+def test_repeated_batch_does_not_count_against_the_statement(tmp_path: Path) -> None:
     """SQLite rolls back the open batch with a write that it interrupts. Doing that again may take long: it must not end
     for the budget of the statement, which is over."""
     clocks = Clocks()

@@ -65,7 +65,7 @@ def test_no_key_is_the_beginning_of_another(left: object, right: object) -> None
     assert one == other or not other.startswith(one)
 
 
-def test_a_prefix_range_holds_what_begins_with_it_and_nothing_else() -> None:
+def test_prefix_range_holds_exactly_the_keys_with_the_prefix() -> None:
     specs = (Spec(NOCASE), Spec(BINARY, descending=True))
     low, high = prefix_range(index_prefix("by_name", ["ann"], specs))
     inside = [index_prefix("by_name", ["ANN", value], specs) for value in (None, 0, "z", b"\xff" * 20)]
@@ -87,14 +87,14 @@ def test_texts_that_are_not_unicode_have_keys() -> None:
 
 
 def test_a_whole_number_and_its_double_have_the_same_bytes() -> None:
-    """Whichever way it is encoded: SQLite holds 1 and 1.0 equal."""
+    """In every encoding: SQLite holds 1 and 1.0 equal."""
     for number in (0, 1, 2, 7, 255, 10**9, 2**53 - 1, 2**53, 2**54, 2**62):
         assert encode(number) == encode(float(number)), number
         assert encode(-number) == encode(float(-number)), number
         assert encode(-number - 1) < encode(-number) <= encode(number) < encode(number + 1), number
 
 
-def test_what_sqlite_cannot_store_is_refused() -> None:
+def test_value_that_sqlite_cannot_store_is_refused() -> None:
     with pytest.raises(TypeError):
         encode(object())
     with pytest.raises(OverflowError):
@@ -107,7 +107,7 @@ def test_a_table_key_is_the_object_and_the_rowid() -> None:
     assert keys == sorted(keys)
 
 
-def test_affinity_is_what_a_column_would_store() -> None:
+def test_applied_affinity_equals_a_stored_column() -> None:
     types = {"A": "BLOB", "B": "TEXT", "C": "NUMERIC", "D": "INTEGER", "E": "REAL"}
     values = [None, 1, 1.0, 1.5, "1", " 1 ", "1.0", "1e3", "0x10", "abc", "9223372036854775808", b"1", 2**53 + 1, 1e300]
     for (letter, declared), value in itertools.product(types.items(), values):

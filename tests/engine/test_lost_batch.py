@@ -74,14 +74,14 @@ def test_an_empty_batch_is_begun_again(node: TestNode) -> None:
         lambda engine: engine.flush(),
     ],
 )
-def test_who_asks_next_finds_the_batch(node: TestNode, look: Callable[[Engine], object]) -> None:
+def test_lost_batch_is_repeated_for_the_next_caller(node: TestNode, look: Callable[[Engine], object]) -> None:
     fail_a_read(node.engine)
     assert look(node.engine)
     node.save()
     assert kept(node) == ([(1,)], [1, 2])
 
 
-def test_if_the_disk_fails_again_the_node_stops_with_what_was_durable(
+def test_second_disk_failure_stops_the_node_with_its_durable_state(
     node: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = node.prepare("INSERT INTO t VALUES (2, 'two')")

@@ -1,4 +1,6 @@
-"""A budget for all requests of a node together: over it, the newest is refused, and what was decided is not."""
+"""A memory budget for all requests of a node together: over it, the newest is refused, and decided commits never
+are.
+"""
 
 import sys
 from dataclasses import replace
@@ -113,7 +115,7 @@ def test_rows_that_are_found_by_key_are_counted_if_they_are_large(make_node: Mak
     assert not memory._running
 
 
-def test_what_a_statement_was_given_that_did_not_fit_is_not_kept(make_node: MakeNode) -> None:
+def test_parameters_of_a_failed_statement_are_released(make_node: MakeNode) -> None:
     node = make_node()
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     value = bytes(2 << 20)

@@ -51,7 +51,7 @@ def same_in_replays(node: TestNode, directory: Path) -> None:
 
 
 def test_a_table_is_made_anew_with_its_rows(shop: TestNode, tmp_path: Path) -> None:
-    """What came between the decision and the activation is copied, too; children keep their rows."""
+    """Rows that came between the decision and the activation are copied, too; children keep their rows."""
     entry = decide(shop, *REMAKE)
     assert decode_statements(entry.transaction.changes) == [
         *REMAKE[:6],
@@ -90,7 +90,9 @@ def test_the_answers_are_those_of_the_statements(shop: TestNode) -> None:
         (["DELETE FROM item RETURNING name"], "UPDATE item SET name = 'z' WHERE id = 1", True),
     ],
 )
-def test_what_was_told_must_still_be_so(shop: TestNode, statements: list[str], between: str, fails: bool) -> None:
+def test_earlier_answers_must_still_hold_at_activation(
+    shop: TestNode, statements: list[str], between: str, fails: bool
+) -> None:
     entry = decide(shop, "ALTER TABLE migration ADD COLUMN more", *statements)
     shop.run(between)
     before = shop.tables()
@@ -103,7 +105,7 @@ def test_what_was_told_must_still_be_so(shop: TestNode, statements: list[str], b
 
 
 def test_a_constraint_that_the_data_breaks_meanwhile(shop: TestNode, tmp_path: Path) -> None:
-    """What was told to be done and cannot be is a conflict; what nobody was told of is the constraint itself."""
+    """A change that was reported as done and cannot be is a conflict; otherwise the error is the constraint's."""
     entry = decide(shop, "CREATE TABLE other(name UNIQUE)", "INSERT INTO other SELECT name FROM item")
     shop.run("INSERT INTO item VALUES (3, 'a')")
     failure = force(shop, entry)
@@ -160,7 +162,7 @@ def test_a_row_whose_parent_is_lost(shop: TestNode) -> None:
         "SELECT name FROM dbstat",
     ],
 )
-def test_what_would_not_be_the_same_everywhere_is_refused(shop: TestNode, sql: str) -> None:
+def test_nondeterministic_statements_of_a_schema_change_are_refused(shop: TestNode, sql: str) -> None:
     shop.run("CREATE TABLE stamped(id, at DEFAULT CURRENT_TIMESTAMP)")
     shop.run("CREATE TABLE traced(id)")
     shop.run("CREATE TRIGGER trace AFTER INSERT ON traced BEGIN UPDATE item SET name = random(); END")
@@ -169,7 +171,7 @@ def test_what_would_not_be_the_same_everywhere_is_refused(shop: TestNode, sql: s
     assert "every node runs each statement" in caught.value.message
 
 
-def test_what_is_the_same_everywhere_is_not(shop: TestNode) -> None:
+def test_deterministic_statements_of_a_schema_change_are_accepted(shop: TestNode) -> None:
     shop.prepare(
         "ALTER TABLE migration ADD COLUMN more",
         "SELECT name FROM sqlite_master WHERE name <> 'sqlite_sequence'",
@@ -230,8 +232,8 @@ def test_values_are_written_into_the_text_as_they_are(shop: TestNode, value: Any
     assert decode_statements(entry.transaction.changes)[0] == "CREATE TABLE t(x)"
 
 
-def test_what_takes_long_is_known_by_the_text_that_was_sent(shop: TestNode) -> None:
-    """The node remembers that, and runs it in a worker; the text with its values in it is nobody's."""
+def test_long_statement_is_remembered_by_its_sent_text(shop: TestNode) -> None:
+    """The node then runs it in a worker; it does not use the text with the inserted values."""
     many = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k LIMIT ?) INSERT INTO u SELECT i FROM k"
     asked = request("CREATE TABLE u(x)", (many, [10_000_000]))
     with pytest.raises(TakesLongError) as caught:
@@ -294,7 +296,7 @@ def test_no_id_is_drawn_at_the_cut(shop: TestNode, tmp_path: Path) -> None:
 
 
 def test_ids_that_are_not_drawn(shop: TestNode, tmp_path: Path) -> None:
-    """A table with the highest id can be made anew, and others be written; one that counts its ids is full."""
+    """A table with the highest id can be rebuilt, and others be written; one that counts its ids is full."""
     shop.run(f"INSERT INTO item VALUES ({HIGHEST}, 'last')")
     entry = decide(shop, *REMAKE, "INSERT INTO part(item, n) VALUES (1, 2), (1, 3)", "UPDATE item SET price = 1")
     assert force(shop, entry) == ""

@@ -91,7 +91,7 @@ def test_a_commit_that_cannot_be_applied_is_there_whole_or_not_at_all(tmp_path: 
 
 
 @pytest.mark.parametrize(("begins", "number"), [("ROLLBACK TO request", 2), ("RELEASE request", 1)])
-def test_a_request_that_cannot_be_rolled_back_is_not_committed_with_what_others_did(
+def test_failed_request_rollback_does_not_commit_its_changes(
     make_node: Callable[..., TestNode], begins: str, number: int
 ) -> None:
     """The first of them is a part of running it: the rows are read before and after, because of the computed column."""
@@ -107,7 +107,7 @@ def test_a_request_that_cannot_be_rolled_back_is_not_committed_with_what_others_
     assert reopened(node).open_reader().execute("SELECT count(*) FROM t").get == 0
 
 
-def test_an_open_transaction_that_cannot_be_swapped_out_is_not_committed_with_what_others_did(
+def test_failed_swap_out_does_not_commit_the_open_transaction(
     make_node: Callable[..., TestNode],
 ) -> None:
     node = make_node()
@@ -126,7 +126,7 @@ def test_an_open_transaction_that_cannot_be_swapped_out_is_not_committed_with_wh
     assert reopened(node).open_reader().execute("SELECT count(*) FROM t").get == 0
 
 
-def test_what_is_done_again_after_a_rollback_is_done_or_nothing_is_committed(
+def test_batch_is_repeated_after_a_rollback_or_nothing_is_committed(
     make_node: Callable[..., TestNode],
 ) -> None:
     """A statement that rolls back everything, others' decided commits with it, and no file for doing them again."""

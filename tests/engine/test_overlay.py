@@ -15,7 +15,7 @@ SUM = "SELECT count(*), sum(n), sum(id * n), sum(length(note)) FROM t"
 
 @dataclass
 class Bench:
-    """A writer, a reader that pins, and an overlay of what it pins."""
+    """A writer, a reader that pins a snapshot, and an overlay of that snapshot."""
 
     path: Path
     commits: int = 0
@@ -123,7 +123,7 @@ def test_later_commits_and_checkpoints_are_not_seen(bench: Bench) -> None:
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_file_that_becomes_shorter_is_still_there_as_it_was(bench: Bench, copied: bool) -> None:
-    """Free pages are given back while somebody looks at what was in them; when nobody does, the file is short."""
+    """Free pages are returned while an overlay shows their old content; without a reader the file shrinks."""
     bench.write("PRAGMA auto_vacuum = 2")
     bench.write("VACUUM")
     bench.write(
@@ -159,7 +159,7 @@ def test_a_file_that_becomes_shorter_is_still_there_as_it_was(bench: Bench, copi
     bench.end()
 
 
-def test_what_was_written_is_gone_at_the_next_moment(bench: Bench) -> None:
+def test_overlay_writes_are_gone_at_the_next_moment(bench: Bench) -> None:
     """Also pages that SQLite had to write because its cache was full, and put back when it rolled back."""
     moment = bench.begin()
     db = bench.look(moment)
@@ -179,7 +179,7 @@ def test_what_was_written_is_gone_at_the_next_moment(bench: Bench) -> None:
 def test_much_that_is_written_is_not_kept_in_memory(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither new pages nor old ones; nothing beside the file shows it, and the rows are those of plain SQLite."""
+    """Neither new pages nor old ones; the folder has no extra file, and the rows equal those of plain SQLite."""
     room = 40_000
     monkeypatch.setattr("bedrockish.engine.storage.overlay_vfs.MEMORY_BYTES", room)
     plain = apsw.Connection(":memory:")
@@ -244,7 +244,7 @@ def test_a_full_disk_ends_a_long_statement_only(bench: Bench, monkeypatch: pytes
 
 
 def test_it_leaves_the_file_and_its_locks_alone(bench: Bench, tmp_path: Path) -> None:
-    """Nothing is created beside it or written to it, and SQLite's locks on it outlive the overlay."""
+    """No file is created or written, and SQLite's locks outlive the overlay."""
     before = bench.path.read_bytes(), sorted(tmp_path.iterdir())
     db = bench.look(bench.begin())
     db.execute("BEGIN; DELETE FROM t WHERE id > 3; CREATE TABLE u(x)")

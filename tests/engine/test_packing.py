@@ -123,7 +123,7 @@ def test_the_schema_can_be_changed_beside_it(old: TestNode, change: list[str]) -
 
 
 @pytest.mark.parametrize("sql", [f"SELECT {FUNCTION}('A', 3, 1)", f'SELECT "{FUNCTION}"(leader, tick, 1) FROM t'])
-def test_nobody_gets_at_packs_but_through_the_journal(old: TestNode, sql: str) -> None:
+def test_packs_are_readable_only_through_the_journal(old: TestNode, sql: str) -> None:
     pack(old.engine)
     with pytest.raises(UnsupportedError, match=f"{FUNCTION} belongs to the database itself"):
         old.run(sql)
@@ -159,7 +159,7 @@ def test_the_journal_can_only_be_read(node: TestNode, sql: str) -> None:
 
 
 @pytest.mark.parametrize("column", ["label", "body", "prev", "hash", "HASH"])
-def test_nobody_reads_past_what_is_packed(old: TestNode, column: str) -> None:
+def test_views_and_triggers_cannot_read_packed_entries(old: TestNode, column: str) -> None:
     """A view or a trigger of the schema means the table in the file, where a packed entry has nothing."""
     old.run(f"CREATE VIEW peek AS SELECT tick, {column} AS bytes FROM bedrockish_journal")
     old.run("CREATE TABLE u(v)")
@@ -243,7 +243,7 @@ def test_when_a_node_packs(old: TestNode, core: Core, made: int, monkeypatch: py
 def test_a_long_journal_does_not_keep_a_node_from_its_other_work(
     old: TestNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What prunes the journal and what makes the file smaller have their turns between."""
+    """Pruning the journal and shrinking the file take turns with it."""
     monkeypatch.setattr(retention, "PACKING_S", 0.0)
     keeper = upkeep(old.engine, Core(moved(0, 10 * PACKED_MS)))
     assert [(trio.run(keeper.pack), packed(old) // ENTRIES_MAX) for _ in range(3)] == [(True, 1), (True, 2), (False, 2)]

@@ -1,4 +1,4 @@
-"""PRAGMAs that applications send: what is replicated, what holds for one request, and what is refused elsewhere."""
+"""PRAGMAs that applications send: the replicated ones, those for one request, and the refused ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What statements are said to read: the shapes that must be exact, and those that must not be."""
+"""The declared reads of statements: the shapes that must be exact, and those that must not be."""
 
 import apsw
 import pytest
@@ -128,7 +128,7 @@ def test_a_like_without_wildcards_in_front_is_a_range(db: apsw.Connection) -> No
         ("SELECT * FROM accounts WHERE id = (SELECT max(number) + 1 FROM entries WHERE day = ?)", "t:accounts"),
     ],
 )
-def test_what_is_computed_from_other_rows_is_a_whole_object_and_says_so(
+def test_value_computed_from_other_rows_reads_a_whole_object_and_is_reported(
     db: apsw.Connection, sql: str, name: str
 ) -> None:
     plan = analyse(db, read_schema(db), sql, 1)
@@ -173,7 +173,7 @@ def test_constraints_are_left_to_the_rows_unless_the_statement_failed(db: apsw.C
     assert prefix_range(index_prefix("sqlite_autoindex_accounts_1", ["a@b"], (Spec(),))) in ranges
 
 
-def test_an_insert_that_may_be_ignored_reads_what_could_be_in_its_way(db: apsw.Connection) -> None:
+def test_insert_or_ignore_reads_the_keys_of_possible_conflicts(db: apsw.Connection) -> None:
     points, ranges = reads(db, "INSERT OR IGNORE INTO accounts VALUES (?, ?, ?, ?)", 1, "ann", "a@b", 0)
     assert points == [table_key("accounts", 1)]
     assert prefix_range(index_prefix("sqlite_autoindex_accounts_1", ["a@b"], (Spec(),))) in ranges
@@ -194,7 +194,7 @@ def test_reading_and_writing_are_told_apart(db: apsw.Connection) -> None:
     assert not analyse(db, schema, "DELETE FROM accounts WHERE id = ?", 1).readonly
 
 
-def test_what_is_not_understood_reads_everything(db: apsw.Connection) -> None:
+def test_unknown_statements_read_everything(db: apsw.Connection) -> None:
     db.execute("CREATE VIRTUAL TABLE words USING fts5(text)").fetchall()
     for sql in ("SELECT * FROM words WHERE words MATCH 'a'", "SELECT * FROM pragma_table_info('accounts')", "VACUUM"):
         plan = analyse(db, read_schema(db), sql, 0)
@@ -222,7 +222,7 @@ def test_an_unknown_opcode_reads_everything(db: apsw.Connection, monkeypatch: py
 
 
 def test_a_blob_that_is_no_text_hides_nothing_that_is_read(db: apsw.Connection) -> None:
-    """SQLite prints it as a text that is none: one in the statement does not matter, one in a definition is for all."""
+    """SQLite prints it as malformed text: in a statement it does not matter, in a definition it does for all."""
     for sql in (
         "SELECT x'ff00', balance FROM accounts WHERE id = 5",
         "DELETE FROM accounts WHERE 1 AND id = 5 RETURNING X'FE'",
@@ -240,7 +240,7 @@ def test_a_blob_that_is_no_text_hides_nothing_that_is_read(db: apsw.Connection) 
 def test_a_long_list_of_values_is_looked_at_once(node: TestNode) -> None:
     """Thousands of parameters behind IN: each is a key that is read, and finding that takes no more than each its turn.
 
-    There is no clock in this test: where each value is compared with each other one, it does not end in time.
+    The test uses no clock: a comparison of all pairs would not end in time.
     """
     node.run("CREATE TABLE many(id INTEGER PRIMARY KEY, v TEXT)")
     node.run("CREATE INDEX many_v ON many(v)")

@@ -87,7 +87,7 @@ def test_an_index_that_cannot_be_read_is_made_anew(path: Path, name: str) -> Non
 @pytest.mark.parametrize(
     "name", ["keyless", "parent", "bedrockish_vote", "bedrockish_meta", "sqlite_autoindex_parent_1"]
 )
-def test_what_is_more_than_an_index_is_left_as_it_is(path: Path, name: str) -> None:
+def test_damage_beyond_an_index_is_left_unchanged(path: Path, name: str) -> None:
     spoil(path, name)
     before = path.read_bytes()
     with pytest.raises(DamagedError):

@@ -30,7 +30,7 @@ def plain(_db: apsw.Connection) -> None:
 
 
 class Pair:
-    """A, which is sound, and B, which has applied some of what A led and is damaged."""
+    """A, which is sound, and B, which has applied some of A's commits and is damaged."""
 
     def __init__(self, folder: Path, lacks: int = 1) -> None:
         self.source = TestNode(folder / "A.db", "A")
@@ -84,7 +84,7 @@ def pair(tmp_path: Path) -> Pair:
 
 
 def test_the_data_is_the_copys_and_the_promises_are_the_nodes(pair: Pair) -> None:
-    """Name, id, votes, ceiling, cut, starts and what it knows of others stay; the alarm goes, other alarms stay."""
+    """Name, id, votes, ceiling, cut, starts and its memory of other nodes stay; the alarm goes, other alarms stay."""
     pair.fetch()
     batches = pair.engine.batches
     pair.path.chmod(0o640)
@@ -104,7 +104,7 @@ def test_the_data_is_the_copys_and_the_promises_are_the_nodes(pair: Pair) -> Non
     assert (found.ceiling, found.cut, found.safe) == (5000, 8, 8)
     assert (found.alarms, found.lost) == ({}, "")
     assert found.blocked == {Txid(10, "A")}
-    # What was removed from its journal, and which ids were forgotten with it, is true of the copy's.
+    # Removed entries and forgotten command ids are now those of the copy.
     assert engine.journal.forgotten_ms == 77
     assert engine.void == {Txid(9, "A")}
     assert engine.get_meta("s")["starts"] == b"starts"
@@ -185,7 +185,7 @@ def test_an_own_journal_that_is_damaged_makes_nothing(pair: Pair) -> None:
 
 
 def test_a_node_that_goes_on_meanwhile_is_compared_at_one_moment(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit between looking at the journal and looking at the tables is no damage."""
+    """A commit between reading the journal and reading the tables is not damage."""
     node = pair.source
 
     def replay_and_go_on(*arguments: Any, **options: Any) -> Any:
@@ -202,7 +202,7 @@ def test_a_node_that_goes_on_meanwhile_is_compared_at_one_moment(pair: Pair, mon
 def test_a_proof_for_which_there_is_no_room_says_nothing_of_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is no damage; and who wants it to end ends it."""
+    """A full disk is not damage; and an interruption ends it."""
     node = TestNode(tmp_path / "a.db")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)", "INSERT INTO t VALUES (1), (2), (3)")
     node.save()
@@ -227,8 +227,8 @@ def test_a_proof_for_which_there_is_no_room_says_nothing_of_the_tables(
     assert not list(node.path.parent.glob("*.moment*"))
 
 
-def test_what_takes_long_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay takes minutes, and whoever ends a node kills it if it waits for that."""
+def test_long_refill_ends_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay takes minutes, and an operator would kill a node that waits for that."""
     pair = Pair(tmp_path, lacks=0)
     pair.fetch()
     pair.engine.close()

@@ -1,4 +1,6 @@
-"""What a compiled statement needs of a user, and what those who are no admins read instead of secrets."""
+"""The rights that a compiled statement needs, and the replacements that users other than admins read instead of
+secrets.
+"""
 
 from dataclasses import replace
 
@@ -61,8 +63,8 @@ def needs(node: TestNode, sql: str) -> int:
         ("PRAGMA user_version = 7", OWNER),
     ],
 )
-def test_what_a_statement_needs(shop: TestNode, sql: str, role: int) -> None:
-    """Also the second time, when it was compiled for somebody else before."""
+def test_statement_needs_the_rights_of_its_tables(shop: TestNode, sql: str, role: int) -> None:
+    """Also the second time, after it was compiled for another user."""
     assert needs(shop, sql) == role
     assert needs(shop, sql) == role
 
@@ -73,7 +75,7 @@ def test_without_users_everybody_may_everything(node: TestNode) -> None:
     node.run("INSERT INTO t VALUES (1)")
 
 
-def test_who_is_who() -> None:
+def test_logins_map_to_roles() -> None:
     access = Access()
     access.bootstrap = ("ann", "gone")
     access.learn({"will": UserSaid("", WRITER, 1), "gone": None}, ["A"])
@@ -101,7 +103,9 @@ def test_who_is_who() -> None:
 
 
 def test_a_request_is_judged_each_time_it_runs(shop: TestNode) -> None:
-    """What was compiled and run before is refused when the right is gone, and by the error that names it."""
+    """A statement that was compiled and run before is refused when the right is gone, and by the error that names
+    it.
+    """
     insert = replace(request("INSERT INTO item(name) VALUES ('x')"), user="writer")
     shop.engine.execute(insert)
     shop.engine.access.learn({"writer": UserSaid("", READER, 1)}, [])
@@ -114,7 +118,7 @@ def test_a_request_is_judged_each_time_it_runs(shop: TestNode) -> None:
 
 
 def test_the_command_that_would_help_can_be_typed() -> None:
-    """Also for who has shown a certificate, which has a colon before the user's name, and for any table's name."""
+    """Also for a login by certificate, which has a colon before the user's name, and for any table's name."""
     access = Access()
     access.learn({"app": UserSaid("", READER, 1), "una": UserSaid("", 0, 1, {"item": READER})}, [])
     by_password, by_certificate = access.of("app"), access.of("client:app")
@@ -135,7 +139,7 @@ GIVES = "an admin gives it with 'bedrockish user grant"
 
 
 @pytest.mark.parametrize("name", ["bedrockish_open_journal", '"bedrockish_open_meta"', "[BEDROCKISH_OPEN_META]"])
-def test_nobody_takes_the_names_under_which_there_are_no_secrets(shop: TestNode, name: str) -> None:
+def test_names_of_hidden_tables_cannot_be_reused(shop: TestNode, name: str) -> None:
     """Else a CTE of that name could read what is secret, and SQLite would say that ours does."""
     for user in ("reader", "admin"):
         with pytest.raises(UnsupportedError, match="belongs to the database itself"):
@@ -216,7 +220,7 @@ def ledger(node: TestNode) -> TestNode:
     ],
 )
 def test_roles_for_single_tables(ledger: TestNode, sql: str, lacks: str) -> None:
-    """Whatever is touched counts, also by views, triggers and foreign keys: they run with the rights of who calls."""
+    """Every access counts, also by views, triggers and foreign keys: they run with the rights of the caller."""
     for _ in range(2):
         if not lacks:
             list(ledger.engine._executor.pieces(Statement(sql), "ann"))

@@ -29,7 +29,7 @@ TAKE = f"UPDATE jobs SET state = 'taken' WHERE id = ({NEXT}) RETURNING id"
 
 @dataclass
 class Known:
-    """What a node would know of others."""
+    """A node's knowledge of the others."""
 
     writing: set[bytes] = field(default_factory=set)
     place: tuple[int, int] = (0, 1)
@@ -87,7 +87,7 @@ def test_without_it_they_all_want_the_first_and_one_commits(desk: Desk) -> None:
         desk.commit(workers[1])
 
 
-def test_what_is_given_up_can_be_had_by_the_next(desk: Desk) -> None:
+def test_released_row_can_be_taken_by_the_next_transaction(desk: Desk) -> None:
     first, second = desk.begin(), desk.begin()
     first.command, second.command = "first", "second"
     assert desk.run(first, NEXT)[0][0] == [(1,)]
@@ -108,7 +108,7 @@ def test_only_the_job_counts_as_read(desk: Desk) -> None:
     assert len(node.engine.locks) == 0, "a request holds nothing once it has run"
 
 
-def test_what_somebody_else_writes_is_passed_over(desk: Desk) -> None:
+def test_rows_that_others_write_are_skipped(desk: Desk) -> None:
     desk.node.engine.locks.others = Known({key(1), key(3)})
     assert desk.node.rows(TAKE) == [(2,)]
     assert desk.node.rows(TAKE) == [(4,)]
@@ -123,7 +123,7 @@ def test_nodes_that_meet_divide_the_rows_for_a_while(desk: Desk) -> None:
         locks._left.clear()
     assert sorted(row for share in shares for row in share) == list(range(1, 41))
     assert all(shares)
-    # What nobody takes is not left for ever.
+    # A skipped row is not left for ever.
     known = locks.others = Known(place=(0, 3))
     assert [row for (row,) in desk.node.rows(NEXT.replace("LIMIT 1", "LIMIT 99"))] == shares[0]
     known.now += row_locks.LEFT_S + 0.1
@@ -163,7 +163,7 @@ def test_a_key_of_several_columns(desk: Desk) -> None:
         ("skip_locked('jobs', 'one')", "by its rowid, not by 'one'"),
     ],
 )
-def test_what_names_no_row_is_refused(desk: Desk, call: str, said: str) -> None:
+def test_skip_locked_refuses_anything_but_a_row(desk: Desk, call: str, said: str) -> None:
     with pytest.raises(SqlError, match=said):
         desk.node.prepare(f"SELECT {call}")
     assert desk.node.rows("SELECT skip_locked('jobs', NULL)") == [(0,)]
@@ -178,7 +178,7 @@ def test_locking_everything_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPat
     assert len(desk.node.engine.locks) == 0
 
 
-def test_an_explanation_and_what_runs_in_a_worker_hold_nothing_afterwards(desk: Desk) -> None:
+def test_explain_and_workers_hold_no_rows_afterwards(desk: Desk) -> None:
     engine = desk.node.engine
     told = engine.explain(request(TAKE).statements[0])[0]
     assert not told["wider"]

@@ -1,4 +1,4 @@
-"""What a node makes beside its file is gone after a kill, and does not take the last room of the disk."""
+"""A node's scratch files are removed after a kill, and leave the disk some room."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def full(monkeypatch: pytest.MonkeyPatch, free: Any) -> None:
     monkeypatch.setattr(scratch_files, "room_on_disk", lambda _path: {"free_bytes": free(), "total_bytes": 1 << 30})
 
 
-def test_what_a_killed_process_has_left_is_removed_when_the_file_is_opened_and_nothing_else(tmp_path: Path) -> None:
+def test_opening_removes_exactly_the_leftovers_of_a_killed_process(tmp_path: Path) -> None:
     node = TestNode(tmp_path / "a.db")
     node.engine.close()
     for name in (*LEFT, *OTHERS):
@@ -73,7 +73,7 @@ def test_a_copy_that_would_take_the_last_room_is_not_made(
 
 
 def test_a_comparison_ends_before_it_has_taken_the_last_room(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows before how large the tables get that the journal makes."""
+    """The size of the tables that the journal rebuilds is not known beforehand."""
     large(node)
     monkeypatch.setattr(refill, "GO_ON_STEPS", 10)
     proof = scratch_path(node.path, scratch_files.PROOF)
@@ -130,7 +130,7 @@ def test_a_copy_is_of_one_moment_and_can_be_ended(
     source.close()
 
 
-def test_the_room_of_a_disk_is_what_the_system_tells(tmp_path: Path) -> None:
+def test_room_on_disk_matches_the_system(tmp_path: Path) -> None:
     room = room_on_disk(tmp_path / "a.db")
     assert room is not None
     assert 0 < room["free_bytes"] <= room["total_bytes"]

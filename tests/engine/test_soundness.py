@@ -8,7 +8,7 @@ from tools.soundness_faults import FAULTS, broken
 from tools.soundness_witnesses import WITNESSES
 
 
-def test_no_change_that_meets_no_key_changes_what_a_statement_does() -> None:
+def test_changes_outside_the_access_set_do_not_change_a_statement() -> None:
     tally = Tally()
     report = search(150, 1, tally)
     assert report is None, report
@@ -24,7 +24,7 @@ def test_a_broken_analysis_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WITNESSES))
-def test_what_a_mistake_would_show_in_is_sound(name: str) -> None:
+def test_witnesses_of_past_mistakes_are_sound(name: str) -> None:
     examine(WITNESSES[name], Tally())
 
 

@@ -127,7 +127,9 @@ def cases() -> list[tuple[str, type[BedrockishError]]]:
 
 
 @pytest.mark.parametrize(("sql", "error"), cases(), ids=[sql for sql, _ in cases()])
-def test_what_is_refused(pair: tuple[TestNode, TestNode], sql: str, error: type[BedrockishError]) -> None:
+def test_documented_refusals_are_refused(
+    pair: tuple[TestNode, TestNode], sql: str, error: type[BedrockishError]
+) -> None:
     first, second = pair
     catch_up(first, second)
     with pytest.raises(error) as caught:
@@ -138,7 +140,7 @@ def test_what_is_refused(pair: tuple[TestNode, TestNode], sql: str, error: type[
 
 
 @pytest.mark.parametrize("texts", AS_IN_SQLITE.values(), ids=AS_IN_SQLITE)
-def test_what_is_accepted(pair: tuple[TestNode, TestNode], texts: list[str]) -> None:
+def test_documented_statements_are_accepted(pair: tuple[TestNode, TestNode], texts: list[str]) -> None:
     first, second = pair
     for text in texts:
         first.run(text)

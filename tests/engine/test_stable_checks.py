@@ -1,4 +1,4 @@
-"""What a CHECK, an index or a generated column may call: nothing that says something else elsewhere or later."""
+"""The functions that a CHECK, an index or a generated column may call: none that varies by node or time."""
 
 import sqlite3
 from pathlib import Path
@@ -58,7 +58,7 @@ STABLE = (
 
 
 @pytest.mark.parametrize("sql", STABLE)
-def test_others_and_what_is_asked_only_where_a_row_is_made_are_not(plugged: TestNode, sql: str) -> None:
+def test_nondeterministic_functions_are_allowed_in_defaults_and_triggers(plugged: TestNode, sql: str) -> None:
     plugged.run(sql)
     plugged.run(
         "CREATE TRIGGER told BEFORE INSERT ON t WHEN random() = 0 BEGIN DELETE FROM nowhere WHERE x = random(); END"

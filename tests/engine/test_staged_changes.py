@@ -234,7 +234,7 @@ def test_those_of_another_schema_are_not_taken(
     assert second.tables() == first.tables()
 
 
-def test_few_are_kept_and_what_the_open_batch_has_is_not_let_go(pair: tuple[TestNode, TestNode]) -> None:
+def test_few_staged_changes_are_kept_and_those_of_the_open_batch_stay(pair: tuple[TestNode, TestNode]) -> None:
     first, second = pair
     first.run("UPDATE item SET v = 'one'")
     used = apply_unpacked(second, first.entries[-1])
@@ -316,7 +316,7 @@ GOOD = [[0, "UPDATE", n, n, [f"b{n}", n], [f"b{n}", -n]] for n in range(1, 11)]
         [*GOOD, 7],
     ],
 )
-def test_what_is_not_for_one_statement_is_not_unpacked(pair: tuple[TestNode, TestNode], rows: Sequence[Any]) -> None:
+def test_unsuitable_changes_are_not_staged(pair: tuple[TestNode, TestNode], rows: Sequence[Any]) -> None:
     assert unpacked(pair[1], packed(HEAD, GOOD)) is not None
     assert unpacked(pair[1], packed(HEAD, rows)) is None
 
@@ -336,7 +336,7 @@ def test_only_columns_that_change_are_written(pair: tuple[TestNode, TestNode]) -
     node.run("UPDATE item SET v = 0.0")
     for sql, written in (
         ("UPDATE item SET r = r + 1", {3}),
-        (("UPDATE item SET v = ?", (-0.0,)), {2, 4}),  # and what is made of it
+        (("UPDATE item SET v = ?", (-0.0,)), {2, 4}),  # and values computed from it
         ("UPDATE item SET v = 0", {2, 4}),
         ("UPDATE item SET v = v", set[int]()),
     ):
@@ -407,10 +407,10 @@ def with_an_open_batch(pair: tuple[TestNode, TestNode]) -> dict[str, Any]:
         ("INSERT INTO bare VALUES ('extra', 517)", "UNIQUE constraint failed"),  # which ends SQLite's transaction
     ],
 )
-def test_what_does_not_fit_in_the_middle_leaves_the_batch_as_it_was(
+def test_misfit_in_the_middle_leaves_the_batch_unchanged(
     pair: tuple[TestNode, TestNode], damage: str, why: str
 ) -> None:
-    """Whatever was applied and promised before it, that is not committed yet, is there; and nothing of it."""
+    """All earlier uncommitted changes and promises are there; and nothing of the entry."""
     first, second = pair
     second.engine._write(lambda: second.engine._db.execute(damage).get)
     second.save()
@@ -469,7 +469,7 @@ def test_rows_that_fit_in_their_order_only_are_applied_one_by_one(
     assert second.engine.digest() == first_digest(first)
 
 
-def test_what_fitted_and_does_not_when_it_is_written_again_ends_the_node(
+def test_misfit_of_a_repeated_entry_stops_the_node(
     pair: tuple[TestNode, TestNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pair
@@ -501,7 +501,7 @@ def test_rows_without_their_journal_entry_are_never_left(
     assert second.tables() == before
 
 
-def test_what_is_to_be_applied_as_nothing_is_not_taken(pair: tuple[TestNode, TestNode]) -> None:
+def test_voided_entry_is_not_applied(pair: tuple[TestNode, TestNode]) -> None:
     first, second = pair
     before = second.tables()
     first.run("UPDATE item SET v = 'one'")
@@ -613,10 +613,10 @@ def test_a_process_that_is_killed_amid_it_has_applied_nothing_of_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("memory_mib", "wide_kib"), [(1024, 256 << 10), (512, 128 << 10), (200, 64 << 10)])
-def test_the_writer_keeps_more_pages_until_what_is_large_is_written(
+def test_writer_caches_more_pages_until_a_large_entry_is_written(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, memory_mib: int, wide_kib: int
 ) -> None:
-    """What has no room is written to the log in the middle, and read again; yet it is a part of what all may take."""
+    """Overflowing pages are written to the log early, and read again; yet they are part of the shared budget."""
     node = make_node(limits=Limits(memory=Memory(memory_mib << 20)))
     node.run("CREATE TABLE t(x)")
 

@@ -1,4 +1,4 @@
-"""Batches of a long result: bounded, in order, and ended by whoever wants that."""
+"""Batches of a long result: bounded, in order, and ended on request."""
 
 import threading
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_all_rows_in_order_and_no_batch_much_longer_than_its_bound(desk: Desk) -
 
 
 def test_a_row_that_cannot_be_had(desk: Desk) -> None:
-    """SQLite's error, ours for a text that is none, and for a row that takes too long."""
+    """SQLite's error, ours for an invalid text, and for a row that takes too long."""
     with pytest.raises(SqlError, match="overflow"):
         batches(desk, "SELECT abs(-9223372036854775808)").take()
     with pytest.raises(SqlError, match="UTF-8"):
@@ -67,7 +67,7 @@ def test_a_reading_is_stopped_from_another_thread(desk: Desk) -> None:
     timer.join()
 
 
-def test_what_a_stream_reads_is_known(desk: Desk) -> None:
+def test_stream_declares_its_reads(desk: Desk) -> None:
     """For a strict one, a majority is asked about it."""
     parts = desk.interactive.parts
     piece, params = compile_read(parts, Statement("SELECT v FROM t WHERE id = ?", (7,)))
@@ -79,7 +79,7 @@ def test_what_a_stream_reads_is_known(desk: Desk) -> None:
     assert not access_set.write_points
 
 
-def test_what_a_statement_explains_is_the_schema_of_now(desk: Desk) -> None:
+def test_explain_in_a_stream_uses_the_current_schema(desk: Desk) -> None:
     """SQLite does not look whether an EXPLAIN in its cache is out of date, and would read freed memory."""
     for number in range(30):
         desk.node.run(f"CREATE TABLE more_{number}(id INTEGER PRIMARY KEY, a NOT NULL, b CHECK (b > {number}))")

@@ -1,4 +1,4 @@
-"""What keeps a node alive is in the same file as the user's tables, and no statement can reach it."""
+"""The node's own tables are in the same file as the user's tables, and no statement can change them."""
 
 import stat
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_no_statement_names_references_watches_or_shadows_a_system_table(node: T
         "INSERT INTO t(v) SELECT 'bedrockish_meta' || count(*) FROM bedrockish_changes",
     ],
 )
-def test_what_is_documented_for_readers_can_be_read(node: TestNode, sql: str) -> None:
+def test_documented_system_tables_can_be_read(node: TestNode, sql: str) -> None:
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     node.run(sql)
 

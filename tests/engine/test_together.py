@@ -1,4 +1,4 @@
-"""Several requests in one transaction: what each is answered, what they change together, and who has to stand alone."""
+"""Several requests in one transaction: each answer, their common changes, and requests that have to stand alone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +53,7 @@ def results(prepared: Prepared) -> list[list[Result]]:
     return [decode_results(prepared.result), *(decode_results(result) for _, result in prepared.joined)]
 
 
-def test_each_sees_what_those_before_it_did(bank: TestNode) -> None:
+def test_each_request_sees_the_changes_of_those_before(bank: TestNode) -> None:
     before = bank.tables()
     prepared = together(bank, *named(ADD, ADD, ADD))
     assert [one[0].rows for one in results(prepared)] == [[(11,)], [(12,)], [(13,)]]
@@ -62,7 +62,7 @@ def test_each_sees_what_those_before_it_did(bank: TestNode) -> None:
     assert bank.tables() == before
 
 
-def test_what_each_changed_can_be_told_apart(bank: TestNode) -> None:
+def test_changes_of_each_request_can_be_told_apart(bank: TestNode) -> None:
     """Also where a trigger does it, and where one of them met no row."""
     prepared = together(
         bank,
@@ -77,7 +77,7 @@ def test_what_each_changed_can_be_told_apart(bank: TestNode) -> None:
     assert len(decode_changes(prepared.changes)) == 4
 
 
-def test_what_is_merged_cannot_be_told_apart(bank: TestNode) -> None:
+def test_merged_changes_cannot_be_told_apart(bank: TestNode) -> None:
     """Of tables with VIRTUAL columns only the rows at the end are known."""
     prepared = together(bank, *named("INSERT INTO note(text) VALUES ('a')", "INSERT INTO note(text) VALUES ('b')"))
     assert len(prepared.joined) == 1
@@ -113,7 +113,7 @@ SOME: list[Sql] = [
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_together_they_do_what_they_do_one_after_the_other(tmp_path: Path, seed: int) -> None:
+def test_joined_requests_equal_serial_execution(tmp_path: Path, seed: int) -> None:
     luck = Random(seed)
     one, other = start(tmp_path / "one.db"), start(tmp_path / "other.db")
     for _ in range(4):
@@ -150,7 +150,9 @@ def test_together_they_do_what_they_do_one_after_the_other(tmp_path: Path, seed:
         ("UPDATE nothing SET x = 1", Exception),
     ],
 )
-def test_who_has_to_stand_alone_ends_the_group(bank: TestNode, apart: str, error: type[Exception] | None) -> None:
+def test_request_that_must_stand_alone_ends_the_group(
+    bank: TestNode, apart: str, error: type[Exception] | None
+) -> None:
     bank.engine.scope.tick = lambda: 1
     requests = named(ADD, ADD, apart, ADD)
     prepared = together(bank, *requests)
@@ -173,7 +175,7 @@ def test_all_that_they_read_and_wrote_is_in_the_access_set(bank: TestNode) -> No
     assert set(whole.read_ranges) >= {*alone.read_ranges, *other.read_ranges}
 
 
-def test_what_is_too_much_together_is_less(tmp_path: Path) -> None:
+def test_too_large_group_is_split(tmp_path: Path) -> None:
     """Each is within the limit, and not all of them are."""
     node = TestNode(tmp_path / "node.db", limits=Limits(changes_bytes=3000))
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
@@ -183,7 +185,7 @@ def test_what_is_too_much_together_is_less(tmp_path: Path) -> None:
 
 
 def test_their_results_travel_and_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What each is answered goes to every node with the transaction: together they have to fit, too."""
+    """Each answer goes to every node with the transaction: together they have to fit, too."""
     node = TestNode(tmp_path / "node.db")
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     monkeypatch.setattr(prepared_size, "BYTES_MAX", 3000)

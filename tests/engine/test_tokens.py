@@ -1,4 +1,4 @@
-"""Tokens, held against SQLite: what it reads as one must be one, and what it refuses must not pass."""
+"""Tokens, compared with SQLite: its tokens must be ours, and texts that it refuses must not pass."""
 
 import apsw
 import apsw.ext
@@ -79,7 +79,7 @@ def test_where_tokens_end(sql: str, found: list[str]) -> None:
         *(":", "$", "@", "#", "$a(b c)", "$a(", "!", "^", "{", "\\", "\x0b", "\x01"),
     ],
 )
-def test_what_is_no_token(sql: str) -> None:
+def test_invalid_tokens_are_refused(sql: str) -> None:
     with pytest.raises(NotTokensError):
         tokens(sql)
     with pytest.raises(apsw.SQLError):

@@ -53,7 +53,7 @@ def test_a_change_waits_for_its_activation(shop: TestNode) -> None:
     assert history(shop)[1][3] == "ALTER TABLE item ADD COLUMN price INTEGER DEFAULT 7;\nPRAGMA user_version = 3"
 
 
-def test_what_the_data_forbids_changes_nothing_and_counts(shop: TestNode, tmp_path: Path) -> None:
+def test_constraint_failure_at_activation_changes_nothing_but_the_version(shop: TestNode, tmp_path: Path) -> None:
     """Duplicates that came between the decision and the activation: all of the change fails, the version goes up."""
     entry = decide(shop, "CREATE TABLE other(x)", "CREATE UNIQUE INDEX one_name ON item(name)")
     shop.run("INSERT INTO item VALUES (3, 'a')")
@@ -152,7 +152,7 @@ def test_a_restore_has_the_schema_of_its_moment(shop: TestNode, tmp_path: Path) 
     assert apsw.Connection(str(made)).execute("SELECT * FROM item").fetchall() == [(1, "a"), (2, "b")]
 
 
-def test_dropping_a_parent_table_does_to_its_children_what_sqlite_does(shop: TestNode, tmp_path: Path) -> None:
+def test_dropping_a_parent_table_treats_children_as_sqlite_does(shop: TestNode, tmp_path: Path) -> None:
     """A DROP TABLE deletes rows first, with the actions of foreign keys; in a replay as well."""
     shop.run("CREATE TABLE part(item INTEGER REFERENCES item(id) ON DELETE SET NULL)")
     shop.run("INSERT INTO part VALUES (1), (2)")

@@ -1,4 +1,4 @@
-"""Triggers in open transactions: views that they make writable, and what is left of them when a statement fails."""
+"""Triggers in open transactions: views that they make writable, and their effects when a statement fails."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.engine.test_interactive import Desk, desk, plain
 __all__ = ["desk"]
 
 
-def test_what_a_statement_is_does_not_hang_on_what_others_have_just_committed(desk: Desk) -> None:
+def test_view_stays_writable_while_entries_are_applied(desk: Desk) -> None:
     """While rows of others are applied, triggers are off; a view that only they make writable stays so."""
     plain(desk)
     desk.node.run("CREATE VIEW shown AS SELECT id, v FROM account")
@@ -40,7 +40,7 @@ CREATE TRIGGER before_g BEFORE INSERT ON g WHEN new.id > 5 BEGIN UPDATE g SET v 
 
 @pytest.mark.parametrize("table", ["t", "w", "g"])
 @pytest.mark.parametrize("how", ["FAIL", "ABORT", "IGNORE"])
-def test_what_triggers_did_before_a_row_failed(tmp_path: Path, table: str, how: str) -> None:
+def test_trigger_effects_before_a_failed_row(tmp_path: Path, table: str, how: str) -> None:
     """With OR FAIL it stays, also if the statement itself changed nothing; with ABORT it goes."""
     desk, db = Desk(tmp_path / "A.sqlite"), apsw.Connection(":memory:")
     for text in FAILING.splitlines():

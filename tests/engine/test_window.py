@@ -1,4 +1,4 @@
-"""What a start reads of the journal for conflict tests is bounded; of the rest, the journal itself is asked."""
+"""At a start a bounded part of the journal is read for conflict tests; for the rest, the journal itself is asked."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,11 +76,11 @@ def test_so_many_bytes_are_read(node: TestNode, monkeypatch: pytest.MonkeyPatch)
         (5, {}, True),
     ],
 )
-def test_what_is_dropped_is_compared_all_the_same(node: TestNode, row: int, base: Vector, conflicts: bool) -> None:
+def test_dropped_commits_are_still_compared(node: TestNode, row: int, base: Vector, conflicts: bool) -> None:
     assert start(node, COUNT).state.conflicts_outside(asked(node, row, base)) is conflicts
 
 
-def test_what_stands_twice_is_seen_by_whoever_has_one_of_the_places(node: TestNode) -> None:
+def test_commit_with_two_labels_is_covered_by_either(node: TestNode) -> None:
     """B had adopted it, and has it as its first; its own label comes later."""
     entry = node.entries[14]
     places = node.engine.journal.conflicts(entry.transaction.access_set, {"A": 14}, {"A": 15})
@@ -103,10 +103,10 @@ def ask_too_much(_node: TestNode) -> None:
 
 
 @pytest.mark.parametrize("change", [spoil, remove, ask_too_much])
-def test_what_cannot_be_compared_is_said(
+def test_incomparable_commits_are_reported(
     node: TestNode, monkeypatch: pytest.MonkeyPatch, change: Callable[[TestNode], None]
 ) -> None:
-    """Neither that they conflict nor that they do not; and nobody has the node read the whole journal."""
+    """The answer is neither a conflict nor its absence, and costs no scan of the whole journal."""
     state = start(node, COUNT).state
     change(node)
     if change is ask_too_much:
@@ -115,15 +115,15 @@ def test_what_cannot_be_compared_is_said(
     assert state.conflicts_outside(asked(node, 17, {"A": 16})) is True
 
 
-def test_what_is_taken_and_not_applied_yet_cannot_be_compared(node: TestNode) -> None:
-    """It came too late for the window, and waits for what it has seen: the journal finds no conflict with it."""
+def test_received_but_unapplied_commit_cannot_be_compared(node: TestNode) -> None:
+    """It came too late for the window, and waits for its causes: the journal finds no conflict with it."""
     state = start(node, COUNT).state
     state.commit_window.floor["A"] = COUNT + 1
     assert state.conflicts_outside(replace(asked(node, 15, {"A": COUNT}), access_set=AccessSet())) is None
 
 
 def test_a_start_goes_past_a_damaged_entry_that_is_settled(node: TestNode) -> None:
-    """It counts as dropped, so nobody passes who has not seen it; one that may not be settled has to be there."""
+    """It counts as dropped, so bases that lack it are refused; an entry that may be unsettled must be readable."""
     spoil(node)
     state = start(node, 17).state
     assert state.commit_window.floor == {"A": 17}

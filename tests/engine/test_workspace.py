@@ -1,4 +1,4 @@
-"""What runs in a worker, on a private snapshot in a thread, is what the loop would have run."""
+"""A worker on a private snapshot in a thread returns the same as the loop."""
 
 import random
 import threading
@@ -114,7 +114,7 @@ def in_thread(action: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("statements", REQUESTS, ids=lambda statements: str(statements[0])[:60])
 @pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
-def test_it_gives_what_the_loop_gives(
+def test_worker_returns_the_same_as_the_loop(
     node: TestNode, workspace: Workspace, statements: tuple[Sql, ...], isolation: str
 ) -> None:
     """Results, changes, access set and errors are the same, and the next use knows nothing of it."""
@@ -123,7 +123,7 @@ def test_it_gives_what_the_loop_gives(
     before = node.tables()
     for _ in range(2):
         begin(node, workspace)
-        node.engine._ids._highest.clear()  # or ids would go on from those that nobody has used
+        node.engine._ids._highest.clear()  # or ids would continue from unused ones
         assert in_thread(lambda: workspace.execute(wanted)) == expected
         workspace.end()
     assert node.tables() == before
@@ -131,7 +131,7 @@ def test_it_gives_what_the_loop_gives(
 
 
 def test_it_sees_its_snapshot_while_others_commit_and_the_wal_begins_anew(node: TestNode, workspace: Workspace) -> None:
-    """Whatever the file goes through, both connections show the moment of ``begin``."""
+    """Under any changes of the file, both connections show the moment of ``begin``."""
     draw = random.Random(5)
     engine = node.engine
     question = "SELECT group_concat(id || name || age) FROM (SELECT * FROM person ORDER BY id)"
@@ -193,7 +193,7 @@ def test_the_loop_can_stop_it(node: TestNode, workspace: Workspace) -> None:
     workspace.end()
 
 
-def test_what_is_stopped_before_it_begins_does_not_begin(node: TestNode, workspace: Workspace) -> None:
+def test_worker_stopped_before_it_begins_does_not_begin(node: TestNode, workspace: Workspace) -> None:
     begin(node, workspace)
     workspace.stop(DeadlineError("enough"))
     assert in_thread(lambda: workspace.execute(request("SELECT 1"))) == (DeadlineError, "enough")
@@ -217,7 +217,7 @@ def test_a_statement_has_its_time(tmp_path: Path) -> None:
     node.engine.close()
 
 
-def test_what_is_over_its_budget_in_the_loop_is_to_be_run_in_a_worker(node: TestNode) -> None:
+def test_request_over_the_loops_budget_is_sent_to_a_worker(node: TestNode) -> None:
     """One long statement, or many short ones, or those that change the schema; and the open batch survives it."""
     long = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) "

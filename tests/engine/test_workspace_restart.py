@@ -1,4 +1,4 @@
-"""What runs in a worker right after a start sees what the node had committed before it."""
+"""A worker right after a start sees all that the node had committed before."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.engine.nodes import TestNode, request
 from tests.engine.test_workspace import begin, in_thread
 
 
-def test_what_a_killed_node_left_in_its_wal_is_seen_in_a_worker(tmp_path: Path) -> None:
+def test_worker_sees_the_wal_of_a_killed_node(tmp_path: Path) -> None:
     """Before anything is committed after the start."""
     (tmp_path / "old").mkdir()
     (tmp_path / "new").mkdir()

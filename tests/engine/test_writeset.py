@@ -1,4 +1,4 @@
-"""What changed rows are said to write, and what they read to keep constraints."""
+"""The declared writes of changed rows, and the reads for their constraints."""
 
 from typing import Any
 
@@ -153,7 +153,7 @@ def test_a_value_that_cannot_be_computed_is_the_whole_table() -> None:
 
 
 def test_a_unique_value_under_a_foreign_collation_is_the_whole_index() -> None:
-    """Nobody can tell by their bytes which values it holds equal."""
+    """Bytes do not show which values the collation holds equal."""
     keys = keys_of("CREATE TABLE x(a TEXT COLLATE odd UNIQUE, b)")
     name = "sqlite_autoindex_x_1"
     for old, new, whole in (
@@ -232,7 +232,7 @@ def test_a_parent_that_cannot_be_keyed_is_read_whole() -> None:
 
 @pytest.mark.parametrize("index", ["lower(name)", "low", "name COLLATE odd"])
 def test_that_a_computed_value_is_free_is_no_read_of_its_index(make_node: MakeNode, index: str) -> None:
-    """The keys of the new rows say so: INSERTs of other values go on beside each other, at serializable, too."""
+    """The keys of the new rows suffice: INSERTs of other values go on in parallel, at serializable, too."""
     node = make_node(prepare=lambda db: db.create_collation("odd", lambda a, b: (a > b) - (a < b)))
     node.run(
         "CREATE TABLE x(id INTEGER PRIMARY KEY, name TEXT, low AS (lower(name)))",

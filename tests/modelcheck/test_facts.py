@@ -1,4 +1,4 @@
-"""What two nodes can both be right about, where commands share a transaction."""
+"""Facts that two nodes can both hold where commands share a transaction."""
 
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid

@@ -72,17 +72,17 @@ def test_a_body_that_travels_ahead_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("name", ["one, recovered", "one, and its leader dies", "one given up"])
-def test_what_is_left_out_leads_nowhere_else(name: str) -> None:
+def test_reduced_search_reaches_the_same_end_states(name: str) -> None:
     """With all orders in which nodes can take turns the search is longer, and ends in the same states."""
     short, whole = Explorer(SMALL[name]), Explorer(SMALL[name], reduced=False)
     assert short.search(NO_END).states < whole.search(NO_END).states
     assert finals(short) == finals(whole)
 
 
-def test_what_is_durable_at_once_is_what_is_durable_soon() -> None:
+def test_immediate_and_delayed_durability_end_alike() -> None:
     """With each sync as an event of its own, and restarts that lose what was before it, there is one more end.
 
-    There the request was lost, and nobody knows of it.
+    In it the request was lost before any node heard of it.
     """
     at_once = Scope("", 2, ALONE, Limits(restarts=1), endings=0)
     soon = at_once.with_(eager=False)
@@ -109,7 +109,7 @@ class Watched(Nodes):
 
 
 @pytest.mark.parametrize("name", ["two that meet", "one, recovered", "one given up"])
-def test_what_has_one_key_behaves_alike(name: str) -> None:
+def test_states_with_equal_keys_behave_alike(name: str) -> None:
     """Nodes that came to the same state in different ways do the same from there on."""
     explorer = Explorer(SMALL[name])
     nodes = explorer.nodes = Watched(SMALL[name])
@@ -128,7 +128,7 @@ def test_what_has_one_key_behaves_alike(name: str) -> None:
 
 
 def test_a_copy_of_a_node_is_the_same_and_its_own() -> None:
-    """What is thawed has the same key, and what happens to it happens to nobody else."""
+    """A thawed node has the same key, and changes of it affect no other node."""
     explorer = Explorer(SMALL["two that meet"])
     state = explorer.begin()
     place = thaw(explorer.nodes.known[state[0]].data)
@@ -183,7 +183,7 @@ def test_a_rule_of_the_ballots_taken_away_shows(fault: str, scope: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", SEEN)
 def test_where_a_fault_is_said_to_show_it_does(fault: str) -> None:
-    """A list of what this search can see, and how."""
+    """``SEEN`` names a scope in which this search detects the fault."""
     assert hunt(fault, (SEEN[fault],), 600) is not None
 
 
@@ -195,14 +195,16 @@ def test_where_a_fault_is_said_to_show_it_does(fault: str) -> None:
     ],
 )
 def test_with_all_rules_a_guided_scope_breaks_no_law(name: str) -> None:
-    """What comes after its prefix is gone through whole."""
+    """All continuations of its prefix are explored."""
     report, way = search(ALL[name], NO_END)
     assert not report.law, (report.story, way)
     assert report.exhausted
 
 
 def test_a_prefix_is_how_it_begins() -> None:
-    """What was submitted, given up and suspected there has happened, a broken link is new, and the dead are dead."""
+    """The submitted, given-up and suspected transactions of the prefix have happened, a broken link is new, and the
+    dead are dead.
+    """
     scope = Scope("", 3, ALONE, Limits(), prefix=("A submits", "B hears A", "A gives up P", "A tries again"))
     explorer = Explorer(scope)
     explorer.search(NO_END)
@@ -218,7 +220,7 @@ def test_a_prefix_is_how_it_begins() -> None:
 
 
 def test_nothing_arrives_on_a_held_link_before_the_ending() -> None:
-    """There is no commit without a vote; then there is one, for the ending lets through what was held."""
+    """Without a vote no commit happens; at the end the held messages are delivered, and one does."""
     explorer = Explorer(Scope("", 2, ALONE, Limits(), held=("AB",), endings=100))
     report = explorer.search(NO_END)
     assert report.exhausted

@@ -1,4 +1,4 @@
-"""What links bring is acted on where they are read; what takes long is left to the loop's own task."""
+"""Messages are acted on where links are read; long work is left to the loop's own task."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ async def test_a_slow_disk_is_waited_for_in_its_thread(tmp_path: Path, monkeypat
         runtime.begin(request("INSERT INTO t VALUES (1)", "insert"), answers.append)
         runtime.act()
         runtime.gather()
-        runtime.begin(request("SELECT 1", "look"), answers.append)  # the loop goes on meanwhile
+        runtime.begin(request("SELECT 1", "look"), answers.append)  # the loop goes on
         runtime.act()
         await settled()
         assert not answers
@@ -62,7 +62,7 @@ async def test_a_slow_disk_is_waited_for_in_its_thread(tmp_path: Path, monkeypat
     engine.close()
 
 
-async def test_what_takes_long_is_finished_by_the_task_and_nothing_comes_between(
+async def test_long_work_is_finished_by_the_task_before_later_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
@@ -77,7 +77,7 @@ async def test_what_takes_long_is_finished_by_the_task_and_nothing_comes_between
             insert = request(f"INSERT INTO t VALUES ({number})", f"c{number}")
             runtime.begin(insert, lambda _: answers.append("done"))
             runtime.act()
-            runtime.act()  # others read meanwhile
+            runtime.act()  # other clients read
         assert not answers
         with trio.fail_after(5):
             while len(answers) < 3:  # noqa: ASYNC110
@@ -108,13 +108,11 @@ async def test_damage_that_is_found_there_ends_the_node(tmp_path: Path, monkeypa
         await live()
     batches = engine.batches
     runtime.leave()
-    assert engine.batches == batches  # nothing of what the core believes to be done is written
+    assert engine.batches == batches  # the effects that the core believes done are not written
     engine.close()
 
 
-async def test_what_nobody_waits_for_is_synced_with_what_comes_next_or_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unawaited_batch_is_synced_with_the_next_or_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
     monkeypatch.setattr(event_loop, "LINGER_S", 30.0)
     async with trio.open_nursery() as nursery:
@@ -129,7 +127,7 @@ async def test_what_nobody_waits_for_is_synced_with_what_comes_next_or_soon(
         await settled()
         assert engine.dirty
         assert engine.batches == batches
-        await runtime.durable()  # somebody waits
+        await runtime.durable()  # a caller waits
         assert engine.batches == batches + 1
         monkeypatch.setattr(event_loop, "LINGER_S", 0.1)
         engine.set_meta("test", 2)
@@ -152,7 +150,9 @@ def insert(number: int) -> Request:
 
 
 async def test_writers_that_come_together_share_a_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After several were answered at once, the first of the next ones waits for what comes on links with it."""
+    """After several were answered at once, the first of the next ones waits for requests that arrive together with
+    it.
+    """
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     answers: list[Answer | BedrockishError] = []
     later = [insert(3), insert(4)]

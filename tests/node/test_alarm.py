@@ -1,4 +1,4 @@
-"""One task rings for a time that moves."""
+"""The alarm: a task that rings at a deadline that moves."""
 
 import math
 
@@ -54,7 +54,7 @@ async def test_it_rings_in_time_when_the_time_moves(autojump_clock: trio.testing
         nursery.cancel_scope.cancel()
 
 
-async def test_whoever_is_rung_for_may_look_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_ring_may_set_the_next_deadline(autojump_clock: trio.testing.MockClock) -> None:
     sleeper = Sleeper()
 
     def ring() -> None:

@@ -20,7 +20,7 @@ HELLO = Hello("repair-A", "c", "client")
 
 
 class Door:
-    """An entry whose link ends, by what it is told, as soon as somebody waits for an answer."""
+    """An entry whose link ends, with a given reason, as soon as a caller waits for an answer."""
 
     def __init__(self, end: NetError) -> None:
         self.end, self.asked = end, trio.Event()
@@ -40,7 +40,7 @@ class Door:
 
 
 @pytest.mark.parametrize("said", [UsageError("no such thing"), UnavailableError("not two nodes")])
-async def test_what_was_said_counts_also_when_the_link_ends_at_that_moment(said: BedrockishError) -> None:
+async def test_error_of_the_body_wins_over_a_lost_link(said: BedrockishError) -> None:
     door = Door(LinkClosedError(Code.LOST, "gone"))
 
     async def fails_as_it_ends() -> None:

@@ -1,4 +1,4 @@
-"""What a command says that it takes, and which arguments it refuses, is the same with every Python."""
+"""The signature of a command, and its refused arguments, are the same with every Python."""
 
 import sys
 from typing import Any, Optional, Union
@@ -22,7 +22,7 @@ def call(what: Command, *args: Any) -> None:
     what.check(Named(what.name, args))
 
 
-def test_what_it_takes_is_written_as_python_writes_it() -> None:
+def test_signature_is_printed_as_python_writes_it() -> None:
     assert command(paint).signature.endswith("= 1)")
     assert command(rename).signature.startswith("(number: int, /, name: str | None = None, *, mark: ")
 

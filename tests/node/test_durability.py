@@ -50,7 +50,7 @@ class Disk:
 
 
 class Wire:
-    """A mesh of nobody: it keeps what leaves."""
+    """A mesh without peers: it records sent messages."""
 
     def __init__(self) -> None:
         self.left: list[tuple[str, Any]] = []
@@ -217,7 +217,7 @@ async def test_a_disk_that_fails_stops_the_node_and_nothing_leaves(
 async def test_after_damage_nothing_more_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DamagedError
 ) -> None:
-    """The core believes that what failed was done, and everything after it in the batch may rest on that."""
+    """The core believes that the failed effect was done, and all later ones in the batch may rest on that."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
 
     def failing(*_arguments: Any, **_options: Any) -> None:
@@ -238,7 +238,7 @@ async def test_after_damage_nothing_more_is_written(
     engine.close()
 
 
-async def test_who_is_ended_while_its_disk_fails_writes_nothing_more(
+async def test_node_stopped_during_a_disk_failure_writes_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second sync may say that all is well, of pages that the system has dropped after the first."""
@@ -268,7 +268,7 @@ async def test_who_is_ended_while_its_disk_fails_writes_nothing_more(
     engine.close()
 
 
-async def test_who_is_ended_at_the_moment_of_a_damage_writes_nothing_more(
+async def test_node_stopped_at_the_moment_of_damage_writes_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn that was begun where links are read has failed half way, and the loop's task is cancelled as well."""
@@ -300,10 +300,10 @@ async def test_who_is_ended_at_the_moment_of_a_damage_writes_nothing_more(
     engine.close()
 
 
-async def test_who_leaves_in_order_keeps_what_was_not_committed_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That a node has lost promises may be said to it once only, and what its clock needs no more is given back."""
+async def test_graceful_shutdown_flushes_open_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accusation that a node has lost promises may be sent only once, and the unused rest of its clock is given
+    back.
+    """
     runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
@@ -327,10 +327,8 @@ async def test_who_leaves_in_order_keeps_what_was_not_committed_yet(
     assert kept["clock_ceiling"] == clock
 
 
-async def test_who_leaves_in_order_ends_the_turn_that_it_had_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was done of a turn's effects would be kept, and those that follow, on which the core counts, would not."""
+async def test_graceful_shutdown_finishes_the_current_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the first effects of the turn would be stored without the rest, on which the core counts."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
@@ -354,7 +352,7 @@ async def test_who_leaves_in_order_ends_the_turn_that_it_had_begun(
     assert [kept.get(name) for name in ("before", "long", "after")] == [1, 1, 1]
 
 
-async def test_what_is_no_message_ends_the_link_and_what_is_unknown_is_passed_over(
+async def test_malformed_message_ends_the_link_and_unknown_ones_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime, _, engine = open_runtime(tmp_path, "ABC", monkeypatch)

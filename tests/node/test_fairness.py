@@ -22,11 +22,9 @@ def test_owners_take_turns_and_each_keeps_its_order() -> None:
     assert not queue.count
 
 
-async def test_who_asks_once_does_not_wait_for_all_that_another_one_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_single_request_does_not_wait_for_a_busy_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    # What a busy machine makes long would be executed beside the loop, and answered later than what came after it.
+    # A request that a busy machine makes long would run in a worker, and be answered after later ones.
     runtime.config = replace(runtime.config, limits=replace(runtime.config.limits, loop_ms_max=20_000))
     answered: list[str] = []
     async with trio.open_nursery() as nursery:

@@ -62,7 +62,7 @@ def no_thread(*_: object) -> None:
 
 
 async def until(test: Callable[[], object]) -> None:
-    while not test():  # noqa: ASYNC110 (nobody tells)
+    while not test():  # noqa: ASYNC110 (no event exists)
         await trio.sleep(0.01)
 
 
@@ -163,7 +163,7 @@ async def test_a_background_task_begins_again_after_a_growing_pause(autojump_clo
         (apsw.CorruptError("malformed"), "a page of the database file is damaged", {"table": "", "page": "malformed"}),
     ],
 )
-async def test_damage_stops_the_node_whoever_meets_it(error: Exception, text: str, details: dict[str, str]) -> None:
+async def test_damage_in_any_task_stops_the_node(error: Exception, text: str, details: dict[str, str]) -> None:
     stopped: list[DamagedError] = []
     counts = Counter[str]()
     faults, began = Faults(counts, stopped.append), 0
@@ -279,7 +279,7 @@ DISK_FAILURES = (
 async def test_a_disk_that_fails_beside_the_loop_is_told_as_such(
     error: Exception, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    """It is no bug, and the node goes on: what was decided does not depend on it. Another node can be asked."""
+    """It is not a bug, and the node goes on: decided commits do not depend on it. Another node can be asked."""
     faults = Faults(Counter(), never)
     told = faults.caught("a backup", error)
     assert isinstance(told, UnavailableError)
@@ -316,7 +316,7 @@ async def test_a_node_that_cannot_begin_says_whether_new_indexes_may_help(
     why_not: BedrockishError,
     said: str,
 ) -> None:
-    """A disk without room is no reason to replace it."""
+    """A full disk is not a reason to replace it."""
     served = Served(tmp_path, monkeypatch)
 
     def fail(*_: object, **__: object) -> Any:
@@ -361,7 +361,7 @@ async def test_damage_is_kept_while_the_file_cannot_be_opened(
 
 
 class Served:
-    """What ``daemon.serve`` runs, one runtime after the other."""
+    """The runtimes that ``daemon.serve`` runs one after the other."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, http: Address | None = None) -> None:
         here = Address("127.0.0.1", 0)
@@ -437,7 +437,7 @@ async def test_an_address_that_somebody_else_has_meanwhile_is_waited_for(
     assert caplog.text.count("the node cannot begin again yet: ") == 3
 
 
-async def test_who_is_ended_when_it_is_about_to_begin_again_ends_without_an_error(
+async def test_node_stopped_at_its_restart_ends_without_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = Served(tmp_path, monkeypatch)
@@ -469,7 +469,7 @@ async def test_a_node_only_reads_while_its_disk_is_nearly_full(autojump_clock: M
         nursery.cancel_scope.cancel()
 
 
-async def test_what_is_new_is_refused_while_memory_is_full(runtime: Runtime) -> None:
+async def test_new_requests_are_refused_while_memory_is_full(runtime: Runtime) -> None:
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
@@ -498,7 +498,7 @@ def test_a_text_is_judged_by_its_median(runtime: Runtime) -> None:
     assert not workers.long_texts, "what is never long is forgotten"
 
 
-async def test_who_waits_for_a_place_gets_one_that_nobody_has_given_back(runtime: Runtime) -> None:
+async def test_waiter_gets_the_place_of_a_stuck_worker(runtime: Runtime) -> None:
     """Those who do not stop lose theirs after a while, at no moment at which anything else happens."""
     workers = runtime.workers
     with trio.fail_after(20):
@@ -522,7 +522,7 @@ async def test_who_waits_for_a_place_gets_one_that_nobody_has_given_back(runtime
             nursery.cancel_scope.cancel()
 
 
-async def test_who_asks_for_the_time_in_a_background_worker_does_not_hold_up_the_end_of_a_node(
+async def test_clock_query_in_a_worker_does_not_block_shutdown(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop waits for the worker's thread then, and the thread for the loop."""
@@ -550,7 +550,7 @@ async def test_who_asks_for_the_time_in_a_background_worker_does_not_hold_up_the
 async def test_a_node_that_is_ended_while_others_read_leaves_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read in threads is given back after the node has left; a connection that stayed would keep the log."""
+    """Connections of worker threads are closed after the node has left; an open one would keep the log."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     sql = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c"
     async with trio.open_nursery() as nursery:

@@ -44,7 +44,7 @@ def test_those_that_were_answered_together_are_waited_for() -> None:
     assert [scene.timer.is_due(waiting) for waiting in range(1, 6)] == [False, False, False, False, True]
 
 
-def test_who_waits_already_counts_with_those_who_were_answered() -> None:
+def test_waiting_requests_count_with_the_answered_ones() -> None:
     scene = Scene()
     scene.learn(5)
     scene.timer.answered(3, 2)
@@ -53,7 +53,7 @@ def test_who_waits_already_counts_with_those_who_were_answered() -> None:
 
 
 @pytest.mark.parametrize(("commit_s", "longest_s"), [(COMMIT_S, GATHER_PART * COMMIT_S), (1.0, GATHER_S)])
-def test_the_wait_is_a_part_of_what_a_commit_takes_and_has_a_limit(commit_s: float, longest_s: float) -> None:
+def test_group_wait_is_a_bounded_share_of_the_commit_time(commit_s: float, longest_s: float) -> None:
     scene = Scene(commit_s=commit_s)
     scene.learn(5)
     scene.timer.answered(5, 0)
@@ -64,7 +64,7 @@ def test_the_wait_is_a_part_of_what_a_commit_takes_and_has_a_limit(commit_s: flo
     assert scene.timer.is_due(1)
 
 
-def test_who_waits_does_not_wait_longer_because_others_were_answered() -> None:
+def test_answers_to_others_do_not_extend_the_wait() -> None:
     scene = Scene()
     scene.learn(5)
     scene.timer.answered(5, 0)
@@ -128,7 +128,7 @@ async def test_a_node_waits_for_as_many_as_it_has_answered(tmp_path: Path, monke
         await runtime.submit(insert(1))
         assert await round_of(2, apart=False) == 1
         assert await round_of(4, apart=True) == 1
-        # One of them has gone: the other one is executed when its time is over, though nobody comes.
+        # One of them is gone: the other one is executed when its time is over, without further arrivals.
         monkeypatch.setattr(group_timer, "GATHER_S", 0.05)
         runtime.begin(insert(6), answers.append)
         runtime.begin(insert(7), answers.append)

@@ -1,4 +1,4 @@
-"""What a node says of a transaction to one whose tables it does not fit."""
+"""A node's report about a transaction to a node whose tables it does not fit."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +9,7 @@ from bedrockish.node.repair.verdict import ROLLED_BACK, UNKNOWN
 from tests.core.net import Net, add
 
 
-async def test_what_its_leader_gives_up_is_not_rolled_back_before_a_majority_has_accepted_that() -> None:
+async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_majority() -> None:
     """Others may have the leader's promise from before, and commit it: told that it is rolled back, a node with right
     tables would serve again, and meet the entry once more.
     """

@@ -70,12 +70,12 @@ RELEASE_0_1_0: dict[str, Any] = {"store": "s", "batches": 5}
         ({"cluster_id": "ours", "level": 2, "store": "s"}, OURS, "s", Code.MALFORMED),
     ],
 )
-def test_who_is_of_this_cluster(info: dict[str, Any], membership: Membership, known: str, code: str) -> None:
+def test_identity_of_a_cluster_is_checked(info: dict[str, Any], membership: Membership, known: str, code: str) -> None:
     refusal = judge_identity(Hello("B", "shop", info=info), membership, {"B": known} if known else {})
     assert (refusal.code if refusal is not None else "") == code
 
 
-def test_a_refusal_says_what_to_do() -> None:
+def test_identity_refusals_name_the_remedy() -> None:
     refusal = judge_identity(Hello("B", "shop", info=ID_OF_ANOTHER), OURS, {})
     assert refusal is not None
     assert "its id is theirs, ours is ours" in refusal.reason
@@ -104,8 +104,10 @@ OWN = {"store": "s", "starts": [[b"1", 0], [b"2", 100]]}
         ({"store": "s", "start": "2", "batches": 10**12}, ""),
     ],
 )
-def test_whose_word_about_our_file_is_believed(said: dict[str, object], why_not: str) -> None:
-    """Nobody is barred by what cannot be so; what can be, is taken for true: promises may have been forgotten."""
+def test_accusation_counts_only_from_plausible_members(said: dict[str, object], why_not: str) -> None:
+    """An impossible accusation bars no node; a possible one is taken for true, since promises may have been
+    forgotten.
+    """
     found = disbelieve(said, OWN, 200)
     assert (why_not in found) if why_not else not found
 
@@ -187,7 +189,7 @@ def test_a_file_is_a_nodes_when_it_says_so(tmp_path: Path) -> None:
 
 
 def test_a_file_of_a_newer_release_is_not_opened(tmp_path: Path) -> None:
-    """What it holds could be half understood."""
+    """Its content could be misread."""
     path = tmp_path / "a.db"
     newer = Membership(0, {"A": Member("A", "h:1")}, "id", LEVEL + 1)
     Engine.open(path, founding=Founding("A", newer, "store")).close()
@@ -195,7 +197,7 @@ def test_a_file_of_a_newer_release_is_not_opened(tmp_path: Path) -> None:
         Engine.open(path, founding=None)
 
 
-async def test_an_accusation_of_a_stranger_or_of_what_cannot_be_bars_nobody(tmp_path: Path) -> None:
+async def test_accusation_of_a_stranger_or_an_impossible_one_bars_no_node(tmp_path: Path) -> None:
     """And one that can be so does, for good: promises may be forgotten."""
     ours = Membership(0, {name: Member(name, f"127.0.0.1:{port}") for port, name in enumerate("AB", 1)}, "ours", LEVEL)
     engine = Engine.open(tmp_path / "a.db", founding=Founding("A", ours, "store"))
@@ -234,7 +236,7 @@ async def test_an_accusation_of_a_stranger_or_of_what_cannot_be_bars_nobody(tmp_
     ("ours", "told", "taken"),
     [
         ("", ["x", "x"], "x"),
-        ("", ["x", None], "x"),  # of an old release, beside a new node: two of three are at a cluster with an id
+        ("", ["x", None], "x"),  # of an old release, next to a new node: two of three are at a cluster with an id
         ("", ["x", ""], None),  # most of them have none
         ("", ["", ""], None),
         ("", [None, None], None),

@@ -1,4 +1,4 @@
-"""Large transactions at one node: the loop goes on while they are written, and nobody sees a part of one."""
+"""Large transactions at one node: the loop goes on while they are written, and no reader sees a part of one."""
 
 import threading
 from collections import deque
@@ -39,7 +39,7 @@ ALL = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {MA
 
 
 class Door:
-    """Stands in a method of an engine, in whatever thread that runs, until the test opens it."""
+    """Blocks a method of an engine, in the thread that runs it, until the test opens it."""
 
     def __init__(self, engine: Engine | Versions, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.inner: Callable[..., Any] = getattr(engine, method)
@@ -115,11 +115,9 @@ def count_in(answer: Answer) -> int:
 
 
 @pytest.mark.parametrize("method", ["_apply", "flush"])
-async def test_what_needs_the_writer_meanwhile_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    """Who cannot wait in an orderly way holds up the loop, but sees no half of an entry; what it writes is durable when
-    it is told so, and not with the batch before.
+async def test_use_of_the_busy_writer_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """A caller that cannot wait asynchronously blocks the loop, but sees no half of an entry; its write is durable when
+    reported so, and not with the batch before.
     """
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     door = Door(engine, method, monkeypatch)
@@ -143,7 +141,7 @@ async def test_what_needs_the_writer_meanwhile_waits_for_it(
     engine.close()
 
 
-async def test_what_a_peer_says_of_its_file_meanwhile_is_kept_and_holds_nobody_up(
+async def test_peers_message_about_its_file_is_stored_without_blocking_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Links are read by tasks of the loop: one that waited for the thread would hold up all of them."""
@@ -223,7 +221,7 @@ async def test_a_cancelled_node_ends_a_large_entry_first(tmp_path: Path, monkeyp
 async def test_the_thread_runs_before_anybody_else_can_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for the writer holds up the loop, so no turn of the loop may be needed for the thread to start."""
+    """A waiter for the writer blocks the loop, so the thread must start without a turn of the loop."""
     _, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     began, waited = threading.Event(), list[bool]()
 
@@ -276,7 +274,7 @@ async def test_the_loop_goes_on_while_a_schema_change_comes_into_force(
     engine.close()
 
 
-async def test_with_many_tables_what_follows_a_schema_change_runs_in_a_worker_until_it_is_committed(
+async def test_requests_after_a_schema_change_with_many_tables_run_in_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the loop, SQLite would read all of them again after each request."""
@@ -348,7 +346,7 @@ async def test_a_large_transaction_is_compared_in_a_worker_and_the_verdict_is_ab
         async def verdict(transaction: Transaction) -> str:
             posted.clear()
             assert comparison.compare(transaction) is None
-            assert comparison.compare(transaction) is None  # asked again meanwhile, it is not begun again
+            assert comparison.compare(transaction) is None  # asked again, it is not started again
             with trio.fail_after(10):
                 while not posted:  # noqa: ASYNC110  the loop has no event for it
                     await trio.sleep(0.005)
@@ -406,7 +404,7 @@ async def test_without_room_for_a_snapshot_it_is_compared_in_the_loop(
 
 
 @pytest.mark.parametrize("nodes", ["A", "ABC"])
-async def test_what_a_node_leads_is_unpacked_while_others_vote_and_counts_as_memory_until_it_is_applied(
+async def test_own_large_transaction_is_staged_during_the_vote_and_counts_as_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str
 ) -> None:
     runtime, _, engine = open_runtime(tmp_path, nodes, monkeypatch)
@@ -419,7 +417,7 @@ async def test_what_a_node_leads_is_unpacked_while_others_vote_and_counts_as_mem
         runtime._comparison.unpack(prepared)
         runtime._comparison.unpack(engine.execute(request("INSERT INTO t VALUES (1, 1)", "small")))
         with trio.move_on_after(0.3 if nodes == "A" else 10):
-            while not len(engine.staged):  # noqa: ASYNC110  there is no event for it
+            while not len(engine.staged):  # noqa: ASYNC110 (no event exists)
                 await trio.sleep(0.01)
         await trio.lowlevel.checkpoint()
         assert len(engine.staged) == (len(nodes) > 1)
@@ -427,7 +425,7 @@ async def test_what_a_node_leads_is_unpacked_while_others_vote_and_counts_as_mem
             assert engine.memory.held(staged) == len(prepared.changes)
             engine.staged.drop(staged.changes)
             with trio.fail_after(5):
-                while engine.memory.held(staged):  # noqa: ASYNC110  there is no event for it
+                while engine.memory.held(staged):  # noqa: ASYNC110 (no event exists)
                     await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     engine.close()
@@ -439,10 +437,10 @@ def apsw_cannot_open() -> Exception:
     return apsw.CantOpenError("unable to open database file")
 
 
-async def test_what_a_peer_lacks_is_read_in_a_thread_and_leaves_when_it_is_durable(
+async def test_missing_entries_are_read_in_a_thread_and_sent_when_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few and short entries are read in the loop; the same question, asked again meanwhile, is answered once."""
+    """Few and short entries are read in the loop; a repeated question is answered once."""
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
     wire = Wire()
     read: Callable[..., list[Entry]] = store.read
@@ -534,7 +532,7 @@ async def test_a_message_in_pieces_is_read_in_a_thread_and_in_its_turn(
 async def test_an_entry_that_is_damaged_is_not_sent_and_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, values: str
 ) -> None:
-    """Who wants it hears that it is not here, and gets what stands before it and after it; the node goes on."""
+    """The requester hears that it is not here, and gets the entries before and after it; the node goes on."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     wire = Wire()
     async with trio.open_nursery() as nursery:

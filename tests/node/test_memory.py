@@ -62,7 +62,7 @@ def test_pages_go_back_after_a_load_and_stay_while_there_is_work(tmp_path: Path)
             await trio.sleep(2.5 * IDLE_S)
             assert IDLE_LOOKS < shrunk <= IDLE_LOOKS + 2
             then = shrunk
-            engine.hand_over(lambda: None)  # a thread has the writer: nobody waits for it only to save memory
+            engine.hand_over(lambda: None)  # a thread has the writer: no caller waits for it only to save memory
             made.engine.journal.applied_clock += 1
             await trio.sleep(5 * IDLE_S)
             assert shrunk == then

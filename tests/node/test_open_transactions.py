@@ -1,4 +1,4 @@
-"""What a step of an open transaction waits for: nothing, unless it tells something that is not durable."""
+"""A step of an open transaction waits only if it reveals a change that is not durable."""
 
 import gc
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ OWNER = object()
 async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Runtime, Disk]]:
     """Yield a node with two rows, and its disk.
 
-    Nothing collects garbage meanwhile: of what all tests have made that takes longer than a statement may.
+    The garbage collector is off: with the objects of all tests it takes longer than a statement may.
     """
     gc.disable()
     try:
@@ -69,10 +69,10 @@ async def test_no_step_but_commit_waits_when_all_is_durable(tmp_path: Path, monk
         told(step(runtime, "reads", COMMIT))
 
 
-async def test_a_step_waits_for_the_disk_only_if_it_tells_of_what_is_not_durable(
+async def test_step_waits_for_the_disk_only_if_it_reveals_volatile_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that was changed a moment ago is told when that change is durable; others are told meanwhile."""
+    """A row that was just changed is returned when that change is durable; others are returned at once."""
     answers: list[Answer | BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         for name in ("one", "two", "ours"):
@@ -109,7 +109,7 @@ async def test_a_step_waits_for_the_disk_only_if_it_tells_of_what_is_not_durable
 
 
 async def test_a_token_is_never_ahead_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another node may wait for what it says, and so it says only what cannot be lost."""
+    """Another node may wait for a token's ticks, so a token names only durable ones."""
     answers: list[Answer | BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         told(step(runtime, "tx", BEGIN))
@@ -162,10 +162,8 @@ async def test_statements_that_come_with_a_begin_that_waits_come_after_it(
             await read()
 
 
-async def test_a_snapshot_that_is_a_batch_old_still_counts_what_it_has_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was committed between the batch and the read is a conflict for who goes on to write."""
+async def test_reads_on_a_snapshot_one_batch_old_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit between the batch and the read is a conflict if the transaction writes later."""
     answers: list[Answer | BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         told(step(runtime, "tx", BEGIN))
@@ -184,7 +182,7 @@ async def test_a_snapshot_that_is_a_batch_old_still_counts_what_it_has_read(
                 told(step(runtime, "tx", STATEMENTS, "UPDATE t SET x = x + 1 WHERE id = 1"))
 
 
-async def test_a_read_of_what_was_just_written_finds_it_and_earlier_reads_stay_true(
+async def test_read_of_a_fresh_write_sees_it_and_earlier_reads_stay_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the transaction would be lost as soon as it writes, however young it is."""
@@ -204,9 +202,7 @@ async def test_a_read_of_what_was_just_written_finds_it_and_earlier_reads_stay_t
         ]
 
 
-async def test_a_snapshot_stays_what_it_is_when_something_read_on_it_has_been_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_snapshot_stays_after_a_write_to_its_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer one would contradict what was told; who goes on to write is lost, who only reads is not."""
     async with running(tmp_path, monkeypatch) as (runtime, _):
         told(step(runtime, "tx", BEGIN))
@@ -222,7 +218,7 @@ async def test_a_snapshot_stays_what_it_is_when_something_read_on_it_has_been_wr
 async def test_a_parent_is_not_deleted_under_a_child_that_has_come_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_child_first: bool
 ) -> None:
-    """Who deletes it has found no child, and has not read that there is none: each child reads its parent."""
+    """The delete has found no child, without a read of their absence: each child reads its parent."""
     child, parent = "INSERT INTO child VALUES (1, 1)", "DELETE FROM t WHERE id = 1"
     async with running(tmp_path, monkeypatch) as (runtime, _):
         await runtime.submit(request("CREATE TABLE child(id INTEGER PRIMARY KEY, t REFERENCES t(id))", "child"))
@@ -235,10 +231,8 @@ async def test_a_parent_is_not_deleted_under_a_child_that_has_come_since(
         assert not decode_results((await runtime.submit(request("PRAGMA foreign_key_check", "look"))).results)[0].rows
 
 
-async def test_what_is_written_while_a_newer_snapshot_is_waited_for_still_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was read before may be written in that time: then a newer snapshot would contradict what was told."""
+async def test_write_while_a_newer_snapshot_is_awaited_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier reads may be overwritten in that time: then a newer snapshot would contradict them."""
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         told(step(runtime, "tx", BEGIN))
         assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]
@@ -272,10 +266,10 @@ async def test_what_is_written_while_a_newer_snapshot_is_waited_for_still_counts
 
 @pytest.mark.parametrize("how", ["gone", "ended by an operator"])
 @pytest.mark.parametrize("text", ["SELECT x FROM t", "CREATE TABLE u(a)"])
-async def test_who_is_gone_before_his_snapshot_is_taken_leaves_none(
+async def test_client_gone_before_its_snapshot_leaves_no_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, how: str
 ) -> None:
-    """A reader that nobody ends would keep the write-ahead log from beginning anew, for good."""
+    """An abandoned reader would keep the write-ahead log from restarting, for good."""
     told_him: list[BedrockishError] = []
     async with running(tmp_path, monkeypatch) as (runtime, disk):
         disk.gate.clear()

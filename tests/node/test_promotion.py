@@ -1,4 +1,4 @@
-"""A node that is to become a voter serves meanwhile, and is not ended by what passes."""
+"""A node that becomes a voter serves at the same time, and survives temporary refusals."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -59,7 +59,7 @@ def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
         (*[UNKNOWN] * 5, VOTER),  # it was ours
     ],
 )
-async def test_what_passes_is_waited_for(
+async def test_promotion_waits_out_temporary_refusals(
     promoted: Callable[..., Any], answers: tuple[BedrockishError | None, ...], autojump_clock: MockClock
 ) -> None:
     await promoted(*answers)

@@ -1,4 +1,4 @@
-"""Reads while a thread has the writer: what they may show, and what has to wait for the thread."""
+"""Reads while a thread has the writer: which data they may show, and which have to wait for the thread."""
 
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -98,7 +98,9 @@ async def writing(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await node.wait("large")
 
 
-async def test_each_level_shows_what_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_read_level_keeps_its_promise_during_a_large_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The large transaction is committed, and may have been told elsewhere: who reads strictly waits for it."""
     async with a_node(tmp_path, monkeypatch) as node:
         async with writing(node, monkeypatch):
@@ -156,7 +158,7 @@ async def test_a_session_never_goes_back(tmp_path: Path, monkeypatch: pytest.Mon
         ("", SqlError),
     ],
 )
-async def test_what_is_no_short_read_waits_for_the_writer(
+async def test_anything_but_a_short_read_waits_for_the_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, told: object
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
@@ -176,7 +178,7 @@ async def test_what_is_no_short_read_waits_for_the_writer(
         assert node.runtime.counts["internal_errors"] == 0
 
 
-async def test_what_is_not_durable_is_told_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_volatile_commit_is_not_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit is in the file and the disk has not said so when the next one, a large one, is being written."""
     async with a_node(tmp_path, monkeypatch) as node:
         node.disk.gate.clear()
@@ -226,7 +228,7 @@ async def test_an_answer_that_would_wait_for_the_large_batch_is_read_again(
 async def test_a_change_of_the_schema_is_seen_when_it_is_in_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has read on the new schema at another node waits; the others read on the old one, and say which it is."""
+    """A session that has read on the new schema at another node waits; others read on the old one, and name it."""
     async with a_node(tmp_path, monkeypatch) as node:
         await node.runtime.submit(request("CREATE INDEX t_x ON t(x)", "index"))
         in_force, following = schema_history.clocks(node.engine._db)
@@ -358,10 +360,8 @@ async def test_a_fault_is_the_node_s_and_the_read_waits(tmp_path: Path, monkeypa
         assert node.runtime.counts["internal_errors"] in (1, 2)  # when it is applied, and when it is written
 
 
-async def test_only_the_batch_of_which_it_is_known_what_it_has_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread may commit the next one while somebody reads."""
+async def test_only_a_completely_known_batch_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may commit the next one during a read."""
     _, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     reads = CommittedReads(engine.beside())
     reads.learn()
@@ -378,7 +378,7 @@ async def test_only_the_batch_of_which_it_is_known_what_it_has_is_shown(
     engine.close()
 
 
-def test_a_queue_gives_out_what_is_wanted_and_keeps_the_order_of_the_rest() -> None:
+def test_queue_sifts_items_and_keeps_the_order_of_the_rest() -> None:
     queue: FairQueue[int] = FairQueue()
     for owner, item in (("a", 1), ("a", 2), ("b", 3), ("a", 4), ("c", 6)):
         queue.put(owner, item)

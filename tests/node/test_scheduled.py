@@ -12,7 +12,7 @@ from bedrockish_journal.model.transaction import Txid
 
 
 @pytest.mark.parametrize("force", [True, False])
-def test_the_journal_keeps_what_is_not_in_force_yet(force: bool) -> None:
+def test_journal_keeps_scheduled_schema_changes(force: bool) -> None:
     """It is run from there: without it the node could not go on."""
     change = Txid(moved(0, 1_000_000), "A")
     state: Any = SimpleNamespace(

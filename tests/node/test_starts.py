@@ -1,4 +1,4 @@
-"""A process begins on a file: what is kept of that, what others are told, and what goes with a copy."""
+"""The start of a process on a file: its record, the message to others, and its copy."""
 
 import sqlite3
 from contextlib import closing
@@ -37,7 +37,7 @@ def starts_of(info: dict[str, object]) -> list[Start]:
     return read_starts(info[STARTS])
 
 
-def test_each_start_is_told_with_what_the_file_had_then(path: Path) -> None:
+def test_each_start_is_told_with_the_files_ticks(path: Path) -> None:
     """The start is a batch itself, and durable when it is told."""
     first = begin(path, b"one", batches=5)
     assert first["store"] == "store-A"

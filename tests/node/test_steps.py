@@ -32,7 +32,7 @@ async def test_steps_that_wait_for_nothing_are_done_at_once() -> None:
     assert seen == ["over"]
 
 
-async def test_what_was_waited_for_goes_to_the_steps_and_so_does_an_error() -> None:
+async def test_steps_receive_awaited_results_and_errors() -> None:
     seen: list[str] = []
     rest = steps.begin(counting(seen, 9))
     assert not isinstance(rest, int)
@@ -42,8 +42,8 @@ async def test_what_was_waited_for_goes_to_the_steps_and_so_does_an_error() -> N
     assert await steps.run(counting(seen, 3)) == 30
 
 
-async def test_steps_that_are_given_up_let_go_of_what_they_hold() -> None:
-    """Whether somebody waited for them or nobody ever did."""
+async def test_abandoned_steps_release_their_resources() -> None:
+    """With and without a waiting caller."""
     seen: list[str] = []
     with trio.move_on_after(0) as scope:
         await steps.run(counting(seen, 1))

@@ -16,7 +16,7 @@ from tests.engine.test_interactive import Desk
 
 
 class StillCore:
-    """What a stream looks at in a core: the clock."""
+    """The part of a core that streams use: the clock."""
 
     class state:  # noqa: N801
         me = "A"
@@ -53,7 +53,7 @@ async def durable() -> None:
     pass
 
 
-async def test_a_strict_stream_reads_what_a_majority_was_asked_about(tmp_path: Path) -> None:
+async def test_strict_stream_reads_at_the_confirmed_moment(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "A.db")
     desk.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     desk.node.run("INSERT INTO t VALUES (1, 'old')")

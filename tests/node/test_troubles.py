@@ -1,4 +1,4 @@
-"""One table of what can be wrong: each is seen, named in its order, and told after its time."""
+"""One table of troubles: each is seen, named in its order, and reported after its delay."""
 
 import re
 from typing import Any
@@ -108,7 +108,7 @@ def lasting(status: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_clock_that_is_ahead_makes_nothing_old() -> None:
-    """Safe time and what others say are measured by it; nobody is to remove voters for that."""
+    """Safe time and the age of messages are measured by it; an operator must not remove voters for that."""
     stands: dict[str, Any] = {"wall_offset_ms": -3_600_000, "report_lag_ms": 3_599_500}
     ahead = WELL | {"safe_lag_ms": 3_600_400, "nodes": {n: {**NODE, **stands} for n in "BC"} | {"A": NODE}}
     assert set(lasting(ahead)) == {"clock_skew"}
@@ -120,7 +120,7 @@ def test_a_clock_that_is_ahead_makes_nothing_old() -> None:
 
 
 def test_a_node_that_joins_is_not_among_the_members_yet() -> None:
-    """It is asked what is wrong all the same, also while nobody comes to it."""
+    """It is asked for its troubles all the same, also while no peer reaches it."""
     nodes = {name: {**NODE, "silent_ms": 4_000, "address": f"{name}:1"} for name in "BC"}
     found = Troubles().look(WELL | {"nodes": nodes, "trouble": "node A is new and still catching up"}, 100.0)
     assert found[0]["code"] == "out_of_service"
@@ -133,7 +133,7 @@ def test_the_table_is_whole() -> None:
     assert first == sorted(first, reverse=True), "what makes a node of no use is named first"
 
 
-def test_what_an_older_node_says_of_itself_can_be_read() -> None:
+def test_status_of_an_older_node_can_be_read() -> None:
     assert not_ready({"trouble": None}) == []
     assert reaches({"up": True, "silent_ms": 0})
 

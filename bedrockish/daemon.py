@@ -34,6 +34,7 @@ from bedrockish.node.cluster.identity import find_cluster, find_other_cluster, o
 from bedrockish.node.cluster.membership import addresses
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.plugins import Plugins
+from bedrockish.node.published import close_socket, open_socket
 from bedrockish.node.repair.healer import Healer, RestartError, note_damage
 from bedrockish.node.repair.index_scrubber import IndexScrubber
 from bedrockish.node.repair.scrubber import Scrubber
@@ -287,6 +288,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             why_out=partial(gate.why_out, link.stream) if gate.comes_with_token(link.stream) else None,
         )
 
+    local = open_socket(config.database)
     mesh = net.Mesh(
         hello,
         addresses(state.roster.links()),
@@ -309,6 +311,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
         listen_context=credentials.listen_context,
         trust=credentials.trust,
         admit=gate.admit,
+        local_socket=local,
     )
     runtime.on_members = partial(_take_passwords, gate, credentials, mesh)
     runtime.on_members()
@@ -330,6 +333,8 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             await runtime.run()
         finally:
             runtime.leave()
+            if local is not None:
+                close_socket(config.database)
 
 
 def _tell_where(config: Config, members: Iterable[str], bound: Iterable[tuple[str, int]]) -> None:

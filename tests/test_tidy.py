@@ -66,6 +66,11 @@ MAY_IMPORT = {
         "bedrockish.engine bedrockish.access_sets bedrockish.errors bedrockish.api bedrockish.common "
         f"bedrockish.sqltext bedrockish.core.protocol {JOURNAL} apsw cbor2 sortedcontainers !socket !asyncio !random"
     ),
+    # What a program does with a node's file: it is imported without a loop and without a node.
+    "bedrockish/local": (
+        "bedrockish.local bedrockish.engine bedrockish.access_sets bedrockish.errors bedrockish.api bedrockish.common "
+        f"bedrockish.sqltext bedrockish.core.protocol {JOURNAL} apsw cbor2 !trio !asyncio !socket"
+    ),
     "bedrockish/client": (
         "bedrockish !bedrockish.core !bedrockish.engine !bedrockish.node bedrockish_net bedrockish_journal cbor2 trio"
     ),
@@ -136,6 +141,7 @@ FLOORS = (
     "bedrockish.engine.storage",
     "bedrockish.engine.execution",
     "bedrockish.engine",
+    "bedrockish.local",
     "bedrockish.commands",
     "bedrockish.client.sansio",
     "bedrockish.client",

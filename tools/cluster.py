@@ -30,7 +30,16 @@ SOURCES = (ROOT, ROOT / "journal", ROOT / "net")  # where a process finds the pa
 READY_S = 60.0
 STOP_S = 10.0
 PORTS_HELD = 64  # more than a test or a scenario has in use, far fewer than a process may have files
-OURS = (".sqlite", ".sqlite.lock", ".sqlite-wal", ".sqlite-shm", ".toml", ".log")
+OURS = (
+    ".sqlite",
+    ".sqlite.lock",
+    ".sqlite-wal",
+    ".sqlite-shm",
+    ".sqlite-node",
+    ".sqlite-sock",
+    ".toml",
+    ".log",
+)
 
 
 def processor_s(process: int) -> float:

@@ -29,6 +29,8 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
+        if self.host.startswith("/"):  # of a Unix socket
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 

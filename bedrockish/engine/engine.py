@@ -30,7 +30,7 @@ from bedrockish.engine.execution import group_execution as together
 from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import Executor, MixesError
 from bedrockish.engine.execution.explain import explain
-from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
+from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts, Publishes
 from bedrockish.engine.sqlite.errors import broken
 from bedrockish.engine.sqlite.limits import Limits, Memory
 from bedrockish.engine.statements.changes_vtab import give_functions
@@ -39,6 +39,7 @@ from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
+from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.build import Build, remove_copied
 from bedrockish.engine.storage.column_drop import ColumnDrop, DropPlan, plan_drop
@@ -57,7 +58,7 @@ from bedrockish_journal.model.changes import Change, decode_changes, decode_chan
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
-from bedrockish_journal.storage import store
+from bedrockish_journal.storage import schema_history, store
 
 __all__ = ["Engine", "Founding", "Limits"]
 
@@ -88,6 +89,7 @@ class Engine:
         pages: of the file, that the writer keeps to read them again.
         damaged: entries of the journal that were found damaged when somebody wanted them, by place, and in what way.
         build: of what the scheduled change of the schema makes, if it is built beside its table.
+        page: is told which batches are written and which are durable; closed with the engine.
     """
 
     def __init__(
@@ -111,7 +113,9 @@ class Engine:
         self._wal = Wal(db, full_sync=full_sync)
         self._batch: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._closed = self._is_begun = False
-        self._members = 0  # how often they were learnt
+        self._members = self._membership_version = 0  # how often they were learnt
+        self._schema_clocks: tuple[int, int | None] | None = None  # as ``schema_history.clocks`` tells; None: not read
+        self.page: Publishes | None = None
         self.pages = PageCache(db, limits.memory.max_bytes)
         self._weight = 0  # about how many bytes the open batch has
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
@@ -273,6 +277,16 @@ class Engine:
         wal = self._wal.descriptor
         shared = self.locks, lambda: self._executor.known, self.access, self.precision
         return Beside(self.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
+
+    @property
+    def path(self) -> str:
+        """The database file, by its absolute path."""
+        return self._file
+
+    def publish(self, page: Publishes) -> None:
+        """Tell a page from now on which batches are written and durable; all that was flushed is durable."""
+        page.wrote(self.batches, self._wal.frames, salt_of(self._wal.descriptor), self.schema_version)
+        self.page = page
 
     def moment(self) -> Moment:
         """Return the state of the file after the last flush."""
@@ -564,9 +578,12 @@ class Engine:
         self._keep_to_ourselves()
         try:
             system.set_meta(db, "batches", self.batches + 1)
+            moment_row.write(db, self._moment_of(self.batches + 1))
             self._is_begun = False
             self._control("COMMIT")
             self.batches += 1
+            if self.page is not None:
+                self.page.wrote(self.batches, self._wal.frames, salt_of(self._wal.descriptor), self.schema_version)
             self._batch.clear()
             if self.staged.attached:
                 self.staged.detach()
@@ -589,6 +606,13 @@ class Engine:
             raise self._broken(error) from error
         return True
 
+    def _moment_of(self, batch: int) -> moment_row.FileMoment:
+        """Return what the file says of the open batch, which will be that one."""
+        if self._schema_clocks is None:
+            self._schema_clocks = schema_history.clocks(self._db)
+        applied, clock, schema = self.applied, self.applied_clock, self.schema_version
+        return moment_row.FileMoment(batch, applied, clock, schema, *self._schema_clocks, self._membership_version)
+
     def _left(self) -> Flushed:
         """Return what the batch that has just been committed has left in the file."""
         return Flushed(dict(self.applied), self.schema_version, self.applied_clock, self.batches, self._members)
@@ -607,6 +631,8 @@ class Engine:
         flushed = self.flushed
         self._wal.sync()
         self.durable = flushed.applied
+        if self.page is not None:
+            self.page.synced(flushed.batches)
 
     @property
     def wal_frames(self) -> int:
@@ -697,6 +723,8 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        if self.page is not None:
+            self.page.close()
         if self.build is not None:
             self.build.interrupt()
         self.come_back()
@@ -830,6 +858,7 @@ class Engine:
             except EntryMalformedError as error:
                 raise unreadable(entry, error) from error
         elif transaction.kind == SCHEMA:
+            self._schema_clocks = None
             self._versions.apply(entry)
         else:
             assert transaction.kind == MEMBERS
@@ -875,6 +904,7 @@ class Engine:
         self._executor.use(tables)
         self._ids.use(tables)
         self._watched = tables.watched
+        self._schema_clocks = None
         self._is_changed = True
 
     def _learn_members(self) -> None:
@@ -883,3 +913,4 @@ class Engine:
         self.access.learn(membership.users, membership.nodes)
         self.precision.learn(membership.level)
         self._members += 1
+        self._membership_version = membership.version

@@ -71,6 +71,7 @@ from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, PREFIX, In
 from bedrockish.node.cluster.membership import begin_on_file, judge, keep_level, recognise, set_members
 from bedrockish.node.executor import Executions
 from bedrockish.node.plugins import Plugins
+from bedrockish.node.published import Publisher
 from bedrockish.node.recalling import outcome_of
 from bedrockish.node.scheduling.assembler import Assembler
 from bedrockish.node.scheduling.checkpoints import Checkpoints
@@ -145,6 +146,7 @@ class Runtime:
         self.on_members: Callable[[], None] = lambda: None
         self.astray: dict[str, str] = {}  # members at whose address somebody else answers, and why it is not they
         self.watch = TraceBuffer(self.core.state)
+        self._publisher: Publisher | None = None
         self._troubles = Troubles()
         self.latency = Histogram()
         self._inbox: deque[Event] = deque()
@@ -432,6 +434,7 @@ class Runtime:
             self._nursery = nursery
             await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
             self.durable_batches = self.engine.batches
+            self._publisher = Publisher(self.engine, self.core.state)
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
             nursery.start_soon(self._loop.watch_time)  # a part of the loop: without it the core would not wake
@@ -445,6 +448,7 @@ class Runtime:
                 ("looking for troubles", partial(tell_troubles, self.status)),
                 ("building beside tables", self.transactions.builds.watch),
                 ("reading beside the writer", self._reads.run),
+                ("publishing", self._publisher.beat),
                 ("raising the cluster's level", partial(keep_level, self.core, self.submit)),
             ):
                 nursery.start_soon(self.faults.keep_running, what, watch)
@@ -464,6 +468,8 @@ class Runtime:
 
     def _cycle(self) -> Turn:
         yield from self._turn()
+        if self._publisher is not None:  # before any batch of a node that serves no more is written
+            self._publisher.look()
         yield from self._let_go()
 
     @property

@@ -3,6 +3,7 @@
 On any failure the stream is closed, after the other end was told the reason if the link still allowed it.
 """
 
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -22,6 +23,7 @@ from bedrockish_net.errors import (
 )
 from bedrockish_net.events import Event, Goodbye, Hello
 from bedrockish_net.limits import Limits
+from bedrockish_net.local_socket import is_path, short_path
 from bedrockish_net.loopback import is_loopback
 from bedrockish_net.tls import check_certificate
 
@@ -77,10 +79,11 @@ async def dial(
     nothing leaves this machine.
     """
     where = address_text(host, port)
+    if is_path(host):
+        ssl_context = None  # it does not leave the machine
     with trio.move_on_after(seconds):
         try:
-            stream: trio.abc.Stream = await trio.open_tcp_stream(host, port)  # it sets TCP_NODELAY
-            _keep_unsent_here(stream)
+            stream: trio.abc.Stream = await _open_stream(host, port)
         except OSError as error:
             raise DialError(f"cannot connect to {where}: {error_text(error)}") from error
         if ssl_context is not None:
@@ -230,10 +233,17 @@ def stays_here(stream: trio.abc.Stream) -> bool:
     while isinstance(raw, trio.SSLStream):
         raw = raw.transport_stream
     try:
+        if raw.socket.family == socket.AF_UNIX:
+            return True
         address = raw.socket.getpeername()[0]
     except AttributeError:  # not a socket at all, such as two ends in one program
         return True
     return is_loopback(str(address))
+
+
+def is_local(stream: trio.abc.Stream) -> bool:
+    """Whether the other end of a stream is a program that has come by the node's Unix socket."""
+    return isinstance(stream, trio.SocketStream) and stream.socket.family == socket.AF_UNIX
 
 
 def error_text(error: BaseException) -> str:
@@ -247,8 +257,25 @@ def error_text(error: BaseException) -> str:
 
 
 def address_text(host: str, port: int) -> str:
-    """Return an address as people write it."""
+    """Return an address as people write it; the path of a Unix socket is one by itself."""
+    if is_path(host):
+        return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _open_stream(host: str, port: int) -> trio.SocketStream:
+    if not is_path(host):
+        stream = await trio.open_tcp_stream(host, port)  # it sets TCP_NODELAY
+        _keep_unsent_here(stream)
+        return stream
+    made = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with short_path(host) as short:
+            await made.connect(short)
+    except BaseException:
+        made.close()
+        raise
+    return trio.SocketStream(made)
 
 
 def _keep_unsent_here(stream: trio.abc.Stream) -> None:

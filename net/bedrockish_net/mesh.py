@@ -7,6 +7,7 @@ dialled. So every node redials what it needs itself, and two nodes never have to
 import math
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ ALONE_SECONDS_MIN = 1.0  # how long a peer is left alone that sends nonsense aga
 ALONE_SECONDS_MAX = 60.0  # … up to this
 INFLOW_BYTES = 256 << 20  # for incomplete messages of all clients, unless the caller sets another limit
 FORGIVEN_SECONDS = 600.0  # without nonsense: what was before does not count any more
+
+LOCAL = "(local)"  # instead of an address: a program that has come by the Unix socket
 
 Address = tuple[str, int]
 
@@ -119,6 +122,7 @@ class Mesh:
         listen_context: TLS for links that we accept.
         trust: shown each stream, dialled or accepted, when the other end has spoken; raises RefusedError to end it.
         admit: shown the stream and the HELLO of each who comes; raises RefusedError to turn it away.
+        local_socket: listens for programs of this machine, who need no TLS; closed at the end. None: there is none.
     """
 
     def __init__(
@@ -142,8 +146,10 @@ class Mesh:
         listen_context: ssl.SSLContext | None = None,
         trust: Trusts = lambda _: None,
         admit: Admits | None = None,
+        local_socket: socket.socket | None = None,
     ) -> None:
         self.hello = hello
+        self._local_socket = local_socket
         self.addresses: list[Address] = []
         self._peers = {node: _Peer(address) for node, address in peers.items() if node != hello.node}
         self._on_event = on_event
@@ -311,6 +317,8 @@ class Mesh:
             self._nursery = nursery
             if self.read_loop is not None:
                 nursery.start_soon(self.read_loop.run)
+            if self._local_socket is not None:
+                listeners.append(trio.SocketListener(trio.socket.from_stdlib_socket(self._local_socket)))
             nursery.start_soon(trio.serve_listeners, self._welcome, listeners)
             self._start_dialling()
             task_status.started(self.addresses)
@@ -423,6 +431,8 @@ class Mesh:
                 nonlocal has_spoken
                 self._doors.speak(number)
                 has_spoken = True
+                if hello.role == "peer" and handshake.is_local(stream):
+                    raise RefusedError(Code.REFUSED, "this socket is for programs of the machine, not for nodes")
                 if self._admit_caller is not None:
                     await self._admit_caller(stream, hello)
 
@@ -432,7 +442,7 @@ class Mesh:
                     self.hello,
                     self._judge,
                     self._limits,
-                    self._listen_context,
+                    None if handshake.is_local(stream) else self._listen_context,
                     self._trust,
                     admit,
                 )
@@ -517,8 +527,21 @@ class Mesh:
 
 
 def _caller(stream: trio.SocketStream) -> str:
+    if handshake.is_local(stream):
+        return f"{LOCAL}:{_process_of(stream)}"
     try:
         host, port = stream.socket.getpeername()[:2]
     except OSError:
         return "a caller that is gone"
     return address_text(host, port)
+
+
+def _process_of(stream: trio.SocketStream) -> int:
+    """Return the id of the process at the other end of a Unix socket; 0 where the system does not tell it."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return 0
+    try:
+        return int.from_bytes(stream.socket.getsockopt(socket.SOL_SOCKET, option, 12)[:4], sys.byteorder)
+    except OSError:
+        return 0

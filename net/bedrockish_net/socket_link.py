@@ -13,6 +13,7 @@ from bedrockish_net.errors import Code, DialError, LinkClosedError, RefusedError
 from bedrockish_net.events import Closed, Data, Goodbye, Hello, Ping
 from bedrockish_net.handshake import READ_BYTES, READ_FIRST_BYTES, WAY_TO_TLS, address_text, broken_off, error_text
 from bedrockish_net.limits import Limits
+from bedrockish_net.local_socket import connect, is_path
 from bedrockish_net.loopback import is_loopback
 
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -169,17 +170,20 @@ def dial(
     """
     where, until = address_text(host, port), monotonic() + seconds
     try:
-        sock = socket.create_connection((host, port), seconds)
+        sock = connect(host, seconds) if is_path(host) else socket.create_connection((host, port), seconds)
     except TimeoutError as error:
         raise DialError(f"{where} did not answer within {seconds:g} s") from error
     except OSError as error:
         raise DialError(f"cannot connect to {where}: {error_text(error)}") from error
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if is_path(host):
+            ssl_context = None  # it does not leave the machine
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if ssl_context is not None:
             sock.settimeout(max(0.001, until - monotonic()))
             sock = ssl_context.wrap_socket(sock, server_hostname=hello.to or host)
-        elif not is_loopback(str(sock.getpeername()[0])):
+        elif not is_path(host) and not is_loopback(str(sock.getpeername()[0])):
             raise TlsError(f"{where} is on another machine, and nothing goes there without TLS; {WAY_TO_TLS}")
         connection = _shake(sock, hello, limits, until)
         assert connection.remote is not None

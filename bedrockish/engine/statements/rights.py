@@ -20,6 +20,7 @@ from bedrockish_journal.storage.packing import UNPACKED
 
 NOBODY = -1  # nobody whom the cluster knows
 TOKEN = "(http_token)"  # stands for whoever has the token of a node; no user has such a name
+LOCAL = "(local)"  # stands for a program that may open the node's file, and so may do everything
 CERTIFIED = "client:"  # before the name of a user who has shown a certificate for it
 KNOWN_MAX = 1_000
 JOURNAL, META = "bedrockish_journal", "bedrockish_meta"
@@ -167,7 +168,7 @@ class Access:
 
     def _rights(self, user: str) -> tuple[int, Mapping[str, int]]:
         """Return the role of whoever came in under a name, and the roles for single tables."""
-        if user == TOKEN:
+        if user in (TOKEN, LOCAL):
             return ADMIN, _NO_TABLES
         kind, colon, holder = user.partition(":")
         if colon and kind == "node":

@@ -24,11 +24,12 @@ from bedrockish.common.access_token import FOR_S_MAX, AccessToken, is_signed, ma
 from bedrockish.common.password_hash import PASSWORD_CHARACTERS_MAX, SALT_BYTES, PasswordHash, hash_password, read_hash
 from bedrockish.config.config import Config
 from bedrockish.config.exposure import Files
-from bedrockish.engine.statements.rights import Access
+from bedrockish.engine.statements.rights import LOCAL, Access
 from bedrockish.errors import AuthenticationError, ConfigError, UsageError
 from bedrockish.node.cluster.identity import only_asks
 from bedrockish_net.errors import Code, RefusedError
 from bedrockish_net.events import Hello
+from bedrockish_net.handshake import is_local
 from bedrockish_net.tls import (
     CertificateError,
     certificate_holders,
@@ -181,6 +182,10 @@ class Gate:
         Raises:
             RefusedError: it has none of them.
         """
+        if is_local(stream):  # who may open the socket may open the file: a user that is named narrows the rights
+            named = hello.info.get(USER)
+            self._let_in[stream] = named[:USER_CHARACTERS_MAX] if isinstance(named, str) else LOCAL
+            return
         if hello.role == "peer" or not self.users or has_certificate(stream) or only_asks(hello):
             return
         user, password, token = (hello.info.get(name) for name in (USER, PASSWORD, GIVEN_TOKEN))

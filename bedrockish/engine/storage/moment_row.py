@@ -1,0 +1,70 @@
+"""The row of ``bedrockish_meta`` that tells which moment a snapshot of the file shows.
+
+It is written with each batch, so whoever reads the file, in whatever language, knows from the snapshot itself what has
+been applied in it. The value is JSON: any SQLite reads a part of it with ``value ->> '$.vector.A'``.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.storage import system_tables as system
+from bedrockish_journal.model.value import value
+
+KEY = "moment"
+
+
+@value
+class FileMoment:
+    """What a snapshot shows.
+
+    Attributes:
+        batch: how many batches were committed in the life of the file.
+        vector: the last tick applied of each timeline.
+        clock: one that is not before that of anything applied.
+        schema: version of the schema in force.
+        in_force: the clock from which on that is in force.
+        following: the clock from which on the next one will be; None if no change is scheduled.
+        members: version of the membership.
+    """
+
+    batch: int
+    vector: Mapping[str, int]
+    clock: int
+    schema: int
+    in_force: int = 0
+    following: int | None = None
+    members: int = 0
+
+
+def write(db: apsw.Connection, moment: FileMoment) -> None:
+    """Write the row in the open batch."""
+    fields = {
+        "batch": moment.batch,
+        "vector": moment.vector,
+        "clock": moment.clock,
+        "schema": moment.schema,
+        "in_force": moment.in_force,
+        "following": moment.following,
+        "members": moment.members,
+    }
+    system.set_meta(db, KEY, json.dumps(fields, separators=(",", ":")))
+
+
+def read(text: Any) -> FileMoment | None:
+    """Return what the row's value says; None if it is not the value of such a row."""
+    try:
+        said = json.loads(text)
+        return FileMoment(
+            int(said["batch"]),
+            {str(leader): int(tick) for leader, tick in said["vector"].items()},
+            int(said["clock"]),
+            int(said["schema"]),
+            int(said["in_force"]),
+            None if said["following"] is None else int(said["following"]),
+            int(said["members"]),
+        )
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return None

@@ -1,0 +1,77 @@
+"""What a node publishes for the programs of its machine: the page next to its file, and the socket."""
+
+import logging
+import os
+import socket
+from contextlib import suppress
+
+import trio
+
+from bedrockish.core.state.state import State
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import ConfigError
+from bedrockish.local.page import READING, REFUSING, SERVING, Page, socket_path
+from bedrockish_net import local_socket
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 0.5  # between two heartbeats
+PAGE_MODE, SOCKET_MODE = 0o600, 0o600  # the file's owner alone
+
+
+class Publisher:
+    """Writes the page of one node.
+
+    Args:
+        engine: of the node, all of whose batches are durable.
+        state: of the node's core.
+    """
+
+    def __init__(self, engine: Engine, state: State) -> None:
+        self._engine, self._state = engine, state
+        self._page: Page | None = None
+        try:
+            page = Page(engine.path, engine.batches, PAGE_MODE)
+        except (ConfigError, OSError) as error:  # the node serves by its addresses all the same
+            logger.warning("programs of this machine cannot open %s: %s", engine.path, error)
+            return
+        self._page = page
+        engine.publish(page)
+
+    @property
+    def _mode(self) -> int:
+        if self._state.trouble:
+            return REFUSING
+        return SERVING if self._state.health.writes else READING
+
+    def look(self) -> None:
+        """Tell at once if the node does something else than the page says."""
+        if self._page is not None and self._page.mode != self._mode:
+            self._beat(self._page)
+
+    def _beat(self, page: Page) -> None:
+        page.beat(self._mode, self._state.clock.safe)
+
+    async def beat(self) -> None:
+        """Tell twice a second that the node runs, until cancelled."""
+        while self._page is not None:
+            self._beat(self._page)
+            await trio.sleep(BEAT_S)
+
+
+def open_socket(database: str) -> socket.socket | None:
+    """Return the socket on which programs of this machine reach the node; None where that cannot be."""
+    if not hasattr(socket, "AF_UNIX"):
+        return None
+    path = socket_path(os.path.realpath(database))
+    try:
+        return local_socket.listen(path, SOCKET_MODE)
+    except OSError as error:  # such as a file system without sockets
+        logger.warning("programs of this machine cannot use %s: %s", path, error.strerror or error)
+        return None
+
+
+def close_socket(database: str) -> None:
+    """Remove the file of the socket, after the socket was closed."""
+    with suppress(OSError):
+        os.unlink(socket_path(os.path.realpath(database)))

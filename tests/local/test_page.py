@@ -1,0 +1,182 @@
+"""The page: what a reader takes for true, and what it must not."""
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from bedrockish.errors import UnavailableError
+from bedrockish.local import page as pages
+from bedrockish.local.page import READING, REFUSING, SERVING, SIZE, STOPPED, Page, Published, page_path
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    path = tmp_path / "A.sqlite"
+    path.write_bytes(b"x")
+    return str(path)
+
+
+@pytest.fixture
+def page(database: str) -> Page:
+    made = Page(database, 5)
+    made.beat(SERVING, 0)
+    return made
+
+
+def test_reader_sees_what_the_node_says(database: str, page: Page) -> None:
+    page.wrote(7, 120, b"saltsalt", 3)
+    page.synced(6)
+    page.beat(SERVING, 99)
+    reader = Published(database)
+    facts = reader.facts()
+    reader.check(facts)
+    assert (facts.mode, facts.written, facts.durable, facts.safe) == (SERVING, 7, 6, 99)
+    assert facts.process == os.getpid()
+    assert reader.batch(7) == (7, 120, b"saltsalt", 3)
+    assert reader.batch(7 + pages.BATCHES) is None
+    assert os.stat(page_path(database)).st_mode & 0o777 == 0o600
+
+
+def test_durable_batch_never_goes_back(database: str, page: Page) -> None:
+    """Two syncs may end in either order: the helper thread's, and that of the loop."""
+    page.synced(9)
+    page.synced(8)
+    assert Published(database).facts().durable == 9
+
+
+def test_page_that_is_being_written_is_not_believed(database: str, page: Page) -> None:
+    reader = Published(database, pause=lambda _: None)
+    with open(page_path(database), "r+b") as file:
+        file.seek(8)
+        number = int.from_bytes(file.read(8), "little")
+        file.seek(8)
+        file.write((number + 1).to_bytes(8, "little"))
+        file.flush()
+        with pytest.raises(UnavailableError, match="cannot be read"):
+            reader.facts()
+    page.beat(SERVING, 0)
+    assert reader.facts().mode == SERVING
+
+
+@pytest.mark.parametrize("place", [16, 20, 40, 72, 80, 88])
+def test_changed_byte_is_not_believed(database: str, page: Page, place: int) -> None:
+    reader = Published(database, pause=lambda _: None)
+    with open(page_path(database), "r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(UnavailableError, match="cannot be read"):
+        reader.facts()
+
+
+def test_batch_that_is_being_written_is_not_believed(database: str, page: Page) -> None:
+    page.wrote(7, 120, b"saltsalt", 3)
+    with open(page_path(database), "r+b") as file:
+        file.seek(128 + 7 * 32 + 8)
+        file.write(b"\xff")
+    assert Published(database).batch(7) is None
+
+
+def test_reader_never_sees_a_mixture(database: str, page: Page) -> None:
+    """The page says the same number as last batch written and as safe clock; a reader must never find two numbers."""
+    reader, over = Published(database), threading.Event()
+    wrong: list[tuple[int, int]] = []
+
+    def read() -> None:
+        while not over.is_set():
+            facts = reader.facts()
+            if facts.written != facts.durable and facts.durable > 5:
+                wrong.append((facts.written, facts.durable))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(6, 20_000):
+        with page._lock:
+            page._facts = page._facts._replace(written=number, durable=number)
+            page._put()
+    over.set()
+    thread.join()
+    assert not wrong
+
+
+def test_node_that_does_not_serve_is_refused(database: str, page: Page) -> None:
+    reader = Published(database)
+    page.beat(READING, 0)
+    assert not reader.facts().why_not
+    page.beat(REFUSING, 0)
+    with pytest.raises(UnavailableError, match="not serving"):
+        reader.check(reader.facts())
+    page.close()
+    with pytest.raises(UnavailableError, match="stopped"):
+        reader.check(reader.facts())
+    assert reader.facts().mode == STOPPED
+
+
+def test_generation_changes_before_a_file_is_exchanged(database: str, page: Page) -> None:
+    """A reader that finds the same generation before and after it has opened the file has opened the right one."""
+    reader = Published(database)
+    first = reader.facts().generation
+    page.beat(READING, 0)
+    assert reader.facts().generation == first
+    page.close()
+    stopped = reader.facts().generation
+    assert stopped != first
+    again = Page(database, 5)
+    again.beat(SERVING, 0)
+    assert reader.facts().generation not in (first, stopped), "the page is written in place: the old map shows it"
+
+
+def test_silent_node_counts_as_gone(database: str, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a machine that slept: the clock goes on then."""
+    reader = Published(database)
+    now = pages.now_ns()
+    monkeypatch.setattr(pages, "now_ns", lambda: now + pages.SILENT_NS + 1_000_000_000)
+    with pytest.raises(UnavailableError, match="has not run for"):
+        reader.check(reader.facts())
+
+
+def test_page_of_another_machine_is_refused(database: str, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that two machines mount, or a page that a power failure has left."""
+    reader = Published(database)
+    monkeypatch.setattr(pages, "boot_id", lambda: bytes(16))
+    with pytest.raises(UnavailableError, match="another machine"):
+        reader.check(reader.facts())
+
+
+def test_copy_of_file_and_page_is_refused(database: str, page: Page, tmp_path: Path) -> None:
+    other = str(tmp_path / "copy.sqlite")
+    shutil.copy(database, other)
+    shutil.copy(page_path(database), page_path(other))
+    reader = Published(other)
+    with pytest.raises(UnavailableError, match="copy"):
+        reader.check(reader.facts())
+
+
+def test_exchanged_file_is_refused(database: str, page: Page, tmp_path: Path) -> None:
+    reader = Published(database)
+    fresh = tmp_path / "fresh"
+    fresh.write_bytes(b"y")
+    fresh.rename(database)
+    with pytest.raises(UnavailableError, match="exchanged"):
+        reader.check(reader.facts())
+
+
+def test_network_file_system_is_refused(database: str, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Published(database)
+    assert pages.file_system(os.stat(database).st_dev) not in pages.NETWORK_FILE_SYSTEMS
+    monkeypatch.setattr(pages, "file_system", lambda _: "nfs4")
+    with pytest.raises(UnavailableError, match="network file system nfs4"):
+        reader.check(reader.facts())
+
+
+def test_file_without_page_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="bedrockish serve"):
+        Published(str(tmp_path / "A.sqlite"))
+    short = tmp_path / "B.sqlite-node"
+    short.write_bytes(bytes(SIZE - 1))
+    with pytest.raises(UnavailableError, match="not a node's page"):
+        Published(str(tmp_path / "B.sqlite"))

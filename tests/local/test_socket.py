@@ -1,0 +1,146 @@
+"""The Unix socket of a real node: who may use it, and as whom."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish import connect
+from bedrockish.api.requests import MemberChange
+from bedrockish.api.url import Address, Target
+from bedrockish.client.blocking import Connection, open_socket_client
+from bedrockish.client.credentials import Entry
+from bedrockish.client.socket_driver import run
+from bedrockish.common.password_hash import SALT_BYTES, hash_password
+from bedrockish.errors import AuthenticationError, BedrockishError, ForbiddenError, UnavailableError
+from bedrockish.local.page import Published, page_path, socket_path
+from bedrockish_net import handshake
+from bedrockish_net.errors import RefusedError
+from bedrockish_net.events import Hello
+from bedrockish_net.limits import Limits
+from bedrockish_net.socket_link import dial
+from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
+
+
+def by_socket(node: LocalNode, user: str | None = None) -> Connection:
+    target = Target((Address(socket_path(node.database), 0),))
+    return Connection(open_socket_client(target, None, Entry(user=user, password="")))
+
+
+def test_client_reads_and_writes_by_the_socket(node: LocalNode, table: str) -> None:
+    with by_socket(node) as db:
+        db.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a)")
+        db.execute(f"INSERT INTO {table} VALUES (1, 'one')")
+        assert db.execute(f"SELECT a FROM {table}").value() == "one"
+
+
+def test_only_the_owner_may_use_page_and_socket(node: LocalNode) -> None:
+    for path in (page_path(node.database), socket_path(node.database)):
+        assert os.stat(path).st_mode & 0o777 == 0o600
+    assert stat.S_ISSOCK(os.stat(socket_path(node.database)).st_mode)
+
+
+def test_socket_takes_no_nodes(node: LocalNode) -> None:
+    """A peer proves itself by a certificate, or by being at its address."""
+    with pytest.raises(RefusedError, match="not for nodes"):
+        dial(socket_path(node.database), 0, Hello("A", "bedrockish", "peer"), 5.0, Limits(), None)
+
+
+def test_page_tells_each_batch_when_it_is_durable(node: LocalNode, table: str) -> None:
+    reader = Published(str(node.database))
+    with by_socket(node) as db:
+        db.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a)")
+        before = reader.facts()
+        for number in range(20):
+            db.execute(f"INSERT INTO {table} VALUES ({number}, 1)")
+            facts = reader.facts()
+            assert facts.durable > before.durable, "an answer leaves when its batch is durable, and the page knows it"
+            assert facts.durable <= facts.written
+            before = facts
+        batch = reader.batch(before.durable)
+        assert batch is not None
+        assert batch.frames > 0
+
+
+def test_program_may_do_everything_and_a_named_user_what_it_may(tmp_path: Path) -> None:
+    """Who may open the socket may open the file; by the address a password is wanted as ever."""
+    with local_cluster(tmp_path / "node", ("A",)) as cluster:
+        node = cluster.nodes[0]
+        trio.run(cluster.wait_ready, 0)
+        with by_socket(node) as db:
+            db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+            for name, role in (("root", "admin"), ("ann", "reader")):
+                secret = str(hash_password("secret", os.urandom(SALT_BYTES)))
+                change = MemberChange("user add", name, role=role, secret=secret)
+                run(db._client.change_members, change)
+            db.execute("INSERT INTO t VALUES (1)")
+        with by_socket(node, "ann") as db:
+            assert db.execute("SELECT id FROM t").value() == 1
+            with pytest.raises(ForbiddenError, match="ann needs the role writer"):
+                db.execute("INSERT INTO t VALUES (2)")
+        with pytest.raises(ForbiddenError, match="does not know nobody"):
+            by_socket(node, "nobody")
+        with pytest.raises(AuthenticationError):
+            connect(cluster.url())
+
+
+def test_socket_needs_no_tls(tmp_path: Path) -> None:
+    settings = {"security": {"tls": str(tmp_path / "certs")}}
+    cluster = LocalCluster(tmp_path / "node", ("A",), settings)
+    command = [sys.executable, "-m", "bedrockish.cli.main", "tls", str(tmp_path / "certs"), "A=127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True, env=clean_environment())
+    with cluster.running():
+        until = time.monotonic() + 30
+        while not Path(socket_path(cluster.nodes[0].database)).exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        with by_socket(cluster.nodes[0]) as db:
+            assert db.execute("SELECT 1").value() == 1
+        with pytest.raises(BedrockishError):
+            connect(cluster.url())
+
+
+def test_long_path_fits(tmp_path: Path) -> None:
+    """The system's structure for the address of a socket has 108 bytes."""
+    folder = tmp_path / ("x" * 100) / ("y" * 100)
+    folder.mkdir(parents=True)
+    with local_cluster(folder / "node", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        with by_socket(cluster.nodes[0]) as db:
+            assert db.execute("SELECT 1").value() == 1
+
+        async def ask() -> object:
+            target = Target((Address(socket_path(cluster.nodes[0].database), 0),))
+            stream, _ = await handshake.dial(
+                *target.addresses[0], Hello("x", "bedrockish", "client"), 5, Limits(), None
+            )
+            await stream.aclose()
+            return True
+
+        assert trio.run(ask)
+
+
+def test_ended_node_leaves_a_page_that_says_so(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "node", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        reader = Published(str(node.database))
+        reader.check(reader.facts())
+        assert node.process is not None
+        node.process.terminate()
+        node.process.wait()
+        with pytest.raises(UnavailableError, match="stopped"):
+            reader.check(reader.facts())
+        assert not Path(socket_path(node.database)).exists()
+        node.start()
+        trio.run(cluster.wait_ready, 0)
+        reader.check(reader.facts())
+        node.kill()
+        node.start()  # the socket that the killed process has left is replaced
+        trio.run(cluster.wait_ready, 0)
+        with by_socket(node) as db:
+            assert db.execute("SELECT 1").value() == 1

@@ -233,12 +233,10 @@ def stays_here(stream: trio.abc.Stream) -> bool:
     while isinstance(raw, trio.SSLStream):
         raw = raw.transport_stream
     try:
-        if raw.socket.family == socket.AF_UNIX:
-            return True
-        address = raw.socket.getpeername()[0]
+        address = raw.socket.getpeername()
     except AttributeError:  # not a socket at all, such as two ends in one program
         return True
-    return is_loopback(str(address))
+    return isinstance(address, str) or is_loopback(str(address[0]))  # a text is the path of a Unix socket
 
 
 def is_local(stream: trio.abc.Stream) -> bool:

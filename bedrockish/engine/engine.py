@@ -30,7 +30,7 @@ from bedrockish.engine.execution import group_execution as together
 from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import Executor, MixesError
 from bedrockish.engine.execution.explain import explain
-from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts, Publishes
+from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
 from bedrockish.engine.sqlite.errors import broken
 from bedrockish.engine.sqlite.limits import Limits, Memory
 from bedrockish.engine.statements.changes_vtab import give_functions
@@ -39,26 +39,26 @@ from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
-from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.build import Build, remove_copied
 from bedrockish.engine.storage.column_drop import ColumnDrop, DropPlan, plan_drop
-from bedrockish.engine.storage.database_file import FileLock, Founding, PageCache, connect
+from bedrockish.engine.storage.database_file import FileLock, Founding, PageCache, connect, place_of
 from bedrockish.engine.storage.index_build import IndexBuild
 from bedrockish.engine.storage.index_plan import IndexPlan, plan_index
 from bedrockish.engine.storage.journal_tables import DamagedEntries, Journal
 from bedrockish.engine.storage.overlay_vfs import Moment, salt_of
+from bedrockish.engine.storage.publication import Publication
 from bedrockish.engine.storage.row_applier import RowApplier, unreadable
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.engine.storage.scratch_files import check_room, size_of
 from bedrockish.engine.storage.staged_changes import StagedStore
 from bedrockish.engine.storage.wal import Wal, copy_file
-from bedrockish.errors import ConfigError, DamagedError, EntryMismatchError, UnavailableError
+from bedrockish.errors import DamagedError, EntryMismatchError, UnavailableError
 from bedrockish_journal.model.changes import Change, decode_changes, decode_changes_in_pieces, decode_steps
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
-from bedrockish_journal.storage import schema_history, store
+from bedrockish_journal.storage import store
 
 __all__ = ["Engine", "Founding", "Limits"]
 
@@ -89,7 +89,7 @@ class Engine:
         pages: of the file, that the writer keeps to read them again.
         damaged: entries of the journal that were found damaged when somebody wanted them, by place, and in what way.
         build: of what the scheduled change of the schema makes, if it is built beside its table.
-        page: is told which batches are written and which are durable; closed with the engine.
+        publication: tells others which batches are written and which are durable.
     """
 
     def __init__(
@@ -113,9 +113,8 @@ class Engine:
         self._wal = Wal(db, full_sync=full_sync)
         self._batch: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._closed = self._is_begun = False
-        self._members = self._membership_version = 0  # how often they were learnt
-        self._schema_clocks: tuple[int, int | None] | None = None  # as ``schema_history.clocks`` tells; None: not read
-        self.page: Publishes | None = None
+        self._members = 0  # how often they were learnt
+        self.publication = Publication(db, self._wal)
         self.pages = PageCache(db, limits.memory.max_bytes)
         self._weight = 0  # about how many bytes the open batch has
         self._wait: Callable[[], None] | None = None  # returns as soon as the thread that has the writer is done
@@ -166,12 +165,7 @@ class Engine:
             ConfigError: the file cannot be used; the text says why and what to do.
             DamagedError: what it holds is not what a node's file must hold.
         """
-        place = Path(path).resolve()
-        if place.is_dir() or not place.parent.is_dir():
-            what = "is a directory" if place.is_dir() else "is in a directory that does not exist"
-            raise ConfigError(f"{place} {what}; give the path of a file")
-        if founding is None and not place.exists():
-            raise ConfigError(f"{place}: no such file; start the node with its name and members to create it")
+        place = place_of(path, may_be_new=founding is not None)
         limits = limits or Limits()
         lock = FileLock(place)
         try:
@@ -277,16 +271,6 @@ class Engine:
         wal = self._wal.descriptor
         shared = self.locks, lambda: self._executor.known, self.access, self.precision
         return Beside(self.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
-
-    @property
-    def path(self) -> str:
-        """The database file, by its absolute path."""
-        return self._file
-
-    def publish(self, page: Publishes) -> None:
-        """Tell a page from now on which batches are written and durable; all that was flushed is durable."""
-        page.wrote(self.batches, self._wal.frames, salt_of(self._wal.descriptor), self.schema_version)
-        self.page = page
 
     def moment(self) -> Moment:
         """Return the state of the file after the last flush."""
@@ -578,12 +562,11 @@ class Engine:
         self._keep_to_ourselves()
         try:
             system.set_meta(db, "batches", self.batches + 1)
-            moment_row.write(db, self._moment_of(self.batches + 1))
+            self.publication.write(self.batches + 1, self.applied, self.applied_clock, self.schema_version)
             self._is_begun = False
             self._control("COMMIT")
             self.batches += 1
-            if self.page is not None:
-                self.page.wrote(self.batches, self._wal.frames, salt_of(self._wal.descriptor), self.schema_version)
+            self.publication.wrote(self.batches, self.schema_version)
             self._batch.clear()
             if self.staged.attached:
                 self.staged.detach()
@@ -606,13 +589,6 @@ class Engine:
             raise self._broken(error) from error
         return True
 
-    def _moment_of(self, batch: int) -> moment_row.FileMoment:
-        """Return what the file says of the open batch, which will be that one."""
-        if self._schema_clocks is None:
-            self._schema_clocks = schema_history.clocks(self._db)
-        applied, clock, schema = self.applied, self.applied_clock, self.schema_version
-        return moment_row.FileMoment(batch, applied, clock, schema, *self._schema_clocks, self._membership_version)
-
     def _left(self) -> Flushed:
         """Return what the batch that has just been committed has left in the file."""
         return Flushed(dict(self.applied), self.schema_version, self.applied_clock, self.batches, self._members)
@@ -631,8 +607,7 @@ class Engine:
         flushed = self.flushed
         self._wal.sync()
         self.durable = flushed.applied
-        if self.page is not None:
-            self.page.synced(flushed.batches)
+        self.publication.synced(flushed.batches)
 
     @property
     def wal_frames(self) -> int:
@@ -711,20 +686,12 @@ class Engine:
             copy_file(source, Path(path), go_on)
         remove_copied(Path(path))
 
-    def digest(self) -> str:
-        """Return the digest of the tables as of the last flush: equal on nodes that have applied the same."""
-        from bedrockish_journal.verify.replay import digest
-
-        with closing(self.open_reader()) as reader:
-            return digest(reader)
-
     def close(self) -> None:
         """Give up what was not flushed, and close the file. Closing it twice is fine."""
         if self._closed:
             return
         self._closed = True
-        if self.page is not None:
-            self.page.close()
+        self.publication.end()
         if self.build is not None:
             self.build.interrupt()
         self.come_back()
@@ -858,7 +825,7 @@ class Engine:
             except EntryMalformedError as error:
                 raise unreadable(entry, error) from error
         elif transaction.kind == SCHEMA:
-            self._schema_clocks = None
+            self.publication.forget_schema()
             self._versions.apply(entry)
         else:
             assert transaction.kind == MEMBERS
@@ -904,7 +871,7 @@ class Engine:
         self._executor.use(tables)
         self._ids.use(tables)
         self._watched = tables.watched
-        self._schema_clocks = None
+        self.publication.forget_schema()
         self._is_changed = True
 
     def _learn_members(self) -> None:
@@ -913,4 +880,4 @@ class Engine:
         self.access.learn(membership.users, membership.nodes)
         self.precision.learn(membership.level)
         self._members += 1
-        self._membership_version = membership.version
+        self.publication.members = membership.version

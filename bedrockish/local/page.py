@@ -169,6 +169,8 @@ class Page:
         entry = _BATCH.pack(number, frames, salts, schema, 0)[:-4]
         place = _BATCHES_AT + number % BATCHES * _BATCH.size
         with self._lock:
+            if self._map.closed:
+                return
             self._map[place : place + _BATCH.size] = entry + crc32(entry).to_bytes(4, "little")
             self._facts = self._facts._replace(written=number)
             self._put()
@@ -197,6 +199,8 @@ class Page:
 
     def _put(self) -> None:
         """Write the facts; a reader that looks in between finds an odd number."""
+        if self._map.closed:
+            return
         facts = _FACTS.pack(*self._facts)
         self._sequence += 1
         self._map[_SEQUENCE_AT : _SEQUENCE_AT + 8] = _SEQUENCE.pack(self._sequence)

@@ -56,7 +56,6 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.contention import other_counts
 from bedrockish.engine.engine import LONG_BYTES, Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.engine.storage.scratch_files import room_on_disk
 from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, OutcomeUnknownError, UnavailableError
 from bedrockish.node.admin.activity import Activity, sizes
 from bedrockish.node.admin.memory_watch import Caller, watch_memory
@@ -64,7 +63,7 @@ from bedrockish.node.admin.retention import Upkeep, start_core
 from bedrockish.node.admin.status import describe_node
 from bedrockish.node.admin.trace_buffer import TraceBuffer
 from bedrockish.node.admin.troubles import Troubles
-from bedrockish.node.admin.watching import open_files, tell_troubles, watch_disk
+from bedrockish.node.admin.watching import tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID, MEMBERS
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, PREFIX, Incarnations, disbelieve
@@ -146,7 +145,7 @@ class Runtime:
         self.on_members: Callable[[], None] = lambda: None
         self.astray: dict[str, str] = {}  # members at whose address somebody else answers, and why it is not they
         self.watch = TraceBuffer(self.core.state)
-        self._publisher: Publisher | None = None
+        self._publisher = Publisher(engine, self.core.state)
         self._troubles = Troubles()
         self.latency = Histogram()
         self._inbox: deque[Event] = deque()
@@ -263,9 +262,6 @@ class Runtime:
         told |= {"plugins": self.plugins.describe(), "workers": self.workers.describe(), **self.upkeep.status()}
         told |= {"open_transactions": len(self.transactions), "open_streams": len(self.transactions.streams)}
         told |= {
-            "memory": self.engine.memory.describe(),
-            "disk": room_on_disk(self.config.database),
-            "files": open_files(),
             "certificates": self.credentials.ends if self.credentials is not None else {},
             "certificates_revoked": len(self.credentials.revoked) if self.credentials is not None else 0,
             "wall_s": time.time(),
@@ -434,7 +430,7 @@ class Runtime:
             self._nursery = nursery
             await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
             self.durable_batches = self.engine.batches
-            self._publisher = Publisher(self.engine, self.core.state)
+            self._publisher.begin()
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
             nursery.start_soon(self._loop.watch_time)  # a part of the loop: without it the core would not wake
@@ -468,8 +464,7 @@ class Runtime:
 
     def _cycle(self) -> Turn:
         yield from self._turn()
-        if self._publisher is not None:  # before any batch of a node that serves no more is written
-            self._publisher.look()
+        self._publisher.look()  # before any batch of a node that serves no more is written
         yield from self._let_go()
 
     @property

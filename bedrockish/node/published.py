@@ -23,20 +23,24 @@ class Publisher:
     """Writes the page of one node.
 
     Args:
-        engine: of the node, all of whose batches are durable.
+        engine: of the node.
         state: of the node's core.
     """
 
     def __init__(self, engine: Engine, state: State) -> None:
         self._engine, self._state = engine, state
         self._page: Page | None = None
+
+    def begin(self) -> None:
+        """Create the page: all batches of the engine are durable."""
+        engine = self._engine
         try:
-            page = Page(engine.path, engine.batches, PAGE_MODE)
+            page = Page(engine.publication.path, engine.batches, PAGE_MODE)
         except (ConfigError, OSError) as error:  # the node serves by its addresses all the same
-            logger.warning("programs of this machine cannot open %s: %s", engine.path, error)
+            logger.warning("programs of this machine cannot open %s: %s", engine.publication.path, error)
             return
         self._page = page
-        engine.publish(page)
+        engine.publication.begin(page, engine.batches, engine.schema_version)
 
     @property
     def _mode(self) -> int:

@@ -1,5 +1,6 @@
 """A node's engine for tests: SQL in, entries out, without any protocol between."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from bedrockish.core.protocol.records import Member, Membership, Prepared
 from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.verify.replay import digest
 
 MEMBERSHIP = Membership(0, {node: Member(node, f"localhost:{node}") for node in ("A", "B")})
 Sql = str | tuple[str, Any]
@@ -32,6 +34,11 @@ class TestNode:
         recovered = self.engine.recover()
         self.head = recovered.heads.get(node, GENESIS)
         self.tick = recovered.applied.get(node, 0)
+
+    def digest(self) -> str:
+        """The digest of the tables as of the last flush: equal on nodes that have applied the same."""
+        with closing(self.engine.open_reader()) as reader:
+            return digest(reader)
 
     def prepare(self, *statements: Sql) -> Prepared:
         return self.engine.execute(request(*statements))

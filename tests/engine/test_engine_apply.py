@@ -123,7 +123,7 @@ def test_every_node_ends_with_the_tables_of_plain_sqlite(
         assert follower.tables() == contents(alone)
         leader.save()
         follower.save()
-        assert leader.engine.digest() == follower.engine.digest()
+        assert leader.digest() == follower.digest()
     finally:
         alone.close()
         leader.engine.close()

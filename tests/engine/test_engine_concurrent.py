@@ -100,5 +100,5 @@ def test_the_journal_alone_rebuilds_the_tables(node: TestNode, tmp_path_factory:
     replay([node.path], target)
 
     rebuilt = apsw.Connection(str(target), flags=apsw.SQLITE_OPEN_READONLY)
-    assert digest(rebuilt) == node.engine.digest()
+    assert digest(rebuilt) == node.digest()
     rebuilt.close()

@@ -99,7 +99,7 @@ def test_a_copy_is_of_one_moment_and_can_be_ended(
 ) -> None:
     """Commits go on between its steps; SQLite would begin again after each."""
     large(node)
-    before = node.engine.digest()
+    before = node.digest()
     monkeypatch.setattr(wal, "COPY_PAGES", 8)
     steps = 0
 

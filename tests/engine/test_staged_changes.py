@@ -127,14 +127,14 @@ def test_rows_are_the_same_as_change_by_change(
     assert (made == []) == (staged is not None and "id + 1000" not in sql), made
     assert second.tables() == first.tables()
     second.save()
-    assert second.engine.digest() == first_digest(first)
+    assert second.digest() == first_digest(first)
     assert len(second.engine.staged) == 0
     assert second.engine.staged.attached == []
 
 
 def first_digest(first: TestNode) -> str:
     first.save()
-    return first.engine.digest()
+    return first.digest()
 
 
 def test_many_changes_of_many_kinds_at_random(make_node: MakeNode, pair: tuple[TestNode, TestNode]) -> None:
@@ -466,7 +466,7 @@ def test_rows_that_fit_in_their_order_only_are_applied_one_by_one(
     assert second.tables() == first.tables()
     assert not staged.fits
     second.save()
-    assert second.engine.digest() == first_digest(first)
+    assert second.digest() == first_digest(first)
 
 
 def test_misfit_of_a_repeated_entry_stops_the_node(

@@ -59,19 +59,6 @@ class Flushed:
     members: int = 0
 
 
-class Publishes(Protocol):
-    """The page that tells programs of the machine which batches are durable. Any thread may call it."""
-
-    def wrote(self, number: int, frames: int, salts: bytes, schema: int) -> None:
-        """Tell that a batch is in the WAL, how many frames belong to it, and which schema is in force."""
-
-    def synced(self, number: int) -> None:
-        """Tell that all batches up to this one are on the disk."""
-
-    def close(self) -> None:
-        """Tell that the file is about to be closed."""
-
-
 class Guest(Protocol):
     """Who uses the writing connection between the engine's own uses.
 

@@ -79,6 +79,21 @@ class FileLock:
         os.close(self._fd)
 
 
+def place_of(path: str | os.PathLike[str], *, may_be_new: bool) -> Path:
+    """Return the absolute path of a database file.
+
+    Raises:
+        ConfigError: no file can be there, or none is there although it must.
+    """
+    place = Path(path).resolve()
+    if place.is_dir() or not place.parent.is_dir():
+        what = "is a directory" if place.is_dir() else "is in a directory that does not exist"
+        raise ConfigError(f"{place} {what}; give the path of a file")
+    if not may_be_new and not place.exists():
+        raise ConfigError(f"{place}: no such file; start the node with its name and members to create it")
+    return place
+
+
 def others_may_read(path: Path) -> bool:
     """Whether another user of the machine may read or write the file: it was made so, or by an earlier release."""
     return bool(path.stat().st_mode & READABLE_BY_OTHERS)

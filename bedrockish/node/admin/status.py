@@ -13,6 +13,8 @@ from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Alarm, Mode
 from bedrockish.core.state.contention import conflict_counts, other_counts
 from bedrockish.core.state.state import State
+from bedrockish.engine.storage.scratch_files import room_on_disk
+from bedrockish.node.admin.watching import open_files
 from bedrockish_journal.model.clock import milliseconds
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ def describe_node(
         }
     return {
         "node": state.me,
+        "memory": engine.memory.describe(),
+        "disk": room_on_disk(config.database),
+        "files": open_files(),
         "cluster": config.cluster,
         "cluster_id": state.roster.membership.cluster_id or None,
         "version": __version__,

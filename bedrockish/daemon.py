@@ -201,6 +201,7 @@ async def _run(
             raise cancelled from None  # it was about to begin again, and is to end: no error of anybody's
         raise
     finally:
+        close_socket(config.database)
         engine.close()
 
 
@@ -288,7 +289,6 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             why_out=partial(gate.why_out, link.stream) if gate.comes_with_token(link.stream) else None,
         )
 
-    local = open_socket(config.database)
     mesh = net.Mesh(
         hello,
         addresses(state.roster.links()),
@@ -311,7 +311,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
         listen_context=credentials.listen_context,
         trust=credentials.trust,
         admit=gate.admit,
-        local_socket=local,
+        local_socket=open_socket(config.database),
     )
     runtime.on_members = partial(_take_passwords, gate, credentials, mesh)
     runtime.on_members()
@@ -333,8 +333,6 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             await runtime.run()
         finally:
             runtime.leave()
-            if local is not None:
-                close_socket(config.database)
 
 
 def _tell_where(config: Config, members: Iterable[str], bound: Iterable[tuple[str, int]]) -> None:

@@ -89,14 +89,20 @@ def describe_node(
         "in_doubt": in_doubt(core, now),
         "recoveries": dict(core.recovery.counts),
         "wal_frames": engine.wal_frames,
-        "kept": {
-            "votes": len(state.votes.by_txid),
-            "outcomes": len(state.votes.outcomes),
-            "recent": len(state.commit_window.known),
-            "waiting": sum(len(queue) for queue in core.apply_queue.waiting.values()),
-        },
+        "kept": _kept(core),
         "counts": {**counts, **other_counts(state.counts)},
         "conflicts": _conflicts(state),
+    }
+
+
+def _kept(core: Node) -> dict[str, int]:
+    """Return how much the core keeps of transactions."""
+    state = core.state
+    return {
+        "votes": len(state.votes.by_txid),
+        "outcomes": len(state.votes.outcomes),
+        "recent": len(state.commit_window.known),
+        "waiting": sum(len(queue) for queue in core.apply_queue.waiting.values()),
     }
 
 

@@ -49,6 +49,19 @@ class ConfigError(UsageError):
     code = "config"
 
 
+class CommandIdError(UsageError):
+    """Raised when the id of a command is another user's, another request's, or was settled before it happened.
+
+    The request did not happen, and never will under this id: send it under a new one. ``details["command"]`` is the id;
+    ``details["reason"]`` is ``user``, ``request`` or ``settled``.
+    """
+
+    code = "command_id"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message, **{**details, "decided": True})
+
+
 class SqlError(UsageError):
     """Raised when SQLite refuses a statement: syntax, a missing table, a wrong number of parameters. Nothing happened.
 

@@ -4,8 +4,9 @@ journal (where results are kept, so that a retried command gets its first answer
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from hashlib import sha256
 from operator import attrgetter
 from struct import Struct
 from typing import Any
@@ -16,6 +17,7 @@ from bedrockish.common.levels import LEVEL
 from bedrockish.common.trace_context import came_with
 from bedrockish.errors import ProtocolMismatchError, UsageError
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import DIGEST_BYTES
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, check
 
@@ -148,6 +150,7 @@ class Request:
         call: a registered command to be called by name, instead of statements.
         user: who asks, as the node found at its door; empty if nobody has to say. No client can set it.
         trace: the ``traceparent`` of the span of which it is a part; empty if nobody records one.
+        digest: the digest of the request of which this is a step; empty: ``digest_of`` computes its own.
     """
 
     command: str
@@ -162,6 +165,7 @@ class Request:
     call: Named | None = None
     user: str = ""
     trace: str = ""
+    digest: bytes = b""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -183,7 +187,39 @@ class Request:
             self.call,
             self.user,
             self.trace,
+            self.digest,
         )
+
+
+def digest_of(request: Request) -> bytes:
+    """Return the digest of a request: equal for equal statements or calls, whatever they are sent with.
+
+    The journal keeps it with the command's id, so that another request under the same id is found out. An open
+    transaction has the digest ``OPEN``, a command that was settled before it happened ``SETTLED``.
+
+    Raises:
+        UsageError: a text in it is no Unicode.
+    """
+    if request.digest:
+        return request.digest
+    if request.call is not None:
+        given: list[object] = ["call", request.call.name, request.call.args]
+    elif request.change is not None:
+        change = request.change
+        given = ["change", *(getattr(change, one.name) for one in fields(change))]
+    else:
+        given = ["statements", *((one.sql, one.params) for one in request.statements)]
+    return _digest(given)
+
+
+def _digest(given: list[object]) -> bytes:
+    try:
+        return sha256(cbor2.dumps(given, canonical=True)).digest()[:DIGEST_BYTES]
+    except (cbor2.CBORError, ValueError) as error:
+        raise UsageError(f"a text in the request is no Unicode: {error}; send it as bytes") from error
+
+
+OPEN, SETTLED = _digest(["open"]), _digest(["settled"])
 
 
 @value

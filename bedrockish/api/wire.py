@@ -8,7 +8,8 @@ call's: a reply with it is about the link itself. Unknown fields are ignored, un
     {"id": 7, "op": "call", "name": "transfer", "args": [1, 2, 30] | {"source": 1, …}, …}     like "execute"
     {"id": 7, "op": "member", "command": "c0…", "change": {"action": "add", "node": "D", "address": "host:port", …},
      "token": bytes | null, "timeout": 10.0}
-    {"id": 7, "op": "begin" | "statements" | "commit" | "rollback" | "settle", …}             like "execute"
+    {"id": 7, "op": "begin" | "statements" | "commit" | "rollback", …}                        like "execute"
+    {"id": 7, "op": "settle", "digest": bytes, …}         like "execute", with the digest of the command's request
     {"id": 7, "op": "stream" | "fetch" | "close", …}      like "execute"; the reply to a stream has "more": true | false
     {"id": 7, "op": "outcome", "command": "c0…"}          {"id": 7, "op": "status" | "nodes" | "ping"}
     {"id": 7, "op": "join" | "snapshot"}                  {"id": 7, "op": "chunk", "offset": 0}
@@ -44,6 +45,7 @@ from bedrockish.api.requests import (
 from bedrockish.api.url import parse_address
 from bedrockish.common.trace_context import read_traceparent
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UsageError, pack_error, unpack_error
+from bedrockish_journal.model.transaction import DIGEST_BYTES
 from bedrockish_journal.model.value import value
 
 EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", "status", "nodes", "ping"
@@ -263,7 +265,15 @@ def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1) -> Req
         call,
         user,
         read_traceparent(packed["traceparent"]) if "traceparent" in packed else "",
+        _digest(packed) if packed["op"] == SETTLE and "digest" in packed else b"",
     )
+
+
+def _digest(packed: Mapping[str, Any]) -> bytes:
+    digest = packed["digest"]
+    if type(digest) is not bytes or len(digest) != DIGEST_BYTES:
+        raise UsageError(f"the digest of a settled command should have {DIGEST_BYTES} bytes")
+    return digest
 
 
 def _decode_named(packed: Mapping[str, Any]) -> Named:
@@ -311,7 +321,7 @@ def _encode_request(number: int, op: str, request: Request) -> bytes:
     What is to be done are its statements, or a command that it calls by name.
     """
     token, named = request.token, request.call
-    count = 8 + (named is not None) + bool(request.longest_s) + bool(request.trace)
+    count = 8 + (named is not None) + bool(request.longest_s) + bool(request.trace) + bool(request.digest)
     parts = [
         _encode_head(_MAP, count),
         b"\x62id",
@@ -339,6 +349,8 @@ def _encode_request(number: int, op: str, request: Request) -> bytes:
         parts += (b"\x67longest", _FLOAT.pack(0xFB, request.longest_s))
     if request.trace:
         parts += (b"\x6btraceparent", cbor2.dumps(request.trace))
+    if request.digest:
+        parts += (b"\x66digest", cbor2.dumps(request.digest))
     return b"".join(parts)
 
 

@@ -22,7 +22,7 @@ from bedrockish.api.requests import (
 )
 from bedrockish.api.url import Target, parse_url
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, Answered, Told
-from bedrockish.errors import ConfigError, ProtocolMismatchError, UsageError
+from bedrockish.errors import CommandIdError, ConfigError, ProtocolMismatchError, UsageError
 from bedrockish.sqltext.single_statement import check_statement
 from bedrockish_journal.model.command_id import make_id
 
@@ -97,12 +97,15 @@ def command_rows(command: str, answer: Answer, statements: int) -> list[Rows]:
     """Return the results of a command.
 
     Raises:
-        UsageError: the id belongs to one that was given up.
+        CommandIdError: the id belongs to one that was settled before it happened, as an older node answers it.
         ProtocolMismatchError: the node sent something else than results.
     """
     if answer.results == NOTHING:
-        raise UsageError(
-            f"command {command} was given up: it did not happen, and nothing will under this id; use a new one"
+        raise CommandIdError(
+            f"command {command} was settled before it happened; it did not happen, and never will: send it under a new "
+            "id",
+            command=command,
+            reason="settled",
         )
     return rows_of(answer, statements)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from bedrockish.api.requests import (
@@ -28,10 +29,17 @@ from bedrockish.client.request_builder import (
     new_command,
 )
 from bedrockish.client.sansio.core import ClientCore
-from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.client.sansio.transaction_steps import What, settled
 from bedrockish.client.schemas import SchemaCalls
 from bedrockish.client.transaction import Farewell, Options, Transaction, run_transaction, shielded, transaction
-from bedrockish.errors import BedrockishError, ForgottenError, OutcomeUnknownError, UnavailableError, UsageError
+from bedrockish.errors import (
+    BedrockishError,
+    CommandIdError,
+    ForgottenError,
+    OutcomeUnknownError,
+    UnavailableError,
+    UsageError,
+)
 
 T = TypeVar("T")
 
@@ -162,7 +170,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         deadline = self._now() + timeout_s
         try:
             reply = await self._call(request, timeout_s)
-        except OutcomeUnknownError:
+        except (OutcomeUnknownError, CommandIdError):
             raise
         except BedrockishError as error:
             if not resend:
@@ -173,11 +181,11 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
                     "before cannot be told; send it again under the same id",
                     command=request.command,
                 ) from error
-            reply = await self._settled(request.command, error, deadline)
+            reply = await self._settled(request, error, deadline)
         assert isinstance(reply, Answered)
         return command_rows(request.command, reply.answer, len(request.statements) or 1)
 
-    async def _settled(self, command: str, error: BedrockishError, deadline: float) -> Answered | Told:
+    async def _settled(self, request: Request, error: BedrockishError, deadline: float) -> Answered | Told:
         """Find out what became of earlier attempts, after the last one has failed for sure.
 
         Raises:
@@ -186,9 +194,9 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         """
         seconds = max(deadline - self._now(), 1.0)
         try:
-            return await self._call(Step(0, Request(command, (), timeout_s=seconds), SETTLE), seconds)
+            return await self._call(settled(replace(request, timeout_s=seconds)), seconds)
         except UnavailableError as never:
-            if never.details.get("command") == command:
+            if never.details.get("command") == request.command:
                 raise error from None
             raise
 

@@ -6,7 +6,7 @@ raised by a transaction as soon as all members have told a higher one, and never
 lower level is refused. So during a rolling upgrade all members speak the language of the oldest one.
 """
 
-LEVEL = 4
+LEVEL = 5
 """The level of this program. 1 is release 0.1.0, which tells none; from 3 on files may have packed journals."""
 
 PACKS = 3
@@ -14,6 +14,9 @@ PACKS = 3
 
 COLUMNS = 4
 """From which level of the cluster on reads say which columns of a row they need: all say which ones they change."""
+
+DIGESTS = 5
+"""From which level of the cluster on an entry keeps a digest of each command's request."""
 
 OLDEST = 1
 """The lowest level at which this program can be a member of a cluster."""

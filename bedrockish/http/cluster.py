@@ -50,7 +50,7 @@ async def whole_activity(node: Runtime, entry: Entry) -> Facts:
     return await _all(node.status(), await node.describe_activity({}), ask, entry)
 
 
-async def end_transaction(node: Runtime, name: str, command: str, entry: Entry) -> Facts:
+async def end_transaction(node: Runtime, name: str, transaction: str, entry: Entry) -> Facts:
     """End an open transaction at a member.
 
     Raises:
@@ -58,7 +58,7 @@ async def end_transaction(node: Runtime, name: str, command: str, entry: Entry) 
         BedrockishError: the member cannot be asked.
     """
     status = node.status()
-    asked = {"do": "end", "command": command}
+    asked = {"do": "end", "id": transaction}
     if name == status["node"]:
         return await node.upkeep.handle(asked)
     facts = status["nodes"].get(name)

@@ -133,14 +133,9 @@ SCHEMAS: dict[str, Schema] = {
             "txid": TEXT,
             "leader": TEXT,
             "age_ms": {"type": "integer"},
-            "command": {"type": "string", "description": "The id of the command."},
-            "joined": {
-                "type": "array",
-                "items": TEXT,
-                "description": "The ids of further commands that share the transaction.",
-            },
+            "commands": {"type": "integer", "description": "How many commands share the transaction."},
         },
-        "required": ["txid", "leader", "age_ms", "command", "joined"],
+        "required": ["txid", "leader", "age_ms", "commands"],
     },
     "Status": {
         "type": "object",
@@ -217,7 +212,7 @@ SCHEMAS: dict[str, Schema] = {
                 "items": {
                     "type": "object",
                     "properties": {
-                        **dict.fromkeys(("command", "client", "statement"), TEXT),
+                        **dict.fromkeys(("id", "client", "statement"), TEXT),
                         **dict.fromkeys(("open_ms", "idle_ms", "changed"), COUNT),
                     },
                 },
@@ -237,8 +232,8 @@ SCHEMAS: dict[str, Schema] = {
     },
     "Open": {
         "type": "object",
-        "properties": {"node": {"type": "string"}, "command": {"type": "string"}},
-        "required": ["node", "command"],
+        "properties": {"node": {"type": "string"}, "id": {"type": "string"}},
+        "required": ["node", "id"],
         "additionalProperties": False,
     },
     "Ended": {"type": "object", "properties": {"ended": TEXT}, "required": ["ended"]},

@@ -36,7 +36,7 @@ from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.membership import prepare_change
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.recalling import again
-from bedrockish.node.rights import check_change, check_recall
+from bedrockish.node.rights import check_change
 from bedrockish.node.scheduling.durability import Waiter
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.group_timer import GroupTimer
@@ -108,7 +108,6 @@ class Executions:
                     following.append(MovedToWorker(request_id))
                 return
             node.counts["repeated_commands"] += 1
-            check_recall(node.engine.access, entry, request.command, request.user)
             found = again(node.engine, entry, request, request_id)
             if isinstance(found, Decided):
                 following.append(found)

@@ -7,7 +7,7 @@ from bedrockish.core.coordinator.request import schema_failed
 from bedrockish.core.protocol.events import Decided
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import VoidedError
-from bedrockish.node.rights import check_recall
+from bedrockish.node.transactions.command_ids import check_owner, check_request, is_settled, settled
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.model.vector import merge
@@ -45,7 +45,7 @@ async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], com
         user: who asks; empty if nobody has to say.
 
     Raises:
-        ForbiddenError: it is another user's.
+        CommandIdError: it is another user's, or was settled before it happened.
         BedrockishError: as ``recall``.
     """
     if engine.is_away:
@@ -54,7 +54,9 @@ async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], com
     await durable()
     if entry is None:
         return None
-    check_recall(engine.access, entry, command, user)
+    check_owner(engine.access, entry.transaction.user_of(command), command, user)
+    if is_settled(entry, command):
+        raise settled(command)
     return recall(engine, entry, command, Token())
 
 
@@ -64,9 +66,11 @@ def again(engine: Engine, entry: Entry, request: Request, request_id: int) -> An
     Nothing is to be answered yet for a schema change that is not in force here: the core is told of it instead.
 
     Raises:
+        CommandIdError: the id is another user's or another request's, or was settled before the request happened.
         ConstraintError: it was a schema change that the data forbade.
         VoidedError: it fitted nowhere, and an operator had it applied as nothing.
     """
+    check_request(engine.access, entry, request)
     answer = recall(engine, entry, request.command, request.token)
     if entry.transaction.kind == SCHEMA and engine.versions.standing(entry.txid).state == SCHEDULED:
         return Decided(request_id, entry.txid, answer)

@@ -5,9 +5,8 @@ from typing import Any
 
 from bedrockish.api.requests import RAISE, USER_ACTIONS, USER_PASSWORD, MemberChange
 from bedrockish.api.wire import EVENTS, JOIN, SETTLE, SNAPSHOT, UPKEEP, Ask, AskChunk, Call, Execute, Step
-from bedrockish.engine.statements.rights import NOBODY, Access
+from bedrockish.engine.statements.rights import Access
 from bedrockish.errors import ForbiddenError
-from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.membership import ADMIN, READER
 
 UPKEEP_OF_READERS = frozenset({"activity", "statements", "digest", "anchor"})  # they show data, and change nothing
@@ -84,14 +83,3 @@ def check_change(access: Access, change: MemberChange, user: str) -> None:
     if change.action == RAISE or (change.action == USER_PASSWORD and change.node == user):
         return  # the first is what each node does by itself, when all are ready for it
     access.require(user, ADMIN, "this changes members or users")
-
-
-def check_recall(access: Access, entry: Entry, command: str, user: str) -> None:
-    """Make sure that a user may hear what became of a command that has happened: its own, or anybody's as a reader.
-
-    Raises:
-        ForbiddenError: it may not.
-    """
-    rights = access.of(user)
-    if rights is not None and (rights.role == NOBODY or entry.transaction.user_of(command) != user):
-        rights.require(READER, "this command is somebody else's, and its answer has data in it")

@@ -299,7 +299,7 @@ async def test_an_error_of_a_command_sent_again_speaks_of_all_attempts() -> None
         with pytest.raises(UsageError, match="name the command"):
             await client.execute(WRITE, resend=True)
         node.script = [give_up]
-        with pytest.raises(UsageError, match="c1 was given up"):
+        with pytest.raises(UsageError, match="c1 was settled before it happened"):
             await client.execute(WRITE, command="c1")
 
 

@@ -62,6 +62,7 @@ LEVELS: dict[int, dict[int, str]] = {
     2: {1: "body trace", 13: "applied closed cut clock store batches wall_ms holds level cluster_id mode config"},
     3: {7: "txid ballot standing accepted blockers ended clock safe"},  # and its journal may be packed in the file
     4: {},  # reads of a row by the columns that are needed, which are keys as others
+    5: {},  # digests of requests, in a transaction
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 LABEL = "version leader tick clock origin quorum adopted_from"
 BODY = "version clock origin after safe schema config command isolation kind access_set changes result rollbacks"
-BODY += " activates joined shares users"  # the last four may be absent
+BODY += " activates joined shares users digests"  # the last five may be absent
 
 
 def item(data: bytes, at: int) -> tuple[Any, int]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import cbor2
 
-from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, head
+from bedrockish_journal.model.transaction import DIGEST_BYTES, MEMBERS, ROWS, SCHEMA, head
 from bedrockish_journal.model.vector import covers
 from tests.journal.world import World
 
@@ -413,7 +413,7 @@ def in_other_bytes(file: Forger) -> None:
 
 def one_more_field(file: Forger) -> None:
     row = of_users(file)
-    row.body.append("of no release")
+    row.body += [[bytes(DIGEST_BYTES)] * len(row.body[USERS]), "of no release"]
     file.write(row)
 
 

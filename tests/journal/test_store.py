@@ -125,6 +125,25 @@ def test_users_that_are_not_whose_its_commands_are_are_refused(users: object) ->
         decode_transaction(cbor2.dumps(fields))
 
 
+def test_digests_of_requests_follow_the_users_and_are_absent_in_older_entries() -> None:
+    plain = make("A", 1, 10).transaction
+    assert (plain.digests, plain.digest_of("c10")) == ((), b"")
+    one = replace(plain, digests=(bytes(16),), body=b"")
+    assert cbor2.loads(one.body)[14:] == [0, [], [], [], [bytes(16)]]
+    assert (decode_transaction(one.body), one.digest_of("c10"), one.digest_of("none")) == (one, bytes(16), b"")
+    shared = replace(one, joined=(("second", b"two"),), digests=(b"1" * 16, b"2" * 16), users=("", "bob"), body=b"")
+    assert decode_transaction(shared.body) == shared
+    assert shared.digest_of("second") == b"2" * 16
+
+
+@pytest.mark.parametrize("digests", [1, [], [1], [b"short"], ["1" * 16], [bytes(16)] * 2])
+def test_malformed_digests_are_refused(digests: object) -> None:
+    fields = cbor2.loads(replace(make("A", 1, 10).transaction, digests=(bytes(16),), body=b"").body)
+    fields[18] = digests
+    with pytest.raises(EntryMalformedError):
+        decode_transaction(cbor2.dumps(fields))
+
+
 @pytest.mark.parametrize("joined", [1, [1], [["a"]], [["a", "b"]], [[b"a", b"b"]], [["a", b"b", 1]]])
 def test_what_are_no_joined_commands_is_refused(joined: object) -> None:
     whole = replace(make("A", 1, 10).transaction, joined=(("second", b"two"),), body=b"")

@@ -10,7 +10,7 @@ A streamed result lives at one node in the same way, from its opening to its las
 from dataclasses import replace
 from typing import TypeGuard
 
-from bedrockish.api.requests import NOTHING, Request
+from bedrockish.api.requests import NOTHING, OPEN, Request, digest_of
 from bedrockish.api.wire import (
     BEGIN,
     BEGUN,
@@ -76,12 +76,13 @@ def is_harmless(what: Step) -> bool:
 
 def settling(what: Step) -> Step:
     """Return what to ask when the answer to a COMMIT was lost."""
-    return replace(what, op=SETTLE)
+    return replace(what, op=SETTLE, request=replace(what.request, digest=OPEN))
 
 
 def settled(request: Request) -> Step:
     """Return what to ask about a request that is not to be sent again: it has happened, or never will."""
-    return Step(0, replace(request, statements=(), change=None, call=None), SETTLE)
+    empty = replace(request, statements=(), change=None, call=None, digest=digest_of(request))
+    return Step(0, empty, SETTLE)
 
 
 def gone(what: What, where: str, why: BedrockishError | None) -> UnavailableError:

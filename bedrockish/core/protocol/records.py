@@ -39,6 +39,7 @@ class Prepared:
         joined: the commands that were executed after it, on top of what it did, each with its encoded results.
         shares: how many of the changes each of these commands made, itself first; empty if that cannot be told.
         users: whose each of these commands is, itself first; empty if there is one, or nobody has to say.
+        digests: of the request of each of these commands, itself first; empty if there is one.
         delay_ms: how long after its decision a change of the schema is to come into force at the earliest: so long do
             nodes need to build an index beside its table.
         spans: of the ranges that it writes, those that stand for many entries of an index. Each entry is of a row whose
@@ -57,6 +58,7 @@ class Prepared:
     joined: tuple[tuple[str, bytes], ...] = ()
     shares: tuple[int, ...] = ()
     users: tuple[str, ...] = ()
+    digests: tuple[bytes, ...] = ()
     delay_ms: int = 0
     spans: tuple[Range, ...] = ()
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bedrockish.access_sets.analysis import AccessSetBuilder
-from bedrockish.api.requests import SERIALIZABLE, Request, encode_results
+from bedrockish.api.requests import SERIALIZABLE, Request, digest_of, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.sqlite.limits import TakesLongError
@@ -89,7 +89,8 @@ def execute(
         joined = tuple((one.command, result) for one, result in zip(requests[1:], results[1:], strict=True))
         shares = tuple(end - start for start, end in pairwise(ends)) if can_tell else ()
         users = tuple(one.user for one in requests) if any(one.user for one in requests) else ()
-        prepared = replace(prepared, joined=joined, shares=shares, users=users)
+        digests = tuple(map(digest_of, requests))
+        prepared = replace(prepared, joined=joined, shares=shares, users=users, digests=digests)
         check_size(prepared)
     except DamagedError:
         raise

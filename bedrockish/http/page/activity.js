@@ -104,18 +104,18 @@ function showOpen() {
   const focused = document.activeElement?.dataset?.key;
   const rows = known().flatMap(([name, one]) => one.transactions.map((open) => [name, open]))
     .sort(([, a], [, b]) => b.open_ms - a.open_ms).slice(0, 2 * SHOWN)
-    .map(([name, open]) => [[open.command, "mono wide"], [name], [open.client], [span(open.open_ms), "num"], [open.idle_ms ? span(open.idle_ms) : "busy", "num"], [number(open.changed), "num"], [open.statement, "mono wide"], [button(name, open.command)]]);
-  table($("open"), [["command"], ["node"], ["client"], ["open for", "num"], ["idle for", "num"], ["changes", "num"], ["last statement"], [""]], rows, "none");
+    .map(([name, open]) => [[open.id, "mono"], [name], [open.client], [span(open.open_ms), "num"], [open.idle_ms ? span(open.idle_ms) : "busy", "num"], [number(open.changed), "num"], [open.statement, "mono wide"], [button(name, open.id)]]);
+  table($("open"), [["id"], ["node"], ["client"], ["open for", "num"], ["idle for", "num"], ["changes", "num"], ["last statement"], [""]], rows, "none");
   if (focused) [...$("open").querySelectorAll("button")].find((one) => one.dataset.key === focused)?.focus();
 }
 
 // Ends a transaction when it is pressed twice.
-function button(node, command) {
-  const key = JSON.stringify([node, command]), element = document.createElement("button");
+function button(node, id) {
+  const key = JSON.stringify([node, id]), element = document.createElement("button");
   const isSure = () => (asked.get(key) ?? 0) > performance.now();
   element.dataset.key = key;
   element.textContent = isSure() ? "Really?" : "End";
-  element.setAttribute("aria-label", `End transaction ${command} at ${node}`);
+  element.setAttribute("aria-label", `End transaction ${id} at ${node}`);
   element.addEventListener("click", async () => {
     if (!isSure()) {
       asked.set(key, performance.now() + SURE_MS);
@@ -125,9 +125,9 @@ function button(node, command) {
     asked.delete(key);
     element.disabled = true;
     try {
-      const answer = await send("/transactions/end", { node, command });
+      const answer = await send("/transactions/end", { node, id });
       const told = await answer.json();
-      $("open-said").textContent = answer.ok ? `${command} was ended; it did not happen` : told.message;
+      $("open-said").textContent = answer.ok ? `${id} was ended; it did not happen` : told.message;
     } catch (error) {
       $("open-said").textContent = why(error);
     }

@@ -169,8 +169,7 @@ def in_doubt(core: Node, now: Now) -> list[dict[str, Any]]:
                 "txid": str(txid),
                 "leader": txid.leader,
                 "age_ms": round(1000 * (now.seconds - state.votes.pending.since[txid])),
-                "command": transaction.command,
-                "joined": list(transaction.commands[1:]),
+                "commands": len(transaction.commands),
                 "recovered_by": state.me if round_ is not None else None,
                 "promised": state.votes.by_txid[txid].promised,
             }

@@ -16,8 +16,10 @@ import trio
 
 from bedrockish.api.requests import (
     NOTHING,
+    OPEN,
     SERIALIZABLE,
     SESSION,
+    SETTLED,
     STALE,
     STRICT,
     Answer,
@@ -42,6 +44,7 @@ from bedrockish.engine.statements.classify import READ
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import (
     BedrockishError,
+    CommandIdError,
     ConstraintError,
     DamagedError,
     DeadlineError,
@@ -59,6 +62,7 @@ from bedrockish.node.scheduling.statement_statistics import Ran
 from bedrockish.node.scheduling.tracing import Tracing
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions import steps
+from bedrockish.node.transactions.command_ids import check_digest, check_owner
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
@@ -158,7 +162,7 @@ class Transactions:
         found = sorted(self._open.values(), key=lambda one: one.since)[:TOLD_MAX]
         return [
             {
-                "command": one.name,
+                "id": one.id,
                 "client": str(getattr(getattr(one.owner, "remote", None), "node", "HTTP")),
                 "open_ms": round(1000 * (now - one.since)),
                 "idle_ms": 0 if one.busy else round(1000 * (now - one.touched)),
@@ -174,12 +178,12 @@ class Transactions:
         Raises:
             UsageError: there is none with this id, or its COMMIT is under way.
         """
-        one = self._open.get(str(asked.get("command")))
+        one = next((one for one in self._open.values() if one.id == asked.get("id")), None)
         if one is None:
             raise UsageError("this node has no such open transaction; it has ended, or is being committed")
         logger.warning("an operator has ended transaction %r", one.name)
         self._end(one, UnavailableError("an operator has ended the transaction; it did not happen"))
-        return {"ended": one.name}
+        return {"ended": one.id}
 
     # -- what clients do -------------------------------------------------------------------------------------------
 
@@ -311,8 +315,11 @@ class Transactions:
         one.busy += 1
         one.turn.acquire_nowait()  # statements that came with it wait for it
         try:
-            empty = replace(request, read=SESSION, statements=())
+            empty = replace(request, read=SESSION, statements=(), digest=OPEN)
             answer = yield from steps.wait(partial(self._submit, empty, self._nothing, once=True))
+        except CommandIdError as taken:
+            self._end(one, taken)
+            raise
         except BaseException:
             self._close(one)
             raise
@@ -572,7 +579,7 @@ class Transactions:
 
     def _commit(self, one: Open, request: Request) -> steps.Steps[Answer]:
         begun, session = one.request, one.session
-        last = replace(begun, statements=(), timeout_s=request.timeout_s, longest_s=request.longest_s)
+        last = replace(begun, statements=(), digest=OPEN, timeout_s=request.timeout_s, longest_s=request.longest_s)
         if session.draft is not None:
             drafted = yield from steps.wait(partial(self._schema_transactions.finish, session))
             self._find(one.owner, one.name)
@@ -590,9 +597,15 @@ class Transactions:
         return (yield from steps.wait(partial(self._submit, last, lambda: prepared, once=True)))
 
     async def _settle(self, request: Request) -> Answer:
-        """Make sure that a command has happened, or never will: an empty transaction takes its place."""
+        """Make sure that a command has happened, or never will: an empty transaction takes its place.
+
+        Raises:
+            CommandIdError: the command is another user's, or was another request.
+            BedrockishError: it cannot be told.
+        """
         one = self._open.get(request.command)
         if one is not None:
+            check_owner(self._engine.access, one.request.user or None, request.command, request.user)
             self._end(one, UnavailableError("its client has given the transaction up; it did not happen"))
 
         def empty() -> Prepared:
@@ -600,7 +613,12 @@ class Transactions:
             engine = self._engine
             return Prepared(dict(engine.applied), engine.schema_version, False, ROWS, AccessSet(), changes, NOTHING)
 
-        return await self._submit(replace(request, statements=(), read=SESSION), empty, once=True)
+        answer = await self._submit(replace(request, statements=(), read=SESSION, digest=SETTLED), empty, once=True)
+        if request.digest and answer.results != NOTHING:  # else it was settled now or earlier
+            entry = self._engine.find_command(request.command)
+            if entry is not None:
+                check_digest(entry, request.command, request.digest)
+        return answer
 
 
 def _turn_s(session: Session) -> float:

@@ -1,5 +1,6 @@
 """What a node keeps of a transaction that is open at it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ class Open:
         busy: steps that run, or wait for their turn.
         last: the beginning of its last statement.
         told: what its client has been told rests on these commits, which are durable; None: nothing.
+        id: a random text by which the transaction is shown and ended, since its command's id is its user's only.
         turn: has room for the step that runs.
     """
 
@@ -33,6 +35,7 @@ class Open:
     busy: int = 0
     last: str = ""
     told: Mapping[str, int] | None = None
+    id: str = field(default_factory=lambda: os.urandom(6).hex())
     turn: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(1, max_value=1))
 
     @property

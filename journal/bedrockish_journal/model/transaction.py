@@ -18,6 +18,7 @@ from bedrockish_journal.model.vector import Vector, canonical, check
 
 VERSION = 1
 LONG_BYTES = 1 << 20
+DIGEST_BYTES = 16
 """The version of a transaction's form, and the highest that is read. A field that changes what a transaction does is
 appended together with a new version, which is written only where the field is used, and only when the cluster's level
 says that all members read it: a program that does not know the version refuses the whole transaction.
@@ -112,6 +113,15 @@ def _users(value: object, commands: int) -> tuple[str, ...]:
     return found  # type: ignore[return-value]
 
 
+def _digests(value: object, commands: int) -> tuple[bytes, ...]:
+    found = tuple(_list(value))
+    if len(found) != commands or not all(type(one) is bytes and len(one) == DIGEST_BYTES for one in found):
+        raise EntryMalformedError(
+            f"a transaction of {commands} commands should have a digest of {DIGEST_BYTES} bytes for each of them"
+        )
+    return found  # type: ignore[return-value]
+
+
 def _joined(value: object) -> tuple[tuple[str, bytes], ...]:
     found = []
     for pair in _list(value):
@@ -150,6 +160,8 @@ class Transaction:
             it cannot be told: earlier releases did not, and what several did to tables with VIRTUAL columns is merged.
         users: whose each of its commands is, in their order: what its client showed who it is; an empty text where it
             had to show nothing. Empty if that is so of all of them.
+        digests: of each of its commands, in their order, the digest of the request that it was; empty in entries of a
+            release that did not keep them.
         body: the canonical bytes of all of the above.
     """
 
@@ -169,6 +181,7 @@ class Transaction:
     joined: tuple[tuple[str, bytes], ...] = ()
     shares: tuple[int, ...] = ()
     users: tuple[str, ...] = ()
+    digests: tuple[bytes, ...] = ()
     body: bytes = field(repr=False, default=b"")
 
     def __post_init__(self) -> None:
@@ -194,9 +207,30 @@ class Transaction:
             return None
         return dict(zip(self.commands, self.users, strict=True)).get(command) or None
 
+    def digest_of(self, command: str) -> bytes:
+        """Return the digest of the request that one of its commands was; empty if the entry does not tell."""
+        if not self.digests:
+            return b""
+        return dict(zip(self.commands, self.digests, strict=True)).get(command, b"")
+
     def result_of(self, command: str) -> bytes:
         """Return what the client of one of its commands is answered, encoded."""
         return self.result if command == self.command else dict(self.joined)[command]
+
+    def _later_fields(self) -> list[object]:
+        """Return the fields from the 15th on, up to the last that is not empty."""
+        if self.digests:  # most entries have no other one of these fields
+            joined: list[object] = [[command, result] for command, result in self.joined]
+            return [self.activates, joined, self.shares, self.users, self.digests]
+        fields: list[object] = [
+            self.activates,
+            [[command, result] for command, result in self.joined],
+            self.shares,  # 0.1.0 ignores this field, and all later ones
+            self.users,
+        ]
+        while fields and not fields[-1]:
+            fields.pop()
+        return fields
 
     def _encode(self) -> bytes:
         return pack(
@@ -215,10 +249,7 @@ class Transaction:
                 self.changes,
                 self.result,
                 [*map(list, self.rollbacks)],
-                *((self.activates,) if self.activates or self.joined or self.users else ()),
-                *(([[command, result] for command, result in self.joined],) if self.joined or self.users else ()),
-                *((self.shares,) if self.shares or self.users else ()),  # 0.1.0 reads over it, and over what follows
-                *((self.users,) if self.users else ()),
+                *self._later_fields(),
             ]
         )
 
@@ -282,6 +313,8 @@ def decode_transaction(body: bytes) -> Transaction:
         activates,
         joined,
         _shares(packed[16], 1 + len(joined)) if len(packed) > 16 else (),
-        _users(packed[17], 1 + len(joined)) if len(packed) > 17 else (),
+        # Before the digests, users and digests alike are absent, or say something of each command.
+        _users(packed[17], 1 + len(joined)) if len(packed) > 17 and (packed[17] or len(packed) == 18) else (),
+        _digests(packed[18], 1 + len(joined)) if len(packed) > 18 else (),
         bytes(body),
     )

@@ -1,0 +1,82 @@
+"""The id of a command belongs to its user and to one request: checks of a request against what its id became."""
+
+from bedrockish.api.requests import NOTHING, SETTLED, Request, digest_of
+from bedrockish.engine.statements.rights import CERTIFIED, Access
+from bedrockish.errors import CommandIdError
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import ROWS
+
+
+def check_request(access: Access, entry: Entry, request: Request) -> None:
+    """Make sure that an entry is what a request became: sent by the same user, and the same statements or call.
+
+    Entries of releases that kept no digest pass with any statements.
+
+    Raises:
+        ForbiddenError: the cluster does not know the user.
+        CommandIdError: the id is another user's or another request's, or was settled before the request happened.
+    """
+    command = request.command
+    check_owner(access, entry.transaction.user_of(command), command, request.user)
+    if request.digest == SETTLED:
+        return
+    if is_settled(entry, command):
+        raise settled(command)
+    check_digest(entry, command, digest_of(request))
+
+
+def check_digest(entry: Entry, command: str, digest: bytes) -> None:
+    """Make sure that a command was a request with this digest, as far as the entry tells.
+
+    Raises:
+        CommandIdError: it was another request.
+    """
+    if entry.transaction.digest_of(command) not in (b"", digest):
+        raise CommandIdError(
+            f"command {command} has happened before, with other statements or other parameters; this request did not "
+            "happen: send it under a new id, and send a request again only as it was",
+            command=command,
+            reason="request",
+        )
+
+
+def is_settled(entry: Entry, command: str) -> bool:
+    """Whether a command was settled before it happened. Older entries have no digest: only results tell."""
+    transaction = entry.transaction
+    digest = transaction.digest_of(command)
+    return digest == SETTLED if digest else transaction.kind == ROWS and transaction.result_of(command) == NOTHING
+
+
+def settled(command: str) -> CommandIdError:
+    """Return the error for a command that was settled before it happened."""
+    return CommandIdError(
+        f"command {command} was settled before it happened; it did not happen, and never will: send it under a new id",
+        command=command,
+        reason="settled",
+    )
+
+
+def check_owner(access: Access, owner: str | None, command: str, user: str) -> None:
+    """Make sure that a command is the user's own.
+
+    Args:
+        access: the rights of all users.
+        owner: the user whose command it is; None if nobody had to say who it is.
+        command: its id.
+        user: the user who sends it, asks about it or settles it.
+
+    Raises:
+        ForbiddenError: the cluster does not know the user.
+        CommandIdError: it is another user's.
+    """
+    rights = access.of(user)
+    if rights is None:
+        return
+    rights.require(0, "this")
+    if owner is not None and owner.removeprefix(CERTIFIED) != user.removeprefix(CERTIFIED):
+        raise CommandIdError(
+            f"command {command} is the id of another user's command; this request did not happen: send it under an id "
+            "that nobody else uses",
+            command=command,
+            reason="user",
+        )

@@ -1,0 +1,201 @@
+"""A command's id belongs to its user and to one request, at every door: nobody is told that another request was his."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trio
+
+from bedrockish import CommandIdError, connect
+from bedrockish.api.requests import USER_ADD, USER_GRANT, MemberChange, digest_of
+from bedrockish.api.wire import Answered
+from bedrockish.client.blocking import Connection
+from bedrockish.client.request_builder import make_request
+from bedrockish.client.sansio.transaction_steps import settled
+from bedrockish.client.socket_driver import run
+from bedrockish.common.password_hash import hash_password
+from bedrockish.errors import BedrockishError, UnavailableError, UsageError
+from tests.cluster.doors import Caller, RefusedAtTheDoorError
+from tests.cluster.story import ready
+from tools.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+PAY = "UPDATE account SET balance = balance - 10 WHERE id = 1"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes and four users: an admin, a reader, and two writers, of which one may write one table only."""
+    users = {"adam": str(hash_password("adam!", bytes(16)))}
+    cluster = LocalCluster(tmp_path_factory.mktemp("ids") / "three", settings={"users": users})
+    cluster.add_http()
+    cluster.write_files()
+    cluster.login = "adam:adam!@"
+    try:
+        for node in cluster.nodes:
+            node.start()
+        trio.run(ready, cluster)
+        with connect(cluster.url()) as db:
+            db.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER)")
+            db.execute("CREATE TABLE pub(id INTEGER PRIMARY KEY, x TEXT)")
+            db.execute("INSERT INTO account VALUES (1, 1000)")
+            for name, role, table in (
+                ("adam", "admin", ""),
+                ("rita", "reader", ""),
+                ("will", "writer", ""),
+                ("una", "", "pub"),
+            ):
+                _add(db, name, role, table)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _add(db: Connection, name: str, role: str, table: str) -> None:
+    secret = str(hash_password(f"{name}!", bytes(16)))
+    run(db._client.change_members, MemberChange(USER_ADD, name, role=role, secret=secret))
+    if table:
+        run(db._client.change_members, MemberChange(USER_GRANT, name, role="writer", table=table))
+
+
+def as_user(cluster: LocalCluster, name: str, node: int = 0) -> Connection:
+    return connect(Caller(cluster, node, name, f"{name}!").url)
+
+
+def balance(cluster: LocalCluster) -> int:
+    with as_user(cluster, "adam") as db:
+        found: int = db.execute("SELECT balance FROM account", read="strict").value()
+        return found
+
+
+def post(cluster: LocalCluster, name: str, path: str, sql: list[Any], command: str, node: int = 0) -> Any:
+    """Send statements by HTTP; return the JSON of the answer or of the error."""
+    try:
+        return Caller(cluster, node, name, f"{name}!").post(f"{path}?command={command}", sql)
+    except RefusedAtTheDoorError as error:
+        return json.loads(str(error))
+
+
+def test_a_payment_under_an_id_of_another_user_is_an_error_and_does_not_happen(cluster: LocalCluster) -> None:
+    with as_user(cluster, "una") as una, as_user(cluster, "will", 1) as will:
+        una.execute("INSERT INTO pub(x) VALUES ('first')", command="pay-1")
+        before = balance(cluster)
+        for ask in (
+            lambda: will.execute(PAY, command="pay-1"),
+            lambda: will.execute(PAY, command="pay-1", resend=True),
+            lambda: will.settle("pay-1"),
+            lambda: will.outcome("pay-1"),
+            lambda: will.execute("SELECT 1", command="pay-1"),
+        ):
+            with pytest.raises(CommandIdError, match="another user's command") as caught:
+                ask()
+            assert (caught.value.details["reason"], caught.value.retry) == ("user", False)
+        for path in ("/db/execute", "/db/transaction"):
+            refused = post(cluster, "will", path, [PAY], "pay-1")
+            assert refused["code"] == "command_id"
+        assert balance(cluster) == before
+        assert una.execute("INSERT INTO pub(x) VALUES ('first')", command="pay-1").rowcount == 1
+        assert una.outcome("pay-1") is not None
+        assert una.settle("pay-1")
+
+
+def test_another_request_under_the_same_id_is_an_error(cluster: LocalCluster) -> None:
+    with as_user(cluster, "will") as will:
+        will.execute("INSERT INTO pub(x) VALUES (?)", ("a",), command="own")
+        for sql, params in (
+            ("INSERT INTO pub(x) VALUES (?)", ("b",)),
+            ("INSERT INTO pub(x) VALUES ('a')", None),
+            (PAY, None),
+            ("SELECT 1", None),
+        ):
+            with pytest.raises(CommandIdError, match="other statements or other parameters"):
+                will.execute(sql, params, command="own")
+            with pytest.raises(CommandIdError):
+                will.execute(sql, params, command="own", resend=True)
+            request = [sql if params is None else [sql, *params]]
+            assert post(cluster, "will", "/db/execute", request, "own")["code"] == "command_id"
+        again = will.execute("INSERT INTO pub(x) VALUES (?)", ("a",), command="own")
+        assert again.rowcount == 1
+        # The same request by HTTP is the same request.
+        by_http = post(cluster, "will", "/db/execute", [["INSERT INTO pub(x) VALUES (?)", "a"]], "own")
+        assert by_http["results"][0]["rowcount"] == 1
+        assert will.execute("SELECT count(*) FROM pub WHERE x IN ('a', 'b')", read="strict").value() == 1
+
+
+def test_a_settled_id_is_an_error_at_every_door(cluster: LocalCluster) -> None:
+    with as_user(cluster, "will") as will, as_user(cluster, "rita", 2) as rita:
+        before = balance(cluster)
+        assert will.settle("mine") is False
+        assert will.settle("mine") is False
+        assert rita.settle("ritas") is False
+        for command, reason in (("mine", "settled"), ("ritas", "user")):
+            with pytest.raises(CommandIdError) as caught:
+                will.execute(PAY, command=command)
+            assert caught.value.details["reason"] == reason
+            for path in ("/db/execute", "/db/transaction"):
+                refused = post(cluster, "will", path, [PAY], command, node=1)
+                assert (refused["code"], refused["details"]["reason"]) == ("command_id", reason)
+        with pytest.raises(CommandIdError):
+            will.outcome("mine")
+        with pytest.raises(CommandIdError):
+            will.settle("ritas")
+        assert balance(cluster) == before
+
+
+def test_a_lost_request_is_settled_by_what_it_was(cluster: LocalCluster) -> None:
+    """A client whose nodes died sends no text again: the digest tells whether the command was the same request."""
+    with as_user(cluster, "will") as will:
+        done = make_request("lost", ["INSERT INTO pub(x) VALUES ('lost')"], "session", "serializable", 10)
+        will.execute("INSERT INTO pub(x) VALUES ('lost')", command="lost")
+        step = settled(done)
+        assert step.request.digest == digest_of(done)
+        assert isinstance(run(will._client._call, step, 10), Answered)
+        other = make_request("lost", [PAY], "session", "serializable", 10)
+        with pytest.raises(CommandIdError):
+            run(will._client._call, settled(other), 10)
+
+
+def test_an_open_transaction_is_ended_by_its_user_and_by_admins_only(cluster: LocalCluster) -> None:
+    with as_user(cluster, "will") as will, as_user(cluster, "rita") as rita:
+        tx = will.begin()
+        tx.execute(PAY)
+        shown = run(rita._client.upkeep, {"do": "activity"})["transactions"]
+        assert [tx.command in str(one) for one in shown] == [False]
+        assert tx.command not in str(rita.status())
+        with pytest.raises(CommandIdError):
+            rita.settle(tx.command)
+        with pytest.raises(BedrockishError, match="role admin"):
+            run(rita._client.upkeep, {"do": "end", "id": shown[0]["id"]})
+        with as_user(cluster, "adam") as adam, pytest.raises(UsageError, match="no such open transaction"):
+            run(adam._client.upkeep, {"do": "end", "command": tx.command})
+        tx.execute(PAY)
+        tx.commit()
+        tx = will.begin()
+        tx.execute(PAY)
+        with as_user(cluster, "adam") as adam:
+            (open_,) = run(adam._client.upkeep, {"do": "activity"})["transactions"]
+            run(adam._client.upkeep, {"do": "end", "id": open_["id"]})
+        with pytest.raises(UnavailableError, match="an operator has ended"):
+            tx.commit()
+
+
+def test_an_open_transaction_s_id_is_no_other_request_s(cluster: LocalCluster) -> None:
+    with as_user(cluster, "will") as will:
+        tx = will.begin()
+        tx.execute("INSERT INTO pub(x) VALUES ('open')")
+        tx.commit()
+        with pytest.raises(CommandIdError):
+            will.execute(PAY, command=tx.command)
+        assert will.settle(tx.command)
+
+
+def test_admins_and_doors_have_no_way_around(cluster: LocalCluster) -> None:
+    caller = Caller(cluster, 1, "adam", "adam!")
+    with as_user(cluster, "will") as will:
+        will.execute("INSERT INTO pub(x) VALUES ('will')", command="wills")
+    with pytest.raises(CommandIdError), connect(caller.url) as db:
+        db.execute("INSERT INTO pub(x) VALUES ('will')", command="wills")
+    with pytest.raises(RefusedAtTheDoorError, match="command_id"):
+        caller.post("/db/execute?command=wills", ["INSERT INTO pub(x) VALUES ('will')"])

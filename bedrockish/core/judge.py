@@ -53,6 +53,13 @@ COMMIT, ABORT = Commit(), Abort()
 Verdict = Commit | Abort | First
 
 
+def _forgotten(answer: Answer) -> int:
+    """Return the clock up to which a voter may have forgotten how transactions ended."""
+    # A voter ends what is pending there when its safe time passes it. So a voter of an older release as well,
+    # which does not tell its safe time, remembers the end of anything later than what is pending there.
+    return min([answer.safe, *(blocker.clock - 1 for blocker in answer.blockers)])
+
+
 def judge(leader: str, answers: Mapping[str, Answer], voters: Collection[str], quorum: int) -> Verdict:
     """Return what to propose for a transaction of which nobody who answered knows the outcome.
 
@@ -86,7 +93,7 @@ def judge(leader: str, answers: Mapping[str, Answer], voters: Collection[str], q
     # And the leader of both has approved this one, whatever became of the other: it gave that up before it began this.
     ended = frozenset[Txid]().union(*(answer.ended for answer in answers.values()))
     blockers = frozenset[Txid]().union(*(answer.blockers for answer in answers.values()))
-    forgotten = max(answer.safe for answer in answers.values())
+    forgotten = max(_forgotten(answer) for answer in answers.values())
     bound = {blocker.leader for blocker in blockers - ended if blocker.clock > forgotten} - {leader}
     approvers = holders | (set(voters) - answers.keys() - bound)
     if len(approvers) < quorum:

@@ -4,7 +4,7 @@ Rule 1: nothing here waits, reads a clock, draws a number or opens a file.
 Rule 2: what a node says rests on what it has written; the driver lets nothing leave before that is durable.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from bedrockish.api import wire
@@ -73,6 +73,7 @@ from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.safe_time import SafeTime
 from bedrockish.core.replica.staging import Staging
 from bedrockish.core.replica.voter import Voting
+from bedrockish.core.state.certifier import Place
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, UnavailableError
@@ -97,7 +98,8 @@ class Node:
         now: the driver's clocks at the start.
         find_command: tells what a command has become, as far as the journal goes that the effects of earlier steps have
             made: None if it never happened, ``FORGOTTEN`` if the journal does not reach back as far as its id.
-        has_applied: tells whether the journal has a transaction, as far as the effects of earlier steps have made it.
+        find_places: tells all places of a transaction in the journal, as far as the effects of earlier steps have made
+            it.
         conflicts: tells whether an access set conflicts with an entry of the journal up to the ticks of the second
             vector, but for those that the first one has; None if it lacks one of them.
         compare_rows: tells why a transaction was not made of the rows that the tables here have after the effects of
@@ -115,7 +117,7 @@ class Node:
         *,
         follows_wall: bool = True,
         find_command: Callable[[str], Txid | None] = lambda _: None,
-        has_applied: Callable[[Txid], bool] = lambda _: False,
+        find_places: Callable[[Txid], Iterable[Place]] = lambda _: (),
         conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
         compare_rows: Callable[[Transaction], str | None] | None = None,
     ) -> None:
@@ -123,7 +125,7 @@ class Node:
             *(recovered, settings, draw, now),
             follows_wall=follows_wall,
             find_command=find_command,
-            has_applied=has_applied,
+            find_places=find_places,
             conflicts=conflicts,
             compare_rows=compare_rows,
         )

@@ -5,7 +5,7 @@ only roll back; from 2 on ballots belong to whoever recovers. A recovered commit
 recoverer's own timeline; nobody ever writes into another's.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bedrockish.core.coordinator.coordinator import Coordinator
 from bedrockish.core.judge import COMMIT, Answer, First, judge
@@ -44,6 +44,7 @@ class Round:
         ballot: ours alone.
         since: seconds at which it began.
         answers: who has promised, and what they said.
+        answered: seconds at which each of these answers came.
         decision: commit or abort, once proposed; None while asking.
         accepted: who has accepted the decision.
         blockers: transactions that must end first.
@@ -54,6 +55,7 @@ class Round:
     ballot: int
     since: float
     answers: dict[str, Answer] = field(default_factory=dict)
+    answered: dict[str, float] = field(default_factory=dict)
     decision: bool | None = None
     accepted: set[str] = field(default_factory=set)
     blockers: dict[Txid, Transaction] = field(default_factory=dict)
@@ -336,15 +338,35 @@ class Recovery:
         # All of them are read before any of it counts.
         blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
         round_.blockers.update(blockers)
-        # A program that does not tell its safe time may have forgotten any end: then nobody is counted out (J6).
-        safe = CLOCK_LIMIT if message.safe is None else message.safe
+        safe = message.safe
+        # A voter of an older release does not tell its safe time, and may have forgotten any end (J6); if it holds the
+        # transaction, none that is later.
+        if safe is None:
+            safe = message.txid.clock - 1 if message.standing == Standing.HELD else CLOCK_LIMIT
         # Said again, the newer answer counts: a promise of one ballot is kept, and what is held only grows.
         round_.answers[peer] = Answer(
             message.standing, message.accepted, frozenset(blockers), frozenset(message.ended), safe
         )
+        round_.answered[peer] = self.state.clock.now.seconds
+        if message.safe is None:
+            self._bound_forgotten(peer, round_)
         # Proposed once for a ballot: two decisions at one ballot would both be acceptable.
         if round_.decision is None and len(round_.answers) >= self.state.roster.majority:
             self._judge(round_)
+
+    def _bound_forgotten(self, peer: str, round_: Round) -> None:
+        """Bound what a voter of an older release may have forgotten, by its answer in another round.
+
+        It promises nothing for what safe time has passed there. So it had not passed that when it gave an earlier
+        answer: one that had come before this round asked. Else two orphans could wait for each other for good.
+        """
+        clock = round_.transaction.txid.clock
+        for other in list(self.rounds.values()):
+            answer = other.answers.get(peer)
+            if answer is not None and other.answered[peer] < round_.since and answer.safe >= clock:
+                other.answers[peer] = replace(answer, safe=clock - 1)
+                if other.decision is None and len(other.answers) >= self.state.roster.majority:
+                    self._judge(other)
 
     def _judge(self, round_: Round) -> None:
         verdict = judge(

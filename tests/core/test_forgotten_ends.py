@@ -49,16 +49,21 @@ def test_voter_that_may_have_forgotten_an_end_counts_no_voter_out() -> None:
     assert net.told("A") == {"P": "A1"}
 
 
-@pytest.mark.parametrize(("safe", "decision"), [(0, False), (None, None)])
-def test_voter_without_told_safe_time_may_have_forgotten_any_end(safe: int | None, decision: bool | None) -> None:
-    """E is of an older release, which tells no safe time: then B is not counted out, and P waits for the end of Q."""
+@pytest.mark.parametrize(
+    ("safe", "names_q", "decision"), [(0, False, False), (None, False, None), (0, True, False), (None, True, False)]
+)
+def test_voter_without_told_safe_time_remembers_ends_later_than_its_blockers(
+    safe: int | None, names_q: bool, decision: bool | None
+) -> None:
+    """E is of an older release: unless Q is pending at E, B is not counted out, and P waits for the end of Q."""
     net = Net("ABCDE")
     q = begin(net, "B", "Q", approvers="CE")
     p = begin(net, "A", "P", approvers="D")
     rival = state(net, "C").votes.pending.transactions[q]
     net.play("D", "suspect", p)
     round_ = net.places["D"].core.recovery.rounds[p]
-    for node, told in (("C", 0), ("E", safe)):
-        answer = Promise(p, round_.ballot, Standing.BLOCKED, None, (rival.body,), (), 0, told)
+    for node, told, names in (("C", 0, True), ("E", safe, names_q)):
+        blockers = (rival.body,) if names else ()
+        answer = Promise(p, round_.ballot, Standing.BLOCKED, None, blockers, (), 0, told)
         net.play("D", "receive", node, decode(encode(answer)))
     assert round_.decision is decision

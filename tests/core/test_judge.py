@@ -15,9 +15,15 @@ import pytest
 
 from bedrockish.core import judge as judging
 from bedrockish.core.judge import ABORT, COMMIT, Answer, First, Verdict, judge
-from bedrockish.core.protocol.messages import Standing
-from bedrockish.core.state.settings import approvals_needed, majority
-from bedrockish_journal.model.transaction import Txid
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.protocol.messages import Promise, Standing
+from bedrockish.core.protocol.records import Member, Membership, Recovered
+from bedrockish.core.recovery import Round
+from bedrockish.core.state.settings import Settings, approvals_needed, majority
+from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.clock import CLOCK_LIMIT
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tools.sim.editing import fault, in_force
 
 NAMES = "ABCDEFGHI"
@@ -64,18 +70,19 @@ class Voter:
 
 
 World = tuple[Voter, ...]
+MEMBERS = Membership(0, {name: Member(name, f"{name}:1") for name in NAMES[:5]})
 
 
 class Model:
     """A cluster of ``voters`` in which voter 0 leads X and ``leaders`` say who leads each rival.
 
     Unless ``whole``, what follows is left out where X cannot be committed by its leader any more: there, no abort is
-    wrong.
+    wrong. Unless ``told``, all voters are of an older release, which does not tell its safe time.
     """
 
-    def __init__(self, voters: int, leaders: tuple[int, ...], *, whole: bool = True) -> None:
+    def __init__(self, voters: int, leaders: tuple[int, ...], *, whole: bool = True, told: bool = True) -> None:
         self.leaders, self.quorum, self.majority = leaders, approvals_needed(voters), majority(voters)
-        self.voters, self.whole = voters, whole
+        self.voters, self.whole, self.told = voters, whole, told
 
     def worlds(self) -> set[World]:
         """Return all that can be reached."""
@@ -282,7 +289,7 @@ class Model:
                 (1, False) if gave_up else None,
                 frozenset(rivals[rival] for rival in blockers),
                 frozenset(rivals[rival] for rival in ended),
-                safe,
+                safe if self.told else CLOCK_LIMIT,
             )
         return judge("A", told, NAMES[: self.voters], self.quorum)
 
@@ -312,6 +319,41 @@ def test_judge_never_contradicts_a_possible_decision(voters: int, leaders: tuple
     model = Model(voters, leaders, whole=whole)
     assert {model.judged(world) for world in model.worlds()} >= {None, COMMIT}
     assert next(breaches(model), None) is None
+
+
+def test_nothing_wrong_is_proposed_if_no_voter_tells_its_safe_time() -> None:
+    assert next(breaches(Model(3, (1,), whole=False, told=False)), None) is None
+
+
+OLDER = [old for count in range(4) for old in itertools.combinations("ABC", count)]
+
+
+@pytest.mark.parametrize("old", OLDER)
+@pytest.mark.parametrize("holds_p", ["A", "AB", "AC", "BC", "ABC"])
+def test_of_two_orphans_one_can_be_decided_whatever_releases_the_survivors_have(
+    old: tuple[str, ...], holds_p: str
+) -> None:
+    """D has led P, E has led Q, both are dead: waiting for each other, the two would stop all writes for good."""
+    p, q = (make_orphan(Txid(100, "D")), make_orphan(Txid(101, "E")))
+    node = Node(Recovered("A", "s", MEMBERS), Settings(), lambda: 0.5, Now(0.0, 0), follows_wall=False)
+    node.start(Now(0.0, 0))
+    rounds = node.recovery.rounds
+    for seconds in range(3):  # each is asked for again and again, and in turn
+        for x, y, holders in ((p, q, holds_p), (q, p, set("ABC") - set(holds_p))):
+            node.state.set_now(Now(float(seconds), 0))
+            rounds[x.txid] = Round(x, 2, seconds - 0.1)
+            for name in "ABC":
+                standing, blockers = (Standing.HELD, ()) if name in holders else (Standing.BLOCKED, (y.body,))
+                safe = None if name in old else 50
+                node.recovery.on_promise(name, Promise(x.txid, 2, standing, None, blockers, (), 1, safe))
+            if any(one.decision is not None for one in rounds.values()):
+                return
+    raise AssertionError("each waits for the other")
+
+
+def make_orphan(txid: Txid) -> Transaction:
+    sets = AccessSet(write_points=frozenset({b"t:x"}))
+    return Transaction(txid, {}, 0, 0, 0, txid.leader, "serializable", ROWS, sets, b"", b"")
 
 
 @pytest.mark.slow

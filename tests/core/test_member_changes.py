@@ -202,6 +202,38 @@ def test_node_accused_of_amnesia_neither_votes_nor_leads_until_cleared() -> None
     assert any(isinstance(message, Approve) for message in one.hear("C", Begin(transaction("C", 1).body)))
 
 
+def test_an_accusation_ends_when_the_accuser_is_removed() -> None:
+    """It may have missed a change of the members; nobody could take its word back any more."""
+    one = One(membership(0, "ABCD"))
+    one.step(Accused("D", "another file"))
+    assert rejections(one.hear("C", Begin(transaction("C", 2).body))) == [Reason.MEMBERS]
+    one.hear("A", commit(transaction("A", 1, change=membership(1, "ABC"))))
+    begin = Begin(transaction("C", 3, config=1, base={"A": 1}).body)
+    assert any(isinstance(message, Approve) for message in one.hear("C", begin))
+    one.step(Accused("D", "another file"))  # said before it knew that it was removed
+    assert not one.node.state.roster.barred
+
+
+def test_the_word_of_a_removed_voter_lets_nobody_in() -> None:
+    """Another file may come under its name, which has seen nothing of this node."""
+    one = One(membership(0, "ABCD"))
+    assert one.node.state.roster.let_in == set("ABCD")
+    one.hear("A", commit(transaction("A", 1, change=membership(1, "ABC"))))
+    assert one.node.state.roster.let_in == set("ABC")
+
+
+def test_a_learner_on_another_file_has_told_nothing_yet() -> None:
+    """What its old file has told would make it look as if it had caught up."""
+    before = Membership(0, {**membership(0, "AB").members, "L": Member("L", "L:1", False, "one")})
+    one = One(before)
+    one.hear("L", Gossip({"A": 0}, 5, 5, CLOCK, "one", 1, WALL, config=0))
+    assert one.node.state.roster.peers["L"].report is not None or one.node.state.roster.peers["L"].closed == 5
+    after = Membership(1, {**before.members, "L": Member("L", "L:2", False, "two")})
+    one.hear("A", commit(transaction("A", 1, change=after)))
+    peer = one.node.state.roster.peers["L"]
+    assert (peer.closed, peer.report, peer.up) == (0, None, False)
+
+
 def test_node_with_an_older_file_never_votes_again() -> None:
     """Not when the peer that said so takes a link again, and not after a restart: the file itself says so."""
     one = One(membership(0, "ABC"))

@@ -195,7 +195,7 @@ def test_packed_commits_inside_the_base_cost_nothing(segment: int, monkeypatch: 
         recent.pack(committed.txid.clock, ())
     last = made[-1].txid.clock
     with monkeypatch.context() as patch:
-        for asked in ("is_in", "add_place", "conflicts"):
+        for asked in ("is_in", "owner_of", "add_place", "conflicts"):
             patch.delattr(certifier.Segment, asked)
         recent.add(("A", last), made[-1])
         assert not list(recent.conflicts(made[0].access_set, {"A": last}))

@@ -26,10 +26,12 @@ class Behind:
     """The node B, which lacks A's commits, and a driver that records the ids of applied entries."""
 
     def __init__(self, members: Membership = MEMBERS, joining: Joining | None = None, settled: int = 0) -> None:
-        self.journal: set[Txid] = set()
+        self.journal: dict[Txid, list[tuple[str, int]]] = {}
         self.seconds = 0.0
         recovered = Recovered("B", "store of B", members, joining=joining, settled=settled)
-        self.node = Node(recovered, Settings(), lambda: 0.5, self.now, has_applied=lambda txid: txid in self.journal)
+        self.node = Node(
+            recovered, Settings(), lambda: 0.5, self.now, find_places=lambda txid: self.journal.get(txid, ())
+        )
         self.state = self.node.state
         self.node.start(self.now)
         for peer in self.state.roster.peers:
@@ -51,7 +53,7 @@ class Behind:
         for effect in effects:
             if isinstance(effect, Apply):
                 assert effect.repeat == (effect.entry.txid in self.journal)
-                self.journal.add(effect.entry.txid)
+                self.journal.setdefault(effect.entry.txid, []).append(effect.entry.place)
         return effects
 
     def are_ahead(self, peers: str = "AC", config: int = 0, clock: int = LATER) -> None:

@@ -39,7 +39,7 @@ def start(node: TestNode, safe: int) -> Node:
         Settings(),
         lambda: 0.5,
         Now(0.0, 0),
-        has_applied=journal.has,
+        find_places=journal.places,
         conflicts=journal.conflicts,
     )
 
@@ -134,3 +134,13 @@ def test_a_start_goes_past_a_damaged_entry_that_is_settled(node: TestNode) -> No
     assert list(node.engine.damaged) == ["A20"]
     with pytest.raises(DamagedError, match=r"the entry A20 of the journal is damaged.*member replace"):
         start(node, 19)
+
+
+def test_a_conflict_is_not_certain_if_a_place_of_the_commit_may_have_been_removed(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base may have the commit under that place."""
+    journal, entry = node.engine.journal, node.entries[14]
+    assert journal.conflicts(entry.transaction.access_set, {"A": 14}, {"A": 15}) is True
+    monkeypatch.setattr(journal, "horizon", entry.txid)
+    assert journal.conflicts(entry.transaction.access_set, {"A": 14}, {"A": 15}) is None

@@ -82,9 +82,9 @@ class Disk:
         self.written = self.written or done
         return done
 
-    def has_applied(self, txid: Txid) -> bool:
-        """Whether the journal has a transaction."""
-        return any(entry.txid == txid for entry, _ in self.live.journal)
+    def find_places(self, txid: Txid) -> list[tuple[str, int]]:
+        """Return all places of a transaction in the journal."""
+        return [entry.place for entry, _ in self.live.journal if entry.txid == txid]
 
     def sync(self) -> None:
         if self.written:

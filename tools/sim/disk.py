@@ -214,6 +214,12 @@ class Image:
         """Return the bytes that parts stand for."""
         return b"".join(part if isinstance(part, bytes) else self.pieces[part[0]] for part in parts)
 
+    def find_places(self, txid: Txid) -> list[tuple[str, int]]:
+        """Return all places of a transaction, in the order applied."""
+        if txid not in self.txids:
+            return []
+        return [entry.place for entry, _ in self.order if entry.txid == txid]
+
     def conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
         """Whether an access set conflicts with an entry up to these ticks that a base has not, as the real journal."""
         seen = {entry.txid for entry, _ in self.order if base.get(entry.leader, 0) >= entry.tick}

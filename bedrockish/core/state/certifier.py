@@ -299,10 +299,11 @@ class Segment:
         # Second places are rare: a dictionary of those that have one.
         self._more = {owner: one.places[1:] for owner, one in enumerate(commits) if len(one.places) > 1}
         self._last: dict[str, int] = {}
-        # For ``is_in``: one comparison for a few hundred commits tells most bases that they have seen all of it.
+        # One comparison for a few hundred commits tells most bases that they have seen all of it. First places are
+        # enough: a base that has another place alone is compared commit by commit.
         for one in commits:
-            for leader, tick in one.places:
-                self._last[leader] = max(tick, self._last.get(leader, 0))
+            leader, tick = one.places[0]
+            self._last[leader] = max(tick, self._last.get(leader, 0))
         self.oldest, self.newest = min(self._clocks), max(self._clocks)
         self._ranged = {
             owner: AccessSet(read_ranges=one.access_set.read_ranges, write_ranges=one.access_set.write_ranges)
@@ -338,24 +339,26 @@ class Segment:
 
     @property
     def last(self) -> Vector:
-        """The last tick of each timeline that is here."""
+        """The last tick of each timeline among the first places."""
         return self._last
 
     def is_in(self, base: Vector) -> bool:
-        """Whether a base has seen all of it, under whatever place."""
+        """Whether a base has seen each commit under its first place."""
         return all(base.get(leader, 0) >= tick for leader, tick in self._last.items())
 
-    def add_place(self, txid: Txid, place: Place) -> bool:
-        """Note a further place of a commit; False if it is not here."""
+    def owner_of(self, txid: Txid) -> int | None:
+        """Return the number of a commit in this segment, None if it is not here."""
         # Clocks are in no order inside: without this every late place would be looked for in every segment.
         if not self.oldest <= txid.clock <= self.newest:
-            return False
-        for owner, clock in enumerate(self._clocks):
-            if clock == txid.clock and self._names[self._origins[owner]] == txid.leader:
-                self._more.setdefault(owner, []).append(place)
-                self._last[place[0]] = max(place[1], self._last.get(place[0], 0))
-                return True
-        return False
+            return None
+        clocks = enumerate(self._clocks)
+        return next((owner for owner, clock in clocks if clock == txid.clock and self._txid(owner) == txid), None)
+
+    def add_place(self, txid: Txid, place: Place) -> None:
+        """Note a further place of a commit of this segment."""
+        owner = self.owner_of(txid)
+        assert owner is not None, f"{txid} is not in this segment"
+        self._more.setdefault(owner, []).append(place)
 
     def retire(self, leaders: AbstractSet[str]) -> None:
         """Take what stands in these timelines for seen by every base."""
@@ -458,6 +461,11 @@ class _Line:
         self.first = first
         self.commits: deque[Known] = deque()
 
+    @property
+    def next(self) -> int:
+        """The tick after the last commit of the line."""
+        return self.first + len(self.commits)
+
     def add(self, known: Known) -> None:
         """Add the next one."""
         self.commits.append(known)
@@ -485,12 +493,15 @@ class _Line:
 class CommitWindow:
     """The commits of the conflict window.
 
+    Args:
+        recovered: the last tick of each timeline that was applied before the start.
+
     Attributes:
         known: those that are not settled, and up to a few hundred of those that are.
-        floor: the last tick of each timeline that was dropped.
+        floor: the last tick of each timeline that is the first place of a dropped commit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recovered: Vector | None = None) -> None:
         self.known: dict[Txid, Known] = {}
         self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
@@ -500,7 +511,8 @@ class CommitWindow:
         self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
         self._packed_newest = -1  # the greatest clock in any segment
         self._retired: set[str] = set()
-        self._lines: dict[str, _Line] = {}
+        self._recovered = recovered or {}
+        self._lines = {leader: _Line(tick + 1) for leader, tick in self._recovered.items()}
 
     def retire(self, leaders: AbstractSet[str]) -> None:
         """From now on no base names these timelines any more, for it has all of them.
@@ -522,39 +534,66 @@ class CommitWindow:
         self._packed = merge(*(segment.last for segment in self._segments))
         self._packed_newest = max((segment.newest for segment in self._segments), default=-1)
 
-    def pass_over(self, place: Place, txid: Txid) -> bool:
-        """Drop a commit that comes when it would be dropped already; False if there is something of it here."""
-        # Its first place may be here: then this is a second one, and belongs to it.
-        if txid.clock <= self._packed_newest or txid in self.known:
+    def pass_over(self, place: Place, txid: Txid, *, is_repeat: bool = False) -> bool:
+        """Leave out a commit that would be dropped at once; return False if it is here under another place.
+
+        A repeat is left out as well if its first place was dropped: under its second place alone it would look as if a
+        base with the first one lacked it. It needs no floor, for the floor of its first place stands for it.
+        """
+        if txid in self.known or self._packed_in(txid) is not None:
             return False
-        self._drop([place])
-        self._lines[place[0]] = _Line(place[1] + 1)
+        if not is_repeat:
+            self._drop(place)
+        self._restart_line(place)
         return True
 
     def add(self, place: Place, transaction: Transaction) -> None:
-        """Note a commit, or a further place of one."""
+        """Note a commit, or a further place of one that is here."""
         txid = transaction.txid
         known = self.known.get(txid)
         if known is None:
-            # Its first place was packed a while ago: this one is noted there.
-            if txid.clock <= self._packed_newest and self._add_packed_place(txid, place):
-                # The commit itself is packed, so this timeline's line can begin after it only.
-                self._lines[place[0]] = _Line(place[1] + 1)
+            segment = self._packed_in(txid)
+            if segment is not None:
+                self._add_packed_place(segment, txid, place)
                 return
             known = self.known[txid] = Known(transaction)
             self._index.add(txid, known.access_set)
             heapq.heappush(self._by_clock, txid)
         known.places.append(place)
-        known.everywhere = known.everywhere or place[0] in self._retired  # read again after a restart
-        self._continue(place, known)
+        if place[0] in self._retired:  # read again after a restart; no base names this timeline
+            known.everywhere = True
+        else:
+            self._extend_line(place, known)
 
-    def _continue(self, place: Place, known: Known) -> None:
+    def _extend_line(self, place: Place, known: Known) -> None:
         leader, tick = place
-        line = self._lines.get(leader)
-        # A line without a gap tells by its length what a base lacks; after one it begins anew.
-        if line is None or line.first + len(line.commits) != tick:
-            line = self._lines[leader] = _Line(tick)
+        if tick <= self._recovered.get(leader, 0):
+            return  # of before the restart, which reads only some
+        line = self._lines.setdefault(leader, _Line(tick))
+        # By its length a line tells how many commits a base lacks: neither a gap nor an older tick may get into it.
+        assert tick == line.next, f"{leader}{tick} comes after {leader}{line.next - 1}"
         line.add(known)
+
+    def _restart_line(self, place: Place) -> None:
+        """Begin the line of a timeline after a commit that is not among those kept one by one."""
+        leader, tick = place
+        if leader not in self._retired and tick > self._recovered.get(leader, 0):
+            self._lines[leader] = _Line(tick + 1)
+
+    def _packed_in(self, txid: Txid) -> Segment | None:
+        """Return the segment that has a commit, or None."""
+        if txid.clock > self._packed_newest:
+            return None
+        return next((segment for segment in self._segments if segment.owner_of(txid) is not None), None)
+
+    def _add_packed_place(self, segment: Segment, txid: Txid, place: Place) -> None:
+        """Note a further place of a commit that is packed."""
+        segment.add_place(txid, place)
+        if place[0] in self._retired:
+            segment.retire({place[0]})
+        for line in self._lines.values():
+            line.let_go_up_to(txid)  # one that is needed for its outcome has kept it there
+        self._restart_line(place)
 
     def newer_than(self, base: Vector) -> list[Known] | None:
         """Return the commits that a base has not seen, None if that takes longer than to look for them by their keys.
@@ -570,18 +609,6 @@ class CommitWindow:
             if seen < len(line.commits):
                 found += [known for known in islice(line.commits, seen, None) if not known.is_in(base)]
         return found
-
-    def _add_packed_place(self, txid: Txid, place: Place) -> bool:
-        """Note a further place of a commit that is packed; False if it is not."""
-        segment = next((one for one in self._segments if one.add_place(txid, place)), None)
-        if segment is None:
-            return False
-        if place[0] in self._retired:
-            segment.retire({place[0]})
-        for line in self._lines.values():
-            line.let_go_up_to(txid)  # one that is needed for its outcome has kept it there
-        self._sum_up()
-        return True
 
     def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
         """After a restart: of the timelines, up to ``applied``, only these ticks were added and are known here."""
@@ -664,17 +691,19 @@ class CommitWindow:
         """Drop the commits up to a clock that is settled: at once or with those that were packed with them."""
         before = len(self._segments)
         while self._segments and self._segments[0].newest <= clock:
-            self._drop(self._segments.popleft().last.items())
+            for place in self._segments.popleft().last.items():
+                self._drop(place)
         if len(self._segments) < before:
             self._sum_up()
         gone = [txid for txid in self._below if txid.clock <= clock]
         if gone:
             self._below = [txid for txid in self._below if txid.clock > clock]
             for txid in gone:
-                self._drop(self._take(txid).places)
+                self._drop(self._take(txid).places[0])
 
-    def _drop(self, places: Iterable[Place]) -> None:
-        for leader, tick in places:
-            # A base names no retired timeline, and would look as if it lacked all of it.
-            if leader not in self._retired:
-                self.floor[leader] = max(tick, self.floor.get(leader, 0))
+    def _drop(self, place: Place) -> None:
+        """Raise the floor to the first place of a commit; the journal judges a base that has another place alone."""
+        leader, tick = place
+        # A base names no retired timeline, and would look as if it lacked all of it.
+        if leader not in self._retired:
+            self.floor[leader] = max(tick, self.floor.get(leader, 0))

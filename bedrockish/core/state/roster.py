@@ -87,10 +87,15 @@ class Roster:
     def set_membership(self, membership: Membership, seconds: float) -> None:
         """Count by a membership; keep a record of every other member, and of nobody else."""
         assert membership.version >= self.membership.version, "a membership is followed by a later one"
-        self.membership = membership
+        before, self.membership = self.membership, membership
         others = [node for node in self.links().nodes if node != self.me]
+        # A learner may come again under its name on another file: what the old file has told says nothing of that one.
+        known = {node: peer for node, peer in self.peers.items() if not _is_other_file(before, membership, node)}
         # Heard just now: a new member is not to be suspected before it could say a word.
-        self.peers = {node: self.peers.get(node, Peer(heard=seconds)) for node in others}
+        self.peers = {node: known.get(node, Peer(heard=seconds)) for node in others}
+        # The word of a node that is no member any more neither bars this node nor lets it in.
+        self.accused = {node: reason for node, reason in self.accused.items() if node in self.peers}
+        self.let_in &= self.peers.keys() | {self.me}
         self.voters = membership.voters
         self.quorum, self.majority = approvals_needed(len(self.voters)), majority(len(self.voters))
 
@@ -125,7 +130,8 @@ class Roster:
 
     def accuse(self, peer: str, reason: str) -> None:
         """Note that a peer takes our file for another one, and what it says."""
-        self.accused[peer] = reason
+        if peer in self.peers:
+            self.accused[peer] = reason
 
     def acquit(self, peer: str) -> None:
         """Note that a peer takes our file for ours after all."""
@@ -198,3 +204,9 @@ class Roster:
     def voters_up(self) -> list[str]:
         """Return the other voters that can be reached."""
         return [node for node in self.voters if node in self.peers and self.peers[node].up]
+
+
+def _is_other_file(before: Membership, after: Membership, node: str) -> bool:
+    """Whether a name stands for one file in a membership and for another one in the next."""
+    old, new = before.members.get(node), after.members.get(node)
+    return old is not None and new is not None and bool(old.store and new.store) and old.store != new.store

@@ -66,14 +66,14 @@ class State:
         *,
         follows_wall: bool = True,
         find_command: Callable[[str], Txid | None] = lambda _: None,
-        has_applied: Callable[[Txid], bool] = lambda _: False,
+        find_places: Callable[[Txid], Iterable[Place]] = lambda _: (),
         conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
         compare_rows: Callable[[Transaction], str | None] | None = None,
     ) -> None:
         self.me, self.store, self.batches = recovered.node, recovered.store, recovered.batches
         self.settings, self.draw = settings, draw
         self.find_command, self.compare_rows = find_command, compare_rows
-        self._has_applied, self._conflicts = has_applied, conflicts
+        self._find_places, self._conflicts = find_places, conflicts
         self.health = Health(recovered.alarms)
         promised = recovered.ceiling, recovered.cut, recovered.safe, recovered.settled
         self.clock = Clock(settings, now, *promised, follows_wall=follows_wall)
@@ -83,7 +83,7 @@ class State:
         self.outbox = Outbox(self.roster, self.clock, self.pieces)
         self.timers = Timers(self.clock)
         self.votes = Votes(self.me, self.clock, self.pieces, self.outbox)
-        self.commit_window = CommitWindow()
+        self.commit_window = CommitWindow(recovered.applied)
         self.schema = Schema(recovered.schema)
         self.holds: dict[str, tuple[int, int]] = dict(recovered.holds)
         self.blocked = recovered.blocked
@@ -282,7 +282,12 @@ class State:
 
     def is_in_journal(self, txid: Txid) -> bool:
         """Whether a transaction between safe time and what is settled was applied in an earlier step."""
-        return self.clock.safe < txid.clock <= self.clock.settled and self._has_applied(txid)
+        return self.clock.safe < txid.clock <= self.clock.settled and bool(self._find_places(txid))
+
+    def is_in_base(self, txid: Txid, base: Vector) -> bool:
+        """Whether a base has a commit, under any of the places that the journal has for it."""
+        retired = self.roster.membership.retired
+        return any(leader in retired or base.get(leader, 0) >= tick for leader, tick in self._find_places(txid))
 
     def conflicts_outside(self, transaction: Transaction) -> bool | None:
         """Whether a transaction conflicts with a commit outside its base; None if that cannot be told any more.
@@ -290,8 +295,10 @@ class State:
         What is dropped from the conflict window is looked up in the journal: there may be much of it after a restart.
         """
         access_set, base, floor = transaction.access_set, transaction.base, self.commit_window.floor
-        if next(self.commit_window.conflicts(access_set, base, transaction.txid), None) is not None:
-            return True
+        for found in self.commit_window.conflicts(access_set, base, transaction.txid):
+            # The window knows only the places that have come since it remembers the commit; the journal knows all.
+            if not self.is_in_base(found.other, base):
+                return True
         lacking = {leader: tick for leader, tick in floor.items() if base.get(leader, 0) < tick}
         if not lacking:
             return False
@@ -332,14 +339,17 @@ class State:
         self.timelines.take(entry)
         # What this node begins from now on is later than all that it knows of.
         self.clock.adjust(txid.clock)
+        # Before its end is noted: was it committed at another place already?
+        is_repeat = txid.clock <= self.clock.safe or self.outcome(txid) is True
         # Out of what is pending and into what is committed within one step: no conflict test falls between the two.
         self.votes.end(txid, commit=True)
         # Compared with nothing any more: a base that lacks anything so old is refused (V16).
         forgotten = moved(self.clock.settled, -self.settings.conflict_window_ms)
         # What is ours is asked for by its id, however old it is.
         is_late = txid.clock <= forgotten and txid.leader != self.me
-        if not (is_late and self.commit_window.pass_over(entry.place, txid)):
-            self.commit_window.add(entry.place, entry.transaction)
+        window, place = self.commit_window, entry.place
+        if not ((is_late or is_repeat) and window.pass_over(place, txid, is_repeat=is_repeat)):
+            window.add(place, entry.transaction)
 
     def apply(self, entry: Entry) -> None:
         """Count an entry as applied."""

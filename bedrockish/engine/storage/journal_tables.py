@@ -168,7 +168,7 @@ class Journal:
     def conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
         """Whether an access set conflicts with an entry up to these ticks that a base has under no place.
 
-        None: one of them is not here, or not yet, or damaged.
+        None: one of them is not here, or not yet, or damaged; or places of it may have been removed.
         """
         for leader, last in upto.items():
             tick = base.get(leader, 0)
@@ -181,7 +181,8 @@ class Journal:
                     if conflict(access_set, entry.transaction.access_set) is not None and not any(
                         base.get(other, 0) >= place for other, place in store.find_places(self._db, entry.txid)
                     ):
-                        return True
+                        # The base may have another place of it that was removed from the journal.
+                        return None if entry.txid <= self.horizon else True
             except EntryMalformedError:
                 return None
             finally:
@@ -276,9 +277,9 @@ class Journal:
             self._not_here = command  # whoever leads it is asked when it is executed, and again when it begins
         return found
 
-    def has(self, txid: Txid) -> bool:
-        """Whether a transaction was applied here, and was not removed since."""
-        return bool(store.find_places(self._db, txid))
+    def places(self, txid: Txid) -> list[tuple[str, int]]:
+        """Return all places of a transaction that were applied here and not removed since."""
+        return store.find_places(self._db, txid)
 
     def find_command(self, command: str) -> Entry | None:
         """Return the entry that a command became, alone or with others; None if it never happened.

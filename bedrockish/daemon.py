@@ -5,8 +5,6 @@ import gc
 import logging
 import random
 import secrets
-import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -32,6 +30,7 @@ from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.cluster.donor import Donor
 from bedrockish.node.cluster.identity import find_cluster, find_other_cluster, only_asks
 from bedrockish.node.cluster.membership import addresses
+from bedrockish.node.departure import Departure, drain
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.published import close_socket, open_socket
@@ -55,8 +54,8 @@ INFLOW_PARTS = 4  # messages of clients that are not whole may take one of so ma
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before a node whose program failed begins again
 
 
-async def serve(config: Config) -> None:
-    """Run a node until cancelled.
+async def serve(config: Config, departure: Departure | None = None) -> None:
+    """Run a node until cancelled, or until its departure ends it.
 
     A fault of its own program, once it was up, does not end the process: the node gives up what is in its memory and
     begins again from its file, as after a crash, for which the file has all that was promised.
@@ -66,6 +65,8 @@ async def serve(config: Config) -> None:
         DamagedError: the file or the machine failed, and the node had to stop.
     """
     credentials, plugins = Credentials(config), Plugins(config.plugins)
+    departure = departure or Departure()
+    departure.reload = partial(reload, config, credentials)
     for warning in warnings(config):
         logger.warning("%s", warning)
     pause_s, restarts = PAUSE_S_MIN, 0
@@ -75,7 +76,7 @@ async def serve(config: Config) -> None:
         up = trio.Event()
         began = trio.current_time()
         try:
-            await _run(config, credentials, plugins, restarts, up, damage)
+            await _run(config, credentials, plugins, restarts, up, damage, departure)
             return
         except Exception as error:
             was_up = was_up or up.is_set()
@@ -170,6 +171,7 @@ async def _run(
     restarts: int,
     up: trio.Event,
     damage: DamagedError | None,
+    departure: Departure,
 ) -> None:
     """Run a node from its file until cancelled; ``up`` is set when it serves, ``damage`` is what it ended with."""
     founding = await _founding(config, credentials)
@@ -181,9 +183,7 @@ async def _run(
         memory=Memory(config.limits.memory_max, now=time.monotonic),
     )
     with beginning(config.database):
-        engine = Engine.open(
-            config.database, founding=founding, full_sync=config.full_sync, limits=limits, prepare=plugins.prepare
-        )
+        engine = Engine.open(config.database, founding=founding, limits=limits, prepare=plugins.prepare)
     if others_may_read(Path(config.database)):
         logger.warning("%s can be read by other users of the machine: chmod 600 it, its -wal and -shm", config.database)
     try:
@@ -194,6 +194,8 @@ async def _run(
         runtime.counts["restarts"] = restarts
         calm_collector()
         give_back_memory()
+        departure.drain = partial(drain, runtime)
+        departure.reload = lambda: reload(config, credentials, runtime.mesh)
         await _serve(runtime, config, credentials, plugins, up)
     except BaseExceptionGroup as group:
         cancelled, rest = group.split(trio.Cancelled)
@@ -202,6 +204,7 @@ async def _run(
         raise
     finally:
         close_socket(config.database)
+        departure.drain, departure.reload = None, partial(reload, config, credentials)
         engine.close()
 
 
@@ -292,11 +295,11 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
     mesh = net.Mesh(
         hello,
         addresses(state.roster.links()),
-        on_event=runtime.on_net,
+        on_event=runtime.peers.on_net,
         draw=random.random,
         on_client=on_client,
-        judge=runtime.judge,
-        recognise=runtime.recognise,
+        judge=runtime.peers.judge,
+        recognise=runtime.peers.recognise,
         host=config.listen.host,
         port=config.listen.port,
         on_log=logger.warning,
@@ -321,8 +324,6 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
         if mesh.read_loop is not None:
             mesh.read_loop.before, mesh.read_loop.after = runtime.gather, runtime.act
             runtime.read_links(mesh.read_loop.read_now)
-        if config.security.encrypts and threading.current_thread() is threading.main_thread():
-            nursery.start_soon(_reread_on_hangup, credentials, mesh)
         _tell_where(config, state.roster.membership.nodes, bound)
         if config.http is not None:
             await nursery.start(load_http(), runtime, config, gate, credentials)
@@ -383,22 +384,22 @@ def _take_passwords(gate: Gate, credentials: Credentials, mesh: net.Mesh) -> Non
         reread(credentials, mesh)
 
 
-async def _reread_on_hangup(credentials: Credentials, mesh: net.Mesh) -> None:
-    """Read certificates, key and revocations again at each SIGHUP; what cannot be used changes nothing."""
-    with trio.open_signal_receiver(signal.SIGHUP) as signals:
-        async for _ in signals:
-            if reread(credentials, mesh):
-                logger.info("SIGHUP: certificates and revocations were read again")
+def reload(config: Config, credentials: Credentials, mesh: net.Mesh | None = None) -> None:
+    """Read certificates, key and revocations again, as SIGHUP asks; a file that cannot be used changes nothing."""
+    if not config.security.encrypts:
+        logger.info("SIGHUP: this node has no certificates to read again")
+    elif reread(credentials, mesh):
+        logger.info("SIGHUP: certificates and revocations were read again")
 
 
-def reread(credentials: Credentials, mesh: net.Mesh) -> bool:
+def reread(credentials: Credentials, mesh: net.Mesh | None = None) -> bool:
     """Read certificates, key and revocations again; return whether they could be used."""
     try:
         credentials.reload()
     except ConfigError as error:
         logger.error("SIGHUP: %s; the certificates stay as they were", error)
         return False
-    if credentials.dial_context is not None and credentials.listen_context is not None:
+    if mesh is not None and credentials.dial_context is not None and credentials.listen_context is not None:
         mesh.use_certificates(credentials.dial_context, credentials.listen_context)
     return True
 

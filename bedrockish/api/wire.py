@@ -58,6 +58,7 @@ QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
 OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
 CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
 CLUSTER_ID = "cluster_id"  # in what a node says of itself in its HELLO
+UNTAKEN = "untaken"  # a detail of the last error of a link: the node has executed nothing that it has not answered
 LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX = 0, 10_000, 200
 
 

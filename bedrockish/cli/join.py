@@ -32,14 +32,15 @@ def join(url: str, config: Path | None, settings: tuple[str, ...], replay: bool,
     from bedrockish.daemon import serve
     from bedrockish.node.cluster.join import join as join_cluster
     from bedrockish.node.cluster.join import promote_when_ready
+    from bedrockish.node.departure import Departure
 
-    async def run(config: Config) -> None:
+    async def run(config: Config, departure: Departure) -> None:
         await join_cluster(config, url, replay=replay)
         if no_serve:
             return
         async with trio.open_nursery() as nursery:
             if voter:
                 nursery.start_soon(promote_when_ready, url, config)
-            await serve(config)
+            await serve(config, departure)
 
     trio.run(run_until_signal, run, built)

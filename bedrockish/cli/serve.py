@@ -6,6 +6,7 @@ import resource
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import trio
@@ -13,6 +14,9 @@ import trio
 from bedrockish.common import log_format as logs
 from bedrockish.config.config import LEVELS, Config, build
 from bedrockish.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from bedrockish.node.departure import Departure
 
 logger = logging.getLogger(__name__)
 
@@ -118,22 +122,28 @@ def _open_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def run_until_signal(run_node: Callable[[Config], Awaitable[None]], config: Config) -> None:
-    """Run a node; the first signal lets it leave in order, the second one ends the process at once."""
+async def run_until_signal(run_node: Callable[[Config, "Departure"], Awaitable[None]], config: Config) -> None:
+    """Run a node; SIGTERM or SIGINT lets it leave in order, a second one ends it at once, SIGHUP reads files again."""
+    from bedrockish.node.departure import Departure
+
+    departure = Departure()
 
     async def watch(task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             task_status.started()
             leaving = False
             async for number in signals:
+                if number == signal.SIGHUP:
+                    departure.reload()
+                    continue
                 if leaving:
                     os._exit(128 + number)  # what was promised is durable, so a node may stop anywhere
                 leaving = True
                 logger.info("%s: leaving", signal.Signals(number).name)
-                running.cancel()
+                nursery.start_soon(departure.leave)
 
     async with trio.open_nursery() as nursery:
         await nursery.start(watch)
-        with trio.CancelScope() as running:
-            await run_node(config)
+        with departure.scope:
+            await run_node(config, departure)
         nursery.cancel_scope.cancel()

@@ -1,7 +1,7 @@
 """A node's configuration: a TOML file, the environment and flags become one frozen ``Config``, or a ``ConfigError``.
 
 Flags beat the environment, the environment beats the file. Pure: the caller reads the file and the environment. A new
-key is a new field of ``Settings`` (core), ``Bounds`` or ``Log``: name, type, default and section all follow from it.
+key is a new field of one of the classes in ``SECTIONS``: name, type, default, section and least value follow from it.
 """
 
 import dataclasses
@@ -15,14 +15,15 @@ from typing import Any
 from bedrockish.api.url import DEFAULT_PORT, Address, parse_address, suggest
 from bedrockish.config.exposure import Security, Users, check_security, read_users
 from bedrockish.core.state.membership import NAME
-from bedrockish.core.state.settings import BELOW, Settings
+from bedrockish.core.state.settings import BELOW, FIXED, Settings
 from bedrockish.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
 PREFIX = "BEDROCKISH_"
 OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # read elsewhere
-OFF_AT_0 = ("scrub_rows_per_second",)
 NUMBER_MAX = 1 << 40
+LEAST = "least"  # metadata of a field: the smallest number that its key takes; by default 1
+OFF_AT_0 = {LEAST: 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Log:
 
     level: str = "info"
     json: bool = False
-    slow_ms: int = 1_000
+    slow_ms: int = field(default=1_000, metadata=OFF_AT_0)
     traces: bool = False
 
 
@@ -94,7 +95,7 @@ class Clock:
     """
 
     enable_cluster_clock: bool = True
-    wall_offset_ms: int = 0
+    wall_offset_ms: int = field(default=0, metadata={LEAST: -NUMBER_MAX})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Repair:
             alone; if not, it waits for 'bedrockish member repair'.
     """
 
-    scrub_rows_per_second: int = 500
+    scrub_rows_per_second: int = field(default=500, metadata=OFF_AT_0)
     scrub_minutes: int = 60
     repair_automatic: bool = True
 
@@ -139,8 +140,6 @@ class Config:
         listen: where peers and clients connect, host:port. Port 0 takes a free one.
         cluster: name of the cluster; nodes of different clusters refuse each other.
         peers: the founding members and where they listen, this node included.
-        full_sync: let SQLite itself sync at each of its commits, in the node's loop, instead of once per batch in a
-            thread. Nothing is promised before it is on the disk either way; this is slower.
         http: where HTTP is served and the dashboard is, host:port; None: nowhere.
         http_token: what a caller must send as a bearer token; empty: nothing.
         users: names of those who may use the database, and the hashes of their passwords; empty: everybody may.
@@ -159,7 +158,6 @@ class Config:
     listen: Address
     cluster: str = "bedrockish"
     peers: Mapping[str, Address]
-    full_sync: bool = False
     http: Address | None = None
     http_token: str = field(default="", repr=False)
     users: Users = field(default_factory=dict, repr=False)
@@ -181,6 +179,8 @@ GONE = {
     ),
     "asides_max": "it is called workers_max since release 0.2.0; write that",
     "forwarding": "nothing is forwarded since release 0.2.0; leave it out",
+    "full_sync": "every node syncs once per batch since release 0.2.0; leave it out",
+    **dict.fromkeys(FIXED, "it is fixed since release 0.2.0; leave it out"),
 }
 """Keys of earlier releases, and what to do instead."""
 
@@ -188,14 +188,14 @@ _SECTIONS = (Settings, Bounds, Log, Security, Clock, Keeping, Repair)
 SECTIONS: Mapping[str, type] = dict(
     zip(("timings", "limits", "log", "security", "clock", "journal", "repair"), _SECTIONS, strict=True)
 )
-TOP = ("node", "database", "listen", "cluster", "full_sync", "http", "http_token", "users", "plugins", "peers")
+TOP = ("node", "database", "listen", "cluster", "http", "http_token", "users", "plugins", "peers")
 
 
 def keys() -> dict[str, str]:
     """Return every key with its section ("" for the top), in the order of the documentation."""
     found = dict.fromkeys(TOP, "")
     for section, cls in SECTIONS.items():
-        found.update({one.name: section for one in dataclasses.fields(cls)})
+        found.update({one.name: section for one in dataclasses.fields(cls) if one.name not in FIXED})
     return found
 
 
@@ -248,17 +248,11 @@ def build(
         listen=listen,
         cluster=_name(given["cluster"]) if "cluster" in given else "bedrockish",
         peers=_peers(given.get("peers"), node, listen),
-        full_sync=_scalar(given["full_sync"], False) if "full_sync" in given else False,
         http=_address(given["http"], any_port=True) if "http" in given else None,
         http_token=_http_token(given["http_token"]) if "http_token" in given else "",
         users=read_users(given["users"].value, given["users"].where) if "users" in given else {},
         plugins=_plugins(given["plugins"]) if "plugins" in given else (),
-        timings=sections["timings"],
-        limits=sections["limits"],
-        log=sections["log"],
-        security=sections["security"],
-        clock=sections["clock"],
-        journal=sections["journal"],
+        **sections,
     )
     check_security(config)
     return config
@@ -361,9 +355,13 @@ def _plugins(given: _Given) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _scalar(given: _Given, default: Any) -> Any:
-    """Read a value of the type of its default."""
-    value = given.value
+def _scalar(given: _Given, of: "dataclasses.Field[Any]") -> Any:
+    """Read the value of a key.
+
+    Raises:
+        ConfigError: it has not the type of the field's default, or is too small or too large.
+    """
+    value, default = given.value, of.default
     if isinstance(default, bool):
         if given.is_text and isinstance(value, str) and value.lower() in ("true", "false", "1", "0", "yes", "no"):
             return value.lower() in ("true", "1", "yes")
@@ -371,8 +369,7 @@ def _scalar(given: _Given, default: Any) -> Any:
             raise ConfigError(f"{given.where}: {value!r} is neither true nor false; write one of the two")
         return value
     if isinstance(default, int):
-        # Only an offset is 0 by default, and only what is switched off by it may be 0 if it is not.
-        least = 0 if given.where.lower().endswith(OFF_AT_0) else 1 if default else -NUMBER_MAX
+        least = of.metadata.get(LEAST, 1)
         pattern = r"-?[0-9][0-9_]*" if least < 0 else r"[0-9][0-9_]*"
         if given.is_text and isinstance(value, str) and re.fullmatch(pattern, value):
             value = int(value)
@@ -390,7 +387,7 @@ def _section(name: str, cls: type, given: Mapping[str, _Given]) -> Any:
     values = {}
     for one in dataclasses.fields(cls):
         if one.name in given and keys()[one.name] == name:
-            values[one.name] = _scalar(given[one.name], one.default)
+            values[one.name] = _scalar(given[one.name], one)
     return cls(**values)
 
 

@@ -92,9 +92,7 @@ class Engine:
         publication: tells others which batches are written and which are durable.
     """
 
-    def __init__(
-        self, db: apsw.Connection, lock: FileLock, limits: Limits, prepare: Prepare, *, full_sync: bool
-    ) -> None:
+    def __init__(self, db: apsw.Connection, lock: FileLock, limits: Limits, prepare: Prepare) -> None:
         self._db, self._lock, self._limits, self._prepare = db, lock, limits, prepare
         self._control = db.cursor().execute  # of what gives no rows; a cursor for each costs more than a savepoint
         self._file = db.filename  # kept, because helper threads must not touch the connection
@@ -110,7 +108,7 @@ class Engine:
         self._executor = Executor(db, self._guard, self._capture, limits, self._ids, prepare, None, *shared)
         self._executor.scope = self.scope
         self._applier = RowApplier(db)
-        self._wal = Wal(db, full_sync=full_sync)
+        self._wal = Wal(db)
         self._batch: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._closed = self._is_begun = False
         self._members = 0  # how often they were learnt
@@ -148,7 +146,6 @@ class Engine:
         path: str | os.PathLike[str],
         *,
         founding: Founding | None,
-        full_sync: bool = False,
         limits: Limits | None = None,
         prepare: Prepare = lambda _db: None,
     ) -> "Engine":
@@ -157,7 +154,6 @@ class Engine:
         Args:
             path: the database file. Its directory must be writable and local.
             founding: what a new file begins with; an old one must agree. None: the file must be a node's already.
-            full_sync: let SQLite sync at each commit instead of once per batch.
             limits: what a request may cost.
             prepare: gives every connection the functions and collations that SQLite does not have.
 
@@ -169,9 +165,9 @@ class Engine:
         limits = limits or Limits()
         lock = FileLock(place)
         try:
-            db = connect(place, founding, limits, prepare, full_sync=full_sync)
+            db = connect(place, founding, limits, prepare)
             try:
-                return cls(db, lock, limits, prepare, full_sync=full_sync)
+                return cls(db, lock, limits, prepare)
             except BaseException:
                 db.close()
                 raise

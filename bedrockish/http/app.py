@@ -112,7 +112,7 @@ def make_app(
         HTTPException: _on_http,
         ClientDisconnect: _on_gone,
     }
-    guard = Middleware(Guard, admission=admission, hosts=hosts, caught=node.faults.caught, purse=purse)
+    guard = Middleware(Guard, admission=admission, hosts=hosts, caught=node.faults.caught, purse=purse, node=node)
     return Starlette(routes=routes, exception_handlers=errors, middleware=[guard]), pipelines
 
 

@@ -93,10 +93,11 @@ class Coat:
         return max(0.0, trio.current_time() - min(self._waits_since, self.half_since))
 
     def cut(self) -> None:
-        """End the connection at once; who waits for it wakes up."""
+        """End the connection at once and wake its tasks; bytes that the caller has not read are thrown away."""
         plain = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
-        with suppress(OSError):  # it is closed already
-            plain.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        if self._waits_since < math.inf:
+            with suppress(OSError):  # it is closed already
+                plain.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         plain.socket.close()
 
 

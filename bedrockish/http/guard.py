@@ -11,6 +11,7 @@ import hmac
 import ipaddress
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -84,6 +85,18 @@ class Admission:
         return login[0]
 
 
+class Counts(Protocol):
+    """A node that has to know how many requests of HTTP are under way.
+
+    Attributes:
+        is_leaving: the node stops, and connections are closed after their answers.
+        http_calls: how many requests are under way.
+    """
+
+    is_leaving: bool
+    http_calls: int
+
+
 class Guard:
     """Lets through who may ask, puts the page's safety headers on every answer, and lets no bug out of one request."""
 
@@ -94,8 +107,10 @@ class Guard:
         hosts: frozenset[str],
         caught: Callable[[str, Exception], BedrockishError],
         purse: Callable[[], Purse],
+        node: Counts,
     ) -> None:
         self._app, self._admission, self._hosts, self._caught, self._purse = app, admission, hosts, caught, purse
+        self._node = node
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -105,7 +120,13 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        self._node.http_calls += 1
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._node.http_calls -= 1
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_answered = False
 
         async def send_safely(message: dict[str, object]) -> None:
@@ -114,7 +135,8 @@ class Guard:
                 is_answered = True
                 headers = message.get("headers", [])
                 assert isinstance(headers, list)
-                message = {**message, "headers": [*headers, *HEADERS]}
+                closing = [(b"connection", b"close")] if self._node.is_leaving else []
+                message = {**message, "headers": [*headers, *HEADERS, *closing]}
             await send(message)
 
         caller = scope.get("client")

@@ -28,7 +28,6 @@ from bedrockish.config.config import Config
 from bedrockish.core.describe import describe_said
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol.events import (
-    Accused,
     Activated,
     ClockWanted,
     Event,
@@ -36,20 +35,14 @@ from bedrockish.core.protocol.events import (
     Failed,
     Now,
     Overtaken,
-    PeerDown,
-    PeerUp,
-    Received,
     Submitted,
     Woken,
 )
 from bedrockish.core.protocol.messages import (
     Fetch,
-    Gossip,
     Message,
     Piece,
-    UnknownMessageError,
     Want,
-    decode,
     encode,
 )
 from bedrockish.core.protocol.records import Prepared
@@ -66,9 +59,10 @@ from bedrockish.node.admin.troubles import Troubles
 from bedrockish.node.admin.watching import tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID, MEMBERS
-from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, PREFIX, Incarnations, disbelieve
-from bedrockish.node.cluster.membership import begin_on_file, judge, keep_level, recognise, set_members
+from bedrockish.node.cluster.incarnations import PREFIX, Incarnations
+from bedrockish.node.cluster.membership import begin_on_file, keep_level, set_members
 from bedrockish.node.executor import Executions
+from bedrockish.node.peer_intake import PeerIntake
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.published import Publisher
 from bedrockish.node.recalling import outcome_of
@@ -87,11 +81,8 @@ from bedrockish.node.scheduling.tracing import Tracing
 from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop, is_cancellation
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
-from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction
 from bedrockish_net import mesh as net
-from bedrockish_net.errors import RefusedError
-from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
@@ -124,14 +115,14 @@ class Runtime:
         self.boundary = Boundary()
         places, command_s = limits.workers_max, limits.command_ms_max / 1000
         self.workers = WorkerPool(engine, self.core, places, command_s, self._ran_in_worker, self.faults, self.boundary)
-        self.upkeep = Upkeep(self.core, engine, config, self._clocks, self._post, self.durable)
+        self.upkeep = Upkeep(self.core, engine, config, self._clocks, self.post, self.durable)
         self.transactions = Transactions(
             engine, self.core, self.submit, self.durable, limits, self.workers, self.faults, self.boundary
         )
         self._comparison = RowComparison(
-            engine, self.transactions.snapshots, self._post, self._start, self.stop, self.faults
+            engine, self.transactions.snapshots, self.post, self._start, self.stop, self.faults
         )
-        self._assembler = Assembler(engine, self._post, self._start, self.durable, self.stop)
+        self._assembler = Assembler(engine, self.post, self._start, self.durable, self.stop)
         self._entry_sender = EntrySender(
             engine, self.core.state, self._send_later, self._start, self.durable, self.stop
         )
@@ -140,10 +131,10 @@ class Runtime:
         self.info |= {"plugins": self.plugins.tell(), "level": LEVEL}
         self._tell_cluster()
         self.mesh: net.Mesh | None = None
+        self.peers = PeerIntake(self.core, engine, self.known, self.plugins, self)
         self.callers: set[Caller] = set()  # the connections of HTTP
         self.credentials: Credentials | None = None
         self.on_members: Callable[[], None] = lambda: None
-        self.astray: dict[str, str] = {}  # members at whose address somebody else answers, and why it is not they
         self.watch = TraceBuffer(self.core.state)
         self._publisher = Publisher(engine, self.core.state)
         self._troubles = Troubles()
@@ -165,21 +156,31 @@ class Runtime:
         self.transactions.on_ran = self.statements.note
         self.tracing = Tracing(config.node, config.cluster, self.faults) if config.log.traces else None
         self.transactions.tracing = self.tracing
-        self.upkeep.orders |= {"activity": self.describe_activity, "end": self.transactions.end_by_order}
-        self.upkeep.orders["statements"] = self.statements.order
         self._checkpoints = Checkpoints(engine, self.faults)
         self._syncing = False
         self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.together.size)
         self._failed = False  # in the middle of a step, or by damage
+        self.is_leaving, self.http_calls = False, 0  # new requests are refused; requests of HTTP under way
+        self._in_sync: Kept | None = None  # what leaves when the sync that runs is over
         self._executions = Executions(self, self._groups)
         self._nursery: trio.Nursery | None = None
+        self._take_orders()
         self._encoded: tuple[Message | None, bytes] = (None, b"")
+
+    def _take_orders(self) -> None:
+        orders, transactions = self.upkeep.orders, self.transactions
+        orders["activity"], orders["end"] = self.describe_activity, transactions.end_by_order
+        orders["statements"] = self.statements.order
 
     def clock(self) -> Now:
         """Read the clocks."""
         return self._clocks.now()
 
     # -- what sessions need ----------------------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """Begin the next turn as soon as possible."""
+        self._loop.ring()
 
     def read_links(self, read: Callable[[], None]) -> None:
         """Have links read before each turn."""
@@ -200,7 +201,9 @@ class Runtime:
         """
         try:
             self.engine.memory.check()
-        except MemoryFullError as error:  # answered with the next turn: a session may ask for the next at once
+            if self.is_leaving and prepare is None:  # the COMMIT of an open transaction is still taken
+                raise leaving()
+        except (MemoryFullError, UnavailableError) as error:  # answered with the next turn, not inside the caller
             self.kept.replies.append(Waiter(0, request, done, answer=error))
             self._loop.ring()
             return
@@ -255,7 +258,7 @@ class Runtime:
 
     def status(self) -> dict[str, Any]:
         """Return what this node says about itself."""
-        counts, refused = self.counts + self.workers.counts, {**self.known.refused, **self.astray}
+        counts, refused = self.counts + self.workers.counts, {**self.known.refused, **self.peers.astray}
         told = describe_node(
             self.core, self.engine, self.config, counts, self.mesh, refused, self._clocks.now(), self.started
         )
@@ -312,79 +315,18 @@ class Runtime:
         """Go on with what ran in a worker; None: its command has happened, and is answered from the journal."""
         if isinstance(found, Prepared):
             self.count_prepared(request_id, found)
-            self._post(Executed(request_id, found))
+            self.post(Executed(request_id, found))
         elif isinstance(found, Overtaken):
-            self._post(found)
+            self.post(found)
         elif isinstance(found, BedrockishError):
             wants = isinstance(found, ClockNeededError)
-            self._post(ClockWanted(request_id) if wants else Failed(request_id, found))
+            self.post(ClockWanted(request_id) if wants else Failed(request_id, found))
         else:
             self._executions.execute(request_id, 0, following := deque[Event]())
             for event in following:
-                self._post(event)
+                self.post(event)
 
     # -- the loop --------------------------------------------------------------------------------------------------
-
-    def on_net(self, event: net.MeshEvent) -> None:
-        """Take what the mesh tells."""
-        match event:
-            case net.PeerUp(node):
-                logger.info("link to %s is up", node)
-                self.astray.pop(node, None)
-                self._post(PeerUp(node))
-            case net.PeerDown(node, reason):
-                logger.info("link to %s is down: %s", node, reason)
-                self._post(PeerDown(node))
-            case net.TurnedAway(node, code, reason, info):
-                self.astray.setdefault(node, f"who answers at its address turns us away: {reason}")
-                if code in (AMNESIA, OLDER_FILE) and self.core.state.roster.joining is None:
-                    self._accused(node, code, reason, info)
-            case net.Received(node, payloads):
-                for payload in payloads:
-                    try:
-                        message = decode(payload)
-                    except UnknownMessageError as error:
-                        self.counts["malformed"] += 1
-                        logger.warning("%s sent what is passed over: %s", node, error)
-                        continue
-                    except EntryMalformedError as error:
-                        self._reject(node, str(error))
-                        break
-                    if isinstance(message, Gossip):
-                        self.known.learn(node, message.store, message.batches)
-                    self._post(Received(node, message))
-            case _:
-                assert_never(event)
-
-    def _reject(self, peer: str, reason: str) -> None:
-        """End the link on which a peer sent what cannot be read; what it said before it stands."""
-        self.counts["malformed"] += 1
-        if self.mesh is not None:
-            self.mesh.reject(peer, reason)
-
-    def _accused(self, node: str, code: str, reason: str, info: Mapping[str, Any]) -> None:
-        """A peer says that our file is not what it was: it is heard only if it is of our cluster, and can be right."""
-        is_foreign = self.info[ID] and info.get(ID) != self.info[ID]
-        why_not = "it is not of this cluster" if is_foreign else disbelieve(info, self.info, self.engine.batches)
-        if why_not:
-            logger.error("%s turns us away, and is not believed, because %s: %s", node, why_not, reason)
-            return
-        logger.error("%s turns us away: %s", node, reason)
-        self._post(Accused(node, reason, for_good=code == OLDER_FILE))
-
-    def judge(self, hello: Hello) -> None:
-        """Turn a peer away that is of another cluster, or has forgotten what it promised; see ``membership.judge``."""
-        judge(self.core, self.known, hello)
-        self.plugins.learn(hello.node, hello.info.get("plugins"))
-        self._loop.ring()  # what is remembered now has to be kept
-
-    def recognise(self, hello: Hello) -> None:
-        """Look at a peer that answers us at its address; see ``membership.recognise``."""
-        try:
-            recognise(self.core, self.known, hello)
-        except RefusedError as error:
-            self.astray[hello.node] = error.message
-            raise
 
     def _keep(self, name: str, value: Any) -> None:
         """Keep a value of the node's own; links do not wait for a thread that has the writer, the value does."""
@@ -408,7 +350,8 @@ class Runtime:
         assert self._nursery is not None
         self._nursery.start_soon(task, *arguments)
 
-    def _post(self, event: Event) -> None:
+    def post(self, event: Event) -> None:
+        """Queue an event for the next turn."""
         self._inbox.append(event)
         self._loop.ring()
 
@@ -585,7 +528,7 @@ class Runtime:
                 if self.mesh is not None and self._nursery is not None:
                     set_members(self.mesh, self.core, self.known, self._nursery)
             case do.Malformed(peer, reason):
-                self._reject(peer, reason)
+                self.peers.reject(peer, reason)
             case do.Halt(reason):
                 raise DamagedError(f"{reason}; this node stops: compare the journals with 'bedrockish journal verify'")
             case _:
@@ -657,6 +600,7 @@ class Runtime:
         self.counts["batches"] += 1
         self._syncing = True
         if not self._fsync.is_quick or len(self.waiters) > 1 or self._inbox or self._asked.count or self._writes.count:
+            self._in_sync = kept
             self._fsync.start(partial(self._synced_in_thread, kept, engine.batches))
         else:
             self._synced(kept, engine.batches, self._fsync.sync_now())
@@ -675,6 +619,7 @@ class Runtime:
                 self._reads.synced(batches)
 
     def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
+        self._in_sync = None
         self._synced(kept, batches, error)
         self._loop.ring()  # not at once: who has been answered just now may ask for something that can share a batch
 
@@ -708,9 +653,27 @@ class Runtime:
         if waiter.held:
             self.hold(waiter, 0)
 
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def refuse_new(self) -> None:
+        """Refuse new requests, transactions and streams from now on; those under way go on."""
+        self.is_leaving = self.transactions.is_leaving = True
+
+    def is_busy(self, now_s: float) -> bool:
+        """Whether a request is unanswered, or a client is in the middle of a transaction or a stream."""
+        return bool(self.waiters or self.kept or self._in_sync or self.transactions.is_used(now_s))
+
+    def give_up(self) -> int:
+        """Answer the requests that cannot have happened; return how many are left, of which nobody knows yet."""
+        for number, waiter in list(self.waiters.items()):
+            if not self.core.coordinator.replies.may_happen(number):
+                self.workers.settle(number, leaving())
+                del self.waiters[number]
+                self._tell(waiter, leaving())
+        return len(self.waiters)
+
     def leave(self) -> None:
-        """End what runs, make durable what there is, lower the clock's ceiling to what was really used, and tell all
-        who wait.
+        """End what runs, make durable what there is, lower the clock's ceiling to what was really used, and answer.
 
         After damage, or a fault, nothing more is written: the core has said things of the open batch that were not
         done. And nothing that goes wrong here hides why the node ends.
@@ -725,10 +688,20 @@ class Runtime:
                 self.engine.set_meta("clock_ceiling", self.core.state.clock.value)
                 self.engine.flush()
                 self.engine.sync()
+                for kept in filter(None, (self._in_sync, self.kept)):
+                    for waiter in kept.replies:
+                        self.answered(waiter)
         except Exception:
             if not self._failed:
                 raise
             logger.exception("while the node left")
+        if not self._failed:  # else the core's account of them may be wrong
+            self.give_up()
         for waiter in list(self.waiters.values()):  # whoever is told may ask for more at once
             text = "the node is leaving; ask another one with the same command id"
             self._tell(waiter, OutcomeUnknownError(text, command=waiter.request.command))
+
+
+def leaving() -> UnavailableError:
+    """Return the error for a request that comes while the node stops."""
+    return UnavailableError("the node is stopping; the request did not happen: send it to another node")

@@ -225,6 +225,11 @@ class Mesh:
         link, peer.incoming = peer.incoming, None
         link.drop(Code.MALFORMED, reason)
 
+    @property
+    def clients(self) -> list[Link]:
+        """The links of all clients that are in."""
+        return list(self._clients)
+
     def waiting_bytes(self) -> int:
         """Return how many bytes wait to be read at other ends, clients and peers together."""
         peers = (peer.outgoing.waiting_bytes for peer in self._peers.values() if peer.outgoing is not None)

@@ -20,6 +20,7 @@ from bedrockish.cli.shell.script import Piece, group, items
 from bedrockish.cli.status import print_status
 from bedrockish.config.config import Config, build
 from bedrockish.errors import ConfigError, SqlError, UsageError
+from bedrockish.node.departure import Departure
 from tests.client.scripted import ScriptedNode
 from tests.client.test_blocking_client import in_background
 
@@ -255,7 +256,7 @@ class Steps:
 async def test_signals_let_a_node_leave_in_order(number: signal.Signals) -> None:
     left: list[str] = []
 
-    async def node(config: Config) -> None:
+    async def node(config: Config, _departure: Departure) -> None:
         try:
             signal.raise_signal(number)
             await trio.sleep_forever()

@@ -29,9 +29,14 @@ def test_defaults_and_sections() -> None:
 
 
 def test_flags_beat_environment_beats_file() -> None:
-    environment = {"BEDROCKISH_NODE": "E", "BEDROCKISH_HEARTBEAT_MS": "60", "BEDROCKISH_FULL_SYNC": "yes", "HOME": "x"}
+    environment = {
+        "BEDROCKISH_NODE": "E",
+        "BEDROCKISH_HEARTBEAT_MS": "60",
+        "BEDROCKISH_JOURNAL_PRUNE": "no",
+        "HOME": "x",
+    }
     found = build(text=MINIMAL, environment=environment, flags={"heartbeat_ms": "70"})
-    assert (found.node, found.timings.heartbeat_ms, found.full_sync) == ("E", 70, True)
+    assert (found.node, found.timings.heartbeat_ms, found.journal.journal_prune) == ("E", 70, False)
 
 
 def test_no_file_is_needed() -> None:
@@ -73,8 +78,12 @@ def test_this_node_is_always_among_its_peers() -> None:
             MINIMAL + "[timings]\nconflict_window_ms = 400",
             "closing_lag_ms (500) must be below conflict_window_ms (400)",
         ),
-        (MINIMAL + "[timings]\nretry_ms_max = 1", "retry_ms_min (2) must be below retry_ms_max (1)"),
-        (MINIMAL + "full_sync = 'yes'", "f.toml: full_sync: 'yes' is neither true nor false"),
+        (MINIMAL + "[timings]\nretry_ms_max = 1", "it is fixed since release 0.2.0; leave it out"),
+        (MINIMAL + "full_sync = true", "every node syncs once per batch since release 0.2.0"),
+        (
+            MINIMAL + "[journal]\njournal_prune = 'yes'",
+            "f.toml: journal.journal_prune: 'yes' is neither true nor false",
+        ),
         (MINIMAL + "[log]\nlevel = 'inof'", "f.toml: log.level: 'inof' is no log level; did you mean 'info'?"),
         (MINIMAL + "listen = 'host:x'", "f.toml: listen: 'x' in 'host:x' is not a port"),
         (MINIMAL + "listen = 'host:70000'", "is not a port"),

@@ -149,14 +149,6 @@ def test_sync_survives_other_readers_closing_the_file(make_node: MakeNode) -> No
     assert wal_of(node.path).exists()
 
 
-def test_full_sync_needs_no_sync_of_ours(make_node: MakeNode) -> None:
-    node = make_node(full_sync=True)
-    node.run(SCHEMA)
-    node.save()
-
-    assert node.engine._db.pragma("synchronous") == 2
-
-
 def test_an_empty_batch_is_not_committed(node: TestNode) -> None:
     node.run(SCHEMA)
 

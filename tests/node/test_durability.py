@@ -181,7 +181,7 @@ async def test_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         assert wire.left == []
         wanted = Fetch({"C": 1}, 1000)
         state.outbox.send("B", wanted)  # promises nothing
-        runtime._post(Woken())
+        runtime.post(Woken())
         await settled()
         assert wire.left == [("B", wanted)]
         wire.left.clear()
@@ -250,10 +250,10 @@ async def test_node_stopped_during_a_disk_failure_writes_nothing_more(
             await settled()
             disk.gate.clear()
             runtime.core.state.outbox.emit(Keep("synced", 1))
-            runtime._post(Woken())
+            runtime.post(Woken())
             await settled()
             runtime.core.state.outbox.emit(Keep("waits", 1))
-            runtime._post(Woken())
+            runtime.post(Woken())
             await settled()
             assert engine.dirty
             disk.broken = DamagedError("it cannot be synced")
@@ -288,7 +288,7 @@ async def test_node_stopped_at_the_moment_of_damage_writes_nothing_more(
             runtime.core.state.outbox.emit(KeepHold("reader", 1, 1))
             nursery.cancel_scope.cancel()
             runtime.gather()
-            runtime._post(Woken())
+            runtime.post(Woken())
             runtime.act()  # before the loop's task knows that it is cancelled
             assert engine.dirty
 
@@ -310,9 +310,9 @@ async def test_graceful_shutdown_flushes_open_batch(tmp_path: Path, monkeypatch:
         await settled()
         disk.gate.clear()
         runtime.core.state.outbox.emit(Keep("first", 1))
-        runtime._post(Accused("C", "another file", for_good=False))
+        runtime.post(Accused("C", "another file", for_good=False))
         await settled()
-        runtime._post(Accused("B", "an older file", for_good=True))  # its batch waits for that sync
+        runtime.post(Accused("B", "an older file", for_good=True))  # its batch waits for that sync
         await settled()
         assert runtime.core.state.roster.lost
         assert engine.dirty
@@ -342,7 +342,7 @@ async def test_graceful_shutdown_finishes_the_current_turn(tmp_path: Path, monke
             runtime.core.state.outbox.emit(Keep(name, 1))
         nursery.cancel_scope.cancel()
         runtime.gather()
-        runtime._post(Woken())
+        runtime.post(Woken())
         runtime.act()  # before the loop's task knows that it is cancelled
         assert runtime._loop._unfinished is not None
     runtime.leave()
@@ -358,10 +358,10 @@ async def test_malformed_message_ends_the_link_and_unknown_ones_are_skipped(
     runtime, _, engine = open_runtime(tmp_path, "ABC", monkeypatch)
     wire = runtime.mesh = cast(Any, Wire())
     good, newer = encode(Approve(Txid(1, "A"), 1, 1)), cbor2.dumps([999, "of a later version"])
-    runtime.on_net(net.Received("B", [newer, good]))
+    runtime.peers.on_net(net.Received("B", [newer, good]))
     assert wire.rejected == []
     for number, nonsense in enumerate((b"\xff\x00 nonsense", b"", cbor2.dumps([2, [1, "A"], -1, 1])), 2):
-        runtime.on_net(net.Received("B", [nonsense, good]))
+        runtime.peers.on_net(net.Received("B", [nonsense, good]))
         assert runtime.counts["malformed"] == number
         assert [peer for peer, _ in wire.rejected] == ["B"] * (number - 1)
     assert wire.rejected[-1] == ("B", "tick of a Approve: there should be a whole number below 2^63, not -1")

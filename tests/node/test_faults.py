@@ -544,7 +544,7 @@ async def test_clock_query_in_a_worker_does_not_block_shutdown(
     runtime.leave()
     assert job.thread is not None
     assert not job.thread.is_alive()
-    assert [type(one) for one in told] == [OutcomeUnknownError]
+    assert [type(one) for one in told] == [UnavailableError]
 
 
 async def test_a_node_that_is_ended_while_others_read_leaves_one_file(

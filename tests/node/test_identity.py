@@ -206,7 +206,7 @@ async def test_accusation_of_a_stranger_or_an_impossible_one_bars_no_node(tmp_pa
     state = runtime.core.state
 
     async def accuse(code: str, info: dict[str, Any]) -> str:
-        runtime.on_net(TurnedAway("B", code, "your file is another one", info))
+        runtime.peers.on_net(TurnedAway("B", code, "your file is another one", info))
         for _ in range(20):
             await trio.sleep(0.002)
         return state.roster.barred
@@ -218,11 +218,11 @@ async def test_accusation_of_a_stranger_or_an_impossible_one_bars_no_node(tmp_pa
             assert await accuse(code, {}) == ""
             assert await accuse(code, {"cluster_id": "theirs", "store": "store", "start": b"?", "batches": 7}) == ""
             assert await accuse(code, {"cluster_id": "ours", **seen}) == ""
-        assert runtime.status()["nodes"]["B"]["trouble"].startswith("who answers at its address turns us away")
-        runtime.on_net(PeerUp("B"))
+        assert runtime.status()["nodes"]["B"]["trouble"].startswith("the program at its address refuses the connection")
+        runtime.peers.on_net(PeerUp("B"))
         assert runtime.status()["nodes"]["B"]["trouble"] is None
         assert await accuse(AMNESIA, {"cluster_id": "ours", **seen, "store": "another"}) == "your file is another one"
-        runtime.on_net(PeerUp("B"))
+        runtime.peers.on_net(PeerUp("B"))
         for _ in range(20):
             await trio.sleep(0.002)
         assert state.roster.barred == ""

@@ -222,7 +222,7 @@ class Messages(Attack):
                 if time.monotonic() > self.until:
                     break
                 for _ in range(AT_ONCE):
-                    runtime.on_net(Received(LIAR, [mutated(self.luck.choice(said), self.luck)]))
+                    runtime.peers.on_net(Received(LIAR, [mutated(self.luck.choice(said), self.luck)]))
                 self.counts["messages"] += AT_ONCE
                 await runtime.durable()
             with suppress(UnavailableError):  # it may have been told that it is barred, and then says so

@@ -24,6 +24,7 @@ from bedrockish.api.wire import (
     ROLLBACK,
     SETTLE,
     STATEMENTS,
+    UNTAKEN,
     Answered,
     Ask,
     AskOutcome,
@@ -399,7 +400,7 @@ class ClientCore:
         self._homes = {name: home for name, home in self._homes.items() if home.link != number}
         for lost in link.calls:
             call = self._calls[lost]
-            call.lost += 1
+            call.lost += not error.details.get(UNTAKEN)
             call.deaths += not is_farewell(error)
             if call.deaths >= DEATHS_MAX and has_text(call.what):
                 if call.harmless or not isinstance(call.what, Request):

@@ -72,6 +72,11 @@ class Replies:
             assert inflight.answer is not None
             self.finish(inflight, requests.schema_failed(failure) if failure else inflight.answer)
 
+    def may_happen(self, number: int) -> bool:
+        """Whether a request has happened, or may still happen when this node executes nothing more."""
+        inflight = self.in_flight.get(number)
+        return inflight is not None and (bool(inflight.open) or inflight.stage is Stage.ACTIVATING)
+
     def drop(self, number: int) -> None:
         """A request needs no more from us."""
         inflight = self.in_flight.pop(number, None)

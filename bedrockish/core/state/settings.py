@@ -49,8 +49,21 @@ class Settings:
     reserve_ms: int = 3_000
 
 
+FIXED = frozenset(
+    {
+        "clock_block_ms",
+        "fetch_after_ms",
+        "fetch_bytes",
+        "inline_bytes",
+        "piece_bytes",
+        "retry_ms_min",
+        "retry_ms_max",
+        "barrier_ms",
+    }
+)
+"""Fields that tests and the simulator vary, and that are no keys of the configuration."""
+
 BELOW = (  # of each pair the first must be below the second
-    ("retry_ms_min", "retry_ms_max"),
     ("heartbeat_ms", "suspicion_ms"),
     ("closing_lag_ms_min", "closing_lag_ms"),
     ("closing_lag_ms", "conflict_window_ms"),

@@ -143,9 +143,7 @@ class PageCache:
         self._db.execute("PRAGMA shrink_memory").fetchall()
 
 
-def connect(
-    path: Path, founding: Founding | None, limits: Limits, prepare: Prepare, *, full_sync: bool
-) -> apsw.Connection:
+def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prepare) -> apsw.Connection:
     """Open the file, with SQLite set as the engine needs it and the system tables in place; the caller has the lock.
 
     ``prepare`` adds functions and collations before anything is looked at.
@@ -163,7 +161,7 @@ def connect(
             create_private(path)
         db = apsw.Connection(str(path), flags=flags, statementcachesize=512)
         try:
-            _set_up(db, path, limits, full_sync=full_sync)
+            _set_up(db, path, limits)
             prepare(db)
             _begin(db)
             _found(db, path, founding)
@@ -291,7 +289,7 @@ def _as_config_errors(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} is being written by another program; close it there and start again") from error
 
 
-def _set_up(db: apsw.Connection, path: Path, limits: Limits, *, full_sync: bool) -> None:
+def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
     """Set what is per connection; each line has its reason."""
     if db.readonly("main") or not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{path} may not be written by this user; change its permissions, or the user of the node")
@@ -301,7 +299,7 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits, *, full_sync: bool)
     mode = db.pragma("journal_mode", "wal")  # readers beside the writer, and one file to sync
     if mode != "wal":
         raise ConfigError(f"{path} cannot use a write-ahead log (journal_mode is {mode}); use a local disk")
-    db.pragma("synchronous", "FULL" if full_sync else "NORMAL")  # we sync the WAL ourselves, once per batch
+    db.pragma("synchronous", "NORMAL")  # we sync the WAL ourselves, once per batch
     db.pragma("cache_size", -CACHE_KIB)
     db.pragma("foreign_keys", 1)
     db.pragma("recursive_triggers", 0)

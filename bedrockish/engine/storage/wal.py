@@ -27,8 +27,8 @@ class Wal:
     Only the -wal may be opened beside SQLite: closing a descriptor on the database file would drop SQLite's locks.
     """
 
-    def __init__(self, db: apsw.Connection, *, full_sync: bool) -> None:
-        self._db, self._full_sync, self._version = db, full_sync, 0
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db, self._version = db, 0
         self._path = Path(db.filename_wal)
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._checkpointer: apsw.Connection | None = None
@@ -90,8 +90,6 @@ class Wal:
         Raises:
             DamagedError: the file is gone, or the disk failed: nothing since the last sync may be promised.
         """
-        if self._full_sync:
-            return  # SQLite synced at each COMMIT
         try:
             if os.fstat(self._fd).st_nlink == 0:
                 raise DamagedError(

@@ -108,6 +108,10 @@ class Streams:
     def __len__(self) -> int:
         return len(self._open)
 
+    def is_used(self, since_s: float) -> bool:
+        """Whether a batch of a stream is being read, or was read after ``since_s``."""
+        return any(one.is_busy or one.touched > since_s for one in self._open.values())
+
     async def handle(self, owner: object, op: str, request: Request) -> Answer:
         """Do one operation of a client: ``stream``, ``fetch`` or ``close``.
 

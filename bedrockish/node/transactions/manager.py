@@ -77,6 +77,7 @@ from bedrockish_journal.model.vector import Vector, covers
 logger = logging.getLogger(__name__)
 
 SHOWN_MAX, TOLD_MAX = 200, 50  # characters of a statement that are told, and transactions
+USED_S = 1.0  # since its last step
 ENDED_MAX = 1_000  # transactions whose end is remembered, to tell a client why
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before others get their turn
 AGAIN_S = 0.005  # a read that was quicker is done again if its rows were written in the moment before
@@ -110,6 +111,7 @@ class Transactions:
         self._open: dict[str, Open] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._is_closed = False
+        self.is_leaving = False  # new transactions and streams are refused
         self.on_ran: Callable[[Sequence[str], Ran], None] = lambda _texts, _ran: None
         self.tracing: Tracing | None = None
 
@@ -139,6 +141,11 @@ class Transactions:
     def _times(self) -> tuple[float, float]:
         window_ms = self._core.state.settings.conflict_window_ms
         return min(self._bounds.idle_transaction_ms, window_ms) / 1000, window_ms / 1000
+
+    def is_used(self, now_s: float) -> bool:
+        """Whether a client is in the middle of a transaction or a stream: its last step was less than a second ago."""
+        is_open = any(one.busy or now_s - one.touched < USED_S for one in self._open.values())
+        return is_open or self.streams.is_used(now_s - USED_S)
 
     def end_owner(self, owner: object) -> None:
         """A client has gone: its transactions and streams go with it."""
@@ -225,6 +232,8 @@ class Transactions:
         state = self._core.state
         if self._is_closed:
             raise UnavailableError("the node is leaving; it did not happen")
+        if self.is_leaving and op in (BEGIN, STREAM):
+            raise UnavailableError("the node is stopping; it did not happen: begin at another node")
         if not state.health.reads:
             raise UnavailableError(state.trouble)
         if op in (STATEMENTS, BEGIN, STREAM):

@@ -1,0 +1,79 @@
+"""Stopping in order: the node refuses new requests, answers those that it has taken, and then closes its doors.
+
+The first SIGTERM or SIGINT starts a departure. The node keeps voting and reading its links until its own requests are
+answered and durable. Its last message to each client says that the node has executed nothing beyond what it has
+answered, so that the client sends the rest to another node without doubt.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from bedrockish.api.wire import LINK_ID, UNTAKEN, Failed, encode_reply
+from bedrockish.errors import UnavailableError
+from bedrockish.node.event_loop import Runtime
+from bedrockish_net.errors import Code, LinkClosedError
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 5.0  # for requests under way
+FLUSH_S = 1.0  # for answers that links and HTTP still have to send
+POLL_S = 0.01
+
+
+class Departure:
+    """The way out of one node's process.
+
+    Attributes:
+        scope: the scope in which the node runs; its cancellation ends the node.
+        drain: the function that answers what is under way; None while the node does not serve.
+        reload: the function that reads certificates again, on SIGHUP.
+    """
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.drain: Callable[[], Awaitable[None]] | None = None
+        self.reload: Callable[[], object] = lambda: None
+
+    async def leave(self) -> None:
+        """Drain the node, if it serves, and end it."""
+        if self.drain is not None:
+            with trio.move_on_after(DRAIN_S + 2 * FLUSH_S):
+                await self.drain()
+        self.scope.cancel()
+
+
+async def drain(runtime: Runtime) -> None:
+    """Refuse new requests, and return when those under way are answered and sent, or after some seconds."""
+    runtime.refuse_new()
+    await _poll(lambda: runtime.is_busy(time.monotonic()), DRAIN_S)
+    unanswered = runtime.give_up()
+    await runtime.durable()
+    runtime.transactions.close()
+    if unanswered:
+        logger.warning("%d requests were not finished within %g s; the node stops without them", unanswered, DRAIN_S)
+    mesh = runtime.mesh
+    if mesh is not None:
+        text = "the node is stopping; it has not executed this request"
+        last = encode_reply(Failed(LINK_ID, UnavailableError(text, reason=Code.SHUTDOWN, **{UNTAKEN: True})))
+        for link in mesh.clients:
+            link.pause()
+            if not unanswered:
+                _send_last(link.send_nowait, last)
+    await _poll(lambda: bool(runtime.http_calls or (mesh is not None and mesh.waiting_bytes())), FLUSH_S)
+
+
+def _send_last(send: Callable[[bytes], None], payload: bytes) -> None:
+    try:
+        send(payload)
+    except LinkClosedError:
+        logger.debug("a client left before the node did")
+
+
+async def _poll(holds: Callable[[], bool], seconds: float) -> None:
+    """Return when a condition does not hold any more, or after some seconds."""
+    with trio.move_on_after(seconds):
+        while holds():  # noqa: ASYNC110 (its parts are many, and a stop is rare)
+            await trio.sleep(POLL_S)

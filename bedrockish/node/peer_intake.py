@@ -1,0 +1,114 @@
+"""What peers bring: links that open and end, messages, refusals, and the HELLOs by which nodes recognise each other."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol, assert_never
+
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import Accused, Event, PeerDown, PeerUp, Received
+from bedrockish.core.protocol.messages import Gossip, UnknownMessageError, decode
+from bedrockish.engine.engine import Engine
+from bedrockish.node.cluster.identity import ID
+from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, Incarnations, disbelieve
+from bedrockish.node.cluster.membership import judge, recognise
+from bedrockish.node.plugins import Plugins
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_net import mesh as net
+from bedrockish_net.errors import RefusedError
+from bedrockish_net.events import Hello
+
+logger = logging.getLogger(__name__)
+
+
+class Loop(Protocol):
+    """The event loop of the node.
+
+    Attributes:
+        counts: the node's counters.
+        info: the facts that the node tells in its HELLO.
+        mesh: the links; None until they are open.
+    """
+
+    counts: Counter[str]
+    info: dict[str, Any]
+    mesh: net.Mesh | None
+
+    def post(self, event: Event) -> None:
+        """Queue an event for the next turn."""
+
+    def ring(self) -> None:
+        """Begin the next turn as soon as possible."""
+
+
+class PeerIntake:
+    """Turns what the mesh tells into events of the core.
+
+    Attributes:
+        astray: members at whose address another program answers, and why it is not the member.
+    """
+
+    def __init__(self, core: Node, engine: Engine, known: Incarnations, plugins: Plugins, loop: Loop) -> None:
+        self._core, self._engine, self._known, self._plugins, self._loop = core, engine, known, plugins, loop
+        self.astray: dict[str, str] = {}
+
+    def on_net(self, event: net.MeshEvent) -> None:
+        """Take an event of the mesh."""
+        match event:
+            case net.PeerUp(node):
+                logger.info("link to %s is up", node)
+                self.astray.pop(node, None)
+                self._loop.post(PeerUp(node))
+            case net.PeerDown(node, reason):
+                logger.info("link to %s is down: %s", node, reason)
+                self._loop.post(PeerDown(node))
+            case net.TurnedAway(node, code, reason, info):
+                self.astray.setdefault(node, f"the program at its address refuses the connection: {reason}")
+                if code in (AMNESIA, OLDER_FILE) and self._core.state.roster.joining is None:
+                    self._accused(node, code, reason, info)
+            case net.Received(node, payloads):
+                for payload in payloads:
+                    try:
+                        message = decode(payload)
+                    except UnknownMessageError as error:
+                        self._loop.counts["malformed"] += 1
+                        logger.warning("%s sent a message of an unknown kind, which is ignored: %s", node, error)
+                        continue
+                    except EntryMalformedError as error:
+                        self.reject(node, str(error))
+                        break
+                    if isinstance(message, Gossip):
+                        self._known.learn(node, message.store, message.batches)
+                    self._loop.post(Received(node, message))
+            case _:
+                assert_never(event)
+
+    def reject(self, peer: str, reason: str) -> None:
+        """End the link on which a peer sent an unreadable message; its earlier messages stand."""
+        self._loop.counts["malformed"] += 1
+        if self._loop.mesh is not None:
+            self._loop.mesh.reject(peer, reason)
+
+    def _accused(self, node: str, code: str, reason: str, info: Mapping[str, Any]) -> None:
+        """Pass on that a peer accuses our file of lost writes, if the peer is of our cluster and can be right."""
+        is_foreign = self._loop.info[ID] and info.get(ID) != self._loop.info[ID]
+        why_not = "it is not of this cluster" if is_foreign else disbelieve(info, self._loop.info, self._engine.batches)
+        if why_not:
+            logger.error("%s turns us away, and is not believed, because %s: %s", node, why_not, reason)
+            return
+        logger.error("%s turns us away: %s", node, reason)
+        self._loop.post(Accused(node, reason, for_good=code == OLDER_FILE))
+
+    def judge(self, hello: Hello) -> None:
+        """Refuse a peer of another cluster, or one that has lost its promises; see ``membership.judge``."""
+        judge(self._core, self._known, hello)
+        self._plugins.learn(hello.node, hello.info.get("plugins"))
+        self._loop.ring()  # the incarnation that was learnt has to be saved
+
+    def recognise(self, hello: Hello) -> None:
+        """Check the identity of a peer that answers at its address; see ``membership.recognise``."""
+        try:
+            recognise(self._core, self._known, hello)
+        except RefusedError as error:
+            self.astray[hello.node] = error.message
+            raise

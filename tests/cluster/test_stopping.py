@@ -1,0 +1,209 @@
+"""A node that is told to stop answers each request that it has taken, and has executed no other."""
+
+import json
+import signal
+import sqlite3
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import trio
+
+import bedrockish
+from bedrockish.errors import BedrockishError, DeadlineError, OutcomeUnknownError, UnavailableError
+from tests.cluster.story import ready
+from tools.cluster import LocalCluster, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+NATIVE, HTTP = 6, 4
+LONG = "WITH RECURSIVE x(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM x) SELECT count(*) FROM x"
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path / "one", ("A",), http=True) as cluster:
+        trio.run(ready, cluster)
+        yield cluster
+
+
+def stop(cluster: LocalCluster, number: int = 0) -> float:
+    """Send SIGTERM, and return how many seconds the process took to end."""
+    process, began = cluster.nodes[number].process, time.monotonic()
+    assert process is not None
+    process.terminate()
+    assert process.wait(20) == 0
+    return time.monotonic() - began
+
+
+def post(port: int | None, sql: str) -> int:
+    """Execute a statement by HTTP, and return the status of the answer."""
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/db/execute", json.dumps([sql]).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+class Writers:
+    """Clients that write rows, each until its first error."""
+
+    def __init__(self, url: str, port: int | None) -> None:
+        self.answered: set[str] = set()
+        self.refused: dict[str, str] = {}
+        self.unknown: dict[str, str] = {}
+        self._url, self._port = url, port
+        kinds = [(self._native, NATIVE), (self._http, HTTP)]
+        self._threads = [threading.Thread(target=kind, args=(i,)) for kind, count in kinds for i in range(count)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(30)
+
+    def _native(self, number: int) -> None:
+        with bedrockish.connect(self._url) as db:
+            for step in range(100_000):
+                key = f"{number}-{step}"
+                try:
+                    db.execute("INSERT INTO t VALUES (?)", (key,))
+                except OutcomeUnknownError as error:
+                    self.unknown[key] = str(error)
+                    return
+                except BedrockishError as error:
+                    self.refused[key] = str(error)
+                    return
+                self.answered.add(key)
+
+    def _http(self, number: int) -> None:
+        for step in range(100_000):
+            key = f"h{number}-{step}"
+            try:
+                status = post(self._port, f"INSERT INTO t VALUES ('{key}')")
+            except ConnectionRefusedError:
+                return
+            except OSError as error:
+                if isinstance(getattr(error, "reason", None), ConnectionRefusedError):
+                    return
+                self.unknown[key] = repr(error)
+                return
+            if status != 200:
+                self.refused[key] = str(status)
+                return
+            self.answered.add(key)
+
+
+def test_graceful_stop_answers_every_request_that_it_has_taken(alone: LocalCluster) -> None:
+    node = alone.nodes[0]
+    with bedrockish.connect(alone.url()) as db:
+        db.execute("CREATE TABLE t(k TEXT PRIMARY KEY)")
+    writers = Writers(alone.url(options="timeout=2&connect_timeout=1"), node.http_port)
+    writers.start()
+    time.sleep(1.5)
+    stop(alone)
+    writers.join()
+    with closing(sqlite3.connect(node.database)) as file:
+        there = {key for (key,) in file.execute("SELECT k FROM t")}
+    assert len(writers.answered) > 100
+    assert not writers.unknown
+    assert there == writers.answered
+    assert any("the node is stopping" in text for text in writers.refused.values())
+
+
+def test_client_with_other_nodes_sees_no_error_while_one_stops(cluster: LocalCluster) -> None:
+    trio.run(ready, cluster)
+    with bedrockish.connect(cluster.url()) as db:
+        db.execute("CREATE TABLE t(k TEXT PRIMARY KEY)")
+    failed: list[str] = []
+    done, count = threading.Event(), [0] * 4
+
+    def write(number: int) -> None:
+        with bedrockish.connect(cluster.url(0)) as db:
+            while not done.is_set():
+                try:
+                    db.execute("INSERT INTO t VALUES (?)", (f"{number}-{count[number]}",))
+                except BedrockishError as error:
+                    failed.append(repr(error))
+                count[number] += 1
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1)
+    stop(cluster)
+    before = list(count)
+    time.sleep(2)
+    done.set()
+    for thread in threads:
+        thread.join(40)
+    assert not failed
+    assert all(later > earlier for later, earlier in zip(count, before, strict=True))
+
+
+def test_read_cut_by_a_stop_did_not_happen(alone: LocalCluster) -> None:
+    found: list[BedrockishError] = []
+
+    def read() -> None:
+        with (
+            bedrockish.connect(alone.url(options="timeout=15")) as db,
+            pytest.raises((UnavailableError, DeadlineError)) as caught,
+        ):
+            db.execute(LONG)
+        found.append(caught.value)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    time.sleep(0.5)
+    took_s = stop(alone)
+    thread.join(30)
+    assert 4 < took_s < 10
+    assert len(found) == 1
+    assert not isinstance(found[0], OutcomeUnknownError)
+
+
+def test_open_transaction_commits_while_its_node_stops(alone: LocalCluster) -> None:
+    with bedrockish.connect(alone.url()) as db:
+        db.execute("CREATE TABLE t(k)")
+        with db.transaction() as transaction:
+            transaction.execute("INSERT INTO t VALUES (1)")
+            process = alone.nodes[0].process
+            assert process is not None
+            process.terminate()
+            time.sleep(0.2)
+            transaction.execute("INSERT INTO t VALUES (2)")
+        assert process.wait(20) == 0
+    with closing(sqlite3.connect(alone.nodes[0].database)) as file:
+        assert file.execute("SELECT k FROM t ORDER BY 1").fetchall() == [(1,), (2,)]
+
+
+def test_idle_transaction_is_told_that_its_node_stopped(alone: LocalCluster) -> None:
+    with bedrockish.connect(alone.url(options="timeout=2&connect_timeout=1")) as db:
+        db.execute("CREATE TABLE t(k)")
+        opened = ExitStack()
+        transaction = opened.enter_context(db.transaction())
+        transaction.execute("INSERT INTO t VALUES (1)")
+        time.sleep(1.2)
+        assert stop(alone) < 4
+        with pytest.raises(UnavailableError, match="did not happen"):
+            transaction.execute("INSERT INTO t VALUES (2)")
+
+
+def test_sighup_without_certificates_changes_nothing(alone: LocalCluster) -> None:
+    node = alone.nodes[0]
+    assert node.process is not None
+    node.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    with bedrockish.connect(alone.url()) as db:
+        assert db.execute("SELECT 1").value() == 1
+    assert "this node has no certificates to read again" in node.log.read_text()

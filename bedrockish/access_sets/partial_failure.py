@@ -10,6 +10,7 @@ import apsw
 
 from bedrockish.access_sets.table_layout import Table, quote
 from bedrockish_journal.model.changes import Change, Row, same_row
+from bedrockish_journal.storage.wide_rows import all_of
 
 _Key = tuple[str, tuple[Any, ...]]
 
@@ -44,7 +45,7 @@ def are_there(db: apsw.Connection, tables: Mapping[str, Table], changes: Sequenc
 def _read(db: apsw.Connection, table: Table, address: tuple[Any, ...]) -> Row | None:
     columns = ", ".join(map(quote, table.columns))
     names = [table.rowid] if table.rowid else [quote(table.columns[place]) for place in table.key]
-    where = " AND ".join(f"{name} = ?" for name in names)
+    where = all_of([f"{name} = ?" for name in names])
     found: Row | None = db.execute(f"SELECT {columns} FROM {quote(table.name)} WHERE {where}", address).fetchone()
     return found
 

@@ -33,6 +33,7 @@ from bedrockish.transfer.lake_rows import (
 )
 from bedrockish_journal.feed.change_feed import Committed, parse_cursor
 from bedrockish_journal.model.changes import same_value
+from bedrockish_journal.spark.source.declared import folded
 from bedrockish_journal.storage.schema_steps import put_in_force, switch
 from bedrockish_journal.storage.table_layout import Applier, RowMismatchError, user_tables
 from bedrockish_journal.verify.replay import Prepare
@@ -50,6 +51,9 @@ _PLACE = """CREATE TABLE IF NOT EXISTS bedrockish_lake(
 
 class Sink(Protocol):
     """Tables of a lake."""
+
+    def name_of(self, table: str) -> str:
+        """Return what the lake calls a table of the cluster; letters in either case are the same to it."""
 
     def batch(self, table: str) -> int:
         """Return the last batch that a table has; 0 for one that is not there."""
@@ -175,8 +179,9 @@ class Lake:
         batch = self.batch + 1
         by_table: dict[str, list[Event]] = {}
         for event in events:
-            by_table.setdefault(event.shape.name, []).append(event)
-        for table, of_table in by_table.items():
+            by_table.setdefault(folded(event.shape.name), []).append(event)
+        for of_table in by_table.values():
+            table = self._sink.name_of(of_table[-1].shape.name)
             self._append(table, event_rows(of_table, self._sink.types(table)), batch)
         self._append(COMMITS, commits, batch)  # last: who finds a commit there has its rows
         self._db.execute("UPDATE bedrockish_lake SET batch = ?", (batch,)).fetchall()
@@ -213,20 +218,34 @@ class Lake:
         It is alone in its batch, so that another connection still sees what was before.
         """
         with self._reader:
-            old = {table.name: shape_of(self._reader, table.name) for table in user_tables(self._reader)}
+            old = {folded(table.name): shape_of(self._reader, table.name) for table in user_tables(self._reader)}
             written = self._db.total_changes()
             put_in_force(self._db, commit.statements)
-            new = {table.name: shape_of(self._db, table.name) for table in user_tables(self._db)}
+            new = {folded(table.name): shape_of(self._db, table.name) for table in user_tables(self._db)}
             has_written = self._db.total_changes() > written
             found: list[Event] = []
             for name in sorted({*old, *new}):
                 was, now = old.get(name), new.get(name)
-                if was != now or has_written:
+                if was != now or has_written or _may_replace(commit.statements, name):
                     for before, after in _compared(self._reader, was, self._db, now):
                         shape = now or was
                         assert shape is not None, "it is one of the two"
                         found.append(Event(commit, len(found), shape, commit.command, before, after))
         return found
+
+
+def _may_replace(statements: Sequence[str], table: str) -> bool:
+    """Whether statements may have put other rows into a table without a change of its shape or a written row.
+
+    One statement cannot. Of several, one may drop the table and another one make or rename a table to the same name,
+    or exchange columns.
+
+    Args:
+        statements: of one change of the schema.
+        table: its folded name.
+    """
+    written = {table, *(table.replace(mark, mark * 2) for mark in "\"'`")}  # as it stands there, quoted or not
+    return len(statements) > 1 and any(name in folded(sql) for sql in statements for name in written)
 
 
 def _compared(
@@ -248,7 +267,8 @@ def _compared(
 
 
 def _same(left: Values, right: Values) -> bool:
-    return all(same_value(left.get(name), right.get(name)) for name in {*left, *right})
+    old, new = ({folded(name): value for name, value in row.items()} for row in (left, right))
+    return old.keys() == new.keys() and all(same_value(value, new[name]) for name, value in old.items())
 
 
 class Batcher:

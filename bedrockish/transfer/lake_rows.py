@@ -4,7 +4,7 @@ The types, and what becomes of values that do not fit, are those of ``typed_valu
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,11 @@ from bedrockish_journal.spark.source.typed_values import (
     TEXT,
     column_type,
     fit,
+    kept_type,
     other_texts,
 )
 from bedrockish_journal.storage.table_layout import find_table, quote
+from bedrockish_journal.storage.wide_rows import all_of, select
 
 COMMITS = "_commits"  # no table of a user is called so, because lake names of those never begin with _
 COPY = "copy"  # the kind of a commit that stands for rows that were there when the lake was begun
@@ -85,28 +87,31 @@ class Shape:
 
     def rows(self, db: apsw.Connection) -> Iterator[tuple[int | None, Values]]:
         """Yield all rows."""
-        for rowid, *row in db.execute(self._query):
+        for rowid, *row in select(db, self._columns, f"FROM {quote(self.name)} ORDER BY {', '.join(self._key)}"):
             yield rowid, dict(zip(self.types, row, strict=True))
 
     def row(self, db: apsw.Connection, rowid: int | None, like: Values) -> Values | None:
         """Return the row of the same key as another one, or None."""
-        names = [self.rowid] if self.rowid is not None else [quote(column) for column in self.key]
         key = (rowid,) if self.rowid is not None else tuple(like[column] for column in self.key)
-        where = " AND ".join(f"{name} = ?" for name in names)
-        found = db.execute(f"{self._query} WHERE {where}", key).fetchone()
+        where = all_of([f"{name} = ?" for name in self._key])
+        found = next(select(db, self._columns, f"FROM {quote(self.name)} WHERE {where}", key), None)
         return None if found is None else dict(zip(self.types, found[1:], strict=True))
 
     @property
-    def _query(self) -> str:
-        columns = [self.rowid or "NULL", *(f"{quote(self.name)}.{quote(column)}" for column in self.types)]
-        return f"SELECT {', '.join(columns)} FROM {quote(self.name)}"
+    def _key(self) -> list[str]:
+        return [self.rowid] if self.rowid is not None else [quote(column) for column in self.key]
+
+    @property
+    def _columns(self) -> list[str]:
+        return [self.rowid or "NULL", *(f"{quote(self.name)}.{quote(column)}" for column in self.types)]
 
 
 def shape_of(db: apsw.Connection, name: str) -> Shape:
     """Return the shape that a table has now."""
     table = find_table(db, name)
     assert table is not None, "it was found a moment ago"
-    info = "SELECT name, type FROM pragma_table_xinfo(?) WHERE hidden IN (0, 3) ORDER BY cid"
+    any_type = "CASE WHEN upper(type) = 'ANY' AND (SELECT strict FROM pragma_table_list(?1)) THEN '' ELSE type END"
+    info = f"SELECT name, {any_type} FROM pragma_table_xinfo(?1) WHERE hidden IN (0, 3) ORDER BY cid"
     types = {column: column_type(declared) for column, declared in db.execute(info, (table.name,))}
     rowid = table.rowid if table.rowid is None else quote(table.rowid)
     return Shape(table.name, rowid, table.primary if rowid is None else (), types)
@@ -148,13 +153,15 @@ def event_rows(events: Sequence[Event], known: Mapping[str, str]) -> Rows:
         events: the changes.
         known: types of the columns that the lake's table has already, which stay as they are.
     """
-    types: dict[str, str] = {}
+    called = _Names(known)
+    types: dict[str, str] = {}  # by the lake's names
     for event in events:
-        types.update(event.shape.types)
+        declared = {called[name]: kind for name, kind in event.shape.types.items()}
         for _, values in (event.before, event.after):
-            types.update((name, TEXT) for name in values or () if name not in types)  # of a column that is gone
-    names = {name: plain_name(name) for name in types}
-    types = {name: known.get(names[name], kind) for name, kind in types.items()}
+            for name in values or ():
+                declared.setdefault(called[name], TEXT)  # of a column that is gone
+        for name, kind in declared.items():
+            types[name] = kept_type(known.get(name, types.get(name, kind)), kind)
     own: list[tuple[Any, ...]] = []
     images: list[Values] = []
     for event in events:
@@ -162,15 +169,42 @@ def event_rows(events: Sequence[Event], known: Mapping[str, str]) -> Rows:
         for kind, image, seq in event.images():
             at = (event.commit.clock, event.commit.cursor.leader, seq, event.commit.at)
             own.append((kind, event.shape.key_of(image), *at, event.maker, whose, image[0]))
-            images.append(image[1] or {})
+            images.append({called[name]: value for name, value in (image[1] or {}).items()})
     columns: dict[str, Sequence[Any]] = dict(zip(OWN, map(list, zip(*own, strict=True)), strict=False))
     others: dict[int, dict[str, Value]] = {}
-    for name, called in names.items():
-        columns[called], other = fit([values.get(name) for values in images], types[name])
+    for name, kind in types.items():
+        columns[name], other = fit([values.get(name) for values in images], kind)
         for place, value in other.items():
-            others.setdefault(place, {})[name] = value
+            others.setdefault(place, {})[called.of(name)] = value
     columns["_other"] = other_texts(others, len(images))
-    return Rows({**OWN, **{called: types[name] for name, called in names.items()}}, columns)
+    return Rows({**OWN, **types}, columns)
+
+
+class _Names:
+    """The lake's names of a table's columns: one for each name in any case of letters, as Delta, Iceberg and SQLite
+    compare them.
+
+    Args:
+        known: the names that the lake's table has already, which stay as they are.
+    """
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self._known = {name.lower(): name for name in known}
+        self._called: dict[str, str] = {}
+        self._of: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        """Return the lake's name of a column."""
+        found = self._called.get(name)
+        if found is None:
+            plain = plain_name(name)
+            found = self._called[name] = self._known.setdefault(plain.lower(), plain)
+        self._of[found] = name
+        return found
+
+    def of(self, called: str) -> str:
+        """Return the last name of the column that the lake calls so."""
+        return self._of.get(called, called)
 
 
 def commit_rows(commits: Sequence[Committed], copied: int = 0) -> Rows:

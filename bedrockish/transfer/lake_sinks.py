@@ -4,7 +4,7 @@ Both add rows and the number of their batch in one commit of their own, which is
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from bedrockish.errors import UsageError
-from bedrockish.transfer.lake_rows import COMMITS, Rows
+from bedrockish.transfer.lake_rows import Rows
 from bedrockish_journal.model.plain_names import plain_name
 from bedrockish_journal.spark.source.columns import ARROW
 from bedrockish_journal.spark.source.typed_values import BLOB, SPARK, TEXT
@@ -36,6 +36,10 @@ class DeltaTables:
     def __init__(self, directory: Path) -> None:
         self._directory = _checked(directory)
         self._batches: dict[str, int] = {}
+
+    def name_of(self, table: str) -> str:
+        """Return what the lake calls a table of the cluster."""
+        return _name_of(table, (log.parent.name for log in self._directory.glob("*/_delta_log")))
 
     def batch(self, table: str) -> int:
         """Return the last batch that a table has; 0 for one that is not there."""
@@ -66,7 +70,7 @@ class DeltaTables:
             raise _unwritten(table, error) from error
 
     def _path(self, table: str) -> str:
-        return str(self._directory / (table if table == COMMITS else plain_name(table)))
+        return str(self._directory / table)
 
 
 class IcebergTables:
@@ -85,6 +89,11 @@ class IcebergTables:
         self._batches: dict[str, int] = {}
         with self._opened() as catalog:
             catalog.create_namespace_if_not_exists(NAMESPACE)
+
+    def name_of(self, table: str) -> str:
+        """Return what the lake calls a table of the cluster."""
+        with self._opened() as catalog:
+            return _name_of(table, (name for *_, name in catalog.list_tables(NAMESPACE)))
 
     def batch(self, table: str) -> int:
         """Return the last batch that a table has; 0 for one that is not there."""
@@ -133,6 +142,12 @@ class IcebergTables:
             self._catalog.engine.dispose()
 
 
+def _name_of(table: str, known: Iterable[str]) -> str:
+    """Return the lake's name of a table: one that is known in some case of letters, else a new one."""
+    plain = plain_name(table)
+    return next((name for name in known if name.lower() == plain.lower()), plain)
+
+
 def _checked(directory: Path) -> Path:
     """Return the whole path of a folder, which both libraries take for a part of a URL.
 
@@ -158,7 +173,7 @@ def _kinds(schema: pa.Schema) -> dict[str, str]:
 
 
 def _identifier(table: str) -> tuple[str, str]:
-    return NAMESPACE, table if table == COMMITS else plain_name(table)
+    return NAMESPACE, table
 
 
 def _unwritten(table: str, error: Exception) -> UsageError:

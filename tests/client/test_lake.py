@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
 
 from bedrockish.errors import UsageError
 from bedrockish.transfer.lake import Batcher, Lake, Sink, begin_with, fill
@@ -21,7 +22,7 @@ from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables, arrow_tab
 from bedrockish_journal.feed.change_feed import Committed, Cursor
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
 from bedrockish_journal.model.plain_names import plain_name
-from bedrockish_journal.spark.source.typed_values import column_type
+from bedrockish_journal.spark.source.typed_values import OWN, column_type
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
 
@@ -40,6 +41,9 @@ class Tables:
 
     def batch(self, table: str) -> int:
         return self.batches.get(table, 0)
+
+    def name_of(self, table: str) -> str:
+        return table
 
     def types(self, _table: str) -> Mapping[str, str]:
         return {}
@@ -176,7 +180,7 @@ def test_types_are_sqlites_affinities() -> None:
         "",
     )
     assert [column_type(one) for one in declared] == [
-        *("integer", "integer", "text", "text", "blob", "real", "real", "text", "text", "text")
+        *("integer", "integer", "text", "text", "blob", "real", "real", "text", "text", "any")
     ]
 
 
@@ -212,6 +216,74 @@ def test_compaction_keeps_the_place_and_the_page_knows_how_to_ask(tmp_path: Path
         assert db.sql(query).fetchall() == [
             ("a", None, ms[2], ms[3]), ("b", None, ms[3], ms[4]), ("b", 5, ms[4], None)
         ]  # fmt: skip
+
+
+SWAPS = [
+    commit(
+        1,
+        statements=[
+            "CREATE TABLE swapped(id INTEGER PRIMARY KEY, x TEXT, y TEXT)",
+            "CREATE TABLE again(id INTEGER PRIMARY KEY, note TEXT)",
+            "CREATE TABLE live(id INTEGER PRIMARY KEY, v TEXT)",
+            "CREATE TABLE live_new(id INTEGER PRIMARY KEY, v TEXT)",
+            "CREATE TABLE emptied(id INTEGER PRIMARY KEY, v TEXT)",
+            "CREATE TABLE cased(id INTEGER PRIMARY KEY, remark)",
+        ],
+    ),
+    commit(
+        2,
+        [
+            Change("swapped", ("id", "x", "y"), INSERT, 1, 1, None, (1, "in-x", "in-y")),
+            Change("again", ("id", "note"), INSERT, 1, 1, None, (1, "old")),
+            row("live", INSERT, 1, after="old"),
+            row("live", INSERT, 2, after="old"),
+            row("live_new", INSERT, 1, after="new"),
+            row("live_new", INSERT, 3, after="new"),
+            row("emptied", INSERT, 1, after="old"),
+            Change("cased", ("id", "remark"), INSERT, 1, 1, None, (1, "12")),
+        ],
+    ),
+    commit(3, statements=[f"ALTER TABLE swapped RENAME COLUMN {one}" for one in ("x TO tmp", "y TO x", "tmp TO y")]),
+    commit(4, statements=["ALTER TABLE again DROP COLUMN note", "ALTER TABLE again ADD COLUMN note TEXT"]),
+    commit(5, statements=["DROP TABLE live", "ALTER TABLE live_new RENAME TO 'live'"]),
+    commit(6, statements=["DROP TABLE [emptied]", "CREATE TABLE Emptied(id INTEGER PRIMARY KEY, v TEXT)"]),
+    commit(7, statements=["ALTER TABLE cased RENAME COLUMN remark TO ReMark"]),
+    commit(8, statements=["ALTER TABLE cased RENAME TO tmp", "ALTER TABLE tmp RENAME TO CaSed"]),
+    commit(9, [Change("CaSed", ("id", "ReMark"), INSERT, 2, 2, None, (2, 12))]),
+]
+
+
+@pytest.mark.parametrize("kind", [DeltaTables, IcebergTables])
+def test_rows_that_a_schema_change_exchanges_are_exchanged_in_the_lake(kind: Any, tmp_path: Path) -> None:
+    sink = kind(tmp_path)
+    with Lake(tmp_path, sink) as lake:
+        for one in SWAPS:
+            lake.write([one])
+    state = re.findall(r"```sql\n(SELECT.*?);\n```", PAGE, flags=re.DOTALL)[0]
+
+    def now(table: str, columns: str) -> list[tuple[Any, ...]]:
+        with duckdb.connect() as db:
+            db.register("changes", rows_of(kind, tmp_path, table))
+            return sorted(db.sql(f"SELECT {columns} FROM ({state})").fetchall())
+
+    assert now("swapped", "id, x, y") == [(1, "in-y", "in-x")]
+    assert now("again", "id, note") == [(1, None)]
+    assert now("live", "id, v") == [(1, "new"), (3, "new")]
+    assert now("live_new", "id, v") == []
+    assert now("emptied", "id, v") == []
+    assert now("cased", "id, remark, _other") == [(1, "12", None), (2, "12", '{"ReMark":12}')]
+    assert set(sink.types("cased")) - set(OWN) == {"id", "remark"}
+    assert {sink.name_of(name) for name in ("CASED", "Emptied")} == {"cased", "emptied"}
+
+
+def rows_of(kind: Any, folder: Path, table: str) -> Any:
+    if kind is DeltaTables:
+        return DeltaTable(str(folder / table)).to_pyarrow_table()
+    catalog = SqlCatalog("bedrockish", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
+    try:
+        return catalog.load_table(("main", table)).scan().to_arrow()
+    finally:
+        catalog.engine.dispose()
 
 
 def copied(folder: Path, rows: int) -> None:

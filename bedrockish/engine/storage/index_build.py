@@ -28,6 +28,7 @@ from bedrockish.engine.storage.build import REFUSALS, Build, Phase, Writable, ro
 from bedrockish.engine.storage.index_plan import IndexPlan
 from bedrockish_journal.model.changes import Row
 from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.storage.wide_rows import all_of, select
 
 SLICE_ROWS, SLICE_BYTES = 2_000, 256 << 10
 SLICES = 4  # that are read at a time, since a thread has to be waited for
@@ -258,11 +259,11 @@ class IndexBuild(Build):
         if least is None:
             return True
         columns = list(map(quote, plan.terms))
-        pick = f"SELECT {', '.join([rowid, *columns])} FROM {table} NOT INDEXED WHERE {rowid} >= ? ORDER BY 1 LIMIT 1"
-        tests = " AND ".join(f"{column} IS ?" for column in columns)
+        pick = f"FROM {table} NOT INDEXED WHERE {rowid} >= ? ORDER BY {rowid} LIMIT 1"
+        tests = all_of([f"{column} IS ?" for column in columns])
         find = f"SELECT count(*) FROM {table} INDEXED BY {quote(plan.name)} WHERE {tests} AND {rowid} = ?"
         for place in range(SAMPLES):
-            row: Any = db.execute(pick, (least + (most - least) * place // (SAMPLES - 1),)).fetchall()[0]
+            (row,) = select(db, [rowid, *columns], pick, (least + (most - least) * place // (SAMPLES - 1),))
             if db.execute(find, (*row[1:], row[0])).fetchall() != [(1,)]:
                 self.failure = f"row {row[0]} has no entry"
                 return False

@@ -17,6 +17,7 @@ from bedrockish.engine.storage.index_plan import take_apart
 from bedrockish.errors import UnavailableError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
+from bedrockish_journal.storage.wide_rows import all_of
 
 T = TypeVar("T")
 Reader = apsw.Connection
@@ -149,7 +150,7 @@ def _first_lacking(
     same = [f"{term} IS {ROW}.t{place}" for place, term in enumerate(terms)]
     same += [f"{key} = {of_row[place]}" for place, key in enumerate(keys)]
     rows = f"SELECT {', '.join(given)} FROM main.{quote(table)} NOT INDEXED WHERE {where} AND ({condition})"
-    entry = f"SELECT 1 FROM main.{quote(table)} INDEXED BY {quote(index)} WHERE ({condition}) AND {' AND '.join(same)}"
+    entry = f"SELECT 1 FROM main.{quote(table)} INDEXED BY {quote(index)} WHERE ({condition}) AND {all_of(same)}"
     query = f"SELECT {', '.join(of_row)} FROM ({rows}) AS {ROW} WHERE NOT EXISTS ({entry})"
     try:
         is_unique = _finds_at_once(db, query, values, index, len(terms) + len(keys), len(terms))

@@ -24,13 +24,13 @@ from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.engine.sqlite.bind import INT_MAX, INT_MIN
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Row, count_changes, decode_change_rows, same_value
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.storage.wide_rows import all_of
 
 STAGED_MIN = 1_000  # changes from which on it is worth it
 RUNS_MAX = 16
 KEPT_MAX = 3  # transactions
 COLUMNS_MAX = 1_000  # before and after together: SQLite's own limit is 2,000
 _NAME = f"{PREFIX}staged"
-_ANDS = 200  # terms in one parenthesis: SQLite limits how deep an expression may be
 _URI = apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _numbers = count(1)
 
@@ -301,7 +301,7 @@ def _same(table: Table) -> str:
     """Return the condition that each column is the same byte by byte, whatever the column's collation holds equal."""
     name = quote(table.name)
     terms = [f"{name}.{quote(column)} COLLATE BINARY IS {_NAME}.b{place}" for place, column in enumerate(table.columns)]
-    return " AND ".join(f"({' AND '.join(terms[first : first + _ANDS])})" for first in range(0, len(terms), _ANDS))
+    return all_of(terms)
 
 
 def _between(run: Run) -> str:

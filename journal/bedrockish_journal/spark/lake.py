@@ -216,8 +216,9 @@ class Lake:
 
     def _named(self, table: str) -> str:
         for name in (plain_name(table), table):
-            if name in self.tables:
-                return name
+            for known in self.tables:
+                if known.lower() == name.lower():
+                    return known
         raise FileMissingError(
             self._directory, f"the lake {self._directory} has no table {table!r}; it has {', '.join(self.tables)}"
         )

@@ -6,7 +6,8 @@ from typing import Any
 
 import apsw
 
-from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value
+from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value
+from bedrockish_journal.storage.wide_rows import RESULT_MAX, all_of
 
 SKIP_LOCKED = "skip_locked"
 CLOCK_FUNCTIONS = ("cluster_clock", "transaction_clock", "transaction_id", "safe_clock", "clock_time", "is_after")
@@ -145,18 +146,30 @@ class Applier:
             self._db.execute(f"DELETE FROM {name} WHERE {where}", key)
         else:
             assert change.after is not None, "an insert or update has a new row"
-            pairs = list(zip(change.columns, change.after, strict=True))
-            row = {quote(column): value for column, value in pairs if column not in table.generated}
+            before = change.before or (None,) * len(change.after)
+            named = zip(change.columns, before, change.after, strict=True)
+            row = {
+                quote(column): new
+                for column, old, new in named
+                if column not in table.generated and (change.op == INSERT or not same_value(old, new))
+            }
             if table.rowid is not None:
                 row.pop(quote(table.alias or ""), None)
-                row[table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)] = change.rowid_after
+                # SET takes 2,000 columns, so an UPDATE names the rowid only where it changes.
+                if change.op == INSERT or change.rowid_after != change.rowid or not row:
+                    row[table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)] = change.rowid_after
+            elif not row:  # nothing changed; the row must be there all the same
+                row[quote(table.primary[0])] = dict(zip(change.columns, change.after, strict=True))[table.primary[0]]
             if change.op == INSERT:
                 marks = ", ".join("?" * len(row))
                 self._db.execute(f"INSERT OR ABORT INTO {name}({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
             else:
                 where, key = self._where(table, change)
-                sets = ", ".join(f"{column} = ?" for column in row)
-                self._db.execute(f"UPDATE OR ABORT {name} SET {sets} WHERE {where}", (*row.values(), *key))
+                pairs = list(row.items())  # the rowid is the last of them
+                for some in (pairs[:RESULT_MAX], pairs[RESULT_MAX:]):
+                    if some:
+                        sets, values = ", ".join(f"{column} = ?" for column, _ in some), [value for _, value in some]
+                        self._db.execute(f"UPDATE OR ABORT {name} SET {sets} WHERE {where}", (*values, *key))
         if self._db.changes() != 1:
             raise RowMismatchError(f"it met {self._db.changes()} rows instead of one")
 
@@ -166,9 +179,8 @@ class Applier:
             return f"{name} = ?", (change.rowid,)
         assert change.before is not None
         row = dict(zip(change.columns, change.before, strict=True))
-        return " AND ".join(f"{quote(column)} = ?" for column in table.primary), tuple(
-            row[column] for column in table.primary
-        )
+        terms = [f"{quote(column)} = ?" for column in table.primary]
+        return all_of(terms), tuple(row[column] for column in table.primary)
 
 
 def same(expected: Value, found: Value) -> bool:

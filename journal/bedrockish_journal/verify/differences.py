@@ -1,7 +1,7 @@
 """Which rows of two databases differ, by table and key: where a digest only says that some do."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -10,8 +10,11 @@ from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.storage.store import open_readonly, scan
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, is_hidden, quote, user_tables, value_as_sql
+from bedrockish_journal.storage.wide_rows import all_of, any_of, select
 
 SHOWN_MAX = 60  # characters of a value in a sentence
+INDEXED = 16  # columns of a key by which a row is looked up; the others are compared
+ZERO = "bedrockish_zero"  # an SQL function that tells -0.0 from 0.0
 
 
 class Difference(NamedTuple):
@@ -39,7 +42,7 @@ def differences(path: str, should_be: str, limit: int) -> list[Difference]:
     db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         db.execute("ATTACH ? AS journaled", (should_be,))
-        db.create_scalar_function("bedrockish_shown", _printer(str(db.pragma("encoding"))), 2, deterministic=True)
+        db.create_scalar_function(ZERO, _zero_text, 1, deterministic=True)
         found: list[Difference] = []
         for one in _all(db):
             found.append(one)
@@ -108,46 +111,47 @@ def _rows(db: apsw.Connection, table: Table) -> Iterator[Difference]:
     """Yield the rows that differ or are too many, then those that are missing; each way is one walk over the table."""
     rowid = None if table.rowid is None else table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
     keys = [rowid] if rowid is not None else [quote(name) for name in table.primary]
-    same = " AND ".join(f"b.{key} IS a.{key}" for key in keys)
+    # SQLite compiles a join for seconds if its index can take 2,000 terms: the plus keeps the later ones from it.
+    same = all_of([f"{'+' * (place >= INDEXED)}b.{key} IS a.{key}" for place, key in enumerate(keys)])
     order = ", ".join(f"a.{key}" for key in keys)
-    key_shown = " || ', ' || ".join(_shown(f"a.{key}") for key in [quote(name) for name in table.primary] or keys)
+    shown = [f"a.{key}" for key in [quote(name) for name in table.primary] or keys]
     columns = [quote(name) for name in table.columns]
-    ours, theirs = (", ".join(_shown(f"{side}.{column}") for column in columns) for side in "ab")
-    exact, other = (", ".join(_exact(f"{side}.{column}") for column in columns) for side in "ab")
+    ours, theirs = ([f"{side}.{column}" for column in columns] for side in "ab")
+    differ = any_of([f"({_exact(one)}) IS NOT ({other})" for one, other in zip(ours, map(_exact, theirs), strict=True)])
     name = quote(table.name)
-    query = f"""SELECT {key_shown}, b.{keys[0]} IS NULL, {ours}, {theirs} FROM main.{name} AS a
-        LEFT JOIN journaled.{name} AS b ON {same} WHERE ({exact}) IS NOT ({other}) ORDER BY {order}"""
-    for key, extra, *texts in db.execute(query):
-        yield Difference(table.name, key, _sentence(table, key, bool(extra), texts))
-    query = f"""SELECT {key_shown} FROM journaled.{name} AS a LEFT JOIN main.{name} AS b ON {same}
-        WHERE b.{keys[0]} IS NULL ORDER BY {order}"""
-    for (key,) in db.execute(query):
+    rest = f"FROM main.{name} AS a LEFT JOIN journaled.{name} AS b ON {same} WHERE {differ} ORDER BY {order}"
+    for row in select(db, [*shown, f"b.{keys[0]} IS NULL", *ours, *theirs], rest):
+        key, (extra, *values) = _key_text(row[: len(shown)]), row[len(shown) :]
+        yield Difference(table.name, key, _sentence(table, key, bool(extra), [*map(_text, values)]))
+    rest = f"FROM journaled.{name} AS a LEFT JOIN main.{name} AS b ON {same} WHERE b.{keys[0]} IS NULL ORDER BY {order}"
+    for row in select(db, shown, rest):
+        key = _key_text(row)
         yield Difference(table.name, key, f"the row {key} of {table.name} is missing")
 
 
-def _shown(name: str) -> str:
-    """Return SQL that prints a value. A text goes as its bytes: who edits a file can put any into it."""
-    return (
-        f"bedrockish_shown(typeof({name}), CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END)"
-    )
+def _key_text(values: Iterable[Any]) -> str:
+    return ", ".join(map(_text, values))
+
+
+def _text(value: Any) -> str:
+    """Return a value that ``select`` gave as SQL writes it."""
+    if isinstance(value, list):  # a text that is not UTF-8
+        _, data = value
+        return value_as_sql(data.decode("utf-8", "backslashreplace"))
+    return value_as_sql(value)
+
+
+def _zero_text(*values: Value) -> str:
+    return str(values[0])
 
 
 def _exact(name: str) -> str:
     """Return SQL that gives the same for the same value alone: = takes 1 for 1.0, 'a' for 'A' in many a collation, and
     0.0 for -0.0.
     """
-    real = f"CASE WHEN {name} = 0 THEN {_shown(name)} ELSE {name} END"
+    real = f"CASE WHEN {name} = 0 THEN {ZERO}({name}) ELSE {name} END"
     value = f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) WHEN 'real' THEN {real} ELSE {name} END"
     return f"typeof({name}), {value}"
-
-
-def _printer(encoding: str) -> Callable[..., str]:
-    def shown(kind: str, value: Value) -> str:
-        return value_as_sql(
-            value.decode(encoding, "backslashreplace") if kind == "text" and type(value) is bytes else value
-        )
-
-    return shown
 
 
 def _sentence(table: Table, key: str, extra: bool, values: list[str]) -> str:

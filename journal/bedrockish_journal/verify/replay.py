@@ -41,6 +41,7 @@ from bedrockish_journal.storage.table_layout import (
     quote,
     user_tables,
 )
+from bedrockish_journal.storage.wide_rows import select
 from bedrockish_journal.verify.beginning import (
     Beginning,
     Source,
@@ -423,34 +424,6 @@ def _digest(db: apsw.Connection) -> str:
         if table.rowid is not None and not table.virtual:
             order = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
             columns.insert(0, order)
-        rest = f"FROM {quote(table.name)} ORDER BY {order}"
-        before = total.copy()
-        try:
-            for row in db.execute(f"SELECT {', '.join(columns)} {rest}"):
-                total.update(cbor2.dumps(row))
-        except UnicodeDecodeError:
-            total = before
-            for row in _with_any_text(db, columns, rest):
-                total.update(cbor2.dumps(row))
+        for row in select(db, columns, f"FROM {quote(table.name)} ORDER BY {order}"):
+            total.update(cbor2.dumps(row))
     return total.hexdigest()
-
-
-def _with_any_text(db: apsw.Connection, columns: list[str], rest: str) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of a table in which somebody has put text that is not UTF-8, past its node: no journal has such.
-
-    Other rows come as they would without it; such a text comes as something that no value is, with its bytes.
-    """
-    encoding = str(db.pragma("encoding"))
-    pairs = ", ".join(
-        f"typeof({name}), CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) END" for name in columns
-    )
-    others = ", ".join(f"CASE typeof({name}) WHEN 'text' THEN NULL ELSE {name} END" for name in columns)
-    for row in db.execute(f"SELECT {others}, {pairs} {rest}"):
-        values = list(row[: len(columns)])
-        for place, (kind, text) in enumerate(zip(row[len(columns) :: 2], row[len(columns) + 1 :: 2], strict=True)):
-            if kind == "text":
-                try:
-                    values[place] = bytes(text).decode(encoding)
-                except UnicodeDecodeError:
-                    values[place] = ["text that is not UTF-8", bytes(text)]
-        yield tuple(values)

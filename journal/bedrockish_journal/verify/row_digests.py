@@ -9,7 +9,6 @@ transaction wrote must be the same at all nodes, whatever else they have applied
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import islice
 from typing import Any
 
 import apsw
@@ -20,6 +19,7 @@ from bedrockish_journal.model.transaction import ROWS, SCHEMA, decode_transactio
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.store import applied
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, find_table, is_hidden, quote, user_tables
+from bedrockish_journal.storage.wide_rows import select
 
 HASH_BYTES = 8
 TOUCHED_MAX = 50_000  # keys that transactions beyond a vector may have written; with more, the cuts are too far apart
@@ -179,29 +179,7 @@ def _rows(db: apsw.Connection, table: Table, keys: list[str], asked: Range) -> I
     if asked.upto is None and asked.limit:
         rest += f" LIMIT {int(asked.limit)}"
     columns = [f"{name}.{quote(column)}" for column in table.columns]
-    given = 0
-    try:
-        for row in db.execute(f"SELECT {', '.join([*keys, *columns])} {rest}", values):
-            yield row  # one by one: each may be as long as a transaction
-            given += 1
-    except UnicodeDecodeError:  # text that no client can have written
-        yield from islice(_with_any_text(db, [*keys, *columns], rest, values), given, None)
-
-
-def _with_any_text(db: apsw.Connection, columns: list[str], rest: str, values: list[Any]) -> Iterator[Key]:
-    """Yield rows; a text that is not UTF-8 comes as something that no value is, with its bytes."""
-    encoding = str(db.pragma("encoding"))
-    plain = ", ".join(f"CASE typeof({one}) WHEN 'text' THEN CAST({one} AS BLOB) ELSE {one} END" for one in columns)
-    kinds = ", ".join(f"typeof({one})" for one in columns)
-    for row in db.execute(f"SELECT {plain}, {kinds} {rest}", values):
-        found = list[Any](row[: len(columns)])
-        for place, kind in enumerate(row[len(columns) :]):
-            if kind == "text":
-                try:
-                    found[place] = bytes(found[place]).decode(encoding)
-                except UnicodeDecodeError:
-                    found[place] = ["text that is not UTF-8", bytes(found[place])]
-        yield tuple(found)
+    yield from select(db, [*keys, *columns], rest, values)
 
 
 def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDigest) -> None:

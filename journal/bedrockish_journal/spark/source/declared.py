@@ -8,7 +8,7 @@ now.
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from string import ascii_lowercase, ascii_uppercase
@@ -18,13 +18,14 @@ from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.errors import EntryMalformedError, FileMissingError
 from bedrockish_journal.model.transaction import SCHEMA, decode_transaction
 from bedrockish_journal.spark.source.feeds import Feed
-from bedrockish_journal.spark.source.typed_values import column_type
+from bedrockish_journal.spark.source.typed_values import column_type, kept_type
 
 STEPS_MOST = 1_000_000  # of SQLite's machine, for one statement
 PAGES_MOST = 10_000
 LENGTH_MOST = 1_000_000
 _OF_TABLES = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP)\s+(?:TABLE|VIEW)\b", re.I | re.DOTALL)
 _COLUMNS = "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden IN (0, 3) ORDER BY cid"
+_IS_STRICT = "SELECT 1 FROM pragma_table_list(?) WHERE strict"
 _IS_KEPT = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bedrockish_schema'"
 _KEPT = "SELECT statements FROM bedrockish_schema WHERE state = 'active' ORDER BY version"
 _IN_JOURNAL = f"SELECT body FROM bedrockish_journal WHERE kind = '{SCHEMA}' AND repeat = 0 ORDER BY clock, origin"
@@ -68,8 +69,8 @@ def declared(feeds: Iterable[Feed], table: str) -> Declared:
         paths.append(feed.context.path)
         for columns in _versions(feed, table):
             for name, kind, _ in columns:
-                if known.setdefault(folded(name), name) == name:
-                    types.setdefault(name, column_type(kind))
+                first, found = known.setdefault(folded(name), name), column_type(kind)
+                types[first] = kept_type(types.setdefault(first, found), found)
             key = tuple(name for name, _, place in sorted(columns, key=lambda one: one[2]) if place)
             if key and key not in keys:
                 keys.append(key)
@@ -93,12 +94,15 @@ def _versions(feed: Feed, table: str) -> Iterator[list[tuple[str, str, int]]]:
             if _OF_TABLES.match(statement):
                 with suppress(sqlite3.Error, sqlite3.Warning):
                     db.execute(statement)
-                    yield _columns(db.execute(_COLUMNS, (table,)))
-    yield _columns(feed.ask(_COLUMNS, (table,)))
+                    yield _columns(db.execute, table)
+    yield _columns(feed.ask, table)
 
 
-def _columns(rows: Iterable[Sequence[Any]]) -> list[tuple[str, str, int]]:
-    return [(str(name), str(kind), int(place)) for name, kind, place in rows]
+def _columns(ask: Callable[[str, tuple[str]], Iterable[Sequence[Any]]], table: str) -> list[tuple[str, str, int]]:
+    rows = [(str(name), str(kind), int(place)) for name, kind, place in ask(_COLUMNS, (table,))]
+    if any(kind.upper() == "ANY" for _, kind, _ in rows) and list(ask(_IS_STRICT, (table,))):
+        return [(name, "" if kind.upper() == "ANY" else kind, place) for name, kind, place in rows]
+    return rows
 
 
 def _statements(feed: Feed) -> Iterator[str]:

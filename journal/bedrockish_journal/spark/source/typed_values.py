@@ -1,7 +1,8 @@
 """Typed columns for the rows of a SQLite table: their names and types, and what becomes of values that do not fit.
 
 SQLite's columns hold what they are given, those of Arrow, Spark and a lake have a type. A column gets the one of its
-declaration, and a value that does not fit is NULL there and stands in ``_other``, so nothing is lost. Lakes
+declaration, and a value that does not fit is NULL there and stands in ``_other``, so nothing is lost. A column without
+a type holds the text '12' and the integer 12 as two values, so a number in it stands in ``_other`` as well. Lakes
 (``bedrockish lake``) and the data source (its option ``rows``) have the same columns by these rules.
 """
 
@@ -13,6 +14,7 @@ from bedrockish_journal.model.changes import INT64, Value
 from bedrockish_journal.spark.source.json_rows import row_text
 
 INTEGER, REAL, TEXT, BLOB, MOMENT = "integer", "real", "text", "blob", "moment"
+ANY = "any"  # of a column without affinity: texts, and numbers written out
 INSERT, PREIMAGE, POSTIMAGE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
 OWN: Mapping[str, str] = {  # columns besides the user's, as Delta calls the first of them
     "_change_type": TEXT,
@@ -27,11 +29,18 @@ OWN: Mapping[str, str] = {  # columns besides the user's, as Delta calls the fir
     "_other": TEXT,
 }
 SPARK: Mapping[str, str] = {INTEGER: "BIGINT", REAL: "DOUBLE", TEXT: "STRING", BLOB: "BINARY", MOMENT: "TIMESTAMP"}
-_PLAIN = {INTEGER: int, REAL: float, TEXT: str, BLOB: bytes}
+SPARK = {**SPARK, ANY: SPARK[TEXT]}
+_PLAIN = {INTEGER: int, REAL: float, TEXT: str, BLOB: bytes, ANY: str}
 
 
 def column_type(declared: str) -> str:
-    """Return the type for a declared one, by SQLite's rules of affinity; what is neither is text."""
+    """Return the type for a declared one, by SQLite's rules of affinity; a NUMERIC column is text.
+
+    Args:
+        declared: the type; empty for ANY in a STRICT table, which has no affinity either.
+    """
+    if not declared:
+        return ANY
     upper = declared.upper()
     if "INT" in upper:
         return INTEGER
@@ -42,14 +51,25 @@ def column_type(declared: str) -> str:
     return REAL if any(word in upper for word in ("REAL", "FLOA", "DOUB")) else TEXT
 
 
+def kept_type(first: str, later: str) -> str:
+    """Return the type of a column that was declared first as one type and later as another one.
+
+    The first type stays. A column of texts takes numbers as well once it is declared without affinity.
+    """
+    return ANY if first == TEXT and later in (ANY, BLOB) else first
+
+
 def fit(values: Sequence[Value], kind: str) -> tuple[Sequence[Any], dict[int, Value]]:
-    """Return values as a column of a type takes them, and by their place those that it cannot take: NULL there."""
+    """Return values as a column of a type takes them, and by their place those that ``_other`` has to tell.
+
+    A value that the column cannot take is NULL there. A number in a column of ``ANY`` is written out, and is told, too.
+    """
     if {*map(type, values)} <= {_PLAIN[kind], type(None)} and (kind != INTEGER or _is_narrow(values)):
         return values, {}
     fitted, other = list[Any](), dict[int, Value]()
     for place, value in enumerate(values):
         taken = _taken(value, kind)
-        if taken is None and value is not None:
+        if (taken is None and value is not None) or (kind == ANY and not isinstance(value, str | None)):
             other[place] = value
         fitted.append(taken)
     return fitted, other
@@ -69,11 +89,11 @@ def _taken(value: Value, kind: str) -> Any:
             return value
         case int() if kind == REAL and -INT64 <= value < INT64 and int(float(value)) == value:
             return float(value)
-        case str() if kind == TEXT:
+        case str() if kind in (TEXT, ANY):
             return value
         case bytes() if kind == BLOB:
             return value
-        case int() | float() if kind == TEXT and math.isfinite(value):
+        case int() | float() if kind in (TEXT, ANY) and math.isfinite(value):
             return repr(value)
     return None
 

@@ -1,0 +1,142 @@
+"""Tables at the limits of SQLite go through all that a cluster does: write, back up, restore, join, compare, repair,
+verify, lake.
+"""
+
+import sqlite3
+import sys
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from bedrockish import open_client
+from bedrockish_journal.verify.replay import digest
+from tests.cluster.story import PATIENT, all_safe, level, ready, until
+from tests.cluster.test_damage import cli, filled, serving, stop
+from tests.cluster.test_members import newcomer, voters
+from tools.cluster import LocalCluster, local_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+COLUMNS_MAX = 2_000  # of a table, of an index and of a result
+PARAMETERS_MAX = 32_766
+DEPTH = 900  # of an expression; the limit is 1,000, and SQLite adds some levels of its own
+ROWID_MAX = sys.maxsize
+NAMES = [f"c{place}" for place in range(COLUMNS_MAX)]
+MARKS = ", ".join("?" * COLUMNS_MAX)
+LONG = "x" * 1_000_000
+SCHEMA = [
+    f"CREATE TABLE wide({', '.join(NAMES)})",
+    f"CREATE INDEX wide_all ON wide({', '.join(reversed(NAMES))})",
+    f"CREATE TABLE keyed({', '.join(NAMES)}, PRIMARY KEY({', '.join(NAMES)})) WITHOUT ROWID",
+    "CREATE TABLE edge(id INTEGER PRIMARY KEY, v TEXT)",
+    "CREATE TABLE loose(v TEXT)",
+    f"CREATE TABLE deep(a INTEGER, b INTEGER GENERATED ALWAYS AS (a{' + 1' * DEPTH}) STORED, CHECK (b < 9999))",
+    f"CREATE INDEX deep_index ON deep(a{' + 1' * DEPTH})",
+    f"CREATE TABLE long(v TEXT DEFAULT '{LONG}', n INTEGER)",
+    "CREATE TABLE many(id INTEGER PRIMARY KEY)",
+]
+WRITES: list[tuple[str, list[Any]]] = [
+    ("INSERT INTO wide(c0) VALUES (1)", []),
+    (f"INSERT INTO wide VALUES ({MARKS})", [*range(COLUMNS_MAX)]),
+    (f"INSERT INTO wide VALUES ({MARKS})", [f"t{place}" for place in range(COLUMNS_MAX)]),
+    (f"UPDATE wide SET {', '.join(f'{name} = ?' for name in NAMES)} WHERE c0 = 0", [*range(1, COLUMNS_MAX + 1)]),
+    ("UPDATE wide SET rowid = 77, c0 = 'MARK-050-aaaa' WHERE c0 = 't0'", []),
+    *((f"INSERT INTO keyed VALUES ({MARKS})", [number, *range(1, COLUMNS_MAX)]) for number in range(3)),
+    ("UPDATE keyed SET c1999 = 'changed' WHERE c0 = 1", []),
+    ("DELETE FROM keyed WHERE c0 = 2", []),
+    ("INSERT INTO edge VALUES (?, 'last'), (?, 'first')", [ROWID_MAX, -ROWID_MAX - 1]),
+    ("INSERT INTO loose(rowid, v) VALUES (?, 'last')", [ROWID_MAX]),
+    ("INSERT INTO deep(a) VALUES (1), (2)", []),
+    ("INSERT INTO long(n) VALUES (1)", []),
+    (f"INSERT INTO many VALUES {', '.join(['(?)'] * PARAMETERS_MAX)}", [*range(PARAMETERS_MAX)]),
+    ("DELETE FROM many WHERE id % 100", []),
+]
+
+
+async def fill(cluster: LocalCluster) -> None:
+    await ready(cluster)
+    async with open_client(cluster.url(options=PATIENT)) as client:
+        for sql in SCHEMA:
+            await client.execute(sql)
+        for sql, values in WRITES:
+            await client.execute(sql, values)
+    await level(cluster)
+    await all_safe(cluster)
+
+
+async def succeed(*arguments: object) -> str:
+    status, told = await cli(*map(str, arguments))
+    assert status == 0, told
+    assert "this is a bug" not in told
+    return told
+
+
+def check_lake(lake: Path) -> None:
+    """Compare the newest rows of the lake with what was written."""
+    wide = DeltaTable(str(lake / "wide")).to_pyarrow_table().to_pylist()
+    assert {name for name in wide[0] if not name.startswith("_")} == {*NAMES}
+    assert {row["c0"] for row in wide if row["_change_type"] in ("insert", "update_postimage")} >= {
+        "1",
+        "MARK-050-aaaa",
+    }
+    edge = DeltaTable(str(lake / "edge")).to_pyarrow_table().to_pylist()
+    assert {row["id"] for row in edge} == {ROWID_MAX, -ROWID_MAX - 1}
+
+
+async def test_tables_at_the_limits_of_sqlite_live_a_whole_life(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
+        await fill(cluster)
+        backup, folder = tmp_path / "backup.db", tmp_path / "kept"
+        await succeed("backup", cluster.url(), backup)
+        await succeed("backup", "verify", backup)
+        await succeed("backup", "follow", cluster.url(), folder, "--once")
+        await succeed("backup", "verify", folder)
+        for source in (backup, folder):
+            target = tmp_path / f"of_{source.name}"
+            await succeed("restore", "--from", source, "--to", target)
+            assert digest(target) == digest(cluster.nodes[0].database)
+        await succeed("lake", cluster.url(), tmp_path / "lake")
+        check_lake(tmp_path / "lake")
+        newcomer(cluster, "B", "--voter")
+        await voters(cluster, "A", "B")
+        await level(cluster)
+        await succeed("verify", cluster.url())
+        await repair(cluster)
+        cluster.stop()
+        files = [node.database for node in cluster.nodes]
+        await succeed("journal", "verify", *files, "--tables")
+        await succeed("audit", *files, "--replay")
+        await succeed("journal", "digest", *files)
+        again = tmp_path / "again.db"
+        await succeed("journal", "replay", *files, "--to", again, "--order", "random", "--seed", "3")
+        assert digest(again) == digest(files[0])
+        damage(cluster, 0)
+        status, told = await cli("journal", "verify", "--tables", str(files[0]))
+        assert (status, "c1999 is 'spoilt' and should be 't1999'" in told) == (1, True), told
+        assert "of keyed, c1999" not in told
+
+
+def damage(cluster: LocalCluster, index: int) -> None:
+    """Change the last column of a row in the file of a stopped node, past the node."""
+    with closing(sqlite3.connect(cluster.nodes[index].database)) as db, db:
+        assert db.execute("UPDATE wide SET c1999 = 'spoilt' WHERE rowid = 77").rowcount == 1
+
+
+async def repair(cluster: LocalCluster) -> None:
+    """Damage a wide row at B: ``verify`` finds it, and B heals when it applies a change of that row."""
+    await stop(cluster.nodes[1])
+    damage(cluster, 1)
+    cluster.nodes[1].start()
+    await ready(cluster)
+    status, told = await cli("verify", cluster.url())
+    assert (status, "row 77 of wide differs" in told) == (1, True), told
+    async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
+        await client.execute("UPDATE wide SET c5 = 'new' WHERE c0 = 'MARK-050-aaaa'", read="stale")
+    await until("B has been filled again", partial(filled, cluster, 1))
+    await serving(cluster)
+    await level(cluster)
+    assert "Traceback" not in "".join(node.log.read_text() for node in cluster.nodes)

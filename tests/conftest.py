@@ -17,10 +17,10 @@ import pytest
 from tests.http.browser import find_browser
 from tools.java import ADVICE, find_java
 
-hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
+hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("unhurried")
 
-# Images of containers forbid it. Every node and command that a test starts would compile the program anew.
+# Images of containers forbid it. Then every node and command of a test would compile the program again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -49,7 +49,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Any:
-    """Share out whole files, for what a file's tests have in common is made once, and all of Spark's as one."""
+    """Distribute whole files, since the tests of a file share fixtures, and all of Spark's files as one."""
     from xdist.scheduler import LoadFileScheduling
 
     scheduler = LoadFileScheduling(config, log)

@@ -14,7 +14,7 @@ STOP = re.compile(r"^\d+\. `([\w/.]+)` `([\w.]+)`", re.MULTILINE)
 
 
 def test_a_map_is_short() -> None:
-    """Whoever reads it shall get to its end."""
+    """A reader should reach its end."""
     assert 10 <= len(STOP.findall(PAGE)) <= 20
 
 
@@ -22,7 +22,7 @@ def test_a_map_is_short() -> None:
 async def test_a_real_insert_goes_from_stop_to_stop(tmp_path: Path) -> None:
     """Every function of the list is called, and for the first time in the order of the list.
 
-    What else a node does, such as the flush of a heartbeat's batch, may call one of them early, and does not each time.
+    Other work of a node, such as the flush of a heartbeat's batch, may call one of them early in some runs.
     """
     stops = STOP.findall(PAGE)
     early = [("", "")]

@@ -1,4 +1,4 @@
-"""What ``deploy/`` has is read by the linters of its kinds, and its commands start real nodes."""
+"""The files of ``deploy/`` pass the linters of their kinds, and their commands start real nodes."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def run(*command: object) -> str:
 
 
 def script(name: str) -> str:
-    """Return a linter that is installed beside this Python."""
+    """Return a linter that is installed next to this Python."""
     return str(Path(sys.executable).parent / name)
 
 
@@ -60,7 +60,7 @@ def shim(place: Path) -> dict[str, str]:
     return {**environment, "PATH": f"{file.parent}:{environment.get('PATH', os.defpath)}"}
 
 
-def test_the_dockerfile_is_what_hadolint_takes() -> None:
+def test_dockerfile_passes_hadolint() -> None:
     run(script("hadolint"), DEPLOY / "Dockerfile")
 
 
@@ -79,7 +79,7 @@ def test_the_configuration_of_prometheus_is_one(tmp_path: Path) -> None:
         assert "SUCCESS" in run(promtool, "check", "config", tmp_path / "prometheus.yml")
 
 
-def test_the_image_gets_what_the_wheel_is_made_of() -> None:
+def test_image_gets_exactly_the_files_of_the_wheel() -> None:
     """Nothing else of the checkout is copied: not the private environment, no history, no secrets."""
     taken = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
     assert taken == {"bedrockish", "journal", "net", "LICENSE", "README.md", "pyproject.toml"}
@@ -90,12 +90,12 @@ def test_the_compose_file_is_one() -> None:
     run(script("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
 
 
-def test_the_manifests_are_what_kubernetes_takes() -> None:
+def test_manifests_pass_kubernetes_validation() -> None:
     run(script("kubernetes-validate"), "--strict", DEPLOY / "kubernetes.yaml")
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="this machine has no systemd")
-def test_the_unit_is_what_systemd_takes(tmp_path: Path) -> None:
+def test_unit_passes_systemd_verification(tmp_path: Path) -> None:
     shim(tmp_path)
     unit = tmp_path / "bedrockish@.service"
     text = (DEPLOY / unit.name).read_text()

@@ -11,7 +11,7 @@ import pytest
 from tests.test_tidy import ROOT, name, tracked
 from tools.docs import GENERATED
 
-# The forms of .github begin with what GitHub reads of them.
+# The forms of .github begin with metadata for GitHub.
 PAGES = [path for path in tracked() if path.suffix == ".md" and ".github" not in path.parts]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -28,7 +28,7 @@ def anchors(text: str) -> set[str]:
 
 
 def test_every_page_has_one_title() -> None:
-    """One ``#`` heading, at the top."""
+    """Each has one ``#`` heading, at the top."""
     wrong = [
         name(page)
         for page in PAGES
@@ -53,7 +53,7 @@ def test_relative_links_resolve() -> None:
 
 
 def test_files_that_pages_name_are_there() -> None:
-    """A page that names a file of the code by its path, or by the end of it, is read beside that file."""
+    """A file of the code that a page names by its path, or by the end of it, exists."""
     files = {f"/{name(path)}" for path in tracked()}
     wrong = [
         f"{name(page)} -> {file}"
@@ -100,13 +100,13 @@ def test_generated_pages_are_current(page: str) -> None:
     ],
 )
 def test_a_word_of_other_systems_finds_ours(word: str) -> None:
-    """Who comes from another database searches for its words, and the glossary says what we call it."""
+    """A reader from another database searches for its words, and the glossary gives ours."""
     rows = [line.partition(" | ") for line in (ROOT / "docs" / "glossary.md").read_text().splitlines()]
     assert [said for elsewhere, _, said in rows if word.lower() in elsewhere.lower() and said]
 
 
 def test_each_row_of_the_comparison_names_the_test_that_holds_it() -> None:
-    """But for what needs none: what each of them is, what ours is not, and how old they are."""
+    """Except for the rows about kind, limits and age."""
     rows = re.findall(r"^\| (.*?) \| (.*?) \|", (ROOT / "docs" / "compared.md").read_text(), re.MULTILINE)
     without = []
     for what, ours in rows[2:]:

@@ -88,7 +88,7 @@ def test_there_is_one_summary_and_all_of_spark_is_in_one_process(tmp_path: Path)
     assert processes["test_a"] == processes["test_b"] == processes["test_c"] != processes["test_d"]
 
 
-def test_what_is_left_out_for_want_of_something_is_told_at_the_end(tmp_path: Path) -> None:
+def test_skipped_tests_are_reported_at_the_end(tmp_path: Path) -> None:
     """Also by the process that has run nothing itself."""
     ran = [sys.executable, "-m", *command(tmp_path, {"tests/test_a.py": NEEDS_JAVA}), "-n", "1"]
     environment = clean_environment() | {"JAVA_HOME": str(tmp_path)}
@@ -98,8 +98,8 @@ def test_what_is_left_out_for_want_of_something_is_told_at_the_end(tmp_path: Pat
     assert "\n1 SKIPPED: no Spark here: " in done.stdout
 
 
-def test_what_is_named_is_run_in_one_process(tmp_path: Path) -> None:
-    """At once, as plain pytest does it; and who names what is not there is told so."""
+def test_named_tests_run_in_one_process(tmp_path: Path) -> None:
+    """At once, as with plain pytest; and an unknown name is reported."""
     *given, folder = command(tmp_path, {"tests/test_a.py": TELLS_ITS_PROCESS})
     for named, status, said in (
         (f"{folder}/test_a.py", 0, "collected 1 item"),
@@ -145,7 +145,9 @@ def test_ctrl_c_ends_the_run_and_its_nodes(tmp_path: Path) -> None:
 
 
 def test_a_port_that_was_found_free_stays_so() -> None:
-    """Nobody gets it by chance; who names it gets it, and again after others; at last it is given back."""
+    """The system gives it to no other program; a program that names it gets it, and again after others; at last it is
+    released.
+    """
     port = free_ports(1)[0]
     with socket.socket() as other, pytest.raises(OSError, match="in use") as caught:
         other.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""What the README tells people to type works: commands, configuration and example are taken from it and run."""
+"""The commands, the configuration and the example of the README are run."""
 
 import contextlib
 import io
@@ -130,7 +130,7 @@ def test_demo_in_full(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_bench_in_short() -> None:
-    """The benchmark measures every kind of work, and what it counted is in the tables."""
+    """The benchmark measures every workload, and its counts equal the tables."""
     done = run(sys.executable, "-m", "tools.bench", "--seconds", "0.5", "--clients", "1,6", "--json", limit_s=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count('"commits"') == 4 * 3

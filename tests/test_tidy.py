@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE_LINES_MAX, FUNCTION_LINES_MAX = 600, 70  # of code: nobody shall save on reasons
+FILE_LINES_MAX, FUNCTION_LINES_MAX = 600, 70  # of code: comments are free
 
-# Who may import whom: the row of the longest matching path holds. A name allows itself and all below it; ``!name``
-# takes that away again. The standard library is allowed except where a row says otherwise.
+# The imports that each file may have: the row of the longest matching path holds. A name allows itself and all below
+# it; ``!name`` takes that away again. The standard library is allowed except where a row says otherwise.
 IO = "!asyncio !logging !os !pathlib !random !secrets !select !socket !sqlite3 !subprocess !tempfile !threading !time"
 MODEL = "bedrockish_journal.model"
 JOURNAL = "bedrockish_journal !bedrockish_journal.spark !bedrockish_journal.audit"
@@ -174,7 +174,7 @@ ENTRY_POINTS = {
     "tools.compliance.django_settings",
     "tools.site",
 }
-# Names of things that write text, and places on the machine of whoever wrote it. Spelt so that this file passes.
+# Names of things that write text, and paths of the author's machine. Spelt so that this file passes.
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 FOREIGN_WORDS = re.compile(r"\b(cl[a]ude|chat[g]pt|anth[r]opic|open[a]i|cop[i]lot)\b", re.IGNORECASE)
@@ -277,7 +277,7 @@ def test_imports_point_down() -> None:
 
 
 def room(full: str) -> str:
-    """Return the room of FLOORS that a module is in, or nothing for what is not in the house."""
+    """Return the room of FLOORS that a module is in, or nothing for modules outside."""
     fits = [one for one in FLOOR if full == one or full.startswith(one + ".")]
     found = max(fits, key=len, default="")
     return "" if found == "bedrockish" and full != "bedrockish" else found
@@ -291,7 +291,7 @@ def test_every_module_has_a_floor() -> None:
 
 
 def test_rooms_look_down() -> None:
-    """Nobody imports from a floor above, or from a neighbour on the same floor: so there is no circle of rooms."""
+    """No file imports from a floor above, or from a neighbour on the same floor: so the rooms form no circle."""
     wrong = []
     for path in sources():
         here = room(module(path))
@@ -303,7 +303,7 @@ def test_rooms_look_down() -> None:
 
 
 def test_there_is_no_circle() -> None:
-    """No file needs, by whatever way, one that needs it: each can be read, and tested, without what uses it.
+    """The import graph of files has no circle: each file can be read, and tested, without its users.
 
     The files of the simulator still know each other's types, and count as one.
     """
@@ -345,7 +345,7 @@ def one(full: str) -> str:
         ("tools/bootstrap.py", "rich", False),
     ],
 )
-def test_the_import_table_says_what_it_means(place: str, imported: str, verdict: bool) -> None:
+def test_import_table_judges_known_imports(place: str, imported: str, verdict: bool) -> None:
     """A few imports whose verdict is known, so that the table cannot become toothless unnoticed."""
     assert allowed(ROOT / place, imported) is verdict
 
@@ -403,12 +403,12 @@ def test_no_module_is_dead() -> None:
 
 
 def test_nothing_is_left_unfinished() -> None:
-    """What is not done is not half in the tree."""
+    """The tree has no marker of unfinished work."""
     assert not [f"{name(p)}: {m[0]}" for p, text in texts() for m in UNFINISHED.finditer(text)]
 
 
 def test_nothing_foreign() -> None:
-    """No place on somebody's machine, and no name of a tool that wrote text, is in the tree."""
+    """The tree names no path of the author's machine, and no tool that wrote text."""
     found = [f"{name(p)}: {m[0]}" for p, t in texts() for w in (FOREIGN_WORDS, FOREIGN_PATHS) for m in w.finditer(t)]
     assert not found
 

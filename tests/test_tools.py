@@ -64,7 +64,7 @@ def test_lock_pins_everything_that_is_declared() -> None:
     assert only == markers([line for line in wanted if "python_version" in line]), "and for which Pythons it is"
 
 
-def test_what_is_compiled_once_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytecode_is_cached_despite_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By nodes and by tests, also where the environment forbids it: a start costs half as much then."""
     (tmp_path / "compiled.py").write_text("")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -91,7 +91,7 @@ def test_the_oldest_python_is_the_same_everywhere() -> None:
     assert all(f"python{version}" in launch for version in named)
 
 
-def test_every_scenario_imports_only_what_its_groups_install() -> None:
+def test_every_scenario_imports_only_installed_packages() -> None:
     """``tools/bench NAME`` starts on a fresh machine."""
     names = list(scenarios())
     groups = wanted_groups("bench", [names[0], "--help"])
@@ -164,8 +164,8 @@ def test_loading_puts_parents_first_and_rows_in_batches(tmp_path: Path) -> None:
             assert copy.execute("SELECT * FROM child").fetchall() == db.execute("SELECT * FROM child").fetchall()
 
 
-def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    """A file that is no database, and a virtual table, are refused before anything is loaded."""
+def test_unloadable_source_is_named(tmp_path: Path) -> None:
+    """A file that is not a database, and a virtual table, are refused before anything is loaded."""
     text = tmp_path / "x.txt"
     text.write_text("no database, but long enough to look at" * 50)
     with closing(sqlite3.connect(text)) as db, pytest.raises(UsageError, match=r"x\.txt cannot be read"):
@@ -191,7 +191,7 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def books() -> Iterator[tuple[sqlite3.Connection, Tally]]:
-    """A file as a node would leave it after twenty transfers, and what the clients were told."""
+    """Return a file as a node would leave it after twenty transfers, and the answers to the clients."""
     db, tally, luck = sqlite3.connect(":memory:"), Tally(), random.Random(5)
     tables = (
         "CREATE TABLE bedrockish_journal(command TEXT, repeat INTEGER)",
@@ -372,7 +372,7 @@ def test_plain_sqlite_is_measured(work: str, tmp_path: Path) -> None:
 
 
 def test_the_engine_is_measured_beside_plain_sqlite(tmp_path: Path) -> None:
-    """Every part has a figure, and what SQLite does too has one beside it."""
+    """Every part has a figure, next to SQLite's figure where SQLite does the same."""
     figures = measure(tmp_path, 1, 0.002)
     assert len(figures) == 17
     assert all(figure.micros > 0 for figure in figures if not figure.what.startswith("prepare"))
@@ -392,8 +392,8 @@ def test_the_engine_is_profiled(what: str, tmp_path: Path, capsys: pytest.Captur
     assert "executor.py" in capsys.readouterr().out
 
 
-def test_what_a_peer_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has no MariaDB is told what to install, and nothing is started."""
+def test_missing_mariadb_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the packages to install, and no process is started."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(DemoError, match=r"needs mariadbd, mariadb-install-db, rsync.*apt-get install mariadb-server"):
         peer_galera.driver()

@@ -15,7 +15,7 @@ TRACES = sorted((Path(__file__).parent / "traces").glob("*.txt"))
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 def test_trace(path: Path, request: pytest.FixtureRequest) -> None:
-    """What happens is what the file says."""
+    """The output of each trace equals its file."""
     happens = play(path.read_text())
     if request.config.getoption("--rewrite"):
         path.write_text(happens)

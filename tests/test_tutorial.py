@@ -21,7 +21,7 @@ LIMIT_S = 180
 
 
 def script(page: str) -> tuple[str, list[list[str]]]:
-    """Return the commands of a page, a line between any two blocks, and what each block must print."""
+    """Return the commands of a page, with a line between any two blocks, and the expected output of each block."""
     lines = ["set -eu", "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT"]  # also where it fails midway
     said: list[list[str]] = []
     for kind, note, text in BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text()):
@@ -35,7 +35,7 @@ def script(page: str) -> tuple[str, list[list[str]]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_has_what_the_test_looks_for(page: str) -> None:
+def test_page_starts_kills_and_shows_output(page: str) -> None:
     commands, said = script(page)
     assert "bedrockish serve" in commands
     assert "kill -9" in commands

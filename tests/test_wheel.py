@@ -1,4 +1,5 @@
-"""What is shipped: the wheel and the sdist are built, and the wheel is used where a user's own files have common names.
+"""The shipped packages: the wheel and the sdist are built, and the wheel is used where a user's own files have common
+names.
 
 The environment of the test has the packages that the wheel needs, nothing of the checkout, and a folder of a user who
 calls modules of the own program ``net`` and ``journal``.
@@ -62,7 +63,7 @@ main()
 
 
 def build(hook: str, place: Path) -> Path:
-    """Run a hook of the build backend, as any installer does, on a copy of what git tracks."""
+    """Run a hook of the build backend, as any installer does, on a copy of the tracked files."""
     source = place / "source"
     if not source.exists():
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -146,7 +147,7 @@ def served(python: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_the_wheel_takes_no_name_that_is_a_users(wheel: Path) -> None:
-    """What it installs at the top level begins with our name, apart from the package that Spark looks for."""
+    """Its top-level packages begin with our name, apart from the package that Spark looks for."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
@@ -154,7 +155,7 @@ def test_the_wheel_takes_no_name_that_is_a_users(wheel: Path) -> None:
     assert {"bedrockish/http/page/index.html", "bedrockish/py.typed"} <= set(names)
 
 
-def test_the_sdist_has_what_a_packager_needs(tmp_path: Path) -> None:
+def test_sdist_has_sources_licence_and_readme(tmp_path: Path) -> None:
     """The sources of all packages, the licence and the README are in it."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     with tarfile.open(build("build_sdist", tmp_path)) as archive:
@@ -185,7 +186,7 @@ def test_the_wheel_serves_beside_a_users_modules(python: Path, folder: Path, ser
 
 @pytest.mark.spark
 @pytest.mark.cluster
-def test_spark_reads_and_audits_with_the_wheel_and_what_its_extra_brings(
+def test_spark_reads_and_audits_with_the_wheel_and_its_extra(
     python: Path, folder: Path, served: tuple[str, str]
 ) -> None:
     """Spark's workers find the data source in the wheel, and nothing is needed that only we who develop it have."""

@@ -1,8 +1,8 @@
 """Takes the rules of the protocol away, one at a time, and looks whether the model check or the simulator notices.
 
 Both would be worth little if they passed a broken protocol. Each fault is looked for where it shows: in a scope of the
-model check, if one is known for it, else in worlds of the simulator that are drawn for it. What catches it must hold
-with all rules in force: the same scope, or the same world, is run without the fault as well.
+model check, if one is known for it, else in worlds of the simulator that are drawn for it. The catching scope or world
+must hold with all rules in force, so it is run without the fault as well.
 
 python -m tools.mutations [--seconds S] [NAME ...]
 """
@@ -28,7 +28,7 @@ CONTROL_S = 10.0  # seconds at least for which a scope is gone through without a
 
 @dataclass(frozen=True)
 class Catch:
-    """What came of one fault.
+    """The result for one fault.
 
     Attributes:
         where: the scope, or the seed; how far it was looked for if nothing was found.
@@ -63,7 +63,7 @@ class Hunter:
         return self.in_scope(name, model.SEEN[name]) if name in model.SEEN else self.in_worlds(FAULTS[name])
 
     def in_test(self, moment: Moment) -> Catch:
-        """Run the test, or the written conversation, that is there for a rule."""
+        """Run the test, or the written conversation, of a rule."""
         began = time.process_time()
         check = noticing(moment.noticed)
         unsound = "" if check() else f"{moment.noticed} fails"
@@ -89,7 +89,9 @@ class Hunter:
         return known[1]
 
     def in_worlds(self, fault: Fault) -> Catch:
-        """Run worlds of the simulator; one that breaks a law with all rules in force is no evidence, and is told."""
+        """Run worlds of the simulator; a world that breaks a law with all rules in force is not evidence, and is
+        reported.
+        """
         began, unsound = time.process_time(), ""
         for seed in range(1, self.worlds + 1):
             options = options_of(seed, fault)

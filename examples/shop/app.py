@@ -46,7 +46,8 @@ class Shop:
     def transaction(self, work: Callable[[Session], T]) -> T:
         """Do some work in a transaction, and again if the database could not do it just now.
 
-        The work looks first whether it is done already, so that doing it again is safe even if nobody could tell.
+        The work first looks whether it is done already, so that a repetition is safe even if the outcome of the first
+        run is unknown.
         """
         for attempt in range(TRIES):
             try:
@@ -106,7 +107,7 @@ class Shop:
         return self.transaction(work)
 
     def report(self) -> list[Sold]:
-        """Return what was sold of each product, and what is left."""
+        """Return the sales and the stock of each product."""
 
         def work(session: Session) -> list[Sold]:
             statement = (

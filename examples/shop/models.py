@@ -1,4 +1,4 @@
-"""What the shop keeps: customers, products, and orders with their lines."""
+"""The tables of the shop: customers, products, and orders with their lines."""
 
 from datetime import datetime
 
@@ -7,11 +7,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 
 class Base(DeclarativeBase):
-    """What all of the shop's tables belong to."""
+    """The base of the shop's tables."""
 
 
 class Customer(Base):
-    """Somebody who has signed up."""
+    """A customer who has signed up."""
 
     __tablename__ = "customer"
 
@@ -35,7 +35,7 @@ class Product(Base):
 
 
 class Order(Base):
-    """What a customer has bought at once. The reference is made by the shop's web page, once for each click."""
+    """A customer's purchase. The reference is made by the shop's web page, once for each click."""
 
     __tablename__ = "purchase"
 

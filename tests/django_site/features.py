@@ -1,4 +1,4 @@
-"""What a Django program does with a database, on a cluster: ``python -m tests.django_site.features URL``.
+"""The database features of Django, on a cluster: ``python -m tests.django_site.features URL``.
 
 Every line is a thing that Django does in SQL, with Python functions that the nodes have, or in transactions.
 """
@@ -87,7 +87,7 @@ def _queries() -> None:
 
 
 def _raw_values() -> None:
-    """As text, or, for who asks for declared types, as SQLite's backend gives them."""
+    """Return values as text, or, for a connection with declared types, as SQLite's backend gives them."""
     from django.db import connection, connections
 
     import bedrockish.dbapi

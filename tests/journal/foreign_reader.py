@@ -1,4 +1,4 @@
-"""A decoder of the journal, as somebody else would write it from docs/journal.md: no code of the project, no cbor2.
+"""A decoder of the journal, written from docs/journal.md alone: no code of the project, no cbor2.
 
 It is here to show that the page says enough. ``python foreign_reader.py FILE`` prints a journal, a line for each entry.
 """
@@ -72,7 +72,7 @@ def unpacked(db: sqlite3.Connection) -> Iterator[tuple[tuple[str, int], tuple[by
 
 
 def journal(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the entries of a file as its node applied them, each with ``repeat``; every hash is computed anew."""
+    """Yield the entries of a file as its node applied them, each with ``repeat``; recompute every hash."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         heads = dict(db.execute("SELECT leader, hash FROM bedrockish_pruned"))
         packed = dict(unpacked(db))

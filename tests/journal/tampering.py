@@ -1,9 +1,9 @@
-"""Journals that somebody has tampered with: what was done to them, and which law must notice.
+"""Tampered journals: each manipulation, and the law that must detect it.
 
-Everything is done as by somebody who knows the format: what is changed in an entry is hashed again, in every file if
-need be, so that the chain alone shows nothing. ``SEEN`` are the tamperings that a law finds; ``UNSEEN`` are those that
-none can, because all files agree and nothing in them speaks against it: only something outside of the files could, as
-an anchor does, but for the ``UNANCHORED``.
+The manipulations are those of an attacker who knows the format: a changed entry is hashed again, in every file if need
+be, so that the chain alone shows nothing. ``SEEN`` are the tamperings that a law finds; ``UNSEEN`` are those that none
+can, because all files agree and nothing in them speaks against it: only something outside of the files could, as an
+anchor does, but for the ``UNANCHORED``.
 """
 
 import shutil
@@ -31,7 +31,7 @@ MIDDLE = 8  # a tick of A's, somewhere in the middle
 
 @dataclass
 class Row:
-    """One entry as it lies in a file, decoded."""
+    """An entry in a file, decoded."""
 
     seq: int
     leader: str
@@ -45,7 +45,7 @@ class Row:
 
 
 class Forger:
-    """The file of one node, and somebody who may write to it."""
+    """The file of one node, with write access for an attacker."""
 
     def __init__(self, path: Path) -> None:
         self.node = path.stem
@@ -132,7 +132,7 @@ def led(file: Forger, *, seen: str = "B", least: int = 2) -> Row:
 
 
 def sole(file: Forger) -> list[Row]:
-    """Return the entries of A that changed rows and were adopted by nobody."""
+    """Return the entries of A that changed rows and were not adopted."""
     every = file.rows()
     labels = Counter((row.clock, row.body[2]) for row in every)
     return [r for r in every if r.leader == "A" and r.body[9] == ROWS and labels[r.clock, r.body[2]] == 1]
@@ -243,7 +243,7 @@ def more_money(file: Forger) -> None:
 
 
 def another_pair(file: Forger) -> None:
-    """The same in a table WITHOUT ROWID."""
+    """Add a row to a table WITHOUT ROWID as one more change of the last transaction."""
     row = max((row for row in file.rows() if row.body[9] == ROWS and not row.repeat), key=lambda row: row.clock)
     tables, changes = cbor2.loads(row.body[CHANGES])
     tables.append(["pair", ["left", "right", "value"]])
@@ -422,7 +422,7 @@ def made_admin(file: Forger) -> None:
 
 
 def order_as_may_be(file: Forger) -> None:
-    """The last two are concurrent: nobody can say which one a node applied first."""
+    """Swap the last two entries, which are concurrent: either order is valid."""
     one, other = (max(file.rows(leader), key=lambda row: row.clock).seq for leader in "AB")
     for old, new in ((one, -1), (other, one), (-1, other)):
         file.run("UPDATE bedrockish_journal SET seq = ? WHERE seq = ?", new, old)
@@ -501,7 +501,7 @@ def repeats_otherwise(file: Forger) -> None:
 
 
 def rows_undone(file: Forger) -> None:
-    """The last entry of all, and what it did, are gone without a trace."""
+    """Remove the last entry of all and its effects without a trace."""
     row = max(file.rows(), key=lambda row: row.clock)
     (table, _), ((_, op, rowid, *_),) = (lambda tables, rows: (tables[0], rows))(*cbor2.loads(row.body[CHANGES]))
     assert (table, op) == ("note", "INSERT")

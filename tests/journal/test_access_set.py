@@ -31,9 +31,7 @@ def model(left: AccessSet, right: AccessSet) -> bool:
 
 
 @given(access_sets, access_sets, st.sampled_from([0, 1_000]), st.booleans())
-def test_conflict_is_what_the_model_says_and_symmetric(
-    left: AccessSet, right: AccessSet, many: int, read: bool
-) -> None:
+def test_conflict_matches_the_model_and_is_symmetric(left: AccessSet, right: AccessSet, many: int, read: bool) -> None:
     """Also where the keys are so many that they are put in order, by themselves or as they were read."""
     with mock.patch.object(module, "MANY", many):
         if read:
@@ -63,7 +61,7 @@ def test_the_key_named_is_touched_by_both(left: AccessSet, right: AccessSet) -> 
 
 
 @given(access_sets)
-def test_what_is_packed_is_unpacked(access_set: AccessSet) -> None:
+def test_access_set_survives_packing(access_set: AccessSet) -> None:
     again = AccessSet.unpack(access_set.pack())
     assert again.pack() == access_set.pack()
     assert again.read_points == access_set.read_points

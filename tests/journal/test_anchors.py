@@ -1,4 +1,4 @@
-"""Anchor files, whole and hostile, and who has signed them."""
+"""Anchor files, whole and hostile, and their signers."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def one(sound: list[Path]) -> Anchor:
-    """One anchor, of three voters."""
+    """Return an anchor of three voters."""
     said = replace(anchored(sound)[0].statement, voters=("A", "B", "C"))
     return Anchor(said.text(), said)
 
@@ -140,7 +140,7 @@ def test_signatures_that_do_not_count(one: Anchor, authority: Path, tmp_path: Pa
     stranger = Authority.at(tmp_path, 30)
     stranger.issue("B", ["127.0.0.1"], 30, for_node=True)
     eve = signature(authority, "eve", one.text)
-    # Who has a node's certificate is no authority: it must not make certificates for others.
+    # A node's certificate is not an authority's: it must not sign certificates of others.
     issued = Path(tmp_path / "B.pem").read_text() + (authority / "A.pem").read_text()
     long_ago = replace(one.statement, wall_ms=1_000_000_000_000)
     for wrong, why in (
@@ -160,10 +160,10 @@ def test_signatures_that_do_not_count(one: Anchor, authority: Path, tmp_path: Pa
     signed, texts = signed_by(earlier, authority, A=signature(authority, "A", earlier.text))
     assert "was not valid at 2001-09-09" in texts[0]
     signed, texts = signed_by(one, authority, A=by["A"], D=by["C"])
-    assert signed == 0  # nobody signs under another name, and who does not vote does not count
+    assert signed == 0  # a signature under another name is invalid, and a learner's does not count
 
 
-def test_who_votes_is_what_the_journal_says(sound: list[Path]) -> None:
+def test_voters_of_an_anchor_are_those_of_the_journal(sound: list[Path]) -> None:
     """Else one node could name itself as the only voter, and sign."""
     [true] = anchored(sound)
     assert hold(sound, [true]).findings == []
@@ -171,7 +171,7 @@ def test_who_votes_is_what_the_journal_says(sound: list[Path]) -> None:
     assert {one.node for one in hold(sound, [Anchor(said.text(), said)]).findings} == {path.stem for path in sound}
 
 
-def test_a_node_behind_is_no_fault_but_what_nobody_has_is_gone(sound: list[Path]) -> None:
+def test_lagging_node_passes_and_a_lost_end_is_found(sound: list[Path]) -> None:
     [true] = anchored(sound)
     tick, digest = true.statement.heads["A"]
     said = replace(true.statement, heads={**true.statement.heads, "A": (tick + 1, digest), "X": (1, digest)})

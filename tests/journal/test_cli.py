@@ -46,7 +46,7 @@ def test_show_prints_labels_newest_last(world: World) -> None:
     ]
 
 
-def test_show_prints_what_was_asked_for(world: World) -> None:
+def test_show_filters_by_leader_tick_and_limit(world: World) -> None:
     assert [line[:3] for line in run("show", world.paths[0], "--leader", "A", "--limit", 2).output.splitlines()] == [
         "A2:",
         "A3:",
@@ -100,15 +100,15 @@ def test_verify_looks_at_the_tables_when_asked(world: World) -> None:
     assert [len(one["differences"]) for one in packed.values()] == [0, 1]
 
 
-def test_verify_sees_what_stands_behind_a_nul(world: World) -> None:
-    """SQLite's quote() ends a text there: tables that differed in that alone passed for what the journal makes."""
+def test_verify_reads_texts_behind_a_nul(world: World) -> None:
+    """SQLite's quote() ends a text there, so tables that differed only behind a NUL passed verification."""
     world.nodes["B"].db.execute("UPDATE account SET owner = owner || char(0) || '!' WHERE id = 42")
     result = run("verify", "--tables", world.paths[1])
     assert result.exit_code == 1, result.output
     assert "in the row 42 of account, owner is 'Alice'||X'00'||'!' and should be 'Alice'" in result.output
 
 
-def test_tables_that_differ_in_what_no_row_tells_are_no_success(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexplained_table_difference_fails_verification(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.nodes["B"].db.execute("UPDATE account SET balance = balance + 1")
     monkeypatch.setattr(tables, "differences", lambda *_: [])
     result = run("verify", "--tables", world.paths[1])
@@ -130,14 +130,14 @@ def test_verify_ends_with_status_1_on_findings(world: World) -> None:
     assert report["counts"][0]["applied"] == {"A": 3, "C": 1}
 
 
-def test_verify_tells_who_is_behind(world: World) -> None:
+def test_verify_names_lagging_nodes(world: World) -> None:
     world.commit("A", world.transaction("A", "rows", world.nodes["A"].execute([])))
     result = run("verify", *world.paths[:2])
     assert result.exit_code == 0
     assert "B lacks A4\n" in result.output
 
 
-def test_replay_prints_the_digest_of_what_it_wrote(world: World, tmp_path: Path) -> None:
+def test_replay_prints_the_digest_of_its_result(world: World, tmp_path: Path) -> None:
     target = tmp_path / "replayed.db"
     result = run("replay", *world.paths[:2], "--to", target, "--order", "random", "--seed", 5)
     assert result.exit_code == 0, result.output

@@ -19,7 +19,7 @@ MADE_MS = 1_700_000_000_000
 
 
 def test_ids_of_removed_commands_are_remembered_and_those_that_tell_their_time_can_be_forgotten() -> None:
-    """All are found as long as they are there; what may have been forgotten is told apart from what never was."""
+    """All are found while they are stored; a possibly forgotten id is told apart from an unknown one."""
     db = apsw.Connection(":memory:")
     store.create(db)
     db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value)")
@@ -50,7 +50,7 @@ def test_ids_of_removed_commands_are_remembered_and_those_that_tell_their_time_c
 
 
 def test_ids_that_only_look_like_it_are_not_in_the_way() -> None:
-    """Whoever makes such ids, on purpose or not, has them remembered, and not those of everybody else."""
+    """Such ids are remembered, without effect on other ids."""
     db = apsw.Connection(":memory:")
     store.create(db)
     db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value)")

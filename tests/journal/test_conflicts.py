@@ -1,4 +1,4 @@
-"""Two that conflict, and of which neither comes after the other, are found; and nobody else is."""
+"""The search finds exactly the pairs that conflict and of which neither follows the other."""
 
 import random
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ def names(pairs: Iterator[tuple[Entry, Entry]]) -> set[tuple[str, str]]:
     return {(str(other.txid), f"{one.leader}{one.tick}") for one, other in pairs}
 
 
-def test_it_finds_what_the_definition_says() -> None:
+def test_conflict_search_matches_the_definition() -> None:
     """Each that is told is one, and where there is any, some are told; those with ranges, all."""
     some = none = 0
     for seed in range(400):
@@ -122,7 +122,7 @@ def test_it_finds_what_the_definition_says() -> None:
     assert min(some, none) > 20
 
 
-def test_what_lies_up_to_the_horizon_is_left_out() -> None:
+def test_conflicts_up_to_the_horizon_are_left_out() -> None:
     story = Story(random.Random(3))
     while not list(story.pairs()):
         story.commit()

@@ -54,7 +54,7 @@ def test_a_good_backup_is_proven_by_its_journal(lived: Lived) -> None:
         ("DELETE FROM bedrockish_journal WHERE seq = 20", "density: "),
     ],
 )
-def test_what_is_wrong_is_named(lived: Lived, statement: str, words: str) -> None:
+def test_drill_names_damage(lived: Lived, statement: str, words: str) -> None:
     spoil(lived.backup, statement)
     faults = drill(lived.backup).faults
     assert any(fault.startswith(words) for fault in faults), faults

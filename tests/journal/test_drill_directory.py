@@ -42,7 +42,7 @@ class Kept:
         return self.world.nodes["A"].path
 
     def snapshot(self, *, anew: bool = False) -> Path:
-        """Make one, and the segment that goes on after it; ``anew``: from there, as after a gap."""
+        """Make a snapshot and the segment after it; ``anew`` leaves a gap before them."""
         self.number += 1
         path = copy(self.node, self.folder / f"snapshot-{self.number:06}.db")
         db = open_readonly(path)
@@ -159,7 +159,7 @@ def test_a_file_that_is_gone_is_missed(kept: Kept) -> None:
         drill_directory(kept.folder)
 
 
-def test_what_the_nodes_no_longer_had_is_a_gap_and_no_fault(tmp_path: Path) -> None:
+def test_gap_in_a_continuous_backup_is_not_a_fault(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.live()
     kept.snapshot()
@@ -202,7 +202,7 @@ def test_the_first_snapshot_of_a_short_journal_is_proven_by_an_older_backup(tmp_
 
 
 def test_one_that_has_just_begun_is_restored_as_it_is(tmp_path: Path) -> None:
-    """Its one snapshot is later than what it is complete up to, and its journal may have no beginning any more."""
+    """Its one snapshot is later than its complete part, and its journal may have lost its beginning."""
     kept = Kept(tmp_path)
     kept.live()
     complete(kept.node, kept.world.clock - 3)

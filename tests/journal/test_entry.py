@@ -158,7 +158,7 @@ def test_a_txid_is_read_as_printed(txid: Txid) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "A", "A-", "-1f", "A-xyz"])
-def test_what_is_not_a_txid_is_refused(text: str) -> None:
+def test_malformed_txid_is_refused(text: str) -> None:
     with pytest.raises(EntryMalformedError):
         parse_txid(text)
 

@@ -111,7 +111,7 @@ def test_all_commands_of_a_transaction_are_told_to_people_and_programs(journal: 
 
 
 def test_each_change_is_told_with_the_command_that_made_it(journal: sqlite3.Connection) -> None:
-    """Also when other tables are left out; and nobody's name is made up where the journal does not say it."""
+    """Also when other tables are left out; and a user is named only where the journal names one."""
     made = [Change(table, ("n",), INSERT, n, n, None, (n,)) for n, table in enumerate("abba")]
 
     def commit(tick: int, shares: tuple[int, ...], users: tuple[str, ...] = ()) -> None:
@@ -151,7 +151,7 @@ def test_each_change_is_told_with_the_command_that_made_it(journal: sqlite3.Conn
     assert [one.makers for one in only] == [("first", "third"), (None, None), (None, None), ("first", "third")]
 
 
-def test_what_was_above_safe_time_comes_when_it_is_safe(journal: sqlite3.Connection) -> None:
+def test_commit_above_safe_time_comes_once_it_is_safe(journal: sqlite3.Connection) -> None:
     feed = Feed()
     read(journal, feed)
     assert read(journal, feed) == []
@@ -169,7 +169,7 @@ def test_a_filter_leaves_changes_out_and_moves_on_past_them(journal: sqlite3.Con
     assert str(feed.cursor) == "30.B"
 
 
-def test_a_reader_behind_what_was_removed_is_told_and_one_exactly_there_misses_nothing(
+def test_reader_behind_pruned_entries_is_told_and_one_at_the_edge_misses_nothing(
     journal: sqlite3.Connection,
 ) -> None:
     journal.execute("DELETE FROM bedrockish_journal WHERE clock <= 20")
@@ -208,7 +208,7 @@ def test_the_last_page_is_known_as_the_last(journal: sqlite3.Connection) -> None
         "9" * 5000 + ".A",
     ],
 )
-def test_what_is_no_cursor_is_refused(text: str) -> None:
+def test_malformed_cursor_is_refused(text: str) -> None:
     if text == "1.5.A.":
         assert parse_cursor(text) == Cursor(1, "5.A.")  # odd, and harmless: it is after a leader of no such name
         return
@@ -216,8 +216,8 @@ def test_what_is_no_cursor_is_refused(text: str) -> None:
         parse_cursor(text)
 
 
-def test_a_cursor_of_a_copy_leaves_out_what_the_copy_had(journal: sqlite3.Connection) -> None:
-    """Everything up to safe time was in the copy, and some of what came later."""
+def test_cursor_of_a_copy_skips_the_copied_commits(journal: sqlite3.Connection) -> None:
+    """The copy had everything up to safe time, and some later commits."""
     cursor = cursor_of_copy(15, [(30, "B"), (20, "A")])
     assert str(cursor) == "15.~+20.A+30.B"
     assert parse_cursor(str(cursor)) == cursor
@@ -236,10 +236,10 @@ def test_cursors_are_ordered_as_the_feed_is_and_survive_as_text() -> None:
 
 
 @pytest.mark.parametrize("body", [b"\xff", row(20, "B", "u")[4][:-3]])
-async def test_what_cannot_be_read_is_a_typed_error_at_its_place_and_nothing_is_passed_over(
+async def test_unreadable_entry_raises_at_its_place_and_is_not_skipped(
     journal: sqlite3.Connection, body: bytes
 ) -> None:
-    """What came before it is given, and a reader that asks again is at the same place."""
+    """Earlier entries are returned, and a repeated read fails at the same place."""
     journal.execute("UPDATE bedrockish_journal SET body = ? WHERE clock = 20 AND origin = 'B'", (body,))
     feed = Feed()
     assert read(journal, feed) == ["10.A", "20.A"]

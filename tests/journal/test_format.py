@@ -28,7 +28,7 @@ CLIENTS = 12
 
 
 def example() -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return the worked example of the page: its bytes by name, and what they are said to be."""
+    """Return the worked example of the page: its bytes by name, and their documented content."""
     block = re.search(r"```hex\n(.*?)```", PAGE, re.DOTALL)
     said = re.search(r"```json\n(\{\n  \"version\".*?)```", PAGE, re.DOTALL)
     assert block is not None
@@ -69,14 +69,14 @@ def test_the_fields_of_the_page_are_those_of_the_decoder() -> None:
         assert rows == [(str(number), name) for number, name in enumerate(names.split())]
 
 
-def test_the_example_is_what_the_page_says() -> None:
+def test_worked_example_decodes_as_documented() -> None:
     found, said = example()
     assert sorted(found) == ["body", "hash", "label", "prev"]
     assert plain(foreign_reader.entry(found["label"], found["body"])) == said
     assert sha256(found["prev"] + found["label"] + found["body"]).digest() == found["hash"]
 
 
-def test_the_example_is_what_this_project_writes() -> None:
+def test_worked_example_equals_our_encoding() -> None:
     found, said = example()
     reads, _, writes, _ = said["access_set"]
     (table, columns, *rest) = said["changes"][0]

@@ -34,7 +34,7 @@ def test_columns_are_listed_and_long_ones_cut() -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\xff", b"\x10\x00", b"\x20no end", b"\x30"])
-def test_what_is_no_value_is_shown_as_it_is(tail: bytes) -> None:
+def test_malformed_key_is_shown_in_hex(tail: bytes) -> None:
     assert key_text(b"t:x\0" + tail) == f"x'{tail.hex()}'"
 
 

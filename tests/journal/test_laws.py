@@ -1,4 +1,4 @@
-"""Each law finds what was done against it, and what no law can find is not found: the list says the truth."""
+"""Each law finds its manipulations, and the documented limits are real: no law finds the rest."""
 
 import re
 from pathlib import Path
@@ -33,7 +33,7 @@ def told(paths: list[Path], law: str) -> set[str]:
             except ReplayMismatchError:
                 found.add("tables")
             except JournalPrunedError:
-                pass  # nobody can make the tables again
+                pass  # the tables cannot be rebuilt
     return found
 
 
@@ -77,11 +77,11 @@ def test_no_other_law_can_find_it_but_an_anchor_does(sound: Path, tmp_path: Path
         assert bool(hold(paths, anchors).findings) == (what not in UNANCHORED)
 
 
-def test_an_anchor_finds_nothing_in_what_it_was_made_of(sound: Path) -> None:
+def test_anchor_of_the_same_journals_has_no_findings(sound: Path) -> None:
     paths = sorted(sound.glob("*.db"))
     anchors = anchored(paths)
     assert hold(paths, anchors).findings == []
-    for path in paths:  # one may be behind: what it lacks is no fault while another has it
+    for path in paths:  # a node may lag: entries that another node has are not missing
         assert hold([path], anchored([path])).findings == []
 
 
@@ -91,7 +91,7 @@ def test_every_law_has_a_tampering_and_a_name_of_its_own() -> None:
     assert {law.name for law in LAWS if law.needs not in (TABLES, ANCHORS)} == QUERIES.keys()
 
 
-def test_the_page_lists_what_is_tried() -> None:
+def test_page_lists_all_manipulations() -> None:
     page = (ROOT / "docs" / "laws.md").read_text()
     tried = [(what, law) for what, (law, _) in SEEN.items()]
     assert re.findall(r"^\| ([^`|]+) \| `(\w+)` \|$", page, re.MULTILINE) == tried

@@ -1,4 +1,4 @@
-"""What is left of somebody is found in whatever file it lies, and what cannot be looked into is not taken for clean."""
+"""A person's values are found in every file that holds them, and unreadable files do not count as clean."""
 
 import bz2
 import gzip
@@ -43,7 +43,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "nodes", 5, ("A", "B")).run(20)
 
 
-def test_rows_and_entries_are_named_with_what_removes_them(world: World) -> None:
+def test_rows_and_entries_are_named_with_their_removal(world: World) -> None:
     for path in world.paths:
         assert look(path) == []
     insert = [f"INSERT INTO account(id, owner, balance) VALUES (77, '{SOMEBODY.upper()}', 1)"]
@@ -119,12 +119,12 @@ def test_a_value_across_two_pieces_is_found(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("value", ["", "ann", "7", "16777215", "0001"])
-def test_what_is_in_every_file_by_chance_is_refused(value: str) -> None:
+def test_value_that_matches_by_chance_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="by chance"):
         Values([value])
 
 
-def test_what_cannot_be_read_is_not_taken_for_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_do_not_count_as_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "closed").mkdir()
     (tmp_path / "open").mkdir()
     (tmp_path / "open" / "x").write_text("nothing")
@@ -173,7 +173,7 @@ def test_the_command(world: World, tmp_path: Path) -> None:
 
 
 def test_packs_of_the_journal_are_looked_into(world: World) -> None:
-    """Nobody sees a name in compressed bytes; in those of packs that are gone nobody can."""
+    """Names in compressed bytes are found too, except in packs that were removed."""
     insert = [f"INSERT INTO account(id, owner, balance) VALUES (77, '{SOMEBODY}', 1)"]
     place = world.commit("A", world.transaction("A", "rows", world.nodes["A"].execute(insert))).tick
     delete = ["DELETE FROM account WHERE id = 77"]

@@ -1,4 +1,4 @@
-"""Causal orders: every one that is made is valid, every valid one is made, and what can never be applied is told."""
+"""Causal orders: every generated one is valid, every valid one is generated, and blocked entries are named."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +83,7 @@ def test_every_drawn_order_is_valid_and_complete(history: list[Mark], seed: int,
 
 
 @given(histories().filter(bool), st.integers(0), st.integers(0, 99))
-def test_what_misses_something_is_blocked_and_named(history: list[Mark], pick: int, seed: int) -> None:
+def test_entry_with_a_missing_cause_is_blocked_and_named(history: list[Mark], pick: int, seed: int) -> None:
     lost = history[pick % len(history)]
     done: list[Mark] = []
     blocked: list[ReplayBlockedError] = []
@@ -123,7 +123,7 @@ def test_every_order_of_the_gist_is_drawn_sooner_or_later() -> None:
     assert drawn == {tuple(map(str, order)) for order in all_orders(GIST)}
 
 
-def test_what_is_applied_already_is_left_out() -> None:
+def test_applied_entries_are_left_out_of_the_order() -> None:
     rest = list(replay_order(GIST, lambda: 0.0, {"A": 2, "B": 1}))
     assert sorted(map(str, rest)) == ["B2", "C1", "D1"]
 

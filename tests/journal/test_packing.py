@@ -96,7 +96,7 @@ def test_all_bytes_come_back(world: World) -> None:
         assert [entry.tick for entry in read] == list(range(2, tick + 1))
 
 
-def test_what_reads_files_reads_packs(world: World, tmp_path: Path) -> None:
+def test_readers_of_files_read_packs(world: World, tmp_path: Path) -> None:
     whole = digest(world.paths[1])
     for node in world.nodes.values():
         pack(node.db)
@@ -162,7 +162,7 @@ def pages(db: apsw.Connection, limit: int, size: int) -> Iterator[Any]:
             return
 
 
-def test_only_what_is_old_and_of_rows_and_small_is_packed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_old_small_row_entries_are_packed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     node = world.nodes["A"]
     monkeypatch.setattr(packing, "_LOOK", packing._LOOK.replace(str(packing.BODY_BYTES_MAX), "900"))
     large = world.transaction("A", ROWS, encode_changes([]))
@@ -180,7 +180,7 @@ def test_only_what_is_old_and_of_rows_and_small_is_packed(world: World, monkeypa
 
 
 def test_a_broken_chain_is_not_made_good_by_packing(world: World) -> None:
-    """What is damaged before is damaged after, and is left as it is for whoever looks into it."""
+    """Damage before the packing is still there afterwards, unchanged for an investigation."""
     db = world.nodes["A"].db
     with db:
         db.execute(f"{UPDATE} body = CAST(body || x'00' AS BLOB) WHERE leader = 'B' AND tick = 5")
@@ -195,7 +195,7 @@ def test_a_broken_chain_is_not_made_good_by_packing(world: World) -> None:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_of_what_is_removed_nothing_is_left(world: World, share: float) -> None:
+def test_removed_entries_leave_no_bytes_in_packs(world: World, share: float) -> None:
     db = world.nodes["B"].db
     pack(db)
     upto = pruning.plan(db, pruning.clock_at(db, share))
@@ -296,7 +296,7 @@ def test_a_pack_is_found_by_every_place_in_it(world: World) -> None:
     assert Run(made.leader, made.first, made.unpack()).pack() == made
 
 
-def test_what_would_not_be_unpacked_stays_as_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_that_would_not_unpack_stays_unpacked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pack is all that there is of its entries afterwards."""
     db = world.nodes["A"].db
     upto = {leader: tick - 1 for leader, tick in store.applied(db).items()}

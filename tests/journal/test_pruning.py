@@ -1,4 +1,4 @@
-"""Journals whose beginning was removed: what is left is verified from the mark, and nobody reads over a gap."""
+"""Journals whose beginning was removed: the rest is verified from the mark, and no reader skips a gap."""
 
 import random
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def prune(world: World, node: str, share: float) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
-def test_what_is_left_holds_and_says_where_it_begins(world: World, share: float) -> None:
+def test_pruned_journal_verifies_from_its_mark(world: World, share: float) -> None:
     upto = prune(world, "B", share)
     report = verify(world.paths)
     assert report.findings == []
@@ -75,7 +75,7 @@ def test_removing_goes_on_from_an_earlier_mark_in_slices(world: World) -> None:
     assert verify(world.paths).findings == []
 
 
-def test_the_last_entry_of_a_timeline_stays_and_so_does_what_others_need(world: World) -> None:
+def test_pruning_keeps_the_last_entries_and_those_that_peers_need(world: World) -> None:
     db = world.nodes["A"].db
     assert plan(db, 0) == {}
     assert plan(db, clocks(db)[-1], {}) == {}
@@ -84,7 +84,7 @@ def test_the_last_entry_of_a_timeline_stays_and_so_does_what_others_need(world: 
     assert everything == {leader: tick - 1 for leader, tick in store.applied(db).items()}
 
 
-def test_only_what_is_old_enough_is_removed(world: World) -> None:
+def test_only_old_entries_are_pruned(world: World) -> None:
     db = world.nodes["C"].db
     bound = clocks(db)[len(clocks(db)) // 2]
     later = [clock for clock in clocks(db) if clock > bound]
@@ -184,7 +184,7 @@ def test_a_file_of_an_earlier_version_has_no_marks() -> None:
     db.close()
 
 
-def test_what_has_the_clocks_of_1970_is_as_old_as_what_came_after_it(world: World) -> None:
+def test_counted_clocks_are_as_old_as_the_next_wall_clock(world: World) -> None:
     db, now = world.nodes["A"].db, COUNTED + (1 << 60)
     assert aged(db, now) == 0, "nothing tells how old any of it is"
     with db:

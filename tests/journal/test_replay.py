@@ -166,7 +166,7 @@ def test_a_digest_sees_rows_and_definitions(more: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le"])
 def test_a_digest_sees_text_that_no_node_would_have_written(encoding: str) -> None:
-    """Whoever edits a file can put any bytes into a text: the digest differs, and other rows count as they did."""
+    """An editor of a file can put any bytes into a text: the digest differs, and other rows count as before."""
     digests = set()
     for text in ("x'41ff'", "x'41fe'", "x'00d8'", "x'4142'", "NULL"):
         db = apsw.Connection(":memory:")

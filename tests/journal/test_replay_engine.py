@@ -1,4 +1,4 @@
-"""What the engine writes into its file is what a replay makes of its journal, table features and all."""
+"""The engine's file equals a replay of its journal, with all table features."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Restore: at every moment the same as who takes the commits one by one; and no moment that the files do not have."""
+"""Restore: at every moment the same as a commit-by-commit application; and no moment that the files lack."""
 
 import os
 import random
@@ -36,7 +36,7 @@ NOW = 1_795_442_580_000
 
 
 def copy(node: Path, target: Path) -> Path:
-    """What a backup is: the file as it is now."""
+    """Return a backup: the file as it is now."""
     source, made = apsw.Connection(str(node)), apsw.Connection(str(target))
     with made.backup("main", source, "main") as backup:
         backup.step(-1)
@@ -84,7 +84,7 @@ class Lived:
             self.entries.setdefault(entry.txid, entry)
 
     def expected(self, clock: int) -> str:
-        """The digest of what there was at a clock: each commit up to there, in the order of the clock."""
+        """Return the digest at a clock: each commit up to it, in the order of the clock."""
         db = apsw.Connection(":memory:")
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
         for entry in sorted(self.entries.values(), key=lambda entry: entry.txid):
@@ -109,7 +109,7 @@ def lived(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lived]:
     lived.world.close()
 
 
-def test_every_clock_is_what_its_commits_make(lived: Lived, tmp_path: Path) -> None:
+def test_restore_to_a_clock_equals_its_commits(lived: Lived, tmp_path: Path) -> None:
     first = lived.last - lived.world.commands + 1
     middle = max(entry.txid.clock for entry in scan(apsw.Connection(str(lived.backup))))
     for number, clock in enumerate(range(first, lived.last + 1, 7)):
@@ -137,7 +137,7 @@ def test_a_restored_file_has_nothing_of_the_node_and_no_room_to_spare(lived: Liv
     assert digest(target) == digest(lived.path("A"))
 
 
-def test_a_vector_is_what_a_node_had_that_stood_there(tmp_path: Path) -> None:
+def test_restore_to_a_vector_equals_the_node_at_it(tmp_path: Path) -> None:
     world, stood = World(tmp_path, 5), []
     world.begin()
     for _ in range(80):
@@ -320,6 +320,6 @@ def test_a_time_is_all_before_it(tmp_path: Path) -> None:
         ("9" * 40, "beyond what any clock reaches"),
     ],
 )
-def test_what_is_no_moment_is_refused(text: str, words: str) -> None:
+def test_malformed_moment_is_refused(text: str, words: str) -> None:
     with pytest.raises(MomentError, match=words):
         parse_moment(text, NOW)

@@ -95,7 +95,7 @@ def test_a_gap_between_segments_is_no_whole(lived: Lived, tmp_path: Path) -> Non
     assert not (tmp_path / "no.db").exists()
 
 
-def test_a_segment_takes_what_goes_on_or_nothing(lived: Lived, tmp_path: Path) -> None:
+def test_segment_appends_a_continuation_or_nothing(lived: Lived, tmp_path: Path) -> None:
     entries = list(scan(apsw.Connection(str(lived.path("B")))))
     segment = create(tmp_path / "journal-000001.db", {}, 0, b"x")
     segment.take([entries[0]], 5, ["void:A-1"], 0)
@@ -113,7 +113,7 @@ def test_a_segment_takes_what_goes_on_or_nothing(lived: Lived, tmp_path: Path) -
 
 
 class OneNode:
-    """What a follower asks of a client, answered from a node's file."""
+    """The client of a follower, answered from a node's file."""
 
     def __init__(self, path: Path) -> None:
         self.db = apsw.Connection(str(path))
@@ -147,7 +147,7 @@ async def follower(folder: Path) -> Any:
     return backup
 
 
-async def test_whatever_is_safe_is_whole(lived: Lived, tmp_path: Path) -> None:
+async def test_every_safe_moment_can_be_restored(lived: Lived, tmp_path: Path) -> None:
     node, folder = OneNode(lived.path("C")), begun(tmp_path / "kept", lived.path("C"))
     backup = await follower(folder)
     first = lived.last - lived.world.commands + 1
@@ -163,7 +163,7 @@ async def test_whatever_is_safe_is_whole(lived: Lived, tmp_path: Path) -> None:
     backup.close()
 
 
-async def test_what_stands_before_a_safe_one_is_taken_with_all_that_it_has_seen(tmp_path: Path) -> None:
+async def test_entries_before_a_safe_one_are_taken_with_their_causes(tmp_path: Path) -> None:
     """A timeline is not in the order of clocks: what is safe may stand behind what is not."""
     world = World(tmp_path, 8)
     world.begin()

@@ -54,7 +54,7 @@ def test_an_empty_journal_has_no_heads(db: apsw.Connection) -> None:
     assert store.read(db, "A", 1, 100) == []
 
 
-def test_what_is_appended_is_found(db: apsw.Connection) -> None:
+def test_appended_entries_are_found(db: apsw.Connection) -> None:
     a1, b1 = make("A", 1, 10), make("B", 1, 11)
     a2 = make("A", 2, 12, a1.hash)
     b2 = make("B", 2, 10, b1.hash, origin="A")
@@ -103,7 +103,7 @@ def test_shares_that_are_no_counts_of_its_commands_are_refused(shares: object) -
         decode_transaction(cbor2.dumps(fields))
 
 
-def test_whose_a_transaction_is_stands_behind_all_else_and_only_if_somebody_had_to_say() -> None:
+def test_author_is_the_last_optional_field_of_a_transaction() -> None:
     """Release 0.1.0 reads the first 16 fields and over the others, so what they are without it stays what it was."""
     plain = make("A", 1, 10).transaction
     assert len(cbor2.loads(plain.body)) == 14
@@ -145,7 +145,7 @@ def test_malformed_digests_are_refused(digests: object) -> None:
 
 
 @pytest.mark.parametrize("joined", [1, [1], [["a"]], [["a", "b"]], [[b"a", b"b"]], [["a", b"b", 1]]])
-def test_what_are_no_joined_commands_is_refused(joined: object) -> None:
+def test_malformed_joined_commands_are_refused(joined: object) -> None:
     whole = replace(make("A", 1, 10).transaction, joined=(("second", b"two"),), body=b"")
     fields = cbor2.loads(whole.body)
     fields[15] = joined
@@ -271,8 +271,8 @@ def test_the_file_that_a_killed_node_left_is_read_with_its_wal(tmp_path: Path) -
         assert wal.stat().st_size == size
 
 
-def test_an_entry_that_is_damaged_ends_what_is_read(db: apsw.Connection) -> None:
-    """What stands before it is whole; asked for as the first one, it is named."""
+def test_damaged_entry_ends_the_scan(db: apsw.Connection) -> None:
+    """The entries before it are returned; a scan that starts at it names it."""
     entries = [make("A", 1, 10)]
     for tick in (2, 3):
         entries.append(make("A", tick, 10 + tick, entries[-1].hash))

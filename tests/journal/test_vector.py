@@ -41,7 +41,7 @@ def test_merge_is_the_least_upper_bound(one: dict[str, int], two: dict[str, int]
 
 
 @given(st.dictionaries(st.sampled_from(NODES), st.integers(0, 1 << 70)))
-def test_what_is_printed_is_read_back(vector: dict[str, int]) -> None:
+def test_vector_survives_printing_and_parsing(vector: dict[str, int]) -> None:
     assert parse_vector(format_vector(vector, NODES), NODES) == vector
 
 
@@ -52,13 +52,13 @@ def test_a_star_is_not_a_zero() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "4, 0, 0", "[4, 0]", "[4, -1, 0]", "[4, x, 0]", "[4, , 0]", "[1, 2, 3, 4]"])
-def test_what_is_not_a_vector_is_refused(text: str) -> None:
+def test_malformed_vector_text_is_refused(text: str) -> None:
     with pytest.raises(EntryMalformedError):
         parse_vector(text, NODES)
 
 
 @pytest.mark.parametrize("value", [None, [], {"A": -1}, {"A": 0}, {"A": True}, {1: 1}, {"A": "1"}, {"A": 1.0}])
-def test_check_refuses_what_is_not_a_vector(value: object) -> None:
+def test_check_refuses_malformed_vectors(value: object) -> None:
     with pytest.raises(EntryMalformedError):
         check(value)
 

@@ -1,4 +1,4 @@
-"""Verification: honest journals hold; each way of tampering is found, and named for what it is."""
+"""Verification: honest journals pass; each manipulation is found, and named correctly."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -140,7 +140,7 @@ def test_a_lost_approval_is_found_even_with_the_chain_forged(world: World) -> No
     assert finding.text == "A1 was approved by A: 1 of 3 voters, 2 are needed"
 
 
-def test_an_approval_of_somebody_who_has_no_vote_does_not_count(world: World) -> None:
+def test_approval_without_a_vote_does_not_count(world: World) -> None:
     rewrite(world, "A", "A", 1, lambda entry: replace(entry, quorum={"A": 1, "X": 0, "Y": 0}))
     assert checks(world, "A") == {"quorum"}
 
@@ -202,7 +202,7 @@ def test_a_command_or_transaction_applied_twice_is_found(world: World) -> None:
     assert {"txid", "command"} <= checks(world, "A") <= {"txid", "command", "columns"}  # a shared one among them
 
 
-def test_a_wrong_count_of_what_a_command_changed_is_found(world: World) -> None:
+def test_wrong_share_of_changes_is_found(world: World) -> None:
     entry = joined_to(world, "one", "two")
     count = len(decode_changes(entry.transaction.changes))
 
@@ -307,8 +307,8 @@ def test_a_command_that_is_in_one_transaction_twice_is_found(world: World) -> No
     assert texts(world) == [("command", f"the command 'b' was applied 2 times, in A{entry.tick}")]
 
 
-def test_what_cannot_be_read_is_told_once(world: World) -> None:
-    """Of its commands nobody knows; that the table has some is no second fault."""
+def test_unreadable_entry_is_reported_once(world: World) -> None:
+    """Its commands are unknown, so commands in the table are not a second fault."""
     joined_to(world, "first", "second", "third")
     tamper(world, "A", "UPDATE bedrockish_journal SET body = x'00' WHERE command = 'first'")
     assert checks(world, "A") == {"bytes", "hash"}
@@ -325,12 +325,12 @@ def test_a_journal_of_an_earlier_version_without_the_table_holds(tmp_path: Path)
     world.close()
 
 
-def test_a_repeat_of_what_was_never_applied_is_found(world: World) -> None:
+def test_repeat_without_a_first_application_is_found(world: World) -> None:
     tamper(world, "A", "UPDATE bedrockish_journal SET repeat = 1 WHERE leader = 'A' AND tick = 1")
     assert checks(world, "A") == {"txid"}
 
 
-def test_a_cut_tail_is_found_by_the_others_who_have_it(world: World) -> None:
+def test_cut_tail_is_found_by_files_that_have_it(world: World) -> None:
     tick = world.nodes["A"].applied["A"]
     tamper(world, "A", "DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick = ?", tick)
     found = verify(world.paths)
@@ -383,7 +383,7 @@ def test_a_run_of_entries_is_checked_without_a_file(world: World) -> None:
     assert {finding.check for finding in check_run([*rows, rows[-1]])} == {"density"}
 
 
-def test_what_follows_a_retirement_has_seen_the_timeline(tmp_path: Path) -> None:
+def test_entry_after_a_retirement_needs_the_whole_timeline(tmp_path: Path) -> None:
     """Vectors do not name it any more, and the change that says so has all of it in its base."""
     assert verify(retiring().write(tmp_path / "sound")).findings == []
     unfinished = retiring()

@@ -33,7 +33,7 @@ SCHEMA_SQL = [
 
 
 class Node:
-    """One node's file."""
+    """A node's file."""
 
     def __init__(self, path: Path, name: str, nodes: tuple[str, ...], founded: bool = True) -> None:
         self.path, self.name = path, name
@@ -137,7 +137,7 @@ def pair_key(left: Value, right: Value, *_: Value) -> bytes:
 
 
 class World:
-    """Several nodes and what they commit."""
+    """Several nodes and their commits."""
 
     def __init__(self, folder: Path, seed: int, nodes: tuple[str, ...] = NODES[:3]) -> None:
         self.draw = random.Random(seed)
@@ -168,11 +168,11 @@ class World:
         )
 
     def entry(self, leader: str, transaction: Transaction) -> Entry:
-        """Label a transaction as the next commit of a leader, with everybody's approval."""
+        """Label a transaction as the next commit of a leader, approved by all nodes."""
         node = self.nodes[leader]
         tick = node.applied.get(leader, 0) + 1
         quorum = {name: other.applied.get(name, 0) for name, other in self.nodes.items()} | {leader: tick}
-        # Who approved had caught up with the transaction's base: its own tick is at least the one that base has.
+        # The approvers had caught up with the transaction's base: their own tick is at least the one in it.
         quorum = {name: max(at, transaction.base.get(name, 0)) for name, at in quorum.items()}
         adopted = None if transaction.txid.leader == leader else transaction.txid.leader
         return Entry(leader, tick, quorum, transaction, adopted, node.heads.get(leader, GENESIS))

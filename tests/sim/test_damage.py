@@ -32,8 +32,8 @@ def test_damaged_rows_are_a_part_of_the_worlds_that_are_drawn() -> None:
         assert not any(options.alter for options in damaged)
 
 
-def test_who_reads_a_damaged_row_before_it_is_found_is_told_it() -> None:
-    """A strict read is certified to be new, not to be right: the law only speaks of what nobody knew to be damaged."""
+def test_read_of_undetected_damage_is_allowed() -> None:
+    """A strict read is certified to be recent, not to be undamaged: the law covers undetected damage."""
     told = 0
     for seed in range(1, 6):
         broken, world = run_seed(Options(seed, keys=3, hot=0.9, flip_every_s=0.1, scrub_s=20.0, load_s=2.0))
@@ -42,7 +42,7 @@ def test_who_reads_a_damaged_row_before_it_is_found_is_told_it() -> None:
     assert told > 0
 
 
-def test_a_file_that_is_filled_again_keeps_what_its_node_has_promised() -> None:
+def test_refilled_file_keeps_the_nodes_promises() -> None:
     """Its votes, the greater of two promises of time, and its count of batches; the alarm goes with the damage."""
     txid = Txid(5, "A")
     own = Image(Membership(0, {}), votes={txid: Vote(txid, None, promised=3)}, batches=7)

@@ -1,4 +1,4 @@
-"""What the simulator makes of the journals of all nodes together, when a world is over."""
+"""The simulator's checks of all journals together at the end of a world."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +17,9 @@ def label(made: Transaction, leader: str, tick: int) -> Entry:
 
 
 def test_behind_a_retired_timeline_there_is_another_label_and_no_other_commit() -> None:
-    """A that is removed may commit that itself, too, before it knows; nobody takes it, and nothing may follow it."""
+    """A removed leader A may commit its removal, too, before it learns of it; no node accepts that, and no entry may
+    follow it.
+    """
     world = SimpleNamespace(broken=lambda law, story: pytest.fail(f"{law}: {story}"))
     histories = Histories(cast(Any, world), [], {})
     removal = transaction("C", 2, change=membership(1, "BCDE"), base={"A": 1})

@@ -89,14 +89,14 @@ def test_a_seed_notices(name: str) -> None:
 
 @pytest.mark.parametrize("name", MOMENTS)
 def test_a_test_notices(name: str) -> None:
-    """What was written for a rule passes, and fails without the rule."""
+    """The test of a rule passes with the rule, and fails without it."""
     catch = Hunter(seconds=600, worlds=1).in_test(MOMENTS[name])
     assert not catch.unsound
     assert catch.law
 
 
 def test_all_faults_fit_the_code() -> None:
-    """What each fault replaces is there, once."""
+    """The text that each fault replaces occurs exactly once."""
     for one in FAULTS.values():
         with in_force(one):
             pass
@@ -108,7 +108,7 @@ def test_all_faults_are_caught(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0, capsys.readouterr().out
 
 
-def test_who_caught_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_names_the_catcher_of_each_fault(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each fault; and in the end, that all are caught."""
     assert main(["quorum less one", "learners vote"]) == 0
     told = capsys.readouterr().out
@@ -125,10 +125,10 @@ def test_a_fault_that_survives_fails(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "| nothing | simulator | 2 worlds |" in capsys.readouterr().out
 
 
-def test_what_breaks_without_the_fault_is_no_evidence(
+def test_breach_without_the_fault_is_not_evidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told, and fails."""
+    """It is reported, and the run fails."""
     world = World(Options(1))
     monkeypatch.setattr("tools.mutations.run_seed", lambda _: (LawBrokenError("one outcome", "by itself"), world))
     assert main(["learners vote", "--seeds", "3"]) == 1

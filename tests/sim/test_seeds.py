@@ -55,7 +55,9 @@ def test_every_transaction_runs_on_the_schema_of_its_clock(start: int) -> None:
 
 @pytest.mark.parametrize("voters", range(1, 8))
 def test_no_more_files_are_lost_than_can_be_replaced(voters: int) -> None:
-    """However many are wiped: a change of the members needs a quorum of approvals, and who forgot gives none."""
+    """With any number of wiped files: a membership change needs a quorum of approvals, and an amnesiac node gives
+    none.
+    """
     options = Options(3, voters=voters, faults=("wipe",), fault_every_s=0.05, load_s=2.0, heartbeat_ms=30)
     broken, world = run_seed(options)
     assert broken is None
@@ -84,7 +86,7 @@ def test_a_file_that_was_put_back_has_no_vote() -> None:
 
 
 def test_a_place_may_be_lost_with_its_file_and_its_transaction_may_not() -> None:
-    """What a client was told was committed is found where others finished it, if only its leader had that label."""
+    """A reported commit is found under another label if only its lost leader had the first one."""
     broken, world = run_seed(Options(3, load_s=1.0))
     assert broken is None
     histories = Histories(world, world.laws.calls, world.laws.committed)
@@ -115,7 +117,7 @@ def test_worlds_in_which_most_come_too_late_come_to_rest() -> None:
 
 @pytest.mark.parametrize("seed", [2, 11, 17])
 def test_a_seed_is_one_story(seed: int) -> None:
-    """The same seed makes the same events, to the byte."""
+    """Compare two runs of a seed, byte by byte."""
     options = draw_wide_options(seed).with_(load_s=2.0)
     stories = []
     for _ in range(2):
@@ -126,7 +128,7 @@ def test_a_seed_is_one_story(seed: int) -> None:
 
 
 def test_a_seed_is_one_story_in_every_process() -> None:
-    """What is printed for a seed on one machine is what happens on another: no order of a hash gets into it."""
+    """Compare the output of a seed in several processes: no order of hashes may enter."""
     told = set()
     for number in ("1", "2"):
         command = [sys.executable, "-m", "tools.simulate", "--once", "--seed", "12"]
@@ -137,7 +139,7 @@ def test_a_seed_is_one_story_in_every_process() -> None:
     assert len(told) == 1
 
 
-def test_nobody_waits_for_ever_for_who_wants_many_rows() -> None:
+def test_request_for_many_rows_is_not_starved() -> None:
     """With commands over many rows that lose all the time, and nodes that die, stand still or leap in time."""
     asked = 0
     for seed in range(1, 7):

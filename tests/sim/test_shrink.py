@@ -35,7 +35,7 @@ def test_a_failing_world_shrinks() -> None:
     assert broken is None
 
 
-def test_what_is_not_named_does_not_happen() -> None:
+def test_only_named_happenings_happen() -> None:
     """``only`` leaves out all other commands and faults; what is left has the luck that it had."""
     options = options_of(1, FAULT)
     _, world = run_seed(options)

@@ -32,7 +32,7 @@ def test_a_clock_that_is_not_later_is_told() -> None:
     assert story == "b was told a, after a was acknowledged"
 
 
-def test_what_was_asked_long_ago_or_in_a_dialog_is_left_out() -> None:
+def test_old_and_interactive_stamps_are_exempt() -> None:
     """Their clocks may be old ones."""
     calls = [asked("a", 0, 1, 10), asked("b", 2, 3, 9, again=True), asked("c", 2, 3, 8)]
     assert late_stamp(calls, nowhere, {"c"}) == (1, "")

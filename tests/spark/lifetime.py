@@ -45,7 +45,7 @@ async def run(cluster: LocalCluster, *statements: str) -> None:
 
 
 async def adopted(cluster: LocalCluster) -> int:
-    """Return how many commits in the journal stand in another timeline than that of who began them."""
+    """Return the number of commits in timelines of other leaders than their own."""
     async with open_client(cluster.url(1, only=True)) as client:
         asked = await client.execute("SELECT count(*) FROM bedrockish_journal WHERE leader <> origin", read="stale")
         return int(asked.value())
@@ -80,7 +80,7 @@ async def kills(cluster: LocalCluster) -> None:
 
 
 async def adoption(cluster: LocalCluster) -> None:
-    """Stop A until somebody has committed what it began; it finds out later what became of its transactions."""
+    """Stop A until another node has adopted its transactions; A learns their outcome later."""
     for attempt in range(STOPS_MOST):
         if await adopted(cluster):
             return

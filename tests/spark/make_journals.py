@@ -54,7 +54,7 @@ class Maker:
         self.read.pop(one, None)
         self.read.setdefault(other, {})[leader] = tick
         self.applied[leader] = tick
-        # Further rows are of this commit alone, so that nobody else meets them.
+        # Further rows belong to this commit alone, so that they conflict with no other.
         rows = [one, *(3 * KEYS + number * self.changes + more for more in range(1, self.changes))]
         access_set = AccessSet(frozenset({b"s:accounts\0", _key(one), _key(other)}), ranges, frozenset(map(_key, rows)))
         return self._made(number, leader, tick, base, access_set, rows)

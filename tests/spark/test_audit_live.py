@@ -1,4 +1,4 @@
-"""The audit of nodes that run, and of exports: what is being written meanwhile is no fault."""
+"""The audit of running nodes, and of exports: unfinished writes are not faults."""
 
 from pathlib import Path
 

@@ -68,7 +68,7 @@ def test_honest_journals_are_silent(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.filterwarnings(PANDAS)
 @pytest.mark.parametrize("is_tiny", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_spark_finds_what_duckdb_finds(
+def test_spark_and_duckdb_find_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tiny: bool
 ) -> None:
     """A journal with all kinds of faults at once: each finding of one engine is one of the other, to the letter."""
@@ -178,7 +178,7 @@ def _unclosed(draft: Draft) -> Draft:
     return replace(draft, base={**draft.base, "A": 1})
 
 
-def test_after_that_hides_what_it_follows_is_found_by_causality(tmp_path: Path) -> None:
+def test_incomplete_after_vector_is_found_by_causality(tmp_path: Path) -> None:
     world = World()
     for leader in ("A", "A", "B", "C"):
         assert world.commit(leader, touching(f"{leader}-own"))
@@ -188,7 +188,7 @@ def test_after_that_hides_what_it_follows_is_found_by_causality(tmp_path: Path) 
     assert found.text == "C1 follows B1 and so A2, but does not say so"
 
 
-def test_clock_below_what_it_follows_is_found_by_causality(tmp_path: Path) -> None:
+def test_clock_below_its_cause_is_found_by_causality(tmp_path: Path) -> None:
     world = World()
     for leader in ("A", "B"):
         assert world.commit(leader, touching(f"{leader}-own"))
@@ -391,7 +391,7 @@ def test_node_that_is_behind_is_information(tmp_path: Path) -> None:
     ]
 
 
-def test_what_follows_a_retirement_has_seen_the_timeline(tmp_path: Path) -> None:
+def test_audit_needs_the_whole_timeline_after_a_retirement(tmp_path: Path) -> None:
     """Vectors do not name it any more; without the membership that says so, they lack it."""
     assert audit(retiring().write(tmp_path / "sound")) == []
     found = audit(retiring({}).write(tmp_path / "unsaid"))

@@ -63,14 +63,14 @@ def files(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.parametrize("step", [7, 20_000])
-def test_an_export_holds_what_the_journals_hold(files: list[Path], tmp_path: Path, step: int) -> None:
+def test_export_equals_the_journals(files: list[Path], tmp_path: Path, step: int) -> None:
     for path in files:
         run(path, tmp_path / "out", step)
     for table in TABLES:
         assert exported(tmp_path / "out", table) == held(files, table), table
 
 
-def test_only_what_is_new_is_written(tmp_path: Path) -> None:
+def test_only_new_entries_are_exported(tmp_path: Path) -> None:
     world = honest(60)
     path = world.write(tmp_path)[0]
     out = tmp_path / "out"
@@ -129,7 +129,7 @@ def test_a_run_that_is_killed_anywhere_is_made_good_by_the_next(
     assert deadly > 25
 
 
-def test_what_does_not_count_is_not_read(files: list[Path], tmp_path: Path) -> None:
+def test_files_beyond_the_manifest_are_not_read(files: list[Path], tmp_path: Path) -> None:
     run(files[0], tmp_path)
     manifest = read_manifest(str(tmp_path))
     assert all(files_of(str(tmp_path), table, manifest) for table in TABLES if table != "pruned")
@@ -192,7 +192,7 @@ def test_the_command_exports_several_files_and_says_how_far(world: World, files:
     assert "no such file" in ended.stderr
 
 
-def test_the_command_without_pyarrow_says_what_to_install(files: list[Path], tmp_path: Path) -> None:
+def test_export_without_pyarrow_names_the_package(files: list[Path], tmp_path: Path) -> None:
     program = "import sys; sys.modules['pyarrow'] = None\nfrom bedrockish.cli.main import main; main(sys.argv[1:])"
     ended = subprocess.run(
         [sys.executable, "-c", program, "export-journal", str(files[0]), "--to", str(tmp_path)],

@@ -1,4 +1,4 @@
-"""The conditions of a query: what they leave out is not read, and what cannot be handed over is right all the same."""
+"""The conditions of a query: excluded entries are not read, and conditions that cannot be pushed down still hold."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -141,7 +141,7 @@ def push(path: Path, table: str, *conditions: Filter) -> tuple[list[Filter], lis
     return left, [row for piece in reader.partitions() for got in reader.read(piece) for row in got.to_pylist()]
 
 
-def test_the_reader_leaves_out_what_it_was_told(path: Path) -> None:
+def test_reader_skips_entries_excluded_by_filters(path: Path) -> None:
     clocks = clocks_of(path)
     moved = [Not(EqualTo(("origin",), "B")), In(("tick",), (2, 4))]
     left, rows = push(path, "commits", EqualTo(("leader",), "A"), *moved, GreaterThan(("clock",), clocks[3]))

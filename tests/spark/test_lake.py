@@ -121,7 +121,7 @@ def test_nothing_of_a_commit_that_is_not_whole(
     assert values(Lake(spark, tmp_path).rows("t"), "v") == [("b",)]
 
 
-def test_what_a_lake_does_not_know(spark: "SparkSession", tmp_path: Path) -> None:
+def test_lake_names_its_limits(spark: "SparkSession", tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(FileMissingError, match="is no lake, or has nothing yet"):
             Lake(spark, folder)
@@ -148,7 +148,7 @@ def test_what_a_lake_does_not_know(spark: "SparkSession", tmp_path: Path) -> Non
         found.changes("nothing")
 
 
-def test_the_page_shows_what_works(spark: "SparkSession", tmp_path: Path) -> None:
+def test_examples_of_the_lake_page_run(spark: "SparkSession", tmp_path: Path) -> None:
     table = "CREATE TABLE account(id INTEGER PRIMARY KEY, v TEXT)"
     written(
         tmp_path,

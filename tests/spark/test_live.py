@@ -113,7 +113,7 @@ def test_passwords_are_not_shown() -> None:
 
 
 def read_with_options(cluster: LocalCluster) -> None:
-    """Who one is may be said by options, which Spark hides where it shows them; a stranger learns nothing."""
+    """Options may carry the login, which Spark hides in its output; a stranger learns nothing."""
     url = f"bedrockish://127.0.0.1:{cluster.nodes[0].port}"
     found = read(url, user="ann", password=PASSWORD, columns="leader,tick")
     assert found == read(cluster.nodes[0].database, columns="leader,tick")

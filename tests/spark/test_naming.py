@@ -1,4 +1,4 @@
-"""Findings name the transaction, the table and the row, also of what was altered or is gone in one journal."""
+"""Findings name the transaction, the table and the row, also of entries that one journal lacks or has altered."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def finding(node: str, leader: str | None, tick: int | None, txid: str | None = 
 
 
 @pytest.mark.parametrize("exported", [False, True])
-def test_what_stood_at_a_place_is_looked_up(world: World, tmp_path: Path, exported: bool) -> None:
+def test_altered_entry_is_named_from_other_journals(world: World, tmp_path: Path, exported: bool) -> None:
     paths = [str(path) for path in world.write(tmp_path)]
     spoil(Path(paths[1]), "DELETE FROM bedrockish_journal WHERE leader = 'A' AND tick = 5")
     spoil(Path(paths[1]), "UPDATE bedrockish_journal SET body = x'00' WHERE leader = 'A' AND tick = 6")
@@ -43,7 +43,7 @@ def test_what_stood_at_a_place_is_looked_up(world: World, tmp_path: Path, export
         assert one.key == f'{{"id":{key_text(first)}}}' + (f" and {len(more)} more" if more else "")
 
 
-def test_what_has_no_row_or_no_place_stays_as_it_is(world: World, tmp_path: Path) -> None:
+def test_finding_without_row_or_place_stays_unnamed(world: World, tmp_path: Path) -> None:
     inputs = find_inputs([str(path) for path in world.write(tmp_path)])
     schema = str(world.drafts["A", 1].txid)
     found = [finding("A", None, None), finding("A", "A", 1), finding("A", "Z", 1), finding("B", "A", 2, "A-0")]

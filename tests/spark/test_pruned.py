@@ -1,4 +1,4 @@
-"""Journals whose beginning was removed: what is left is read, exported and audited, and what is not is said."""
+"""Journals whose beginning was removed: the rest is read, exported and audited, and the gap is reported."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_the_table_pruned_says_where_a_journal_begins(tmp_path: Path) -> None:
     assert [row["leader"] for row in read(path, table="pruned", leader="B")] == ["B"]
 
 
-def test_what_is_removed_between_planning_and_reading_is_an_error(tmp_path: Path) -> None:
+def test_entries_removed_between_planning_and_reading_raise(tmp_path: Path) -> None:
     path = honest(60).write(tmp_path)[0]
     reader = BedrockishReader(Options.parse({"path": str(path)}), {"tick": "BIGINT"}, TABLES["commits"])
     (piece,) = reader.partitions()
@@ -85,7 +85,7 @@ def test_an_export_begins_anew_only_if_it_is_told_to(tmp_path: Path) -> None:
     with db:
         pruning.remove(db, {leader: tick + 1 for leader, tick in upto.items()})
     db.close()
-    with open_feed(str(path)) as feed:  # it has all that was removed meanwhile
+    with open_feed(str(path)) as feed:  # the feed has all entries that were removed from the file
         assert export(feed, str(out)).entries == 0
 
 
@@ -97,7 +97,7 @@ def test_a_database_whose_journal_is_not_whole_cannot_be_compared(tmp_path: Path
     assert found[0]["text"] == "A has removed the beginning of its journal, so its database cannot be made again"
 
 
-def test_the_report_says_what_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_names_the_unjudged_part(capsys: pytest.CaptureFixture[str]) -> None:
     from bedrockish_journal.audit.report import Counts
 
     Report(strict=False, as_json=False).count(Counts(["A", "B"], 9, 7, {"A": 5, "B": 4}, {"B": {"B": 1, "A": 2}}))
@@ -146,9 +146,7 @@ TAMPERINGS: list[tuple[str, str, dict[str, Any]]] = [
     ("sql", "check", "expected"),
     TAMPERINGS,
 )
-def test_what_is_wrong_with_a_beginning_is_found(
-    paths: list[Path], sql: str, check: str, expected: dict[str, Any]
-) -> None:
+def test_broken_beginning_is_found(paths: list[Path], sql: str, check: str, expected: dict[str, Any]) -> None:
     spoil(paths[0], sql)
     found = [one._asdict() for one in audit(paths, check)]
     assert [{name: one[name] for name in expected} for one in found] == [expected], found

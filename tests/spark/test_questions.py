@@ -82,7 +82,7 @@ def test_a_rows_history_follows_its_key(story: Story, tables: dict[str, DataFram
         assert [row["committed_at"] for row in found] == sorted(row["committed_at"] for row in found)
 
 
-def test_what_changed_since_is_the_net_of_it(story: Story, tables: dict[str, DataFrame]) -> None:
+def test_changed_since_returns_net_changes(story: Story, tables: dict[str, DataFrame]) -> None:
     clock = story.states[22][0]
     moment = F.timestamp_millis(F.lit((clock >> 22) + 1))
     found = questions.changed_since(tables["changes"], moment).collect()

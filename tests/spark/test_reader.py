@@ -1,4 +1,4 @@
-"""The data source without Spark: options, files, plans and what the reader yields, called directly."""
+"""The data source without Spark: options, files, plans and the reader's rows, called directly."""
 
 import math
 import sqlite3
@@ -96,7 +96,7 @@ def test_unusable_files_are_named(files: list[Path], tmp_path: Path) -> None:
         nodes_of([str(files[0]), str(copy)])
 
 
-def test_commits_are_what_was_committed(world: World, files: list[Path]) -> None:
+def test_commits_table_equals_the_entries(world: World, files: list[Path]) -> None:
     entries = world.entries()
     rows = read(files[1])
     assert sorted((row["leader"], row["tick"]) for row in rows) == sorted(entries)
@@ -143,7 +143,7 @@ def test_only_the_columns_asked_for_are_read(files: list[Path]) -> None:
     assert set(read(files[0], columns="tick,leader")[0]) == {"tick", "leader"}
 
 
-def test_what_is_committed_after_planning_is_not_read(tmp_path: Path) -> None:
+def test_commits_after_planning_are_not_read(tmp_path: Path) -> None:
     world = honest(30)
     path = world.write(tmp_path)[0]
     reader = BedrockishReader(

@@ -1,4 +1,4 @@
-"""What is said where Spark cannot start, and the command line that needs it."""
+"""The messages where Spark cannot start, and the command line that needs it."""
 
 import builtins
 import importlib.util
@@ -27,7 +27,7 @@ def java(directory: Path, says: str) -> Path:
     return directory
 
 
-def test_missing_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SparkUnavailableError, match=r"no java on the PATH.*openjdk-17-jre-headless"):
@@ -53,7 +53,7 @@ def test_old_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sa
         check_java()
 
 
-def test_missing_pyspark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyspark_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any, **named: Any) -> Any:
@@ -78,7 +78,7 @@ def test_audit_that_cannot_run_ends_with_3(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("engine", "missing"), [("duckdb", "duckdb"), ("duckdb", "pyarrow"), ("spark", "pyarrow")])
-def test_what_is_not_installed_is_named_with_the_command(
+def test_missing_package_is_named_with_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, missing: str
 ) -> None:
     paths = [str(path) for path in honest(10).write(tmp_path)]

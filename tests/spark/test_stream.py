@@ -88,7 +88,7 @@ def test_a_stream_begins_where_it_is_told(files: list[Path], tmp_path: Path) -> 
         stream(path, starting="soon")
 
 
-def test_a_run_for_what_is_there_now_ends_there(tmp_path: Path) -> None:
+def test_available_now_ends_at_the_initial_end(tmp_path: Path) -> None:
     world = honest(30)
     path = world.write(tmp_path)[0]
     reader = stream(path)
@@ -102,7 +102,7 @@ def test_a_run_for_what_is_there_now_ends_there(tmp_path: Path) -> None:
     assert stream(path).latestOffset(end, ReadMaxRows(5))["A"]["A"] == end["A"]["A"] + 1
 
 
-def test_a_stream_up_to_safe_time_leaves_out_what_may_still_be_preceded(tmp_path: Path) -> None:
+def test_stream_until_safe_skips_unsafe_commits(tmp_path: Path) -> None:
     world = honest(60)
     path = world.write(tmp_path)[0]
     entries = world.entries()

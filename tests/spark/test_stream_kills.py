@@ -99,7 +99,7 @@ def test_each_commit_is_in_the_parquet_once_though_spark_is_killed_ten_times(tmp
                 if kill % 3 == 1:
                     read.kill()
                     read.start()
-                time.sleep(luck.uniform(0, 1.5))  # in the middle of whatever it is doing
+                time.sleep(luck.uniform(0, 1.5))  # at a random moment of its work
             finally:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -201,7 +201,7 @@ NESTED: list[Any] = [
 
 
 @pytest.mark.parametrize("nested", NESTED)
-def test_what_cannot_be_a_change_is_named_or_skipped_alone(tmp_path: Path, nested: Any) -> None:
+def test_malformed_change_is_named_or_skipped_alone(tmp_path: Path, nested: Any) -> None:
     world = World()
     schema(world, "CREATE TABLE t(v)")
     for number in range(3):

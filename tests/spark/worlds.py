@@ -228,7 +228,7 @@ def honest(commits: int = 240, seed: int = 7) -> World:
 def retiring(says: dict[str, int] | None = None) -> World:
     """Return a world in which C leads commits and its own removal, and is retired then; A and B go on on its rows.
 
-    ``says`` is what the change names as retired; None for what it must.
+    ``says`` is the retired leaders that the change names; None for the right ones.
     """
     world, everything = World(), AccessSet(write_ranges=((b"", b"\xff\xff"),))
 

@@ -133,7 +133,7 @@ def test_a_result_is_streamed(cluster: LocalCluster) -> None:
 
 
 def test_a_cancelled_task_leaves_nothing_behind(cluster: LocalCluster) -> None:
-    """Its connection is not used again, and what it had not committed is not there."""
+    """Its connection is not used again, and its uncommitted changes are gone."""
 
     async def work(engine: AsyncEngine) -> None:
         began = asyncio.Event()
@@ -230,7 +230,7 @@ def test_a_transaction_on_asyncio_that_lost_is_run_again(cluster: LocalCluster, 
 
 
 def test_tasks_that_fight_for_a_row_all_get_it(cluster: LocalCluster) -> None:
-    """Each adds one to what it has read; none is lost and none is done twice."""
+    """Each adds one to the value that it read; none is lost and none is applied twice."""
 
     async def work(engine: AsyncEngine) -> None:
         maker = async_sessionmaker(engine)
@@ -249,7 +249,7 @@ def test_tasks_that_fight_for_a_row_all_get_it(cluster: LocalCluster) -> None:
 
 
 def test_a_transaction_on_asyncio_gives_up_in_time(cluster: LocalCluster) -> None:
-    """Then the error is that of the last attempt, and what it wrote is not there."""
+    """Then the error is that of the last attempt, and its writes are gone."""
 
     async def work(engine: AsyncEngine) -> None:
         async with engine.begin() as connection:
@@ -314,7 +314,7 @@ def test_create_all_of_many_tasks(cluster: LocalCluster) -> None:
 
 
 def test_a_table_that_stays_there_is_an_error_soon() -> None:
-    """It was looked for again, and is not made by somebody in between each time."""
+    """A lookup finds the table again, so it was not created in between each time."""
     tried = []
 
     def make() -> None:

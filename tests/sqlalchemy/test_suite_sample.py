@@ -27,7 +27,7 @@ IDS_FROM_ONE = "test_insert_w_floats and multiple_rows"
 
 @pytest.mark.cluster
 def test_a_part_of_the_suite_fails_nowhere(tmp_path: Path) -> None:
-    """Nothing fails, most is run, of each class something, and what is skipped says why."""
+    """No test fails, most run, at least one of each class, and each skip has a reason."""
     chosen = " or ".join([*SAMPLE, f"({IDS_FROM_ONE})"])
     found = run_ours(tmp_path, ["-k", chosen])
     assert failures(found) == {}
@@ -38,7 +38,9 @@ def test_a_part_of_the_suite_fails_nowhere(tmp_path: Path) -> None:
 
 
 def documented() -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Return the counts of docs/sqlalchemy.md for three nodes and plain SQLite, and what is left out by its word."""
+    """Return the counts of docs/sqlalchemy.md for three nodes and plain SQLite, and the excluded tests by their
+    word.
+    """
     rows = re.findall(r"^\| (passed|skipped|failed) \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
     words = re.findall(r"^\| `([A-Z]+)` \| (\d+) \|", PAGE, re.MULTILINE)
     ours = {kind: int(number) for kind, number, _ in rows}
@@ -47,7 +49,7 @@ def documented() -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
 
 
 def test_the_page_adds_up() -> None:
-    """What is left out here is what it says, group by group, and nothing fails."""
+    """The excluded tests are the documented ones, group by group, and none fails."""
     ours, plain, words = documented()
     total = re.search(r"skips here, (\d+) tests", PAGE)
     assert total

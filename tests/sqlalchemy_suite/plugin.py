@@ -1,4 +1,4 @@
-"""What SQLAlchemy's suite must know of the dialect, and a record of what became of each test, to compare databases."""
+"""Tells SQLAlchemy's suite about the dialect, and records the outcome of each test, to compare databases."""
 
 import json
 import os

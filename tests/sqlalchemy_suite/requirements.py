@@ -1,4 +1,5 @@
-"""What is claimed to work, to SQLAlchemy's suite: of SQLite, and of bedrockish, which differs from it in a few places.
+"""The requirements that the dialects declare to SQLAlchemy's suite: those of SQLite, and those of bedrockish, which
+differ in a few places.
 
 The suite skips what is not claimed. Its defaults are kept where nothing is said here.
 """
@@ -13,7 +14,7 @@ from sqlalchemy.testing.requirements import SuiteRequirements
 NO_SCHEMAS = "ATTACH: a cluster has one database"
 NO_TEMPORARY = "TEMPORARY: nothing is kept on a node for one connection"
 
-# What SQLite has and SuiteRequirements does not assume of every database.
+# Features of SQLite that SuiteRequirements does not assume of every database.
 _HAS = re.findall(
     r"\w+",
     """
@@ -34,7 +35,7 @@ window_functions float_or_double_precision_behaves_generically precision_numeric
 savepoints nvarchar_types
 """,
 )
-# What every database is assumed to have, and SQLite has not.
+# Features that SuiteRequirements assumes of every database, and SQLite lacks.
 _HAS_NOT = [
     "implicitly_named_constraints",
     "independent_connections",  # the suite's second schema is attached to one connection
@@ -44,7 +45,7 @@ _HAS_NOT = [
 
 
 class Sqlite(SuiteRequirements):  # type: ignore[misc]
-    """What SQLite does, with Python's own sqlite3."""
+    """The requirements of SQLite, with Python's own sqlite3."""
 
 
 for _name in _HAS:
@@ -56,7 +57,7 @@ for _name in _HAS_NOT:
 
 
 class Bedrockish(Sqlite):
-    """What a cluster does: SQLite's, but for what would exist on one node only."""
+    """The requirements of a cluster: those of SQLite, without objects that would exist on one node only."""
 
     independent_connections = property(lambda _self: exclusions.open())
 

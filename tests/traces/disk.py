@@ -1,4 +1,4 @@
-"""The disk of a node in a trace: what is durable, what is written and not yet durable, and what a crash leaves."""
+"""The disk of a node in a trace: durable writes, volatile writes, and the state after a crash."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +13,7 @@ from bedrockish_journal.model.transaction import ROWS, Txid
 
 @dataclass
 class Image:
-    """What a file holds."""
+    """The content of a file."""
 
     votes: dict[Txid, Vote] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)

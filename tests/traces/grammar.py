@@ -96,7 +96,7 @@ class Reader:
     # -- what happened ---------------------------------------------------------------------------------------------
 
     def _happened(self) -> Iterator[str]:
-        """Yield the lines; the same message to several peers is one line, and to all of them it names nobody."""
+        """Yield the lines; the same message to several peers is one line, and one to all peers names none."""
         groups: list[tuple[Line, list[str]]] = []
         for line in self.at.lines:
             if line.level > self.at.level:
@@ -217,7 +217,7 @@ class Reader:
 
 
 def script(rest: str) -> Script:
-    """Read ``Alice writes x y reads z``, with ``strict``, ``as Bob`` (his command id) or ``after Bob`` (session)."""
+    """Read ``Alice writes x y reads z``, with ``strict``, ``as Bob`` (a command id) or ``after Bob`` (session)."""
     name, *words = rest.split()
     found: dict[str, list[str]] = {"reads": [], "writes": [], "as": [], "after": [], "strict": [], "members": []}
     into: list[str] | None = None
@@ -256,7 +256,7 @@ def blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def play(text: str) -> str:
-    """Return the file as it should be: the same comments and lines, and what happens now."""
+    """Return the file as it should be: the same comments and commands, and the current output."""
     reader, told = Reader(), []
     for notes, line in blocks(text):
         if not line:

@@ -1,4 +1,4 @@
-"""A cluster on a table: real cores, and a person who decides what is delivered, what is durable, and who falls.
+"""A cluster on a table: real cores, and commands that deliver messages, make writes durable and crash nodes.
 
 ``Table.say`` takes a line and returns what happened, one printed line each. The verbs are listed in ``README.md``.
 Time stands still except in ``wait``; a link holds its messages, in order, until they are delivered.
@@ -43,7 +43,7 @@ WORD = re.compile(r"[\w']+")
 
 
 class SlipError(AssertionError):
-    """Raised when a line of a trace asks for what cannot be: a wrong label, or a message that is not under way."""
+    """Raised when a line of a trace is impossible: a wrong label, or a message that is not under way."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Line:
 
 @dataclass
 class Place:
-    """One node at the table."""
+    """A node at the table."""
 
     name: str
     disk: Disk = field(default_factory=Disk)
@@ -83,7 +83,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Script:
-    """What a client's request does: the keys that it reads and writes."""
+    """A client's request: the keys that it reads and writes."""
 
     name: str
     reads: tuple[str, ...]
@@ -125,7 +125,7 @@ class Table:
             self._start(name)
         for one, other in combinations(names, 2):
             self._link(one, other)
-        self.wait(0.2)  # until everybody has heard of everybody, and trusts the wall clocks
+        self.wait(0.2)  # until all nodes have heard of each other, and trust the wall clocks
         self.lines.clear()
 
     def _link(self, one: str, other: str) -> None:
@@ -315,7 +315,7 @@ class Table:
         ]
 
     def deliver(self, senders: list[str], receivers: list[str], words: list[str]) -> None:
-        """Deliver what is under way on some links, or what of it has these words."""
+        """Deliver the messages under way on some links, or those that contain these words."""
         chosen = self._meant(senders, receivers, words)
         if not chosen:
             raise SlipError(f"nothing {' '.join(words)} is under way from {' '.join(senders)} to {' '.join(receivers)}")
@@ -327,7 +327,7 @@ class Table:
         self._step(flight.receiver, Received(flight.sender, flight.message))
 
     def drop(self, senders: list[str], receivers: list[str], words: list[str]) -> None:
-        """Lose what is under way on some links, or what of it has these words."""
+        """Lose the messages under way on some links, or those that contain these words."""
         for flight in self._meant(senders, receivers, words):
             self.flights.remove(flight)
 
@@ -353,7 +353,7 @@ class Table:
             self._step(other, PeerDown(name))
 
     def restart(self, name: str) -> None:
-        """Start a node again from what is durable."""
+        """Start a node again from its durable state."""
         self._start(name)
         for other in self.places:
             if other != name:

@@ -1,7 +1,7 @@
 """A fair ending: from some state on nothing more goes wrong, time passes, and everything must come to rest.
 
-What the dead had under way is lost. The living hear each other, with the core's own timers, until nothing is in doubt;
-then the dead start again, and all must become equal.
+Messages of the dead are lost. The living hear each other, with the core's own timers, until nothing is in doubt; then
+the dead start again, and all must become equal.
 """
 
 from collections import deque

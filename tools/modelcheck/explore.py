@@ -1,7 +1,8 @@
 """Breadth first through all that can happen in a scope.
 
-A state is one number for each node, one for each link and what is left of each limit; numbers stand for what nodes and
-links hold, and equal content has equal numbers. A law is looked at whenever what a node knows for good has changed.
+A state is a number for each node, a number for each link and the rest of each limit; the numbers stand for the content
+of nodes and links, and equal content has equal numbers. A law is looked at whenever what a node knows for good has
+changed.
 """
 
 import time
@@ -24,7 +25,7 @@ SUBJECTS = len(LIMITS)
 
 @dataclass
 class Report:
-    """What came of a search.
+    """The result of a search.
 
     Attributes:
         states, transitions, depth: how much there is, or how far it came.

@@ -1,7 +1,7 @@
-"""What one node says of the outcomes, and whether two nodes can both be right.
+"""The outcomes that a node reports, and whether two nodes can both be right.
 
-What is looked at never goes away again: what is durable, what was told. So a law that breaks stays broken, and it is
-enough to look whenever a node's facts have changed.
+The facts only grow: durable entries, and answers. So a law that breaks stays broken, and it is enough to look whenever
+a node's facts have changed.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tools.modelcheck.place import Place
 
 @dataclass(frozen=True)
 class Facts:
-    """What is durable at one node, and what its clients were told.
+    """The durable facts of a node, and the answers to its clients.
 
     Attributes:
         node: which.

@@ -36,7 +36,7 @@ LEFT_OUT = frozenset(
         "level",
         "heard_level",
     }
-    | {"_by_clock", "_order", "_unused"}  # another order of what is there anyway
+    | {"_by_clock", "_order", "_unused"}  # another order of the same content
     | {"cutter", "_forget_at"}  # what was cut lately, to be quick
 )
 SHARED = (Transaction, Entry, AccessSet, Membership, Settings)
@@ -84,7 +84,7 @@ def freeze(value: object) -> bytes:
 
 
 def thaw(data: bytes) -> Any:
-    """Return a copy of what was frozen."""
+    """Return a copy of the frozen object."""
     return pickle.loads(data)
 
 
@@ -92,7 +92,7 @@ def key_of(value: object) -> bytes:
     """Return sixteen bytes that are the same for equal states."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-    pickler.fast = True  # no references to what was written before: only the content counts, not who shares it
+    pickler.fast = True  # no references to earlier objects: only the content counts, not sharing
     pickler.dump(_Walk().plain(value))
     return blake2b(buffer.getvalue(), digest_size=16).digest()
 

@@ -8,7 +8,7 @@ and the same scope breaks no law as long as all rules are there.
 from tools.modelcheck.scopes import ALONE, MEET, SCOPES, TIMED, Limits, Scope, at
 
 GUIDED: dict[str, Scope] = {
-    # Q has seen P. C votes on it without having P, so when A is gone, nobody alive could ever apply it.
+    # Q has seen P. C votes on it without having P, so when A is gone, no living node could ever apply it.
     "uncovered-3": Scope(
         "P commits, then Q of the same leader; a link breaks, the leader dies",
         3,
@@ -18,7 +18,7 @@ GUIDED: dict[str, Scope] = {
         prefix=("A submits", "B hears A", "A hears B"),
         endings=10_000,
     ),
-    # C and whoever holds Q count B out, which leads Q. If B's vote comes after all, A has a quorum and C an abort.
+    # C and any holder of Q count B out, which leads Q. If B's vote comes after all, A has a quorum and C an abort.
     "given-up-5": Scope(
         "two that meet; B gives Q up while C recovers P from those that hold Q",
         5,
@@ -107,7 +107,8 @@ GUIDED: dict[str, Scope] = {
         ),
         held=("AC",),
     ),
-    # C has accepted B's commit of P, which A has given up. C restarts, and recovers P from A and what it still knows.
+    # C has accepted B's commit of P, which A has given up. C restarts, and recovers P from A and from its own durable
+    # state.
     "restarted-acceptor-3": Scope(
         "one, given up; B recovers it, C accepts its decision, restarts, and recovers it, too",
         3,

@@ -1,7 +1,7 @@
-"""All states of single nodes, and what each event does to each of them.
+"""All states of single nodes, and the effect of each event on each of them.
 
-What an event does to a node depends on that node alone. So it is played on a real core once, and looked up whenever the
-same node, in the same state, meets the same event again.
+The effect of an event on a node depends on that node alone. So it is played on a real core once, and looked up whenever
+the same node, in the same state, meets the same event again.
 """
 
 from dataclasses import dataclass, field
@@ -176,7 +176,7 @@ class Nodes:
         return found
 
     def check(self, left: int, right: int) -> None:
-        """See that what two nodes know can both be true.
+        """Check that the facts of two nodes can both be true.
 
         Raises:
             BrokenError: it cannot.

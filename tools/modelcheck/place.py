@@ -1,7 +1,7 @@
 """One node of a model: a real core with a disk, driven to the letter of ``core.effects``, one event at a time.
 
-Time stands still. What a timer would bring, the model does at any moment instead: it suspects a leader, gives up,
-fetches, executes again. All that a place knows can be frozen, so that each event at each state is played only once.
+Time stands still. Instead of timers, the model does their work at any moment: it suspects a leader, gives up, fetches,
+executes again. All that a place knows can be frozen, so that each event at each state is played only once.
 """
 
 from collections import deque
@@ -83,7 +83,7 @@ def unwatched(_: Write) -> None:
 
 @dataclass
 class Place:
-    """A node, or what is left of it.
+    """A node, or its durable state after a crash.
 
     Attributes:
         script: the requests that clients will make here, in order.
@@ -168,7 +168,7 @@ class Place:
             case ("reboot", int(survivors)):
                 self.crash(survivors)
                 self.start()
-                LEAVING.clear()  # nobody is linked yet
+                LEAVING.clear()  # no link is open yet
             case ("die", int(survivors)):
                 self.crash(survivors)
             case ("meet", str(peer)):
@@ -337,7 +337,7 @@ class Place:
 
 
 def told(answer: Answer | BedrockishError) -> str:
-    """Return what a client knows from an answer: the place of its commit, or that there is none, or neither."""
+    """Return the content of an answer for a client: the place of its commit, or that it did not happen, or neither."""
     if isinstance(answer, BedrockishError):
         return "cannot tell" if isinstance(answer, OutcomeUnknownError) else "did not happen"
     return "read" if answer.place is None else f"{answer.place[0]}{answer.place[1]}"

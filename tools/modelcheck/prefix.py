@@ -1,4 +1,4 @@
-"""What happens before a search begins, in words: the part of a scope that is a script.
+"""The events before a search begins, in words: the part of a scope that is a script.
 
 A breach that needs twenty events in one order is out of reach of a search that begins with an empty cluster. So some
 scopes are led to where two rules meet, and go through everything from there on. Each step must be possible, with or
@@ -16,7 +16,7 @@ State = tuple[int, ...]
 
 
 class Explorer(Protocol):
-    """What a script is followed in."""
+    """The interface that a script needs."""
 
     n: int
     nodes: Nodes

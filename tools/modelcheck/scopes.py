@@ -1,4 +1,4 @@
-"""What is gone through: how many nodes, which requests, and how often what may happen by itself."""
+"""The scopes: how many nodes, which requests, and how often spontaneous events happen."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -20,9 +20,8 @@ class Limits:
         rollbacks: transactions given up by their leaders without need.
         retries: executions after the first of a command.
         restarts: crashes from which the node comes back at once.
-        deaths: crashes for good.
-        resets: links that break and come back, losing what is on them.
-        heartbeats: reports of what is applied, closed and cut.
+        deaths: crashes for good. resets: links that break and come back, without the messages on them. heartbeats:
+            reports of applied, closed and cut.
     """
 
     suspicions: int = 0
@@ -96,7 +95,7 @@ class Scope:
         return getattr(self.limits, limit) > 0 and name in dict(self.where).get(limit, self.names)
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Whether two nodes cannot talk."""
+        """Say whether two nodes cannot talk."""
         return one + other in self.cut or other + one in self.cut
 
     def with_(self, **changes: object) -> "Scope":

@@ -1,6 +1,6 @@
 """Clients: each does one command after the other, keeps a session token, and asks elsewhere when no answer comes.
 
-What a client saw is written into its history: that, and the journals, is all the laws may look at.
+A client's answers are written into its history; the laws may look only at that and at the journals.
 """
 
 from collections import deque
@@ -49,7 +49,7 @@ class Call:
 
 @dataclass
 class Client:
-    """One session."""
+    """A session."""
 
     world: "World"
     name: str
@@ -73,7 +73,7 @@ class Client:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it is on its way."""
+        """Say whether the client has no request under way."""
         return self.call is None and not self.last
 
     def _next(self) -> None:

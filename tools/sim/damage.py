@@ -1,4 +1,4 @@
-"""Rows that no commit has made: a bit changes at one node, and what is done about it.
+"""Damaged rows: a bit changes at one node, and the node's reaction.
 
 A row is changed in a node's file, whether the node runs or is down. The node does not know. It finds out when a commit
 meets the row, when a voter has other rows than it (then both look), or when tables are compared in the background.
@@ -50,7 +50,7 @@ class Flips:
 
     Attributes:
         keys: the rows that were ever changed somewhere.
-        misled: the commands that were executed, at least once, on a changed row of which nobody knew.
+        misled: the commands that were executed at least once on an undetected changed row.
     """
 
     def __init__(self, world: "World") -> None:
@@ -82,7 +82,7 @@ class Flips:
         machines = [machine for _, machine in sorted(self.world.machines.items()) if not machine.retired]
         machine = self.luck.choice(machines)
         seen, durable = machine.disk.seen, machine.disk.durable
-        # What is not durable yet is in memory, and is written over whatever the disk makes of it.
+        # Volatile rows are in memory, and overwrite the damage on the disk.
         keys = sorted(key for key, row in seen.rows.items() if durable.rows.get(key) == row and row[1] is not None)
         keys = [key for key in keys if key not in seen.flipped]
         if not keys:
@@ -139,13 +139,13 @@ class Flips:
             self.world.broken("a damaged node is silent", f"{machine.name} answers {answer}")
 
     def executed(self, image: Image, result: bytes, requests: Iterable[Request]) -> None:
-        """A node has executed programs; what they read may be damage of which nobody knows."""
+        """Record executed programs that may have read undetected damage."""
         if image.flipped and not image.flipped.keys().isdisjoint(cbor2.loads(result)[1]):
             self.misled.update(request.command for request in requests)
 
 
 def _damaged(value: Any, number: int) -> Any:
-    """Return a value that nobody has written, and that no other damage makes."""
+    """Return a value that neither a commit nor another damage makes."""
     if type(value) is int:
         return value + 1_000 * number
     return [*value, f"?{number}"] if isinstance(value, list) else f"{value}?{number}"
@@ -157,7 +157,7 @@ def is_damaged(machine: "Machine") -> bool:
 
 
 class Care:
-    """What one node does about its own tables."""
+    """The care of one node for its own tables."""
 
     def __init__(self, machine: "Machine") -> None:
         self.machine = machine
@@ -216,7 +216,7 @@ class Care:
         machine = self.machine
         others = self._others()
         if is_damaged(machine) or (not others and len(machine.world.here()) > 1):
-            return  # there is nobody to compare with; alone, a node is asked by an operator to look at its journal
+            return  # a lone node has no peer to compare with; an operator asks it to check its journal
         if machine.disk.seen.flipped:
             self.damaged(f"{machine.name} differs from {', '.join(other.name for other in others)}")
             return

@@ -1,8 +1,8 @@
 """A small model of the database: rows with versions, and requests that are programs over them.
 
-A row is (version, value); each write makes the version one higher, so a reader can be told apart by what it saw. A row
-that is deleted stays as a version with no value. Applying checks that what is overwritten is what the transaction says
-it overwrote, so a divergence shows at once.
+A row is (version, value); each write increments the version, so versions identify each read. A row that is deleted
+stays as a version with no value. Applying checks that the overwritten value is the one in the transaction, so a
+divergence shows at once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ class Run:
 
 
 def run_statement(run: Run, statement: Statement) -> list[Any]:
-    """Run one statement and return what it tells: [[key, version, value], ...] of what it read and wrote."""
+    """Run one statement and return its answer: [[key, version, value], ...] of its reads and writes."""
     params: list[Any] = list(statement.params) if statement.params is not None else []
     match statement.sql, params:
         case "read", keys:
@@ -120,7 +120,7 @@ def _number(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program did: its reads (versions before its own writes), its changes, and what it tells."""
+    """The effects of a program: its reads (versions before its own writes), its changes, and its answer."""
 
     reads: dict[str, int]
     ranges: tuple[tuple[bytes, bytes], ...]
@@ -189,7 +189,7 @@ def execute(
     if request.statements[0].sql == "alter":
         statements = encode_statements([f"alter {request.command}"])
         result = cbor2.dumps([[], {}, [], schema])
-        # Some leave the time that an index takes which is built beside its table: longer than a conflict window, too.
+        # Some leave the time for an index that is built next to its table: longer than a conflict window, too.
         delay_ms = (0, 0, 0, 400, 2_500)[crc32(request.command.encode()) % 5]
         return Prepared(dict(base), schema, False, SCHEMA, AccessSet(), statements, result, delay_ms=delay_ms)
     try:
@@ -218,7 +218,7 @@ def execute(
 
 
 def result_of(outcome: Outcome, schema: int) -> bytes:
-    """Return what a program tells, encoded, and what the laws want to know of it."""
+    """Return the encoded answer of a program, and the facts that the laws need."""
     return cbor2.dumps([outcome.told, outcome.reads, [list(pair) for pair in outcome.ranges], schema])
 
 

@@ -89,7 +89,7 @@ class Dialog:
         if isinstance(answer, ConstraintError):  # it was a schema change, is decided, and the rows forbade it
             self.call.error = answer
             self.client.done(self.call)
-        elif not isinstance(answer, Answer):  # a settling that failed says nothing of what it was to settle
+        elif not isinstance(answer, Answer):  # a failed settling says nothing about the transaction
             self.world.after(self.client.luck.uniform(0.01, 0.3), self.settle)
         elif answer.results == NOTHING:
             self.world.counts["settled"] += 1

@@ -1,4 +1,4 @@
-"""A node's file: what is durable, what is written and not yet synced, and what a crash leaves of it.
+"""A node's file: durable writes, writes without a sync yet, and the state after a crash.
 
 The file is kept twice: as its owner sees it, and as it would be found after a power cut. Batches go from the first to
 the second in order, when a sync that began after they were closed has ended.
@@ -271,14 +271,14 @@ def copy_vote(vote: Vote) -> Vote:
 
 @dataclass
 class Batch:
-    """Writes that become durable together, and what may happen only then."""
+    """Writes that become durable together, and the actions that wait for them."""
 
     writes: list[Write] = field(default_factory=list)
     after: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Disk:
-    """One node's file."""
+    """A node's file."""
 
     def __init__(self, image: Image) -> None:
         self.seen = image  # by its owner
@@ -320,11 +320,11 @@ class Disk:
 
     @property
     def must_sync(self) -> bool:
-        """Whether a closed batch waits for a sync."""
+        """Say whether a closed batch waits for a sync."""
         return any(batch.writes for batch in self.closed)
 
     def make_durable(self, count: int) -> None:
-        """A sync has ended: the oldest closed batches are durable, and what waited for that happens."""
+        """Finish a sync: the oldest closed batches are durable, and the actions that waited for them run."""
         for _ in range(count):
             batch = self.closed.popleft()
             self._keep(batch)

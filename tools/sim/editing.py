@@ -41,7 +41,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Moment:
-    """A fault and what notices it: ``module:function`` of a test without arguments, or ``trace NAME``."""
+    """A fault and its detector: ``module:function`` of a test without arguments, or ``trace NAME``."""
 
     fault: Fault
     noticed: str
@@ -56,7 +56,7 @@ def fault(rule: str, *edits: tuple[Any, str, str, str], **options: object) -> Fa
 def in_force(taken: Fault) -> Iterator[None]:
     """Have a fault in the code for a while.
 
-    What it does to others is to show, so the invariants of a single node are not asserted meanwhile.
+    Its effects on other nodes are to show, so the invariants of a single node are not asserted.
     """
     before: dict[FunctionType, CodeType] = {}
     sources: dict[FunctionType, str] = {}

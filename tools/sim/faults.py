@@ -1,4 +1,4 @@
-"""What goes wrong: crashes, partitions, pauses, slow disks and links, clocks that jump."""
+"""The faults: crashes, partitions, pauses, slow disks and links, clocks that jump."""
 
 from random import Random
 from typing import TYPE_CHECKING
@@ -115,7 +115,7 @@ class Faults:
     def _forget(self, backup: Image | None) -> None:
         """Put another file in the place of a voter's, if the cluster can bear that, and all others can notice it.
 
-        What nobody can notice is not repaired by any protocol: a file that is older by less than the others remember.
+        No protocol repairs an undetectable loss: a file that is older by less than the others remember.
         """
         world = self.world
         owners = [name for name in world.voters if self.backups.get(name) is backup or backup is None]

@@ -1,9 +1,9 @@
 """Deliberate faults of the protocol: each takes one rule away, and the laws must notice.
 
 A fault edits the source of one function while it is in force. The text that it replaces must be there exactly once, so
-a fault that no longer fits the code says so, and does not pass for one that was looked for in vain.
+a fault that no longer fits the code is an error, not a fault that was missed.
 
-Here are the rules by which nodes agree; ``faulty_uses`` has those of what rests on that.
+This file has the rules by which nodes agree; ``faulty_uses`` has those on top of the agreement.
 """
 
 from bedrockish.core import judge, recovery

@@ -1,4 +1,4 @@
-"""Deliberate faults of what keeps damage at the one node that has it. See ``faulty``."""
+"""Deliberate faults of the rules that confine damage to one node. See ``faulty``."""
 
 from bedrockish.core import node, recovery
 from bedrockish.core.coordinator import coordinator

@@ -1,5 +1,5 @@
-"""Deliberate faults of what rests on the agreement: reads and sessions, transaction clocks, members, open transactions,
-schema changes. See ``faulty``.
+"""Deliberate faults of the rules on top of the agreement: reads and sessions, transaction clocks, members, open
+transactions, schema changes. See ``faulty``.
 """
 
 from bedrockish.core.coordinator import commit_clock, coordinator, reservations, schema_barrier

@@ -14,7 +14,7 @@ POLL_S = 0.05
 
 
 class FeedReader:
-    """One of them. What it has seen is all that it knows: its cursor is the last of that.
+    """One of them. Its cursor is the last transaction that it has seen.
 
     Attributes:
         seen: the transactions, in the order in which they were told.
@@ -36,7 +36,7 @@ class FeedReader:
             self.read(self.luck.choice(running))
 
     def read(self, machine: "Machine") -> None:
-        """Ask one node for what comes after the last one, up to its safe time."""
+        """Ask one node for the transactions after the last one, up to its safe time."""
         assert machine.node is not None
         after = self.seen[-1] if self.seen else Txid(0, "")
         safe = machine.node.state.clock.safe

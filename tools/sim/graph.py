@@ -10,7 +10,7 @@ class Graph:
         self.next: dict[object, list[object]] = defaultdict(list)
 
     def edge(self, before: object, after: object) -> None:
-        """One comes before another."""
+        """Add that one operation comes before another."""
         self.next[before].append(after)
 
     def find_cycle(self) -> list[object]:

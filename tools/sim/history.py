@@ -1,4 +1,4 @@
-"""What is checked when everything is over: on the journals of all nodes, and on what the clients saw.
+"""The final checks, on the journals of all nodes and on the clients' histories.
 
 Every write of a row makes its next version, so versions tell exactly what each reader saw. Edges between commands
 (one read what another wrote, one overwrote what another read, one ended before another began) must have no cycle: that
@@ -51,7 +51,7 @@ def strictly_told(call: Call) -> bytes | None:
 
 
 class Histories:
-    """All journals and all histories of one world."""
+    """All journals and all histories of a world."""
 
     def __init__(self, world: "World", calls: list[Call], committed: dict[Txid, Entry]) -> None:
         self.world, self.calls, self.committed = world, calls, committed
@@ -83,9 +83,9 @@ class Histories:
     def _auditors(self) -> None:
         """Walked through as ``journal verify`` walks, a journal of all commits obeys the laws that auditors hold it to.
 
-        Rows have a form of their own here, so the law ``writes`` has nothing to look at. A node that left may have a
-        commit under one more label, which it gave before it knew; nobody else takes that, and in the journal of all,
-        where it could come first, it would look as if its timeline went on after it was retired.
+        Rows have a form of their own here, so the law ``writes`` has nothing to look at. A removed node may have given
+        a commit one more label before it knew; no other node accepts that, and in the journal of all, where it could
+        come first, its timeline would seem to go on after it was retired.
         """
         bodies: dict[Txid, bytes] = {}
         founding = encode_membership(self.world.founded)
@@ -146,7 +146,7 @@ class Histories:
         self.world.counts["repeats"] += len(self.entries) - len(self.first)
 
     def _bases(self) -> None:
-        """What a transaction has seen has a smaller clock than it."""
+        """Check that the base of a transaction has smaller clocks than it."""
         latest: dict[tuple[str, int], Txid] = {}  # up to each place of a timeline
         for (leader, tick), entry in sorted(self.entries.items()):
             latest[leader, tick] = max(entry.txid, latest.get((leader, tick - 1), entry.txid))
@@ -228,7 +228,7 @@ class Histories:
             self.broken(law, f"{txid} {transaction.command} changed what in order it would not")
 
     def _read_values(self) -> None:
-        """Whoever read was told what was committed, unless it was damaged there and nobody knew."""
+        """Check that reads returned committed values, except for undetected damage."""
         for call in self.calls:
             if call.answer is None or call.answer.place is not None or call.request.command in self.world.flips.misled:
                 continue
@@ -262,7 +262,7 @@ class Histories:
     def _told(self, place: tuple[str, int]) -> Entry | None:
         """Return what a client was told by a place.
 
-        A place may be lost with its leader's file, if nobody else had that label yet; never the transaction: it was
+        A place may be lost with its leader's file, if no other node had that label yet; never the transaction: it was
         durable there and approved by others, who finish it at another place.
         """
         entry = self.entries.get(place)
@@ -272,7 +272,7 @@ class Histories:
         return entry
 
     def _acknowledged(self) -> None:
-        """What a client was told is committed is there, as it was told."""
+        """Check that acknowledged commits are there, as acknowledged."""
         for call in self.calls:
             answer = call.answer
             if answer is None or answer.place is None:
@@ -415,7 +415,7 @@ class Histories:
                 graph.edge(who, ("time", moment))
 
     def _feeds(self) -> None:
-        """Whoever follows the feed has seen each transaction once, in order, up to where it is."""
+        """Check that every feed reader has seen each transaction once, in order, up to its cursor."""
         order = sorted(self.first)
         for reader in self.world.readers:
             if reader.seen != order[: len(reader.seen)]:
@@ -430,7 +430,7 @@ class Histories:
 
 
 def changes_rows(entry: Entry) -> bool:
-    """Whether an entry is one that changes rows."""
+    """Say whether an entry changes rows."""
     return entry.transaction.kind == ROWS
 
 

@@ -20,10 +20,9 @@ class _Run:
     """One run of a machine.
 
     Attributes:
-        began: when.
-        held: what it honours now.
-        since: when that began.
-        over: the first step that it took after the longest time for one; 0 if there was none.
+        began: its time of start.
+        held: the reservation that it honours now. since: the start of that.
+        over: the first step after the longest time for one; 0 without such a step.
         spent: seconds for which it has honoured others, at most the longest for each.
     """
 
@@ -36,7 +35,7 @@ class _Run:
 
 
 class Holding:
-    """What all machines honour."""
+    """The reservations that all machines honour."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}

@@ -46,7 +46,7 @@ LONG_GONE_S = 5.0  # far longer than a silent node is taken for alive
 
 
 class Laws:
-    """All observers of one world."""
+    """All observers of a world."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -89,7 +89,7 @@ class Laws:
             self._same_result(call.request.command, call.answer)
 
     def changed(self, request: Request, answer: Answer) -> None:
-        """Whoever runs the cluster was told that the membership is changed."""
+        """Record a membership change that the operator was told of."""
         self.changes.append((request, answer))
 
     def stopped(self, machine: "Machine") -> None:
@@ -133,7 +133,7 @@ class Laws:
                     if txid in self.rolled_back:
                         self.broken("an end is for ever", f"{txid} was rolled back and begins")
             case Reject(txid, Reason.FOR, other) if other is not None:
-                # What a node has only heard that somebody wants, as by a reservation, decides on nothing.
+                # A reservation of a peer alone decides on nothing.
                 if not (other in self.held or other in self.beginnings or other in self.committed):
                     what = f"{source} rejects {txid} for {other}, which nobody has begun"
                     self.broken("what is rejected has a rival", what)

@@ -32,7 +32,7 @@ from tools.sim.disk import Disk, Image, Note
 from tools.sim.talks import NOTHING, Talks
 from tools.sim.waiting import Answerer, Waiter, again
 
-LINGER_S = 0.02  # how long what nobody waits for stays in the open batch
+LINGER_S = 0.02  # how long an unawaited write stays in the open batch
 ASSEMBLE_S = 2e-3  # how long it takes to put a message together of pieces, on average
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Machine:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there (it may be paused)."""
+        """Say whether the process exists (it may be paused)."""
         return self.node is not None
 
     def now(self) -> Now:
@@ -128,7 +128,7 @@ class Machine:
         self.world.network.connect_all(self.name)
 
     def crash(self) -> None:
-        """Stop at once. Whatever was not synced may be lost."""
+        """Stop at once. Writes without a sync may be lost."""
         if self.node is None:
             return
         self.world.counts["recoveries"] += self.node.recovery.counts["started"]
@@ -179,7 +179,7 @@ class Machine:
             self.post(on.Accused(peer, refusal.reason, for_good=refusal.code == OLDER_FILE))
 
     def lend(self, done: Callable[[Image, Joining], None]) -> bool:
-        """Give a copy of the file and what a new node is to be told, once that is durable here."""
+        """Yield a copy of the file and the information for a new node, once both are durable here."""
         if self.node is None or self.node.state.trouble:
             return False
         image, told = (
@@ -195,7 +195,7 @@ class Machine:
     def submit(
         self, request: Request, answer: Answerer, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
     ) -> bool:
-        """Take a client's request; False if there is nobody to take it."""
+        """Take a client's request; return False if the node is down."""
         if self.node is None:
             return False
         self.requests += 1
@@ -393,7 +393,7 @@ class Machine:
         """There is a background worker now: take a snapshot, look the id up in that very one, and execute."""
         following: deque[Event] = deque()
         if boot == self.boot:
-            # A clock that it is told is of this moment, so that it is later than what the snapshot has.
+            # A requested clock is drawn at this moment, so that it is later than the snapshot.
             self.guarded(
                 lambda node: self._execute(
                     request_id, node.state.clock.tick() if clock else 0, following, (), waited=True
@@ -499,7 +499,7 @@ class Machine:
             self.world.after(took, lambda: self._synced(boot, count))
 
     def _lingers(self) -> bool:
-        """Whether what nobody waits for stays in the open batch, for the next one to take along; see the event loop."""
+        """Say whether unawaited writes stay in the open batch for the next one; see the event loop."""
         if self.linger_until is None:
             self.linger_until, boot = self.world.now + LINGER_S, self.boot
             self.world.after(LINGER_S, lambda: self._turn_soon(0.0) if boot == self.boot else None)

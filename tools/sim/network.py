@@ -25,7 +25,7 @@ FAREWELL_S = 0.5  # how long a link to a node that left is kept, so that it hear
 
 
 class Scheduler(Protocol):
-    """What a network needs of its world."""
+    """The interface that a network needs of its world."""
 
     now: float
     counts: Counter[str]
@@ -36,7 +36,7 @@ class Scheduler(Protocol):
 
 @dataclass
 class Way:
-    """One direction of a link."""
+    """A direction of a link."""
 
     sent: int = 0
     arrived: int = 0
@@ -55,7 +55,7 @@ class Link:
 
 
 class Network:
-    """All links."""
+    """The links of all nodes."""
 
     def __init__(self, world: Scheduler, options: Options, luck: Random) -> None:
         self.world = world

@@ -1,4 +1,4 @@
-"""Whoever runs the cluster: adds, promotes, demotes, removes and replaces nodes while it works.
+"""The operator: adds, promotes, demotes, removes and replaces nodes while the cluster works.
 
 A plan is a generator that yields the seconds to wait; each step looks at the membership as it is then.
 """
@@ -45,7 +45,7 @@ class Operator:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing left to be done."""
+        """Say whether all plans are done."""
         return self.plan is None and not self._lost()
 
     def _lost(self) -> list[str]:
@@ -132,7 +132,7 @@ class Operator:
         if len(sound) < approvals_needed(max(1, len(left))):
             return
         if world.options.flip_every_s and len(left) < 2:
-            return  # a lone voter has nobody to compare its rows with
+            return  # a lone voter has no peer to compare its rows with
         self.shrinks = True
         yield from self._change(MemberChange(action, name))
         machine = world.machines.get(name)

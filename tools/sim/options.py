@@ -1,4 +1,4 @@
-"""What a seed stands for: the size of the cluster, its timings, its load and its faults.
+"""The options that a seed draws: the size of the cluster, its timings, its load and its faults.
 
 Everything is drawn here and printed, so that a shrunk failure can be written down as a seed and a few overrides.
 """
@@ -67,8 +67,7 @@ class Options:
         suspect_every_s: mean pause between two needless recoveries or give-ups; 0 for none.
         skew_ms: how far wall clocks are apart at the start.
         follows_wall: False for a purely logical cluster clock.
-        timeout_s: what clients give a command.
-        dead: how many voters stay dead until everybody else has come to rest.
+        timeout_s: what clients give a command. dead: how many voters stay dead until all other nodes have come to rest.
         power_cut: at the end all nodes stop at once and start again.
         changes_every_s: mean pause between two changes of the membership; 0 for none.
         comings: the chance that a change is of a node that comes as a voter, or of one that goes.
@@ -155,8 +154,8 @@ class Options:
     def pace_at_rest(self) -> float:
         """How much quicker disks and network are when all faults are over.
 
-        A closing lag that is shorter than the way of a BEGIN is a mistake of whoever chose it: too few voters are
-        reached in time. Such worlds show what becomes of late ones, but nothing has to come to an end in them.
+        A closing lag that is shorter than the way of a BEGIN is a misconfiguration: too few voters are reached in time.
+        Such worlds show what becomes of late ones, but nothing has to come to an end in them.
         """
         # One that has been told its clock fetches the pieces of a BEGIN on the way of that.
         ways = 8 if self.piece_bytes else 2
@@ -195,7 +194,7 @@ def draw_wide_options(seed: int) -> Options:
 def _damage(options: Options, luck: Random, every_s: tuple[float, ...]) -> Options:
     """Return the options with damaged rows, in one world of four.
 
-    There are no changes of the schema in it: what one finds in damaged tables is not modelled.
+    It has no schema changes: their effect on damaged tables is not modelled.
     """
     if luck.random() < 0.75:
         return options

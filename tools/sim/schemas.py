@@ -26,7 +26,7 @@ FAILS = 5  # one of so many fails on what it finds
 
 @dataclass(frozen=True)
 class Cut:
-    """What the activation of a schema change found."""
+    """The result of activating a schema change."""
 
     version: int
     digest: str
@@ -69,11 +69,13 @@ class Schemas:
         return cut.failure
 
     def failed(self, txid: Txid) -> bool:
-        """Whether the rows forbade a change."""
+        """Say whether the rows forbade a change."""
         return txid in self.cuts and bool(self.cuts[txid].failure)
 
     def check(self, calls: Iterable["Call"], first: Mapping[Txid, Entry]) -> None:
-        """Everything ran on the schema in force at its clock, and whoever was told of a change sees it."""
+        """Check that every transaction ran on the schema in force at its clock, and that a client that was told of a
+        change sees it.
+        """
         changes = sorted((entry.transaction for entry in first.values() if entry.transaction.kind == SCHEMA), key=_at)
         self.world.counts["schema changes"] += len(changes)
         for txid, entry in first.items():

@@ -80,7 +80,7 @@ class Shrinker:
         return False
 
     def _leave_out(self) -> None:
-        """Leave out halves, quarters, … of what happened, and each by itself in the end."""
+        """Leave out halves, quarters, … of all happenings, and finally each by itself."""
         size = max(1, len(self._names) // 2)
         while self._left > 0:
             start, found = 0, False

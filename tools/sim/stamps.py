@@ -1,7 +1,6 @@
 """The law of transaction clocks: later than everything that was acknowledged to anybody before it was asked for.
 
-Acknowledged is a commit, and also a clock: somebody who only asked for one was told that whoever asks next gets a later
-one.
+Commits are acknowledged, and also clocks: a client that only asked for one was told that the next one is later.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -16,7 +15,7 @@ Told = Callable[[tuple[str, int]], Entry | None]
 
 
 def late_stamp(calls: Iterable[Call], told: Told, talked: Collection[str]) -> tuple[int, str]:
-    """Return how many clocks were told, and the first that is not later than what was acknowledged before it.
+    """Return how many clocks were told, and the first that is not later than an earlier acknowledgement.
 
     Args:
         calls: of all clients.
@@ -33,7 +32,7 @@ def late_stamp(calls: Iterable[Call], told: Told, talked: Collection[str]) -> tu
             before[number] = latest
             continue
         if call.request.command in talked and call.answer is not None and call.answer.place is None:
-            continue  # the model's open transactions ask nobody; that is seen to when they commit
+            continue  # the model's open transactions do not ask; their commit is checked
         clock = _clock(call, told)
         # One that was asked for again may be an old one: its clock is that of long ago.
         if clock and wants_clock(call.request) and not call.again and call.request.command not in talked:

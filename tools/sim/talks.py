@@ -32,7 +32,7 @@ class Talks:
         self.open_ones: dict[str, Prepared] = {}
 
     def open(self, request: Request, answer: Answerer) -> bool:
-        """Begin a transaction and run its statements; answers what they tell. False if nobody is there."""
+        """Begin a transaction and run its statements; answers what they tell. Return False if the node is down."""
 
         def ready(found: Answer | BedrockishError) -> None:
             if isinstance(found, BedrockishError):
@@ -62,7 +62,7 @@ class Talks:
         machine.answer_when_durable(answer, told)
 
     def commit(self, request: Request, answer: Answerer) -> bool:
-        """Lead what was opened. False if nobody is there."""
+        """Lead what was opened. Return False if the node is down."""
         machine, prepared = self.machine, self.open_ones.pop(request.command, None)
         if machine.node is None:
             return False
@@ -78,7 +78,7 @@ class Talks:
         return machine.submit(replace(request, statements=()), answer, lambda: prepared, once=True)
 
     def settle(self, request: Request, answer: Answerer) -> bool:
-        """Make sure that a command has happened or never will. False if nobody is there."""
+        """Make sure that a command has happened or never will. Return False if the node is down."""
         self.open_ones.pop(request.command, None)
         settling = replace(request, read=SESSION, statements=())
         return self.machine.submit(settling, answer, self._empty, once=True)

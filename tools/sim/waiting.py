@@ -1,4 +1,4 @@
-"""Who waits at a machine for the answer to a request."""
+"""The callers that wait at a machine for the answer to a request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Answerer = Callable[[Answer | BedrockishError], object]
 
 @dataclass
 class Waiter:
-    """Who waits for a request; ``prepare`` executes it, if that is not for the database to do."""
+    """A caller that waits for a request; ``prepare`` executes it if the database does not."""
 
     request: Request
     answer: Answerer

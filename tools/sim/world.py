@@ -27,7 +27,7 @@ from tools.sim.options import Options
 from tools.sim.printing import short
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-SETTLE_S = 60.0  # by then a cluster without faults must have come to rest
+SETTLE_S = 60.0  # time within which a cluster without faults must come to rest
 EVENTS_MAX = 3_000_000
 
 
@@ -235,7 +235,7 @@ class World:
         self.counts["settle_ms"] += int((self.now - began) * 1000)
 
     def _last_reads(self) -> None:
-        """Every client asks what became of what it is unsure of, and reads everything strictly."""
+        """Let every client ask for the outcomes that it does not know, and read everything strictly."""
         for client in self.clients:
             client.finish()
 
@@ -256,7 +256,7 @@ class World:
         self.network.send(source, target, data)
 
     def allows(self, name: str) -> bool:
-        """Whether something is not to be left out."""
+        """Say whether a happening takes place."""
         return not self.options.only or name in self.options.only
 
     def happens(self, name: str) -> bool:

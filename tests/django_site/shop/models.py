@@ -1,4 +1,4 @@
-"""What the last migration leaves."""
+"""The models after the last migration."""
 
 from django.db import models
 

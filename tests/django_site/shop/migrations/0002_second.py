@@ -1,4 +1,4 @@
-"""Tables made anew that others point to, and rows that are read and written in between."""
+"""Rebuilt tables with references to them, and rows that are read and written in between."""
 
 from typing import Any
 

@@ -265,7 +265,7 @@ def test_every_measurement_is_a_scenario_of_one_program() -> None:
     found = scenarios()
     assert set(found) == {"engine", "far", "orders", "peers"}
     assert all(len(about) > 20 for about in found.values()), found
-    for arguments, expected in ((["list"], "engine: "), (["far", "--help"], "What distance costs")):
+    for arguments, expected in ((["list"], "engine: "), (["far", "--help"], "--round-trips")):
         ran = subprocess.run(
             [sys.executable, "-m", "tools.bench", *arguments],
             cwd=ROOT,

@@ -6,7 +6,7 @@ stands for them: other databases call that lock escalation.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from typing import Protocol
 
 import apsw
@@ -14,7 +14,8 @@ import apsw
 from bedrockish.access_sets.catalog import Prepare, Schema, read_schema
 from bedrockish.access_sets.definitions import Definitions
 from bedrockish.access_sets.dependent_reads import Query
-from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse
+from bedrockish.access_sets.effort import Check, TooDearError, unlimited
+from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse, analyse_coarsely
 from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish.common.levels import COLUMNS
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
@@ -25,6 +26,9 @@ ROWS_MAX = 100_000  # rows that a statement or a request changes in one table, a
 POINTS_MAX = 100_000  # single keys of a transaction, above which ...
 GROUP_MAX = 10_000  # ... those of an object become a range if they are more than this
 _NO_TABLES = frozenset[str]()
+RANGES_MAX = 5_000  # ranges of a transaction, above which all of an object become one
+PLANS_BYTES = 64 << 20  # of all plans that are remembered together, of which ...
+ACCESS_BYTES = 1_000  # ... a point or range that depends on parameters takes about so many
 BYTES_MAX = 40 << 20  # of a transaction: it is sent in one frame, and the link has room for others next to it
 
 
@@ -42,12 +46,26 @@ def access_set(reads: Set[bytes], read_ranges: Set[Range], writes: Set[bytes], w
         reads, read_ranges = _ranged(reads, read_ranges)
     if len(writes) > POINTS_MAX:
         writes, write_ranges = _ranged(writes, write_ranges)
+    if len(read_ranges) > RANGES_MAX:
+        read_ranges = _merged(read_ranges)
+    if len(write_ranges) > RANGES_MAX:
+        write_ranges = _merged(write_ranges)
     return AccessSet(
         frozenset(reads),
         tuple(sorted(read_ranges)) if read_ranges else (),
         frozenset(writes),
         tuple(sorted(write_ranges)) if write_ranges else (),
     )
+
+
+def _merged(ranges: Iterable[Range]) -> set[Range]:
+    """Return one range for each object, from the lowest end of its ranges to the highest."""
+    ends: dict[bytes, Range] = {}
+    for low, high in ranges:
+        name = low.partition(b"\0")[0]
+        lowest, highest = ends.get(name, (low, high))
+        ends[name] = min(lowest, low), max(highest, high)
+    return set(ends.values())
 
 
 def _ranged(points: Set[bytes], ranges: Iterable[Range]) -> tuple[set[bytes], set[Range]]:
@@ -109,7 +127,12 @@ class Analysis:
         known: the schema of before, or of another connection, from which is taken what is still the same.
         definitions: what the connection sees now, if that is known.
         precision: how exactly reads are told.
+
+    Attributes:
+        patience: gives the check for a text that is to be analysed.
     """
+
+    patience: Callable[[str], Check]
 
     def __init__(
         self,
@@ -121,22 +144,33 @@ class Analysis:
     ) -> None:
         self._db, self._precision = db, precision or Precision()
         self._plans: dict[tuple[str, bool], ReadPlan] = {}
+        self._weight = 0  # about how many bytes they take
+        self.patience = lambda _: unlimited
         self.schema = read_schema(db, known, definitions)
         self.keys = WriteKeys(self.schema, prepare)
 
     def plan(self, piece: Compiled) -> ReadPlan:
-        """Return the plan of what a statement reads."""
-        key = piece.sql, self._precision.by_column
+        """Return the plan of what a statement reads: coarse, if an exact one takes too long."""
+        sql, by_column = key = piece.sql, self._precision.by_column
         known = self._plans.get(key)
         if known is None:
-            runs, count = piece.auto is None, len(piece.names)
-            plan = analyse(self._db, self.schema, piece.sql, count, is_what_runs=runs, by_column=key[1])
-            known = self._plans[key] = plan
+            db, schema, count = self._db, self.schema, len(piece.names)
+            try:
+                check, runs = self.patience(sql), piece.auto is None
+                known = analyse(db, schema, sql, count, check, is_what_runs=runs, by_column=by_column)
+            except TooDearError:
+                known = analyse_coarsely(db, schema, sql, count)
+            weight = len(sql) + ACCESS_BYTES * known.size
+            if self._weight + weight > PLANS_BYTES:
+                self.forget()
+            self._weight += weight
+            self._plans[key] = known
         return known
 
     def forget(self) -> None:
         """Forget the plans: too many texts were seen."""
         self._plans.clear()
+        self._weight = 0
 
 
 class AccessSetBuilder:

@@ -21,7 +21,7 @@ SCHEMA_BYTES = 64 << 10  # of a value in a schema statement in the loop, of whic
 PATTERN_LOOP, PATTERN = 256, 1_000  # bytes of a pattern of LIKE and GLOB, which are tried at each place of a text
 TOO_COMPLEX = "LIKE or GLOB pattern too complex"
 
-_CALLS = frozenset(
+CALLS = frozenset(
     {"Function", "PureFunc", "AggStep", "AggStep1", "AggInverse", "AggValue", "AggFinal", "VFilter", "Cast"}
 )
 _PRODUCTS = {
@@ -65,7 +65,7 @@ OF_SCHEMA = Lengths(SCHEMA_BYTES, 0, True)
 
 def lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
     """Return how long the values may be of a statement that has these programs, its triggers' among them."""
-    names = [(op.p4 or "").lower() for program in programs for op in program if op.name in _CALLS]
+    names = [(op.p4 or "").lower() for program in programs for op in program if op.name in CALLS]
     if not names:
         return _BRIEF if len(programs) == 1 and is_brief(programs[0]) else _PLAIN
     products = [name for name in names if name in _PRODUCTS]

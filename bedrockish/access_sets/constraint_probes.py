@@ -7,12 +7,13 @@ reads only of a statement that failed, whose changes nobody sees.
 What is recognised here is the exact shape that SQLite generates; anything else stays an ordinary read.
 """
 
+from bedrockish.access_sets.effort import Check, unlimited
 from bedrockish.access_sets.opcodes import CHANGES, FOREIGN_KEY_HALT, OPENS, POSITIONS, STEPS, UNIQUE_HALTS, Op
 
 _SELF_TESTS = frozenset({"IdxRowid", "Eq", "Rowid", "Column"})  # "is the row in the way the one being updated?"
 
 
-def constraint_probes(program: list[Op], *, main: bool) -> set[int]:
+def constraint_probes(program: list[Op], check: Check = unlimited, *, main: bool) -> set[int]:
     """Return the addresses of all positioning instructions that only enforce a constraint.
 
     ``main`` tells the statement's own program from those of triggers and foreign-key actions.
@@ -23,6 +24,7 @@ def constraint_probes(program: list[Op], *, main: bool) -> set[int]:
         return {op.address for op in program if op.name in POSITIONS}
     for op in program:
         if op.name == "FkCounter":
+            check()
             found |= _child_scan(program, op.address)
             continue
         unique = op.name in ("NoConflict", "NotExists") and op.p1 in writes

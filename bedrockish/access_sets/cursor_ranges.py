@@ -15,6 +15,7 @@ from bedrockish.access_sets.catalog import ROWID, Index, Schema, Table, columns_
 from bedrockish.access_sets.computed_columns import told_columns
 from bedrockish.access_sets.constraint_probes import constraint_probes
 from bedrockish.access_sets.cursor_lives import lives_apart, named_otherwise
+from bedrockish.access_sets.effort import EVERY, Check, checked, unlimited
 from bedrockish.access_sets.key_encoding import ROWID_SPEC, Spec, column_key, object_prefix
 from bedrockish.access_sets.loop_stops import LoopReader, Stop
 from bedrockish.access_sets.opcodes import (
@@ -38,7 +39,7 @@ from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
 _NOT_TOLD = "index on a collation of the application, or on an expression that is not understood"
 _BEFORE_SEEK = frozenset({"IsNull", "Affinity", "Column", "Rowid", "IdxRowid", "SCopy", "Copy", "Variable", "Integer"})
-_REGISTER_ROOT = 0x10  # P5 of OpenRead and OpenWrite: the root page is in a register
+REGISTER_ROOT = 0x10  # P5 of OpenRead and OpenWrite: the root page is in a register
 
 COLUMNS_MAX = 9  # columns of a row from which on a read of it is one of the whole row
 _OF_COLUMNS = (
@@ -205,18 +206,24 @@ class ProgramReads:
 
 
 def statement_reads(
-    programs: list[list[Op]], schema: Schema, *, with_stops: bool = True, by_column: bool = False
+    programs: list[list[Op]],
+    schema: Schema,
+    check: Check = unlimited,
+    *,
+    with_stops: bool = True,
+    by_column: bool = False,
 ) -> list[ProgramReads]:
     """Find what a statement's programs read: its own, which is the first, and those of triggers and key actions.
 
     Args:
         programs: as EXPLAIN shows them.
         schema: the schema that they were compiled for.
+        check: raises when the analysis has taken its time.
         with_stops: whether to look where loops end before their range does; only if just this program is going to run.
         by_column: whether to look which columns of a row are needed that is looked up by its id.
     """
-    readers = [_Reader(program, schema, number, with_stops=with_stops) for number, program in enumerate(programs)]
-    registers = Registers([reader.program for reader in readers], schema)
+    readers = [_Reader(ops, schema, number, check, with_stops=with_stops) for number, ops in enumerate(programs)]
+    registers = Registers([reader.program for reader in readers], schema, check)
     found = [reader.run(registers) for reader in readers]
     if not by_column:
         return found
@@ -226,9 +233,10 @@ def statement_reads(
 
 
 class _Reader:
-    def __init__(self, ops: list[Op], schema: Schema, number: int, *, with_stops: bool) -> None:
-        ops = lives_apart(ops)
+    def __init__(self, ops: list[Op], schema: Schema, number: int, check: Check, *, with_stops: bool) -> None:
+        ops = lives_apart(ops, check)
         self._program, self._schema, self._number = ops, schema, number
+        self._check = check if len(ops) > EVERY else unlimited
         self._with_stops = with_stops and number == 0  # a trigger may run any number of times, between changes
         self._out = ProgramReads()
         self._cursors: dict[int, set[int]] = {}
@@ -237,15 +245,18 @@ class _Reader:
         self._sequences: set[int] = set()
         self._survey()
         self.program = Program(ops, self._cursors, self._private)
-        self._constraints = constraint_probes(ops, main=number == 0)
+        self._constraints = constraint_probes(ops, check, main=number == 0)
         self._targets = jump_targets(ops)
         self._steps: dict[int, list[Op]] = {}  # by cursor
         self._positions: dict[int, list[Op]] = {}
-        for op in ops:
+        self._made: dict[int, list[Op]] = {}  # by the register that a record is made in
+        for op in checked(ops, check):
             if op.name in STEPS:
                 self._steps.setdefault(op.p1, []).append(op)
             elif op.name in POSITIONS:
                 self._positions.setdefault(op.p1, []).append(op)
+            elif op.name == "MakeRecord":
+                self._made.setdefault(op.p3, []).append(op)
         self._registers: Registers
 
     def _survey(self) -> None:
@@ -253,7 +264,7 @@ class _Reader:
             if op.name in OPENS:
                 if self._keeps_sequence(op):
                     continue
-                if op.p3 != 0 or op.p5 & _REGISTER_ROOT or op.p2 not in self._schema.roots:
+                if op.p3 != 0 or op.p5 & REGISTER_ROOT or op.p2 not in self._schema.roots:
                     self._give_up(f"{op.name} of an unknown table")
                     continue
                 self._cursors.setdefault(op.p1, set()).add(op.p2)
@@ -295,7 +306,7 @@ class _Reader:
         for cursor, roots in self._cursors.items():
             if len(roots) == 1 and cursor not in self._private:
                 self._out.on[self._number, cursor] = self._schema.roots[next(iter(roots))]
-        for op in self._program:
+        for op in checked(self._program, self._check):
             if op.name == "Function" and (op.p4 or "").startswith(_SKIP_LOCKED):
                 self._out.locking |= self._names_of(op.p2)
             if op.name == "DeferredSeek":
@@ -319,6 +330,7 @@ class _Reader:
     def columns(self) -> Iterator[tuple[str, frozenset[str]]]:
         """Yield tables of which a cursor only reads some columns; that no other cursor reads more is not looked at."""
         for (_, cursor), found in self._out.on.items():
+            self._check()
             if not isinstance(found, Table) or not found.has_column_keys:
                 continue
             ops = [op for op in self._program if _names_cursor(op, cursor)]
@@ -353,6 +365,7 @@ class _Reader:
         self._out.rows.setdefault((self._number, cursor), []).append(rows)
 
     def _position(self, op: Op, *, is_probe: bool) -> None:
+        self._check()
         found = [self._schema.roots[root] for root in sorted(self._cursors.get(op.p1, ()))]
         if not found and not self._out.everything:
             self._give_up(f"{op.name} of a cursor opened elsewhere")
@@ -420,7 +433,7 @@ class _Reader:
         count = int(op.p4 or 0)
         if count:
             return list(range(op.p3, op.p3 + count))
-        made = [other for other in self._program if other.name == "MakeRecord" and other.p3 == op.p3]
+        made = self._made.get(op.p3, [])
         return list(range(made[0].p1, made[0].p1 + made[0].p2)) if len(made) == 1 else []
 
     def _only_known_rows(self, cursor: int, register: int, table: Table) -> list[Dependent] | None:

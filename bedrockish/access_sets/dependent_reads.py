@@ -29,6 +29,7 @@ from bedrockish.access_sets.cursor_ranges import (
     ProgramReads,
     points_of,
 )
+from bedrockish.access_sets.effort import EVERY, Check, unlimited
 from bedrockish.access_sets.key_encoding import AFFINITY_INTEGER, ROWID_SPEC, encoder, object_prefix
 from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure, static_maker, untouched_types
 from bedrockish.access_sets.loop_stops import Partner, Stop, skeleton
@@ -78,6 +79,7 @@ class DependentReads:
         schema: the schema that they were compiled for.
         sql: the statement.
         ops: all its programs, one after the other.
+        check: raises when the analysis has taken its time.
 
     Attributes:
         sources: cursors on whose rows others depend.
@@ -89,8 +91,17 @@ class DependentReads:
         resolved: the others.
     """
 
-    def __init__(self, programs: Sequence[ProgramReads], schema: Schema, sql: str = "", ops: Sequence[Op] = ()) -> None:
+    def __init__(
+        self,
+        programs: Sequence[ProgramReads],
+        schema: Schema,
+        sql: str = "",
+        ops: Sequence[Op] = (),
+        check: Check = unlimited,
+    ) -> None:
         self._schema = schema
+        self._check = check = check if len(ops) > EVERY else unlimited
+        self._indexes = {one.object: one for one in schema.roots.values() if isinstance(one, Index)}
         self.sql = sql
         stops = [one.fine.stop for program in programs for one in program.dependents if one.fine.stop is not None]
         self.skeleton = skeleton(ops) if any(not stop.is_fixed for stop in stops) else []
@@ -105,6 +116,7 @@ class DependentReads:
         self.resolved: list[Dependent] = []
         self._feeders: dict[_Source, list[Access]] = {}
         for read in dict.fromkeys(one for program in programs for one in program.dependents):
+            check()
             good = self._can_ask(read.fine, set()) and read.coarse.object not in whole
             good = good and (read.fine.stop is None or self._can_fetch(replace(read.fine, equal=1)))
             (self.resolved if good else self.unresolved).append(read)
@@ -194,11 +206,13 @@ class DependentReads:
             self._visit(read.fine, order, active)
         recorded = {read.fine for read in self.resolved}
         for access in order:
+            self._check()
             feeds = [place for place, source in enumerate(self.sources) if access in self._feeders[source]]
             kind = _Job if access.stop is None else _StoppingJob
             self.jobs.append(kind(self, access, feeds, records=access in recorded))
 
     def _visit(self, access: Access, order: dict[Access, None], active: set[Access]) -> None:
+        self._check()
         if access in order:
             return
         if access in active:
@@ -246,7 +260,7 @@ class DependentReads:
 
     def index(self, name: str) -> Index | None:
         """Return the index with an object's name; None for a rowid table."""
-        return next((one for one in self._schema.roots.values() if isinstance(one, Index) and one.object == name), None)
+        return self._indexes.get(name)
 
     @property
     def schema(self) -> Schema:

@@ -15,19 +15,22 @@ plan explained without parameters may differ from the one that runs.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.call_costs import OF_SCHEMA, Lengths, lengths
+from bedrockish.access_sets.call_costs import CALLS, OF_SCHEMA, Lengths, lengths
 from bedrockish.access_sets.catalog import Schema, Table
-from bedrockish.access_sets.cursor_ranges import Access, Fields, FieldValues, points_of, statement_reads
+from bedrockish.access_sets.cursor_ranges import REGISTER_ROOT, Access, Fields, FieldValues, points_of, statement_reads
 from bedrockish.access_sets.dependent_reads import DependentReads, Query, Resolution
+from bedrockish.access_sets.effort import Check, checked, unlimited
 from bedrockish.access_sets.key_encoding import Spec, encoder, object_prefix
 from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure
+from bedrockish.access_sets.opcodes import OPENS as ALL_OPENS
 from bedrockish.access_sets.opcodes import Op
 from bedrockish.access_sets.register_values import Atom
 from bedrockish.sqltext.statement_ends import first_word
@@ -38,6 +41,7 @@ from bedrockish_journal.model.value import value
 Reads = tuple[list[bytes], list[Range]]
 ReadKeys = tuple[Collection[bytes], Collection[Range]]
 
+TOO_DEAR = "statement so long that only the tables it opens are told"
 EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"t:", b"t;"))
 
 _Encode = Callable[[Params], bytes]
@@ -76,6 +80,11 @@ class ReadPlan:
     _reads: "_Binder"
     _coarse: "_Binder"
     _probes: "_Binder"
+
+    @property
+    def size(self) -> int:
+        """How many points and ranges it tells, apart from those that depend on rows."""
+        return self._reads.size + self._coarse.size + self._probes.size
 
     def bind(self, params: Params) -> Reads:
         """Return the points and ranges that an execution with these parameters reads, whatever is in the tables.
@@ -148,6 +157,7 @@ def analyse(
     schema: Schema,
     sql: str,
     nparams: int,
+    check: Check = unlimited,
     *,
     is_what_runs: bool = True,
     by_column: bool = False,
@@ -160,17 +170,18 @@ def analyse(
 
     Raises:
         apsw.Error: SQLite cannot prepare it; the caller's own attempt to run it would say the same.
+        Exception: what ``check`` raises when the analysis has taken its time.
     """
     if first_word(sql) == "EXPLAIN":
         return _of_explain(schema)
-    programs, is_whole = _explain(db, sql, nparams)
+    programs, is_whole = _explain(db, sql, nparams, check)
     if not is_whole:
-        programs, is_whole = _explain(db, _BLOB.sub(_readable, sql), nparams)
+        programs, is_whole = _explain(db, _BLOB.sub(_readable, sql), nparams, check)
     fallbacks: dict[tuple[str, str], None] = {}
     everything = not is_whole
     if everything:
         fallbacks["blob in a definition", "everything"] = None
-    found = statement_reads(programs, schema, with_stops=is_what_runs, by_column=by_column)
+    found = statement_reads(programs, schema, check, with_stops=is_what_runs, by_column=by_column)
     if found and found[0].locking:
         found[0] = found[0].relaxed(schema)
     for program, reads in zip(programs, found, strict=True):
@@ -179,7 +190,7 @@ def analyse(
         if any(op.name == "VOpen" for op in program) and _LOOKS_BEHIND.search(sql):
             everything = True
             fallbacks["table function that shows the schema or the file", "everything"] = None
-    dependents = DependentReads([] if everything else found, schema, sql, [op for ops in programs for op in ops])
+    dependents = DependentReads([] if everything else found, schema, sql, [op for ops in programs for op in ops], check)
     unresolved = [one for reads in found for one in reads.dependents] if everything else dependents.unresolved
     for one in unresolved:
         fallbacks.update(dict.fromkeys(one.reasons))
@@ -207,6 +218,47 @@ def _of_explain(schema: Schema) -> ReadPlan:
     return ReadPlan(True, frozenset(), why, None, (), lengths(()), False, False, whole, nothing, nothing)
 
 
+def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int) -> ReadPlan:
+    """Return a plan that reads the whole of each table and index that a statement opens, as ``analyse`` takes it.
+
+    One pass over the program, without following its values, is enough for that.
+
+    Raises:
+        apsw.Error: SQLite cannot prepare the statement.
+    """
+    cursor = db.cursor()
+    cursor.row_trace = cursor.exec_trace = None
+    cursor.execute("EXPLAIN " + sql, (None,) * nparams, can_cache=False)
+    opened: dict[str, None] = {}
+    tables: set[str] = set()
+    calls: list[Op] = []
+    readonly, everything = True, False
+    for row in _rows(cursor):
+        name = row[1]
+        if name in ALL_OPENS or name == "Clear":
+            found = schema.roots.get(row[2 if name == "Clear" else 3])
+            if name != "Clear" and (found is None or row[4] != 0 or row[6] & REGISTER_ROOT):
+                everything = True
+            elif found is None:
+                continue
+            else:
+                opened[found.object] = None
+                tables.add(found.name if isinstance(found, Table) else found.table)
+        elif name in CALLS:
+            calls.append(Op(*row[:7]))
+        elif name == "VOpen":
+            everything = True
+        elif name == "Transaction" and row[3]:
+            readonly = False
+    accesses = [Access(name) for name in opened]
+    why = tuple((TOO_DEAR, name) for name in (["everything"] if everything else opened))
+    nothing = _Binder([], schema)
+    return ReadPlan(
+        readonly, frozenset(tables), why, None, (), lengths([calls, []]), False, False,
+        _Binder(accesses, schema, everything), nothing, nothing,
+    )  # fmt: skip
+
+
 def program_of(db: apsw.Connection, sql: str, nparams: int) -> list[Op]:
     """Return the programs of a statement and its triggers, one after the other, as far as they can be printed."""
     return [op for ops in _explain(db, sql, nparams)[0] for op in ops]
@@ -221,7 +273,7 @@ def schema_lengths(db: apsw.Connection, sql: str) -> Lengths:
     return replace(found, loop=min(found.loop, OF_SCHEMA.loop), has_patterns=True, is_brief=False)
 
 
-def _explain(db: apsw.Connection, sql: str, nparams: int) -> tuple[list[list[Op]], bool]:
+def _explain(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimited) -> tuple[list[list[Op]], bool]:
     """Return the statement's program, then those of its triggers and foreign-key actions; and whether that is all.
 
     SQLite prints a blob as if it were text, and when it is none, its instruction cannot be read. The others can.
@@ -234,17 +286,33 @@ def _explain(db: apsw.Connection, sql: str, nparams: int) -> tuple[list[list[Op]
     # Not from the cache: EXPLAIN never looks whether the schema has changed since it was compiled, and on a connection
     # that learns of changes from others it would print from memory that is no longer there.
     cursor.execute("EXPLAIN " + sql, (None,) * nparams, can_cache=False)
+    try:
+        for _ in checked(count(), check):
+            try:
+                row = next(cursor, None)
+            except UnicodeDecodeError:
+                is_whole = False
+                continue
+            if row is None:
+                break
+            if row[0] == 0:
+                programs.append([])
+            programs[-1].append(Op(*row[:7]))
+    finally:
+        cursor.close(True)  # a statement that is still open would keep the savepoint from being released
+    return programs, is_whole
+
+
+def _rows(cursor: apsw.Cursor) -> Iterator[tuple[Any, ...]]:
+    """Yield the instructions of a program, but for those with a blob that is no text."""
     while True:
         try:
             row = next(cursor, None)
         except UnicodeDecodeError:
-            is_whole = False
             continue
         if row is None:
-            return programs, is_whole
-        if row[0] == 0:
-            programs.append([])
-        programs[-1].append(Op(*row[:7]))
+            return
+        yield row
 
 
 def _readable(literal: re.Match[str]) -> str:
@@ -284,6 +352,11 @@ class _Binder:
         low = _end(access.object, access.low, access.low_after, min)
         high = _end(access.object, access.high, access.high_after, max)
         self._ranges.append((low, high, complete, access.object))
+
+    @property
+    def size(self) -> int:
+        """How many points and ranges it makes."""
+        return len(self._fixed) + len(self._points) + len(self._ranges)
 
     @property
     def is_empty(self) -> bool:

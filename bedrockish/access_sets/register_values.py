@@ -12,6 +12,7 @@ from struct import Struct
 from typing import Any, Literal, NamedTuple
 
 from bedrockish.access_sets.catalog import ROWID, Schema, Table
+from bedrockish.access_sets.effort import Check, checked, unlimited
 from bedrockish.access_sets.opcodes import COMPARISONS, OPENS, OPENS_PRIVATE, WRITES, Op, jump_targets
 
 _words = Struct(">iI")
@@ -88,8 +89,8 @@ class Registers:
             ``x IN (1, ?, 3)``.
     """
 
-    def __init__(self, programs: list[Program], schema: Schema) -> None:
-        self._schema, self._programs = schema, programs
+    def __init__(self, programs: list[Program], schema: Schema, check: Check = unlimited) -> None:
+        self._schema, self._programs, self._check = schema, programs, check
         self.lists = [_value_lists(program.ops) for program in programs]
         # By kind and payload, with the affinities: a list of thousands of values must not be searched for each of them.
         self._values: dict[Slot, dict[Key, frozenset[str]] | None] = {}
@@ -100,8 +101,8 @@ class Registers:
             self._number, self._base, self._address = number, number * _STRIDE, 0
             self._cursors, self._private = program.cursors, program.private
             self._nulls = {op.p1 for op in program.ops if op.name == "NullRow"}
-            self._records = PrivateRecords(program.ops, program.private - set(program.cursors))
-            for op in program.ops:
+            self._records = PrivateRecords(program.ops, program.private - set(program.cursors), check)
+            for op in checked(program.ops, check):
                 self._address = op.address
                 self._step(op, program.ops)
             for column, register, affinity in self._records.edges():
@@ -310,7 +311,7 @@ class Registers:
         """
         calls = [(number, op.p1) for number, one in enumerate(self._programs) for op in one.ops if op.name == "Program"]
         for number, program in enumerate(self._programs):
-            for op in program.ops:
+            for op in checked(program.ops, self._check):
                 if op.name == "Param":
                     target = number * _STRIDE + op.p2
                     for caller, first in calls:
@@ -332,13 +333,13 @@ class Registers:
     def _spread(self) -> None:
         """Let values flow along the edges until nothing changes; an edge is looked at when its source has changed."""
         leaving: dict[Slot, list[tuple[Slot, str]]] = {}
-        for source, target, affinity in self._edges:
+        for source, target, affinity in checked(self._edges, self._check):
             leaving.setdefault(source, []).append((target, affinity))
         ahead = dict.fromkeys(leaving)
         while ahead:
             source = next(iter(ahead))
             del ahead[source]
-            for target, affinity in leaving[source]:
+            for target, affinity in checked(leaving[source], self._check):
                 if self._flow(source, target, frozenset(affinity)) and target in leaving:
                     ahead[target] = None
 
@@ -382,7 +383,7 @@ class PrivateRecords:
     A table counts as known if each of its rows is put together by MakeRecord, or copied whole from such a table.
     """
 
-    def __init__(self, ops: list[Op], private: set[int]) -> None:
+    def __init__(self, ops: list[Op], private: set[int], check: Check) -> None:
         self._ops, self._targets = ops, jump_targets(ops)
         self._made: dict[int, list[Op]] = {}
         self._copied: dict[int, list[int]] = {}  # register -> cursors whose row is copied into it
@@ -395,7 +396,7 @@ class PrivateRecords:
                 self._made.setdefault(op.p3, []).append(op)
             elif op.name in ("SorterData", "RowData"):
                 self._copied.setdefault(op.p2, []).append(op.p1)
-        for op in ops:
+        for op in checked(ops, check):
             if op.name in ("IdxInsert", "Insert", "SorterInsert"):
                 self._filled.setdefault(op.p1, []).append(self._fill(op.p2, op.address))
                 if op.name == "Insert":
@@ -408,7 +409,7 @@ class PrivateRecords:
         changed = True
         while changed:
             changed = False
-            for cursor in private:
+            for cursor in checked(private, check):
                 if self._known[cursor] and not self._is_known(cursor):
                     self._known[cursor], changed = False, True
         self._asked: dict[tuple[int, int], None] = {}

@@ -72,18 +72,23 @@ class Batches:
         """
         snapshot, limits = self._snapshot, self._snapshot.limits
         snapshot.until = limits.seconds() + limits.statement_s
+        was_interrupted = False
         try:
             with snapshot.statement(self._lengths):
-                if self._is_stopped:
-                    raise apsw.InterruptError
-                rows, more = self._rows(limits.seconds() + BATCH_S)
+                try:
+                    if self._is_stopped:
+                        raise apsw.InterruptError
+                    rows, more = self._rows(limits.seconds() + BATCH_S)
+                except apsw.Error as error:
+                    was_interrupted = snapshot.was_interrupted(error)
+                    raise
             columns = self._piece.columns
             return encode_results([Result(columns, rows)]), len(rows), more
-        except apsw.InterruptError:
-            if snapshot.is_refused:
-                raise limits.memory.refusal("the reading was ended") from None
-            raise self._interrupted() from None
         except apsw.Error as error:
+            if was_interrupted:
+                if snapshot.is_refused:
+                    raise limits.memory.refusal("the reading was ended") from None
+                raise self._interrupted() from None
             raise too_long(error, self._lengths, self._piece.sql) or translate(error, self._piece.sql) from error
         except UnicodeDecodeError:
             raise SqlError(

@@ -17,6 +17,7 @@ from bedrockish.access_sets.catalog import Prepare, Schema
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.definitions import folded
 from bedrockish.access_sets.dependent_reads import connection_query
+from bedrockish.access_sets.effort import Check, TooDearError
 from bedrockish.access_sets.key_values import Params
 from bedrockish.access_sets.readset import EVERYTHING, schema_lengths
 from bedrockish.access_sets.table_layout import Tables
@@ -43,7 +44,9 @@ from bedrockish_journal.storage.packing import set_aside
 from bedrockish_journal.storage.schema_steps import deferred_broken
 
 PROGRESS_STEPS = 4_000  # SQLite's own steps between two looks at the clock: usually a tenth of a millisecond
-TEXTS_MAX = 2_000  # compiled texts that are remembered
+TEXTS_MAX = 2_000  # compiled texts that are remembered, ...
+TEXT_CHARACTERS = 64 << 10  # ... none of which is longer
+ANALYSIS_S = 0.05  # for the analysis of a statement in the loop, where other clients wait for it
 _FOREVER = float("inf")
 
 
@@ -72,6 +75,7 @@ class Executor:
         only_writes: texts that were run, write rows, and neither set anything nor ask for their transaction.
         stopped: why everything that runs is to end at once.
         scope: what the functions give that statements call.
+        analysis_s: how long the thread may take to analyse a statement exactly, in seconds.
     """
 
     def __init__(
@@ -94,7 +98,9 @@ class Executor:
         self._tables = Tables(db, known.tables if known is not None else None)
         self._views = self._view_names()
         schema = known.schema if known is not None else None
+        self.analysis_s = ANALYSIS_S
         self.analysis = Analysis(db, prepare, schema, self._tables.definitions, self._precision)
+        self.analysis.patience = self._patience
         self._until = _FOREVER
         self._budget = Budget(limits)
         self.allow = self._budget.allow
@@ -117,6 +123,7 @@ class Executor:
         """Learn the tables of a new schema; forget the statements compiled for the old one."""
         self._tables = tables
         self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions, self._precision)
+        self.analysis.patience = self._patience
         self._forget_texts()
         self._views = self._view_names()
 
@@ -135,14 +142,33 @@ class Executor:
         after, also of other transactions, must not pay for what a request has used up: SQLite asks for each of them in
         the end, since it counts a statement's steps over all its runs.
         """
-        if self.stopped is not None:
-            return True
-        return self._until != _FOREVER and (
-            self.capture.failure is not None
-            or self._limits.seconds() > self._until
-            or self._budget.is_over
-            or self._takes_too_much()
-        )
+        if self.stopped is None and not (
+            self._until != _FOREVER
+            and (
+                self.capture.failure is not None
+                or self._limits.seconds() > self._until
+                or self._budget.is_over
+                or self._takes_too_much()
+            )
+        ):
+            return False
+        self._interrupter.has_cut = True
+        return True
+
+    def _patience(self, sql: str) -> Check:
+        """Return the check of an analysis, which leaves the loop with its budget and ends after ``analysis_s``."""
+        busy = self._limits.busy
+        until = busy() + self.analysis_s
+
+        def check() -> None:
+            if self.stopped is not None:
+                raise self.stopped
+            if self._budget.is_over:
+                raise TakesLongError(sql)
+            if busy() > until:
+                raise TooDearError
+
+        return check
 
     def _is_late(self) -> bool:
         """Whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""
@@ -266,7 +292,9 @@ class Executor:
         if not found:
             raise SqlError("the text holds no statement, only blanks or comments")
         binder.finish()
-        if until_schema:  # what follows a schema statement was compiled for a schema that is rolled back
+        if (
+            until_schema and len(statement.sql) <= TEXT_CHARACTERS
+        ):  # what follows a schema statement was compiled for a schema that is rolled back
             if len(texts) >= TEXTS_MAX:
                 self._forget_texts()
             texts[statement.sql] = tuple(found)
@@ -307,7 +335,9 @@ class Executor:
         self._interrupter.begin(self._db)
         try:
             yield from self._unlimited_query(sql, many)
-        except apsw.InterruptError:
+        except apsw.Error as error:
+            if not self._interrupter.caused(error):
+                raise
             failure = self.stopped or self.capture.failure
             if failure is not None:
                 raise failure from None
@@ -355,15 +385,11 @@ class Executor:
                 else:
                     with set_aside(db, text if piece.kind == SCHEMA else ""):
                         db.execute(text, params)
-        except apsw.InterruptError as error:
-            if self._is_refused:
-                raise self._limits.memory.refusal("the statement was ended") from None
-            if self._budget.is_over and self.capture.failure is None and self.stopped is None:
-                raise TakesLongError(piece.sql) from None
-            raise self.stopped or self.capture.failure or out_of_time(self._limits, piece.sql) from error
         except apsw.FullError as error:
             raise self._ids.used_up(self._db) or translate(error, piece.sql) from error
         except apsw.Error as error:
+            if self._interrupter.caused(error):
+                raise self._interrupted(piece.sql) from error
             self._change = self._db.cursor().execute  # where a value did not fit, the one before keeps all of them
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
@@ -378,6 +404,15 @@ class Executor:
         if self.capture.failure is not None:
             raise self.capture.failure
         return rows, size
+
+    def _interrupted(self, sql: str) -> Exception:
+        """Return the error for a statement that was interrupted."""
+        if self._is_refused:
+            return self._limits.memory.refusal("the statement was ended")
+        failure = self.stopped or self.capture.failure
+        if self._budget.is_over and failure is None:
+            return TakesLongError(sql)
+        return failure or out_of_time(self._limits, sql)
 
     def _watch(self, db: apsw.Connection) -> None:
         """A statement is about to run of which nobody knows how long it takes, and how much memory."""
@@ -411,14 +446,20 @@ class Executor:
             StatementTimeoutError: it runs longer than a statement may.
         """
         self._until = self._limits.seconds() + self._limits.statement_s
+        self._interrupter.has_cut = False
         try:
             yield
-        except apsw.InterruptError as error:
-            if self._budget.is_over and self.capture.failure is None and self.stopped is None:
-                raise TakesLongError(sql) from None
-            raise self.stopped or self.capture.failure or out_of_time(self._limits, sql) from error
+        except apsw.Error as error:
+            if not self._interrupter.caused(error):
+                raise
+            raise self._interrupted(sql) from error
+        except SqlError as error:
+            cause = error.__cause__
+            if not isinstance(cause, apsw.Error) or not self._interrupter.caused(cause):
+                raise
+            raise self._interrupted(sql) from cause
         finally:
-            self._until = _FOREVER
+            self._until, self._interrupter.has_cut = _FOREVER, False
 
     def _schema_prepared(self, run: "Run", base: dict[str, int], version: int, *, changed: bool) -> Prepared:
         self.capture.deafen()

@@ -96,9 +96,11 @@ class Snapshot:
         """Whether the statement that runs is to be interrupted."""
         if self.number > 0:  # else what was refused before does not concern the one that runs
             self.is_refused = self.is_refused or self.limits.memory.is_too_much(self.number)
-            if self.is_refused:
-                return True
-        return self.limits.seconds() > self.until or self._budget.is_over
+        is_late = self.limits.seconds() > self.until or self._budget.is_over
+        if not (is_late or (self.number > 0 and self.is_refused)):
+            return False
+        self._interrupter.has_cut = True
+        return True
 
     def _is_late(self) -> bool:
         """Whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""
@@ -157,7 +159,12 @@ class Snapshot:
 
     def interrupt(self) -> None:
         """Interrupt what runs in another thread."""
+        self._interrupter.has_cut = True
         self._db.interrupt()
+
+    def was_interrupted(self, error: apsw.Error) -> bool:
+        """Whether an interrupt ended the statement that runs; to be asked before it is over."""
+        return self._interrupter.caused(error)
 
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
         """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all.
@@ -237,13 +244,13 @@ class Snapshot:
         try:
             cursor.execute(piece.sql, params, can_cache=piece.can_cache)
             return fetch(cursor, limits, self.number, room)
-        except apsw.InterruptError:
-            if self.is_refused:
-                raise limits.memory.refusal("the statement was ended") from None
-            if self._budget.is_over:
-                raise TakesLongError(piece.sql) from None
-            raise out_of_time(limits, piece.sql) from None
         except apsw.Error as error:
+            if self.was_interrupted(error):
+                if self.is_refused:
+                    raise limits.memory.refusal("the statement was ended") from None
+                if self._budget.is_over:
+                    raise TakesLongError(piece.sql) from None
+                raise out_of_time(limits, piece.sql) from None
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
             raise too_long(error, lengths, piece.sql) or translate(error, piece.sql) from error

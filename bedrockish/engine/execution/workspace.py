@@ -39,6 +39,7 @@ from bedrockish_journal.model.changes import Change
 from bedrockish_journal.storage.store import unpack_on
 
 T = TypeVar("T")
+ANALYSIS_S = 0.5  # for the analysis of a statement, which takes the interpreter from the loop
 READER_KIB = WRITER_KIB = 8 << 10  # page caches
 
 
@@ -187,8 +188,10 @@ class Workspace:
                 raise self._stopped
             writer.begin()
             return action(writer)
-        except apsw.InterruptError as error:  # between two statements of the client's
-            raise self._stopped or error from None
+        except apsw.Error as error:  # between two statements of the client's
+            if self._stopped is None or not isinstance(error, apsw.InterruptError | apsw.SQLError):
+                raise
+            raise self._stopped from None
         finally:
             self._leave(writer)
 
@@ -259,6 +262,7 @@ class _Writer:
             self.ids = beside.ids.twin()
             self.ids.register(db)
             self.executor = beside.executor(db, self.capture, self.ids, limits)
+            self.executor.analysis_s = ANALYSIS_S
             self.applier = RowApplier(db)
             self.limits = limits
             self._version = -1

@@ -22,12 +22,16 @@ class Interrupter:
 
     Args:
         is_late: whether the statement that runs has run for too long; asked in another thread.
+
+    Attributes:
+        has_cut: the watchdog or the progress handler has interrupted the statement that runs, or that ran last.
     """
 
-    __slots__ = ("__weakref__", "_db", "_is_late", "_lock")
+    __slots__ = ("__weakref__", "_db", "_is_late", "_lock", "has_cut")
 
     def __init__(self, is_late: Callable[[], bool]) -> None:
         self._is_late = is_late
+        self.has_cut = False
         self._lock = threading.Lock()
         self._db: apsw.Connection | None = None
         _WATCHDOG.add(self)
@@ -35,7 +39,7 @@ class Interrupter:
     def begin(self, db: apsw.Connection) -> None:
         """From now on a statement runs on this connection."""
         with self._lock:
-            self._db = db
+            self._db, self.has_cut = db, False
         _WATCHDOG.is_wanted = True
         if _WATCHDOG.sleeps:
             _WATCHDOG.wake()
@@ -43,7 +47,15 @@ class Interrupter:
     def end(self) -> None:
         """The statement is over: from now on nothing is interrupted."""
         with self._lock:
-            self._db = None
+            self._db, self.has_cut = None, False
+
+    def caused(self, error: apsw.Error) -> bool:
+        """Whether an interrupt ended the statement that runs.
+
+        SQLite says so with a code of its own, but for one case: interrupted while it rewrites a window function, it
+        gives SQLITE_ERROR with a text about columns.
+        """
+        return isinstance(error, apsw.InterruptError) or (self.has_cut and type(error) is apsw.SQLError)
 
     def look(self) -> bool:
         """Interrupt what runs, if it is late; return whether anything runs. Belongs to the watchdog."""
@@ -53,6 +65,7 @@ class Interrupter:
                 return False
             try:
                 if self._is_late():
+                    self.has_cut = True
                     db.interrupt()
             except apsw.Error:  # closed by whoever stopped a thread in the middle of everything
                 self._db = None

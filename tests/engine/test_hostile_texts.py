@@ -1,0 +1,114 @@
+"""Statements that cost a node more than they cost SQLite: interrupted, told coarsely, or moved to a worker."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from bedrockish.access_sets import analysis as analysis_module
+from bedrockish.access_sets.analysis import RANGES_MAX, Analysis, access_set
+from bedrockish.access_sets.readset import TOO_DEAR
+from bedrockish.api.requests import decode_results
+from bedrockish.engine.engine import Limits
+from bedrockish.engine.execution import executor as executor_module
+from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.errors import SqlError
+from tests.engine.conftest import MakeNode
+from tests.engine.nodes import TestNode, request
+
+WINDOW = "SELECT row_number() OVER (ORDER BY a) AS n, * FROM t -- {}"
+FEED = (
+    "WITH x AS MATERIALIZED (SELECT row_number() OVER (ORDER BY a) AS n, * FROM t), p(n) AS (SELECT 0 UNION ALL "
+    "SELECT x.n FROM p JOIN x ON x.n = p.n + 1) SELECT * FROM p -- {}"
+)
+
+
+class Interrupting:
+    """A thread's clock that passes the budget at its n-th look."""
+
+    def __init__(self) -> None:
+        self.looks, self.last = 0, 1 << 60
+
+    def busy(self) -> float:
+        self.looks += 1
+        return 1.0 if self.looks > self.last else 0.0
+
+
+@pytest.mark.parametrize("text", [WINDOW, FEED])
+def test_interrupted_window_function_moves_to_a_worker(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(executor_module, "PROGRESS_STEPS", 1)
+    clock = Interrupting()
+    node = make_node(limits=replace(Limits(), busy=clock.busy, busy_of=lambda _: 0.0))
+    node.run("CREATE TABLE t(a, b, c)", "INSERT INTO t VALUES (1, 2, 3)")
+    ended = set[str]()
+    for number in range(1, 400):
+        clock.looks, clock.last = 0, number
+        try:
+            prepared = node.engine.execute(request(text.format(number)), 0.01)
+        except TakesLongError:
+            ended.add("moved")
+        else:
+            assert decode_results(prepared.result)[0].rows
+            ended.add("answered")
+    assert "moved" in ended
+    clock.last = 1 << 60
+    with pytest.raises(SqlError, match="no such column"):  # an error of the statement's own stays one
+        node.engine.execute(request("SELECT missing FROM t"), 0.01)
+
+
+SUBQUERIES = "SELECT " + ",".join(f"(SELECT a FROM t WHERE a > '{n}' AND n = 3 LIMIT 1)" for n in range(400))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) FROM t WHERE id IN ({})".format(",".join(map(str, range(6_000)))),
+        SUBQUERIES,
+        "UPDATE t SET a = CASE id {} END WHERE id = 1".format(" ".join(f"WHEN {n} THEN {n}" for n in range(1_200))),
+    ],
+)
+def test_analysis_in_the_loop_ends_with_the_budget(node: TestNode, sql: str) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a, n)", "CREATE INDEX ta ON t(a)")
+    began = time.thread_time()
+    with pytest.raises(TakesLongError):
+        node.engine.execute(request(sql), 0.01)
+    assert time.thread_time() - began < 0.2  # a machine differs from another
+
+
+def test_long_list_is_told_as_the_whole_table(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)", "CREATE INDEX ta ON t(a)", "CREATE TABLE u(id INTEGER)")
+    node.run("CREATE TRIGGER r AFTER DELETE ON t BEGIN UPDATE u SET id = old.id WHERE id = 7; END")
+    executor = node.engine._executor
+    executor.analysis_s = 0.0
+    ids = ",".join(map(str, range(5_000)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(analysis_module, "PLANS_BYTES", 1_000_000)
+        prepared = node.prepare(f"DELETE FROM t WHERE id IN ({ids}) AND a IN ({ids})")
+        found = {low.partition(b"\0")[0] for low, _ in prepared.access_set.read_ranges}
+        assert {b"t:t", b"t:u"} <= found <= {b"t:t", b"i:ta", b"t:u"}
+        told = node.engine.explain(request(f"SELECT 1 FROM t WHERE id IN ({ids})").statements[0])
+        assert told[0]["wider"] == [["table t", TOO_DEAR]]
+    executor.analysis_s = 10.0
+    executor.analysis.forget()
+    exact = node.prepare(f"DELETE FROM t WHERE id IN ({ids})").access_set
+    assert len(exact.read_points) == 5_000
+
+
+def test_plans_are_forgotten_by_their_size(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+    monkeypatch.setattr(analysis_module, "PLANS_BYTES", 3_000_000)
+    analysis: Analysis = node.engine._executor.analysis
+    sizes = []
+    for number in range(6):
+        node.prepare(f"SELECT a FROM t WHERE id IN ({','.join(map(str, range(number, 1_000 + number)))})")
+        sizes.append(len(analysis._plans))
+    assert max(sizes) <= 3
+
+
+def test_many_ranges_become_one_for_each_object() -> None:
+    ranges = {(b"i:a\0%06d" % n, b"i:a\0%06d\xff" % n) for n in range(RANGES_MAX)} | {(b"i:b\0x", b"i:b\0y")}
+    found = access_set(set(), ranges, set(), {(b"t:t\0a", b"t:t\0b")})
+    assert found.read_ranges == ((b"i:a\x00000000", b"i:a\0%06d\xff" % (RANGES_MAX - 1)), (b"i:b\0x", b"i:b\0y"))
+    assert found.write_ranges == ((b"t:t\0a", b"t:t\0b"),)

@@ -20,7 +20,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.catalog import Schema, read_schema
-from bedrockish.access_sets.dependent_reads import connection_query
+from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import ReadKeys, ReadPlan, analyse
 from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish_journal.model.access_set import AccessSet, conflict

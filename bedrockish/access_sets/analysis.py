@@ -13,8 +13,8 @@ import apsw
 
 from bedrockish.access_sets.catalog import Prepare, Schema, read_schema
 from bedrockish.access_sets.definitions import Definitions
-from bedrockish.access_sets.dependent_reads import Query
 from bedrockish.access_sets.effort import Check, TooDearError, unlimited
+from bedrockish.access_sets.query_names import Query
 from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse, analyse_coarsely
 from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish.common.levels import COLUMNS

@@ -13,7 +13,7 @@ to at any moment is one of those, or it is as it was before.
 Where there are more than ``KEYS_MAX`` keys, or more than ``ROWS_MAX`` rows to look at, the whole object counts as read.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import islice, product
 from typing import Any
@@ -32,9 +32,9 @@ from bedrockish.access_sets.cursor_ranges import (
 from bedrockish.access_sets.effort import EVERY, Check, unlimited
 from bedrockish.access_sets.key_encoding import AFFINITY_INTEGER, ROWID_SPEC, encoder, object_prefix
 from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure, static_maker, untouched_types
-from bedrockish.access_sets.loop_stops import Partner, Stop, skeleton
+from bedrockish.access_sets.loop_stops import Partner, Stop, asked_values, skeleton
 from bedrockish.access_sets.opcodes import Op
-from bedrockish.access_sets.query_names import column_name, condition_of, key_names, quoted, rowid_name
+from bedrockish.access_sets.query_names import Query, column_name, condition_of, key_names, quoted, rowid_name
 from bedrockish.access_sets.register_values import Atom
 from bedrockish_journal.model.access_set import HIGH, Range
 from bedrockish_journal.model.changes import Change
@@ -42,9 +42,6 @@ from bedrockish_journal.model.changes import Change
 TEXTS_MAX = 100  # auxiliary queries of one loop, which differ by LIMIT, that are remembered
 KEYS_MAX = 1_000
 ROWS_MAX = 5_000
-
-Query = Callable[[str, Sequence[Params]], Iterable[tuple[Any, ...]]]
-"""Runs a query once for each tuple of parameters, on what the statement sees, and gives all their rows."""
 
 TOO_MANY = f"more than {KEYS_MAX} keys by values from other rows"
 _OWN_TABLE = "rows that the statement itself changes, in a table with VIRTUAL columns"
@@ -58,17 +55,6 @@ _Need = tuple[int, int]  # place of a source, and of one of its columns
 
 class _TooManyError(Exception):
     """Raised when the keys are not worth being told one by one."""
-
-
-def connection_query(db: apsw.Connection) -> Query:
-    """Return a query on a connection."""
-
-    def query(sql: str, many: Sequence[Params]) -> Iterable[tuple[Any, ...]]:
-        if len(many) == 1:
-            return db.execute(sql, many[0], can_cache=not sql.startswith("EXPLAIN"))
-        return db.cursor().executemany(sql, many)
-
-    return query
 
 
 class DependentReads:
@@ -577,7 +563,7 @@ class _StoppingJob(_Job):
         if not 0 <= offset < limit <= KEYS_MAX or not (self._stop.is_fixed or state.is_as_planned()):
             return None
         conditions, params = query
-        params += [_value(atom, state.params) for atom in _asked(self._stop)]
+        params += [_value(atom, state.params) for atom in asked_values(self._stop)]
         kind = (*conditions, limit)
         sql = self._counting.get(kind)
         if sql is None:
@@ -662,13 +648,6 @@ class _StoppingJob(_Job):
             state.looked_at(1)
             found = self._give(state, row[width:]) or found
         return found
-
-
-def _asked(of: Stop | Partner) -> Iterator[Atom]:
-    """Yield the values that conditions compare with, in the order of their text."""
-    yield from (one.value for one in of.filters if one.value is not None)
-    for partner in of.partners:
-        yield from _asked(partner)
 
 
 def _of(name: str, table: Table, column: int) -> str:

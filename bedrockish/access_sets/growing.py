@@ -7,7 +7,7 @@ have told something all the same: that their unique values were free and their p
 from collections.abc import Collection, Iterable, Sequence
 
 from bedrockish.access_sets.analysis import Analysis, Compiled, access_set, tables_in_bulk
-from bedrockish.access_sets.dependent_reads import Query
+from bedrockish.access_sets.query_names import Query
 from bedrockish.access_sets.readset import ResolvedReads
 from bedrockish_journal.model.access_set import WRITES, AccessSet, Range, written_in
 from bedrockish_journal.model.changes import Change

@@ -9,7 +9,7 @@ That holds for the plan which SQLite runs, and no other: with another one "the f
 the plan may depend on the values of parameters, it is looked at again with them (``Stop.is_fixed``).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -98,6 +98,13 @@ class Stop:
     backward: bool
     is_fixed: bool
     partners: tuple[Partner, ...] = ()
+
+
+def asked_values(of: Stop | Partner) -> Iterator[Atom]:
+    """Yield the values that conditions compare with, in the order of their text."""
+    yield from (one.value for one in of.filters if one.value is not None)
+    for partner in of.partners:
+        yield from asked_values(partner)
 
 
 _PLAN = OPENS | OPENS_PRIVATE | POSITIONS | STEPS | INDEX_STOPS | {"DeferredSeek", "DecrJumpZero", "SorterSort", "Sort"}

@@ -7,7 +7,7 @@ import apsw
 
 from bedrockish.access_sets.analysis import BYTES_MAX, AccessSetBuilder, Analysis
 from bedrockish.access_sets.change_capture import Capture
-from bedrockish.access_sets.dependent_reads import connection_query
+from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish_journal.model.access_set import AccessSet
 

@@ -1,8 +1,28 @@
-"""What stands in a query of ours for the columns, keys and conditions of a user's tables and indexes."""
+"""Auxiliary queries: how they run, and how they name the columns, keys and conditions of tables and indexes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import apsw
 
 from bedrockish.access_sets.catalog import ROWID, Index, Table
 from bedrockish.access_sets.computed_columns import sources, told_columns
+from bedrockish.access_sets.key_values import Params
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+
+Query = Callable[[str, Sequence[Params]], Iterable[tuple[Any, ...]]]
+"""Runs a query once for each tuple of parameters, on what the statement sees, and gives all their rows."""
+
+
+def connection_query(db: apsw.Connection) -> Query:
+    """Return a query on a connection."""
+
+    def query(sql: str, many: Sequence[Params]) -> Iterable[tuple[Any, ...]]:
+        if len(many) == 1:
+            return db.execute(sql, many[0], can_cache=not sql.startswith("EXPLAIN"))
+        return db.cursor().executemany(sql, many)
+
+    return query
 
 
 def rowid_name(table: Table) -> str | None:

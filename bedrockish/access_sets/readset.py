@@ -26,12 +26,13 @@ import apsw
 from bedrockish.access_sets.call_costs import CALLS, OF_SCHEMA, Lengths, lengths
 from bedrockish.access_sets.catalog import Schema, Table
 from bedrockish.access_sets.cursor_ranges import REGISTER_ROOT, Access, Fields, FieldValues, points_of, statement_reads
-from bedrockish.access_sets.dependent_reads import DependentReads, Query, Resolution
+from bedrockish.access_sets.dependent_reads import DependentReads, Resolution
 from bedrockish.access_sets.effort import Check, checked, unlimited
 from bedrockish.access_sets.key_encoding import Spec, encoder, object_prefix
 from bedrockish.access_sets.key_values import UNENCODABLE, Params, closure
 from bedrockish.access_sets.opcodes import OPENS as ALL_OPENS
 from bedrockish.access_sets.opcodes import Op
+from bedrockish.access_sets.query_names import Query
 from bedrockish.access_sets.register_values import Atom
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish_journal.model.access_set import HIGH, Range, object_range

@@ -16,9 +16,9 @@ from bedrockish.access_sets.call_costs import OF_SCHEMA, Lengths, is_too_long, r
 from bedrockish.access_sets.catalog import Prepare, Schema
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.definitions import folded
-from bedrockish.access_sets.dependent_reads import connection_query
 from bedrockish.access_sets.effort import Check, TooDearError
 from bedrockish.access_sets.key_values import Params
+from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import EVERYTHING, schema_lengths
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results

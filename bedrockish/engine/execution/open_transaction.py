@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bedrockish.access_sets.dependent_reads import Query
 from bedrockish.access_sets.growing import Growing
+from bedrockish.access_sets.query_names import Query
 from bedrockish.api.requests import Result, Statement
 from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.engine.statements.classify import Piece

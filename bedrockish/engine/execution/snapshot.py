@@ -12,8 +12,8 @@ import apsw
 
 from bedrockish.access_sets.call_costs import Lengths, is_too_long, restore, shorten, too_long
 from bedrockish.access_sets.change_capture import row_bytes
-from bedrockish.access_sets.dependent_reads import connection_query
 from bedrockish.access_sets.key_values import Params
+from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.engine.sqlite.errors import broken, translate
 from bedrockish.engine.sqlite.limits import ROWS_NOTED, Budget, Limits, Rows, TakesLongError, out_of_time

@@ -17,14 +17,14 @@ from bedrockish.config.config import Config
 from bedrockish.config.exposure import warnings
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding, Limits
-from bedrockish.engine.sqlite.errors import beginning
+from bedrockish.engine.sqlite.errors import NO_ROOM, beginning
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
 from bedrockish.engine.storage.database_file import check_alone, go_over, is_node_file, others_may_read, unused
 from bedrockish.engine.storage.rebuild_indexes import rebuild_in_place
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError
 from bedrockish.node.admin.anchoring import Anchoring
-from bedrockish.node.admin.watching import files_max, wait_for_room
+from bedrockish.node.admin.watching import Room, files_max
 from bedrockish.node.client_session import serve_client
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.cluster.donor import Donor
@@ -37,6 +37,7 @@ from bedrockish.node.published import close_socket, open_socket
 from bedrockish.node.repair.healer import Healer, RestartError, note_damage
 from bedrockish.node.repair.index_scrubber import IndexScrubber
 from bedrockish.node.repair.scrubber import Scrubber
+from bedrockish.node.waiting import wait_in_the_open
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_net import mesh as net
 from bedrockish_net.doors import Doors
@@ -92,10 +93,10 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                     pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
             if _lacks_room(error):
-                logger.error(
-                    "%s is not served until its disk has room, and it can be opened and written", config.database
-                )
-                await wait_for_room(config.database)
+                room = Room(config.database)
+                logger.error("the node waits, and answers with the reason: %s (%s)", room.why, _leaf(error))
+                await wait_in_the_open(config, credentials, room, load_http("waiting") if config.http else None)
+                logger.warning("%s can be written again", config.database)
                 continue
             if not is_rebuilt and _lacks_page(error) and await _give_new_indexes(config, plugins):
                 is_rebuilt = True
@@ -123,10 +124,10 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
 
 
 def _lacks_room(error: Exception) -> bool:
-    """Whether a node ended because its disk is full or may only be read."""
+    """Whether a node ended because its file cannot be written now: a full disk, a quota, a read-only file system."""
     if isinstance(error, ExceptionGroup):
-        return error.subgroup(NoRoomError) is not None
-    return isinstance(error, NoRoomError)
+        return any(map(_lacks_room, error.exceptions))
+    return isinstance(error, NoRoomError) or (isinstance(error, OSError) and error.errno in NO_ROOM)
 
 
 def _lacks_page(error: Exception) -> bool:
@@ -404,16 +405,24 @@ def reread(credentials: Credentials, mesh: net.Mesh | None = None) -> bool:
     return True
 
 
-def load_http() -> Callable[..., Awaitable[None]]:
-    """Return what serves HTTP: a part that a node does without unless it is configured.
+def _leaf(error: BaseException) -> BaseException:
+    """Return the error inside groups of one."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def load_http(state: str = "serving") -> Callable[..., Awaitable[None]]:
+    """Return the function that serves HTTP for a node that is serving, or waiting; only nodes that need it import it.
 
     Raises:
         ConfigError: what it needs is not installed.
     """
     try:
         from bedrockish.http.serving import serve_http
+        from bedrockish.http.waiting import serve_waiting
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"http: the package {error.name} is missing; pip install 'bedrockish[http]', or leave out the key http"
         ) from error
-    return serve_http
+    return serve_http if state == "serving" else serve_waiting

@@ -62,17 +62,9 @@ async def serve_http(
         ConfigError: the address cannot be used.
     """
     assert config.http is not None
-    listener = await _listen(config.http)
+    listener = await listen(config.http)
     host, port = listener.getsockname()[:2]
-    settings = _Settings()
-    settings.credentials = credentials
-    settings.errorlog = logging.getLogger("hypercorn")
-    settings.errorlog.setLevel(logging.WARNING)  # what it says of its own start is said here
-    settings.keep_alive_timeout = IDLE_S
-    if config.security.encrypts:
-        files = config.security.files(config.node)
-        settings.certfile, settings.keyfile = files.certificate, files.key
-    settings.include_server_header = False
+    settings = settings_of(config, credentials)
     app, pipelines = make_app(node, config.http_token, frozenset({config.http.host, str(host)}), gate, credentials)
     scheme = "https" if config.security.encrypts else "http"
     logger.info("HTTP and the dashboard are on %s://%s", scheme, Address(str(host), port))
@@ -81,7 +73,7 @@ async def serve_http(
     async def run() -> None:
         nonlocal listener
         if listener.fileno() < 0:  # it was closed when the server failed
-            listener = await _listen(Address(str(host), port))
+            listener = await listen(Address(str(host), port))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pipelines.watch)
             coats = cast(set[Coat], node.callers)
@@ -101,7 +93,26 @@ async def serve_http(
     await node.faults.keep_running("serving HTTP", run)
 
 
-async def _listen(address: Address) -> socket.socket:
+def settings_of(config: Config, credentials: Credentials) -> Settings:
+    """Return hypercorn's settings for a node."""
+    settings = _Settings()
+    settings.credentials = credentials
+    settings.errorlog = logging.getLogger("hypercorn")
+    settings.errorlog.setLevel(logging.WARNING)  # what it says of its own start is said here
+    settings.keep_alive_timeout = IDLE_S
+    if config.security.encrypts:
+        files = config.security.files(config.node)
+        settings.certfile, settings.keyfile = files.certificate, files.key
+    settings.include_server_header = False
+    return settings
+
+
+async def listen(address: Address) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
     try:
         found = await trio.socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

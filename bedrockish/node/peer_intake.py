@@ -18,6 +18,8 @@ from bedrockish_net import mesh as net
 from bedrockish_net.errors import RefusedError
 from bedrockish_net.events import Hello
 
+WAITING = "waiting"  # the mode of a node whose file cannot be written, and the code with which it refuses peers
+
 logger = logging.getLogger(__name__)
 
 
@@ -63,7 +65,9 @@ class PeerIntake:
                 logger.info("link to %s is down: %s", node, reason)
                 self._loop.post(PeerDown(node))
             case net.TurnedAway(node, code, reason, info):
-                self.astray.setdefault(node, f"the program at its address refuses the connection: {reason}")
+                why = reason.removeprefix("the other end refused: ")
+                text = "it waits: " if code == WAITING else "the program at its address refuses the connection: "
+                self.astray[node] = text + why
                 if code in (AMNESIA, OLDER_FILE) and self._core.state.roster.joining is None:
                     self._accused(node, code, reason, info)
             case net.Received(node, payloads):

@@ -17,7 +17,9 @@ from bedrockish.errors import (
     UnavailableError,
 )
 
-_LIMITS = (errno.EDQUOT, errno.EFBIG)  # a quota, and the limit of a file's size; SQLite knows a full disk alone
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""The system's numbers for a file that cannot grow or be written now: a full disk, a quota, the limit of a file's size,
+and a file system that became read-only. SQLite has a code of its own for the first one alone."""
 _TEXT = re.compile("syntax error|unrecognized token|incomplete input")
 FULL = "the disk is full, or may only be read; make room: nothing that was answered is lost, and a running node goes on"
 
@@ -67,7 +69,7 @@ def is_in_the_text(error: BedrockishError) -> bool:
 
 
 def _lacks_room(error: apsw.Error, number: int) -> bool:
-    return isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and number in _LIMITS)
+    return isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and number in NO_ROOM)
 
 
 def damaged_page(error: apsw.CorruptError, **details: str) -> DamagedError:

@@ -14,13 +14,13 @@ from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.records import Membership, decode_membership, encode_membership
-from bedrockish.engine.sqlite.errors import FULL, lost_file
+from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lost_file
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.build import remove_leftovers
-from bedrockish.engine.storage.scratch_files import remove_scratch
+from bedrockish.engine.storage.scratch_files import remove_scratch, why_not_writable
 from bedrockish.engine.storage.wal import PRIVATE, create_private
-from bedrockish.errors import ConfigError, UnsupportedError
+from bedrockish.errors import ConfigError, NoRoomError, UnsupportedError
 from bedrockish_journal.storage import schema_history as schema
 from bedrockish_journal.storage import store
 
@@ -63,6 +63,8 @@ class FileLock:
         try:
             self._fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         except OSError as error:
+            if error.errno in NO_ROOM:
+                raise NoRoomError(f"{name} cannot be created: {error.strerror}; {FULL}") from error
             raise ConfigError(
                 f"{name} cannot be created: {error.strerror}; give the node a directory that it may write"
             ) from error
@@ -271,17 +273,21 @@ def _as_config_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except apsw.FullError as error:
-        raise ConfigError(f"{path}: {FULL}") from error
+        raise NoRoomError(f"{path}: {FULL}") from error
     except apsw.CorruptError as error:
         raise lost_file(path, error) from error
     except apsw.NotADBError as error:
         raise ConfigError(f"{path} is not a SQLite database ({error}); give another file, or restore it") from error
     except (apsw.CantOpenError, apsw.PermissionsError, apsw.ReadOnlyError, apsw.IOError) as error:
+        if no_room := why_not_writable(path):
+            raise NoRoomError(f"{path} cannot be opened for writing: {no_room}") from error
         why = "there is no such file, or" if not path.exists() else ""
         raise ConfigError(
             f"{path} cannot be opened for writing: {why} {error}; check the path and its permissions".replace("  ", " ")
         ) from error
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise NoRoomError(f"{path} cannot be created: {error.strerror}; {FULL}") from error
         raise ConfigError(
             f"{path} cannot be created: {error.strerror}; give a directory that may be written"
         ) from error
@@ -292,6 +298,8 @@ def _as_config_errors(path: Path) -> Iterator[None]:
 def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
     """Set what is per connection; each line has its reason."""
     if db.readonly("main") or not os.access(path.parent, os.W_OK):
+        if no_room := why_not_writable(path):
+            raise NoRoomError(f"{path} may only be read: {no_room}")
         raise ConfigError(f"{path} may not be written by this user; change its permissions, or the user of the node")
     # After a crash whoever opens the file first recovers the WAL, alone: it may be a program that only reads.
     db.set_busy_timeout(RECOVERY_MS)

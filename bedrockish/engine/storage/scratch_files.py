@@ -4,6 +4,7 @@ A disk that a copy has filled ends the node: so the last part of it is never use
 leaves them behind, so they are removed when its file is opened again.
 """
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -14,9 +15,19 @@ import apsw
 
 from bedrockish.errors import UnavailableError
 
-LENT, REFILL, MOMENT, PROOF = ".lent", ".refill", ".moment", ".proof"
+LENT, REFILL, MOMENT, PROOF, PROBE = ".lent", ".refill", ".moment", ".proof", ".probe"
+PROBE_BYTES = 256 << 10  # a node that waits for room can go on with so much; more than a batch usually takes
+REASONS = {
+    errno.ENOSPC: "its disk is full",
+    errno.EDQUOT: "its quota is used up",
+    errno.EFBIG: "it has reached the limit of a file's size",
+    errno.EROFS: "its file system may only be read",
+    errno.EMFILE: "the node has too many files open",
+    errno.ENFILE: "the machine has too many files open",
+}
+"""What the system's numbers mean for a file that cannot be written."""
 RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # of a disk: a part, or this if it is less, is kept for what others decide
-_LEFT = re.compile(r"(\.lent|\.refill|(\.refill)?\.(moment|proof))(\.\d+\.(part|compact))?(-wal|-shm|-journal)?")
+_LEFT = re.compile(r"(\.(probe|lent|refill)|(\.refill)?\.(moment|proof))(\.\d+\.(part|compact))?(-wal|-shm|-journal)?")
 
 
 def scratch_path(database: str | os.PathLike[str], suffix: str) -> Path:
@@ -59,6 +70,30 @@ def room_on_disk(path: str | os.PathLike[str]) -> dict[str, int] | None:
 def reserve(room: Mapping[str, int]) -> int:
     """Return how many bytes of a disk must be free for its node to lead and to vote."""
     return min(room["total_bytes"] // RESERVE_PARTS, RESERVE_BYTES)
+
+
+def why_not_writable(path: str | os.PathLike[str]) -> str:
+    """Return why the disk of a file takes no more bytes now, for people; empty if it does, or if that is not the cause.
+
+    A quota, and a file system that the kernel has made read-only, show themselves only when something is written.
+    """
+    probe = scratch_path(path, PROBE)
+    try:
+        try:
+            file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                written = 0
+                while written < PROBE_BYTES:  # the last bytes that fit are written without an error
+                    written += os.pwrite(file, bytes(PROBE_BYTES - written), written)
+                os.fsync(file)
+            finally:
+                os.close(file)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(probe)
+    except OSError as error:
+        return REASONS.get(error.errno or 0, "")
+    return ""
 
 
 def check_room(path: str | os.PathLike[str], size: int = 0) -> None:

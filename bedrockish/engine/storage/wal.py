@@ -13,7 +13,8 @@ from pathlib import Path
 
 import apsw
 
-from bedrockish.errors import ConfigError, DamagedError, UnavailableError
+from bedrockish.engine.sqlite.errors import FULL, NO_ROOM
+from bedrockish.errors import ConfigError, DamagedError, NoRoomError, UnavailableError
 
 PRIVATE = 0o600  # the mode of the files of a database: its owner's alone
 FRAME_BYTES = 24 + 4096
@@ -97,6 +98,8 @@ class Wal:
                 )
             os.fdatasync(self._fd)
         except OSError as error:
+            if error.errno in NO_ROOM:
+                raise NoRoomError(f"{self._path} cannot be synced: {error.strerror}; {FULL}") from error
             # After a failed sync the kernel may have dropped the pages: trying again would promise what is lost.
             raise DamagedError(
                 f"{self._path} cannot be synced: {error.strerror}; check the disk and start the node again"

@@ -46,6 +46,10 @@ class Kind:
     useless: bool = False
     after_s: float = 0.0
 
+    def told(self, text: str) -> dict[str, Any]:
+        """Return the trouble as plain data, with its facts as text."""
+        return {"code": self.code, "text": text, "do": self.do, "useless": self.useless}
+
 
 def reaches(node: Mapping[str, Any]) -> bool:
     """Whether a member can be reached, itself included."""
@@ -296,7 +300,15 @@ def _disk_failing(status: Status) -> str:
     return f"{count} times in the last ten minutes, the last one: {status.get('disk_error_last')}" if count else ""
 
 
+CANNOT_WRITE = Kind(
+    "cannot_write",
+    "this node waits, because its file cannot be written",
+    "make room, raise the quota, or mount the file system for writing; the node lost nothing, and goes on by itself",
+    lambda status: str(status.get("waits_for", "")),
+    useless=True,
+)
 KINDS = (
+    CANNOT_WRITE,
     Kind(
         "out_of_service",
         "this node takes no requests",
@@ -476,15 +488,7 @@ class Troubles:
                 continue
             since = self._since.setdefault(kind.code, now_s)
             if now_s - since >= kind.after_s:
-                found.append(
-                    {
-                        "code": kind.code,
-                        "text": text,
-                        "do": kind.do,
-                        "useless": kind.useless,
-                        "since_ms": round(1000 * (now_s - since)),
-                    }
-                )
+                found.append({**kind.told(text), "since_ms": round(1000 * (now_s - since))})
         return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from bedrockish.core.protocol.health import DISK_FULL, Health, Mode
-from bedrockish.engine.storage.scratch_files import reserve, room_on_disk
+from bedrockish.engine.storage.scratch_files import reserve, room_on_disk, why_not_writable
 
 logger = logging.getLogger(__name__)
 
@@ -63,20 +63,44 @@ async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, 
         await trio.sleep(LOOK_S)
 
 
-def has_room(path: str) -> bool:
-    """Whether a file can be opened and written, and its disk has more left than is kept for what others decide."""
+def why_no_room(path: str) -> str:
+    """Return why a file cannot be opened and written now, for people; empty if it can.
+
+    Less than the reserve on its disk is not enough, for the node would stop again at once.
+    """
     files = open_files()
     if files["open"] >= files["max"]:
-        return False
-    room = room_on_disk(path)
-    folder = os.path.dirname(os.path.abspath(path))
-    return room is not None and room["free_bytes"] > reserve(room) and os.access(folder, os.W_OK)
+        return f"{files['open']} files and connections are open, of {files['max']} that may be"
+    why, room = why_not_writable(path), room_on_disk(path)
+    if why or room is None:
+        return why or "its folder cannot be read"
+    if room["free_bytes"] <= reserve(room):
+        return f"its disk has only {room['free_bytes'] >> 20} MiB left, and needs {reserve(room) >> 20} MiB"
+    return ""
 
 
-async def wait_for_room(path: str) -> None:
-    """Return when the disk of a file can be written again."""
-    while not has_room(path):  # noqa: ASYNC110 (nobody tells)
-        await trio.sleep(LOOK_S)
+class Room:
+    """Whether the file of a node that waits can be written again.
+
+    Attributes:
+        why: why it cannot, for people.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.why = self._look() or f"{path} could not be written a moment ago"
+
+    def _look(self) -> str:
+        why = why_no_room(self._path)
+        return f"{self._path} cannot be written: {why}" if why else ""
+
+    async def wait(self) -> None:
+        """Return when the file can be written."""
+        while why := await trio.to_thread.run_sync(self._look):
+            if why != self.why:
+                logger.warning("%s", why)
+            self.why = why
+            await trio.sleep(LOOK_S)
 
 
 async def tell_troubles(status: Callable[[], Mapping[str, Any]]) -> None:

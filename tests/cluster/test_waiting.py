@@ -1,0 +1,116 @@
+"""A node whose file cannot be written waits, and answers with the reason wherever it is asked."""
+
+import resource
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import trio
+
+import bedrockish
+from bedrockish import open_client
+from bedrockish.errors import OutcomeUnknownError, UnavailableError
+from tests.cluster.story import ready, status_of, until
+from tests.http.conftest import Asker
+from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+LIMIT_BYTES = 64 << 10  # longer files cannot be written, as with a quota; the log stays shorter
+REASON = "A.sqlite cannot be written: it has reached the limit of a file's size"
+
+
+def limit_files(node: LocalNode, size: int) -> None:
+    """Let a running node write no file beyond so many bytes."""
+    assert node.process is not None
+    resource.prlimit(node.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment(), input=""
+    )
+
+
+async def until_mode(cluster: LocalCluster, mode: str) -> None:
+    async def there() -> bool:
+        try:
+            return bool((await status_of(cluster, 0))["mode"] == mode)
+        except UnavailableError:
+            return False
+
+    await until(f"A is {mode}", there)
+
+
+async def fill(cluster: LocalCluster) -> None:
+    async with open_client(cluster.url(1)) as client:
+        await client.execute("CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, x)")
+        for _ in range(12):
+            await client.execute("INSERT INTO t(x) VALUES (randomblob(20000))")
+
+
+async def test_node_without_room_answers_everywhere_with_the_reason(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "three", http=True) as cluster:
+        await ready(cluster)
+        first = cluster.nodes[0]
+        assert first.http_port is not None
+        asks = Asker(first.http_port, cluster)
+        limit_files(first, LIMIT_BYTES)
+        await fill(cluster)  # the two others are a quorum
+        await until_mode(cluster, "waiting")
+
+        status = await status_of(cluster, 0)
+        assert status["trouble"] == REASON
+        assert [one["code"] for one in status["troubles"]] == ["cannot_write"]
+        done = await trio.to_thread.run_sync(program, "status", cluster.url(0, only=True))
+        assert done.returncode == 1
+        assert done.stdout.startswith(f"TROUBLE cannot_write: {REASON}\n  to do: make room, raise the quota")
+        alive, is_ready = asks("/livez"), asks("/readyz")
+        assert (alive.status, is_ready.status) == (200, 503)
+        assert is_ready.json["reasons"] == [REASON]
+        assert asks("/status").json["trouble"] == REASON
+        assert 'bedrockish_trouble{code="cannot_write"} 1' in asks("/metrics").body.decode()
+        assert REASON in asks("/").body.decode()
+        refused = asks.sql("SELECT 1")
+        assert (refused.status, refused.json["code"]) == (503, "unavailable")
+        assert REASON in refused.json["message"]
+        url = cluster.url(0, only=True, options="timeout=1&discover=no")
+        with (
+            bedrockish.connect(url) as db,
+            pytest.raises(UnavailableError, match="limit of a file's size"),
+        ):
+            await trio.to_thread.run_sync(db.execute, "SELECT 1")
+
+        async def told() -> bool:
+            found = await status_of(cluster, 1)
+            return any(one["text"] == f"A: it waits: {REASON}" for one in found["troubles"])
+
+        await until("B tells why A waits, and not that it is away", told)
+        assert not [one for one in (await status_of(cluster, 1))["troubles"] if one["code"] == "node_away"]
+
+        limit_files(first, resource.RLIM_INFINITY)
+        await until_mode(cluster, "serving")
+        await ready(cluster)
+        async with open_client(cluster.url(0, only=True)) as client:
+            assert (await client.execute("SELECT count(*) FROM t", read="strict")).value() == 12
+
+
+def test_waiting_node_ends_on_sigterm(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:
+        trio.run(ready, cluster)
+        node = cluster.nodes[0]
+        limit_files(node, LIMIT_BYTES)
+        with (
+            bedrockish.connect(cluster.url(options="timeout=2")) as db,
+            suppress(UnavailableError, OutcomeUnknownError),
+        ):
+            db.execute("CREATE TABLE t(x)")
+            for _ in range(12):
+                db.execute("INSERT INTO t VALUES (randomblob(20000))")
+        trio.run(until_mode, cluster, "waiting")
+        assert node.process is not None
+        node.process.terminate()
+        assert node.process.wait(5) == 0

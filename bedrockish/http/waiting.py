@@ -1,4 +1,4 @@
-"""HTTP of a node that waits until its file can be written: the probes, the status, and the reason to everybody else."""
+"""HTTP of a node that waits until its file can be written: the probes, the status, and a refusal with the reason."""
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping

@@ -37,7 +37,7 @@ RETRY_S = 5.0  # before a port is tried again
 
 
 class WaitingNode:
-    """What a node tells while it waits.
+    """The answers of a node that waits.
 
     Args:
         config: of the node.

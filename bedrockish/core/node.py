@@ -98,8 +98,8 @@ class Node:
         now: the driver's clocks at the start.
         find_command: tells what a command has become, as far as the journal goes that the effects of earlier steps have
             made: None if it never happened, ``FORGOTTEN`` if the journal does not reach back as far as its id.
-        find_places: tells all places of a transaction in the journal, as far as the effects of earlier steps have made
-            it.
+        has_applied: tells whether the journal has a transaction, as far as the effects of earlier steps have made it.
+        find_places: tells under which places the journal has it.
         conflicts: tells whether an access set conflicts with an entry of the journal up to the ticks of the second
             vector, but for those that the first one has; None if it lacks one of them.
         compare_rows: tells why a transaction was not made of the rows that the tables here have after the effects of
@@ -117,6 +117,7 @@ class Node:
         *,
         follows_wall: bool = True,
         find_command: Callable[[str], Txid | None] = lambda _: None,
+        has_applied: Callable[[Txid], bool] = lambda _: False,
         find_places: Callable[[Txid], Iterable[Place]] = lambda _: (),
         conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
         compare_rows: Callable[[Transaction], str | None] | None = None,
@@ -125,6 +126,7 @@ class Node:
             *(recovered, settings, draw, now),
             follows_wall=follows_wall,
             find_command=find_command,
+            has_applied=has_applied,
             find_places=find_places,
             conflicts=conflicts,
             compare_rows=compare_rows,

@@ -38,7 +38,12 @@ class Story:
         recovered = Recovered("B", "sB", Membership(0, {node: Member(node, f"{node}:1") for node in "ABC"}))
         settings = Settings(conflict_window_ms=1_000)
         self.node = Node(
-            recovered, settings, lambda: 0.5, self.now, find_places=lambda txid: self.journal.get(txid, ())
+            recovered,
+            settings,
+            lambda: 0.5,
+            self.now,
+            has_applied=lambda txid: txid in self.journal,
+            find_places=lambda txid: self.journal.get(txid, ()),
         )
         self.node.start(self.now)
         self.step(PeerUp("C"))

@@ -1,6 +1,7 @@
 """The rules of changing the membership, tried on every membership of up to four nodes and every set of living ones."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -120,6 +121,32 @@ def test_a_learner_may_start_again_on_another_file() -> None:
     again = MemberChange("add", "D", "host:68", store="second")
     assert change_members(old, again, Facts(frozenset("AD"))).members["D"].store == "second"
     assert refusal({"A": True, "D": False}, again, Facts(frozenset("AD"), {}, frozenset("AD"))) == "used"
+
+
+@pytest.mark.parametrize("leaves", [("remove",), ("demote",), ("demote", "remove"), ("replace",)])
+def test_name_of_a_former_voter_is_refused_for_another_file(leaves: tuple[str, ...]) -> None:
+    """It may have led a commit that a member out of reach alone knows: the timelines here do not have it."""
+    old, facts = members({**ABC, "D": True}), Facts(frozenset("ABC"), dict.fromkeys("ABC", 0))
+    for action in leaves:
+        successor = "E" if action == "replace" else ""
+        old = change_members(old, MemberChange(action, "D", "h:9", successor, store="second"), facts)
+    for store in ("", "first", "second"):
+        with pytest.raises(MembershipError, match="D: the name has voted"):
+            change_members(old, MemberChange("add", "D", "h:1", store=store), facts)
+    if "D" not in old.members:
+        with pytest.raises(MembershipError, match="D: the name has voted"):
+            change_members(old, MemberChange("replace", "A", "h:1", "D"), facts)
+    assert decode_membership(encode_membership(old)).former == ("D",)
+
+
+def test_former_voter_votes_again_with_its_own_file() -> None:
+    old = members({**ABC, "D": True})
+    old = replace(old, members={**old.members, "D": replace(old.members["D"], store="own")})
+    facts = Facts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("D"))
+    old = change_members(old, MemberChange("demote", "D"), facts)
+    old = change_members(old, MemberChange("add", "D", "h:9", store="own"), facts)
+    assert old.former == ("D",)
+    assert change_members(old, MemberChange("promote", "D"), facts).former == ()
 
 
 def test_the_files_that_are_known_are_written_down() -> None:

@@ -29,9 +29,7 @@ class Behind:
         self.journal: dict[Txid, list[tuple[str, int]]] = {}
         self.seconds = 0.0
         recovered = Recovered("B", "store of B", members, joining=joining, settled=settled)
-        self.node = Node(
-            recovered, Settings(), lambda: 0.5, self.now, find_places=lambda txid: self.journal.get(txid, ())
-        )
+        self.node = Node(recovered, Settings(), lambda: 0.5, self.now, has_applied=lambda txid: txid in self.journal)
         self.state = self.node.state
         self.node.start(self.now)
         for peer in self.state.roster.peers:

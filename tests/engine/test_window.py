@@ -39,6 +39,7 @@ def start(node: TestNode, safe: int) -> Node:
         Settings(),
         lambda: 0.5,
         Now(0.0, 0),
+        has_applied=journal.has,
         find_places=journal.places,
         conflicts=journal.conflicts,
     )

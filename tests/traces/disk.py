@@ -82,6 +82,10 @@ class Disk:
         self.written = self.written or done
         return done
 
+    def has_applied(self, txid: Txid) -> bool:
+        """Whether the journal has a transaction."""
+        return bool(self.find_places(txid))
+
     def find_places(self, txid: Txid) -> list[tuple[str, int]]:
         """Return all places of a transaction in the journal."""
         return [entry.place for entry, _ in self.live.journal if entry.txid == txid]

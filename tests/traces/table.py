@@ -157,7 +157,14 @@ class Table:
     def _start(self, name: str) -> None:
         place = self.places[name]
         recovered = place.disk.durable.recover(name, self.membership)
-        place.node = Node(recovered, Settings(), draws(ord(name)), self.now, find_places=place.disk.find_places)
+        place.node = Node(
+            recovered,
+            Settings(),
+            draws(ord(name)),
+            self.now,
+            has_applied=place.disk.has_applied,
+            find_places=place.disk.find_places,
+        )
         if self.plain:
             roster = place.node.state.roster
             roster.__class__ = PlainRoster

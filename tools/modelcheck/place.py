@@ -129,6 +129,7 @@ class Place:
             *(recovered, self.settings, level_luck, self.now),
             follows_wall=False,
             find_command=self._find_command,
+            has_applied=self._has_applied,
             find_places=self._find_places,
             conflicts=self._conflicts,
         )
@@ -312,6 +313,9 @@ class Place:
     def _find_command(self, command: str) -> Txid | None:
         entry = self.disk.seen.commands.get(command)
         return None if entry is None else entry.txid
+
+    def _has_applied(self, txid: Txid) -> bool:
+        return txid in self.disk.seen.txids
 
     def _find_places(self, txid: Txid) -> list[tuple[str, int]]:
         return self.disk.seen.find_places(txid)

@@ -216,8 +216,6 @@ class Image:
 
     def find_places(self, txid: Txid) -> list[tuple[str, int]]:
         """Return all places of a transaction, in the order applied."""
-        if txid not in self.txids:
-            return []
         return [entry.place for entry, _ in self.order if entry.txid == txid]
 
     def conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:

@@ -51,6 +51,11 @@ _STAMPS = {
 _Reservations = reservations.Reservations
 
 USES: dict[str, Fault] = {
+    "the name of a former voter is given again": fault(
+        "no other file gets the name of a node that voted before",
+        (membership, "_add", " or node in old.former", ""),
+        **{**_CHANGES, "names_again": 0.9, "comings": 0.8},
+    ),
     "others hold back for ever": fault(
         "a reservation ends after its time, whoever holds it",
         (_Reservations, "choose", "held is not None and now >= self._until", "False"),

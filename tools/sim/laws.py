@@ -7,7 +7,7 @@ histories and journals when everything is over.
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from bedrockish.api.requests import STRICT, Answer, Request
+from bedrockish.api.requests import ADD, STRICT, Answer, Request
 from bedrockish.core.protocol.effects import Apply, Persist
 from bedrockish.core.protocol.messages import (
     Accepted,
@@ -91,6 +91,9 @@ class Laws:
     def changed(self, request: Request, answer: Answer) -> None:
         """Record a membership change that the operator was told of."""
         self.changes.append((request, answer))
+        change = request.change
+        if change is not None and change.action == ADD and change.store.startswith("second"):
+            self.broken("a voter's name belongs to its file", f"{change.node} was given to the {change.store}")
 
     def stopped(self, machine: "Machine") -> None:
         """A machine stopped: what it said it had may be lost, what it was heard to say stays said."""

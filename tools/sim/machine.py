@@ -117,6 +117,7 @@ class Machine:
             self.now(),
             follows_wall=options.follows_wall,
             find_command=self._find_command,
+            has_applied=self._has_applied,
             find_places=self._find_places,
             conflicts=lambda *asked: self.disk.seen.conflicts(*asked),
             compare_rows=self.care.why_rows_differ,
@@ -405,6 +406,9 @@ class Machine:
     def _find_command(self, command: str) -> Txid | None:
         entry = self.disk.seen.commands.get(command)
         return None if entry is None else entry.txid
+
+    def _has_applied(self, txid: Txid) -> bool:
+        return txid in self.disk.seen.txids
 
     def _find_places(self, txid: Txid) -> list[tuple[str, int]]:
         return self.disk.seen.find_places(txid)

@@ -37,6 +37,7 @@ class Operator:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.luck = Random(f"operator {world.options.seed}")
+        self.names = Random(f"names {world.options.seed}")
         self.plan: Plan | None = None
         self.stopped = False
         self.shrinks = False
@@ -66,11 +67,13 @@ class Operator:
         self.world.after(max(LOOK_S, wait), self._begin)
 
     def _begin(self) -> None:
-        lost = self._lost()
+        lost, former = self._lost(), self._former_voters()
         if lost and self.luck.random() < 0.3 + self.stopped:
             self._go(self._replace(lost[0]))
         elif self._raises():
             self._go(self._simply(MemberChange(RAISE, self.world.membership.nodes[0])))
+        elif former and not self.stopped and self.names.random() < self.world.options.names_again:
+            self._go(self._give_name_again(self.names.choice(former)))
         elif self.world.options.changes_every_s and not self.stopped:
             self._go(self._choose())
         else:
@@ -120,6 +123,16 @@ class Operator:
             case _:
                 name = luck.choice(members.nodes)
                 return self._simply(MemberChange(ADDRESS, name, f"{name.lower()}:{luck.randint(4101, 4999)}"))
+
+    def _former_voters(self) -> list[str]:
+        """Return the nodes that voted and left with their files."""
+        laws = self.world.laws
+        voted = {*self.world.founded.voters, *(name for voters in laws.voters.values() for name in voters)}
+        return [name for name, machine in self.world.machines.items() if machine.retired and name in voted]
+
+    def _give_name_again(self, name: str) -> Plan:
+        """Install a node on an empty file under the name of a voter that left."""
+        yield from self._change(MemberChange(ADD, name, f"{name.lower()}:4200", store=f"second file of {name}"))
 
     def _simply(self, change: MemberChange) -> Plan:
         yield from self._change(change)

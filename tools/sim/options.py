@@ -3,11 +3,15 @@
 Everything is drawn here and printed, so that a shrunk failure can be written down as a seed and a few overrides.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from bedrockish.common.levels import LEVEL
+from bedrockish.core.state import certifier
 from bedrockish.core.state.settings import Settings
 
 FAULTS = (
@@ -58,6 +62,8 @@ class Options:
         wait_ms: mean time that an execution waits for a background worker, and for its snapshot; 0: none does.
         doubles: chance that a client sends a command to its node twice under the same id.
         gather_ms: mean time for which a node gathers writes that it then executes together; 0: it does not.
+        segment: how many commits of the conflict window are packed together, and how many of each timeline are known
+            by their ticks; 0: as ever.
         window_entries: how many settled commits a node reads back when it starts.
         execute_ms: mean time of an execution; 0 runs it between two events, as the real driver does.
         duplicate, lose: chance that a message comes twice, or silently not at all.
@@ -70,6 +76,7 @@ class Options:
         timeout_s: what clients give a command. dead: how many voters stay dead until all other nodes have come to rest.
         power_cut: at the end all nodes stop at once and start again.
         changes_every_s: mean pause between two changes of the membership; 0 for none.
+        names_again: the chance that a change is of a node on an empty file that takes the name of a voter that left.
         comings: the chance that a change is of a node that comes as a voter, or of one that goes.
         snapshots: the chance that a command asks for isolation ``snapshot``.
         stamps: the chance that a statement that writes keeps its transaction's clock, besides those that do anyhow;
@@ -118,10 +125,12 @@ class Options:
     suspicion_ms: int = 1_000
     closing_lag_ms: int = 500
     conflict_window_ms: int = 60_000
+    segment: int = 0
     window_entries: int = 50_000
     fetch_bytes: int = 4_000_000
     changes_every_s: float = 0.0
     comings: float = 0.0
+    names_again: float = 0.0
     snapshots: float = 0.0
     stamps: float = 0.0
     talks: float = 0.0
@@ -149,6 +158,14 @@ class Options:
             reserve_ms=self.reserve_ms,
             **({"inline_bytes": 2 * self.piece_bytes, "piece_bytes": self.piece_bytes} if self.piece_bytes else {}),
         )
+
+    @contextmanager
+    def constants(self) -> Iterator[None]:
+        """Have the constants of the conflict window in force that this world is drawn with."""
+        with ExitStack() as stack:
+            for name in ("SEGMENT", "LATEST", "FEW") if self.segment else ():
+                stack.enter_context(patch.object(certifier, name, self.segment))
+            yield
 
     @property
     def pace_at_rest(self) -> float:
@@ -182,6 +199,9 @@ def draw_options(seed: int) -> Options:
         options = options.with_(comings=0.8, changes_every_s=0.1, load_s=max(options.load_s, 3.0))
     options = options.with_(gather_ms=Random(f"gather {seed}").choice(GATHER_MS))
     options = options.with_(window_entries=Random(f"window {seed}").choice((0, 3, 50_000)))
+    options = options.with_(segment=Random(f"segment {seed}").choice((0, 2, 5)))
+    if options.changes_every_s:
+        options = options.with_(names_again=Random(f"names {seed}").choice((0.0, 0.3)))
     return options.with_(level=LEVEL - 1) if seed % 7 == OLDER else options
 
 

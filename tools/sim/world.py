@@ -155,6 +155,10 @@ class World:
         Raises:
             LawBrokenError: a law was broken.
         """
+        with self.options.constants():
+            self._live()
+
+    def _live(self) -> None:
         for machine in self.machines.values():
             machine.start()
         for start in (*(client.start for client in self.clients), *(reader.start for reader in self.readers)):

@@ -111,6 +111,7 @@ class Membership:
         level: the release level that every member reads, see ``levels``.
         retired: timelines of nodes that left, which no vector names any more, each with the version from which on.
         users: of the cluster, by name; None for one that was removed.
+        former: names of nodes that voted before and do not now, sorted: no other file gets such a name.
     """
 
     version: int
@@ -119,6 +120,7 @@ class Membership:
     level: int = LEVEL
     retired: Mapping[str, int] = field(default_factory=dict)
     users: Mapping[str, UserSaid | None] = field(default_factory=dict, repr=False)
+    former: tuple[str, ...] = ()
 
     @property
     def voters(self) -> list[str]:
@@ -135,10 +137,8 @@ def encode_membership(membership: Membership) -> bytes:
     """Return the canonical bytes of a membership (``bedrockish_journal.model.membership``)."""
     # The journal has its own types for what it says of members: readers of it need not have the core.
     members = tuple(MemberSaid(m.node, m.address, m.voter, m.store) for m in membership.members.values())
-    said = MembershipSaid(
-        membership.version, members, membership.cluster_id, membership.level, membership.retired, membership.users
-    )
-    return pack_membership(said)
+    cluster = membership.cluster_id, membership.level, membership.retired, membership.users, membership.former
+    return pack_membership(MembershipSaid(membership.version, members, *cluster))
 
 
 def decode_membership(data: bytes) -> Membership:
@@ -149,7 +149,7 @@ def decode_membership(data: bytes) -> Membership:
     """
     said = read_membership(data)
     members = {one.node: Member(*one) for one in said.members}
-    return Membership(said.version, members, said.cluster_id, said.level, said.retired, said.users)
+    return Membership(said.version, members, said.cluster_id, said.level, said.retired, said.users, said.former)
 
 
 @value

@@ -60,7 +60,7 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
         new = replace(old, users=change_users(old, change))
     elif change.action == ADD:
         _check_level(old, change)
-        _add(members, change.node, change.address, change.store, facts)
+        _add(old, members, change.node, change.address, change.store, facts)
     else:
         member = members.get(change.node)
         if member is None:
@@ -76,12 +76,14 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
                 _check_address(members, member.node, change.address)
                 members[member.node] = replace(member, address=change.address)
             case _:
-                _replace(members, member, change, facts)
+                _replace(old, members, member, change, facts)
     # With every change, members whose file is known by now are bound to it: under another one, the name is not theirs.
     known = {node: replace(one, store=one.store or facts.stores.get(node, "")) for node, one in members.items()}
     retired = _retire(old, known, facts)
     # Sorted: the same change has the same bytes, whoever makes it.
     new = replace(new, version=old.version + 1, members=dict(sorted(known.items())), retired=retired)
+    if old.level >= 2:  # release 0.1.0 reads no such list
+        new = replace(new, former=tuple(sorted({*old.former, *old.voters} - set(new.voters))))
     _check_votes(old, new, change, facts)
     return new
 
@@ -119,7 +121,7 @@ def _check_level(old: Membership, change: MemberChange) -> None:
         )
 
 
-def _add(members: dict[str, Member], node: str, address: str, store: str, facts: Facts) -> None:
+def _add(old: Membership, members: dict[str, Member], node: str, address: str, store: str, facts: Facts) -> None:
     """Let a node in as a learner; a learner that starts anew on another file may come again, when it has ended."""
     # The name stands in every entry and vector, as text, and is half of each transaction's name: short and plain.
     if NAME.fullmatch(node) is None:
@@ -136,12 +138,14 @@ def _add(members: dict[str, Member], node: str, address: str, store: str, facts:
             f"{node} is a learner already, and runs at {known.address}; stop it there if another file shall take its "
             "place, or give the new node another name",
         )
-    # Two entries at one place are a fork, and nodes that see one stop.
-    if node in facts.timelines and (known is None or known.store != store or not store):
+    # Two entries at one place are a fork. A former voter may have led commits that its lost file and one member out of
+    # reach had alone, so the timelines here do not tell.
+    used = node in facts.timelines or node in old.former
+    if used and (known is None or known.store != store or not store):
         raise _refused(
             "used",
-            f"{node} has led commits before, and with another file it would lead others under the same names; "
-            "give the new node a new name",
+            f"{node}: the name has voted or led commits before, and another file would lead other commits under the "
+            "same places; give the new node a new name",
         )
     members[node] = Member(node, address, voter=False, store=store)
 
@@ -179,7 +183,7 @@ def _demote(members: dict[str, Member], member: Member) -> None:
     members[member.node] = replace(member, voter=False)
 
 
-def _replace(members: dict[str, Member], member: Member, change: MemberChange, facts: Facts) -> None:
+def _replace(old: Membership, members: dict[str, Member], member: Member, change: MemberChange, facts: Facts) -> None:
     if change.successor in members or change.successor == member.node:
         raise _refused(
             "duplicate",
@@ -187,7 +191,7 @@ def _replace(members: dict[str, Member], member: Member, change: MemberChange, f
             "with its file",
         )
     del members[member.node]
-    _add(members, change.successor, change.address or member.address, change.store, facts)
+    _add(old, members, change.successor, change.address or member.address, change.store, facts)
 
 
 def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:

@@ -66,6 +66,7 @@ class State:
         *,
         follows_wall: bool = True,
         find_command: Callable[[str], Txid | None] = lambda _: None,
+        has_applied: Callable[[Txid], bool] = lambda _: False,
         find_places: Callable[[Txid], Iterable[Place]] = lambda _: (),
         conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
         compare_rows: Callable[[Transaction], str | None] | None = None,
@@ -73,7 +74,7 @@ class State:
         self.me, self.store, self.batches = recovered.node, recovered.store, recovered.batches
         self.settings, self.draw = settings, draw
         self.find_command, self.compare_rows = find_command, compare_rows
-        self._find_places, self._conflicts = find_places, conflicts
+        self._has_applied, self._find_places, self._conflicts = has_applied, find_places, conflicts
         self.health = Health(recovered.alarms)
         promised = recovered.ceiling, recovered.cut, recovered.safe, recovered.settled
         self.clock = Clock(settings, now, *promised, follows_wall=follows_wall)
@@ -282,7 +283,7 @@ class State:
 
     def is_in_journal(self, txid: Txid) -> bool:
         """Whether a transaction between safe time and what is settled was applied in an earlier step."""
-        return self.clock.safe < txid.clock <= self.clock.settled and bool(self._find_places(txid))
+        return self.clock.safe < txid.clock <= self.clock.settled and self._has_applied(txid)
 
     def is_in_base(self, txid: Txid, base: Vector) -> bool:
         """Whether a base has a commit, under any of the places that the journal has for it."""

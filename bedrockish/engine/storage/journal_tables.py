@@ -277,6 +277,10 @@ class Journal:
             self._not_here = command  # whoever leads it is asked when it is executed, and again when it begins
         return found
 
+    def has(self, txid: Txid) -> bool:
+        """Whether a transaction was applied here and not removed since."""
+        return bool(self.places(txid))
+
     def places(self, txid: Txid) -> list[tuple[str, int]]:
         """Return all places of a transaction that were applied here and not removed since."""
         return store.find_places(self._db, txid)

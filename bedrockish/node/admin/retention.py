@@ -69,6 +69,7 @@ def start_core(
             now,
             follows_wall=follows,
             find_command=engine.journal.command_txid,
+            has_applied=engine.journal.has,
             find_places=engine.journal.places,
             conflicts=engine.journal.conflicts,
             compare_rows=compare_rows,

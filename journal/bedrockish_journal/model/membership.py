@@ -52,6 +52,7 @@ class MembershipSaid(NamedTuple):
         level: the release level; 1 in one of release 0.1.0.
         retired: timelines that no vector names any more, each with the version of the membership from which on.
         users: of the cluster, by name; None for one that was removed.
+        former: names of nodes that voted before and do not now, sorted.
     """
 
     version: int
@@ -60,6 +61,7 @@ class MembershipSaid(NamedTuple):
     level: int
     retired: Mapping[str, int]
     users: Mapping[str, UserSaid | None] = {}
+    former: tuple[str, ...] = ()
 
     @property
     def voters(self) -> dict[str, bool]:
@@ -71,17 +73,19 @@ def pack_membership(said: MembershipSaid) -> bytes:
     """Return the canonical bytes.
 
     They are [version, {node: [address, voter, store]}, cluster id, level, {timeline: version}, {user: [secret, role,
-    number, {table: role}] or null}]. At level 1 there are the first two only: release 0.1.0 reads nothing else. What
-    is empty at the end is left out.
+    number, {table: role}] or null}, [former voter]]. At level 1 there are the first two only: release 0.1.0 reads
+    nothing else. What is empty at the end is left out.
     """
     members = {one.node: [one.address, one.voter, one.store] for one in sorted(said.members)}
     fields: list[object] = [said.version, members]
     if said.level > 1:
         fields += [said.cluster_id, said.level]
-        if said.retired or said.users:
+        if said.retired or said.users or said.former:
             fields.append(dict(sorted(said.retired.items())))
-        if said.users:
+        if said.users or said.former:
             fields.append({name: _pack_user(one) for name, one in sorted(said.users.items())})
+        if said.former:
+            fields.append(list(said.former))
     assert said.level > 1 or not said.retired, "release 0.1.0 reads vectors as they are"
     assert said.level > 1 or not said.users, "release 0.1.0 would let everybody do everything"
     return cbor2.dumps(fields)
@@ -100,11 +104,12 @@ def read_membership(data: bytes) -> MembershipSaid:
         retired = later[2] if len(later) > 2 else {}
         retirements = list(retired.items())
         packed_users = later[3] if len(later) > 3 else {}
+        former = tuple(later[4]) if len(later) > 4 else ()
         users = {name: None if one is None else UserSaid(*one[:4]) for name, one in packed_users.items()}
     except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
         raise EntryMalformedError(f"these {len(data)} bytes are not a membership: {error}") from error
     texts = [cluster_id, *(text for one in members for text in (one.node, one.address, one.store))]
-    texts += [leader for leader, _ in retirements]
+    texts += [*(leader for leader, _ in retirements), *former]
     known = [one for one in users.values() if one is not None]
     tables = [pair for one in known for pair in _tables_of(one)]
     texts += [*users, *(one.secret for one in known), *(table for table, _ in tables)]
@@ -116,7 +121,7 @@ def read_membership(data: bytes) -> MembershipSaid:
         or not all(type(one.voter) is bool for one in members)
     ):
         raise EntryMalformedError("a membership should be a version and members with names, addresses and stores")
-    return MembershipSaid(version, members, cluster_id, level, retired, users)
+    return MembershipSaid(version, members, cluster_id, level, retired, users, former)
 
 
 def _pack_user(one: UserSaid | None) -> list[object] | None:

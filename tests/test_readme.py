@@ -105,7 +105,7 @@ def test_configuration_and_example_work(tmp_path: Path) -> None:
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             exec(moved(example), {})
-    assert said.getvalue() == "1 70\n2 30\n"
+    assert said.getvalue() == "[(1, 70), (2, 30)]\n"
 
 
 @pytest.mark.cluster

@@ -177,7 +177,7 @@ def test_a_level_above_ours_stops_the_node_before_it_applies_anything() -> None:
     state = One(membership(0, "ABC")).node.state
     before = state.roster.membership
     apply_queue = ApplyQueue(state)
-    apply_queue._change_members(("B", 1), replace(before, version=9, level=LEVEL + 1))
+    apply_queue._change_members(("B", 1), Txid(9, "B"), replace(before, version=9, level=LEVEL + 1))
     assert isinstance(state.outbox.effects[-1], Halt)
     assert "install the release of the other members" in state.outbox.effects[-1].reason
     assert state.roster.membership is before

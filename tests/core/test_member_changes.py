@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import cbor2
 
 from bedrockish.api.requests import Request, Token
+from bedrockish.core.coordinator.revalidation import overtaken
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Effect, Keep, Persist, Reply, Send, SetMembers
 from bedrockish.core.protocol.events import Accused, Event, Executed, Now, PeerUp, Received, Submitted, Woken
@@ -341,3 +342,22 @@ def test_amnesiac_node_revokes_its_closed() -> None:
     assert one.node.state.roster.peers["A"].closed == CLOCK
     one.hear("A", Gossip({}, 0, 0, CLOCK, "store of A", 1, WALL))
     assert (one.node.state.roster.peers["A"].closed, one.node.state.roster.peers["A"].cut) == (0, 0)
+
+
+def test_only_a_harmless_change_of_the_members_is_passed_over_and_the_other_is_named() -> None:
+    one = One(membership(0, "ABC"))
+    state, change = one.node.state, Txid(7, "B")
+    state.commit_window.add(
+        ("B", 1),
+        Transaction(
+            change, {}, 0, 0, 0, "m", "serializable", MEMBERS, claim(AccessSet(), ("m",), MEMBERS, 7), b"", b""
+        ),
+    )
+    wants = AccessSet(read_points=frozenset({b"t:x"}))
+    for harmless in (False, True):
+        state.commit_window.note_member_change(change, harmless=harmless)
+        error = overtaken(state, wants, {})
+        assert (error is None) is harmless
+        if error is not None:
+            assert "has changed the members or users of the cluster since" in error.message
+    assert overtaken(state, wants, {}, keeps_base=True) is not None

@@ -403,18 +403,21 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
             f"{request.timeout_s:g} s; it did not happen: give it more time, or split it into several"
         )
     if reject is not None and reject.other is not None:
-        return _outrun(inflight, reject.other, reject.key)
+        return _outrun(inflight, reject.other, reject.key, state)
     if inflight.lost is None or inflight.late:
         return DeadlineError(
             f"no quorum of {state.roster.quorum} approvals in {request.timeout_s:g} s; command {request.command} "
             f"did not happen{came_too_late(inflight.late) if inflight.late else ''}"
         )
-    return _outrun(inflight, inflight.lost.other, inflight.lost.key)
+    return _outrun(inflight, inflight.lost.other, inflight.lost.key, state)
 
 
-def _outrun(inflight: InFlight, other: Txid, key: bytes) -> ConflictError:
-    """Return the error for a request that was executed in vain because of others until its time was over."""
-    name = readable(object_of(key))
+MEMBERS_OR_USERS = "the members or users of the cluster"
+
+
+def _outrun(inflight: InFlight, other: Txid, key: bytes, state: State) -> ConflictError:
+    """Return the error for a request that lost to others until its time was over."""
+    name = MEMBERS_OR_USERS if other in state.commit_window.member_changes else readable(object_of(key))
     return ConflictError(
         f"command {inflight.request.command} met {other} of {other.leader} on {name} in {inflight.attempts} "
         f"attempts; it did not happen, and it is safe to run it again{_way_out(inflight, key)}",

@@ -8,7 +8,7 @@ took a minute to make is as young as any other when it is led. As soon as someth
 from dataclasses import replace
 from typing import Protocol
 
-from bedrockish.core.coordinator.request import InFlight, readable
+from bedrockish.core.coordinator.request import MEMBERS_OR_USERS, InFlight, readable
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import CommitWindow, Conflict, claim
 from bedrockish.core.state.contention import note_conflict
@@ -18,7 +18,9 @@ from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, Range
 from bedrockish_journal.model.vector import Vector
 
 
-def overtaken(state: State, access_set: AccessSet, base: Vector, spans: tuple[Range, ...] = ()) -> ConflictError | None:
+def overtaken(
+    state: State, access_set: AccessSet, base: Vector, spans: tuple[Range, ...] = (), *, keeps_base: bool = False
+) -> ConflictError | None:
     """Return the error for a transaction that a commit outside its base has overtaken; None if it can go on.
 
     Args:
@@ -26,6 +28,7 @@ def overtaken(state: State, access_set: AccessSet, base: Vector, spans: tuple[Ra
         access_set: what it has read and written.
         base: the commits that it has seen.
         spans: as those of ``Prepared``.
+        keeps_base: voters will compare it with this base, so that even a harmless change of the members counts.
     """
     # Commits that this base has not seen are dropped already: what cannot be compared counts as a conflict.
     if any(base.get(leader, 0) < tick for leader, tick in state.commit_window.floor.items()):
@@ -34,16 +37,16 @@ def overtaken(state: State, access_set: AccessSet, base: Vector, spans: tuple[Ra
             f"the transaction's snapshot is older than {window_s:g} s, and what it read may have changed since; "
             "it did not happen: run it again"
         )
-    found = first_conflict(state.commit_window, access_set, base, spans)
+    found = first_conflict(state.commit_window, access_set, base, spans, keeps_base=keeps_base)
     if found is None:
         return None
     note_conflict(state.counts, access_set, found.key)
     state.note_rival(found.key, found.other)
-    return lost_to(found)
+    return lost_to(state, found)
 
 
 def first_conflict(
-    window: CommitWindow, access_set: AccessSet, base: Vector, spans: tuple[Range, ...]
+    window: CommitWindow, access_set: AccessSet, base: Vector, spans: tuple[Range, ...], *, keeps_base: bool = False
 ) -> Conflict | None:
     """Return a commit outside a base that has changed what a transaction rests on, None if there is none.
 
@@ -56,7 +59,8 @@ def first_conflict(
         found = next(window.readers(spans, base), None)
         if found is not None:
             return found
-    return next(window.conflicts(access_set, base), None)
+    conflicts = window.conflicts(access_set, base)
+    return next((one for one in conflicts if keeps_base or not window.member_changes.get(one.other)), None)
 
 
 class AccessSets(Protocol):
@@ -88,17 +92,19 @@ def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError |
     if newer is None:
         return overtaken(state, sets.access_set(), base)
     for known in newer:
+        if state.commit_window.member_changes.get(known.txid):
+            continue
         key = sets.conflicts_with(known.access_set) or sets.overwrites(known.access_set)
         if key is not None:
             note_conflict(state.counts, sets.rests_on(), key)
             state.note_rival(key, known.txid)
-            return lost_to(Conflict(known.txid, key))
+            return lost_to(state, Conflict(known.txid, key))
     return None
 
 
-def lost_to(found: Conflict) -> ConflictError:
+def lost_to(state: State, found: Conflict) -> ConflictError:
     """Return the error for a transaction that lost against another one."""
-    name = readable(found.object)
+    name = MEMBERS_OR_USERS if found.other in state.commit_window.member_changes else readable(found.object)
     return ConflictError(
         f"{found.other} of {found.other.leader} has changed {name} since the transaction began; it did not happen: "
         "run it again",
@@ -120,7 +126,7 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
         now = state.clock.read()
         # With its command and a clock of now: its command may have happened elsewhere, or a schema change be in force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
-    return overtaken(state, access_set, prepared.base, prepared.spans)
+    return overtaken(state, access_set, prepared.base, prepared.spans, keeps_base=bool(prepared.clock))
 
 
 def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | BedrockishError:

@@ -219,7 +219,7 @@ class ApplyQueue:
         # The journal says from now on what the promise was for.
         state.votes.drop(txid)
         if entry.transaction.kind == MEMBERS and not repeat:
-            self._change_members(entry.place, decode_membership(entry.transaction.changes))
+            self._change_members(entry.place, txid, decode_membership(entry.transaction.changes))
 
     def _reach_schema(self, entry: Entry) -> bool:
         """Bring the schema to the version that a transaction ran on; whether that is possible.
@@ -238,7 +238,7 @@ class ApplyQueue:
             state.outbox.emit(Halt(what))
         return needed == here
 
-    def _change_members(self, place: Place, membership: Membership) -> None:
+    def _change_members(self, place: Place, txid: Txid, membership: Membership) -> None:
         """Count by the new membership. What was begun under the old one and is not applied here never commits: the
         change conflicts with everything, so whatever had a quorum before it is in its base.
         """
@@ -254,6 +254,9 @@ class ApplyQueue:
             return
         # What is new in it: earlier ones stand in no vector any more.
         retired = membership.retired.keys() - state.roster.membership.retired.keys()
+        old = state.roster.membership
+        is_same = (old.users, old.level, old.cluster_id) == (membership.users, membership.level, membership.cluster_id)
+        state.commit_window.note_member_change(txid, harmless=is_same and not retired)
         state.set_membership(membership)
         if retired:
             self._retire(place, retired)

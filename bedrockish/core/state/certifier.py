@@ -490,6 +490,9 @@ class _Line:
         self.first += 1
 
 
+MEMBER_CHANGES_MAX = 100
+
+
 class CommitWindow:
     """The commits of the conflict window.
 
@@ -499,9 +502,11 @@ class CommitWindow:
     Attributes:
         known: those that are not settled, and up to a few hundred of those that are.
         floor: the last tick of each timeline that is the first place of a dropped commit.
+        member_changes: the last changes of the members, each with whether open transactions go on over it.
     """
 
     def __init__(self, recovered: Vector | None = None) -> None:
+        self.member_changes: dict[Txid, bool] = {}
         self.known: dict[Txid, Known] = {}
         self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
@@ -528,6 +533,16 @@ class CommitWindow:
         for leader in leaders:
             self.floor.pop(leader, None)
             self._lines.pop(leader, None)
+
+    def note_member_change(self, txid: Txid, *, harmless: bool) -> None:
+        """Note a change of the members.
+
+        It is harmless if it retires no timeline and leaves users and the release level as they are: then a transaction
+        that lacks it reads and writes the same after it, and can be certified again on a base that has it.
+        """
+        self.member_changes[txid] = harmless
+        if len(self.member_changes) > MEMBER_CHANGES_MAX:
+            del self.member_changes[next(iter(self.member_changes))]
 
     def _sum_up(self) -> None:
         """Note what holds for all segments, after one has changed: hardly any commit or base needs to ask each."""

@@ -140,6 +140,7 @@ FLOORS = (
     "bedrockish.core.coordinator",
     "bedrockish.core",
     "bedrockish.engine.sqlite",
+    "bedrockish.engine.derived",
     "bedrockish.engine.statements",
     "bedrockish.engine.storage",
     "bedrockish.engine.execution",

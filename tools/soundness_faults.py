@@ -327,8 +327,8 @@ def loops_end_in_triggers() -> list[Patch]:
     """A loop in a trigger is taken to run once."""
     init = seeks._Reader.__init__
 
-    def also(self: Any, *args: Any, with_stops: bool) -> None:
-        init(self, *args, with_stops=with_stops)
+    def also(self: Any, *args: Any, with_stops: bool, named: Any) -> None:
+        init(self, *args, with_stops=with_stops, named=named)
         self._with_stops = with_stops
 
     return [(seeks._Reader, "__init__", also)]

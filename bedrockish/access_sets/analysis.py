@@ -17,7 +17,7 @@ from bedrockish.access_sets.effort import Check, TooDearError, unlimited
 from bedrockish.access_sets.query_names import Query
 from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse, analyse_coarsely
 from bedrockish.access_sets.writeset import WriteKeys
-from bedrockish.common.levels import COLUMNS
+from bedrockish.common.levels import COLUMNS, VIRTUAL
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 
@@ -100,6 +100,11 @@ class Compiled(Protocol):
         """Another text that may run instead of it, None if there is no such text."""
         ...
 
+    @property
+    def named(self) -> frozenset[str] | None:
+        """The tables that it names, as ``virtual_reads`` takes them; None if they are not known."""
+        ...
+
 
 class Precision:
     """How exactly reads of rows are told, which goes by the cluster's level.
@@ -108,14 +113,15 @@ class Precision:
         by_column: a row that is looked up by its id is read by the columns that are needed of it. From one level on all
             members say which columns they change; the transaction that raises the level conflicts with every other, so
             that nobody who reads so has missed one that does not say it.
+        virtual: all members replicate the rows of virtual tables.
     """
 
     def __init__(self) -> None:
-        self.by_column = False
+        self.by_column = self.virtual = False
 
     def learn(self, level: int) -> None:
         """Go by a level of the cluster from now on."""
-        self.by_column = level >= COLUMNS
+        self.by_column, self.virtual = level >= COLUMNS, level >= VIRTUAL
 
 
 class Analysis:
@@ -157,7 +163,9 @@ class Analysis:
             db, schema, count = self._db, self.schema, len(piece.names)
             try:
                 check, runs = self.patience(sql), piece.auto is None
-                known = analyse(db, schema, sql, count, check, is_what_runs=runs, by_column=by_column)
+                known = analyse(
+                    db, schema, sql, count, check, is_what_runs=runs, by_column=by_column, named=piece.named
+                )
             except TooDearError:
                 known = analyse_coarsely(db, schema, sql, count)
             weight = len(sql) + ACCESS_BYTES * known.size

@@ -12,6 +12,7 @@ import apsw
 
 from bedrockish.access_sets.definitions import Definition, Definitions, folded, listed
 from bedrockish.access_sets.key_encoding import AFFINITY_BLOB, KNOWN_COLLATIONS, Spec, declared_affinity
+from bedrockish.access_sets.virtual_layout import VirtualLayout
 
 Prepare = Callable[[apsw.Connection], None]
 """Gives a connection the functions and collations that SQLite does not have."""
@@ -21,7 +22,7 @@ ROWID = -1
 
 _EXPRESSION = -2
 _CATALOGUE = "sqlite_schema"
-_VIRTUAL, _STORED = 2, 3  # what PRAGMA table_xinfo calls the two kinds of generated columns
+_HIDDEN, _VIRTUAL, _STORED = 1, 2, 3  # in PRAGMA table_xinfo: of a virtual table; the two kinds of generated columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class Schema:
     Attributes:
         encoding: of texts in the file.
         roots: root page -> the rowid table or index that has it; of a WITHOUT ROWID table, its primary key.
-        virtual: names of virtual tables.
+        virtual: the virtual tables; those that own their rows are in ``tables``, too.
         parents: the tables to which each table's foreign keys point, by folded names; also those that are not there.
         definitions: what it was read from.
     """
@@ -144,7 +145,7 @@ class Schema:
     encoding: str = "UTF-8"
     tables: dict[str, Table] = field(default_factory=dict)
     roots: dict[int, Table | Index] = field(default_factory=dict)
-    virtual: frozenset[str] = frozenset()
+    virtual: VirtualLayout = field(default_factory=VirtualLayout)
     parents: dict[str, frozenset[str]] = field(default_factory=dict)
     definitions: Definitions | None = field(default=None, compare=False, repr=False)
 
@@ -198,12 +199,16 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
     definitions = definitions or Definitions(db, before)
     changed = definitions.changed_since(before)
     schema = Schema(schema_version(db), _rows(db, "PRAGMA main.encoding")[0][0], definitions=definitions)
-    schema.virtual = frozenset(definitions.virtual)
     if known is not None and before is not None:
         _take_over(schema, known, [row for name in changed for row in before.by_table.get(name, ())])
     fresh: list[str] = []
     wanted = changed if known is not None else changed | {_CATALOGUE}
-    for name, kind, without_rowid, strict in listed(db, wanted):
+    found = listed(db, wanted)
+    if definitions.virtual:
+        schema.virtual = VirtualLayout.read(db, definitions, [(name, kind) for name, kind, *_ in found])
+    for owner in schema.virtual.owners:
+        schema.tables[owner.name] = _read_table(db, owner.name, False, False, {})
+    for name, kind, without_rowid, strict in found:
         rows = [row for row in definitions.by_table.get(folded(name), ()) if row.kind in ("table", "index")]
         pages = {row.name: row.page for row in rows if row.page}
         if kind in ("table", "shadow") and (name in pages or name == _CATALOGUE):
@@ -246,7 +251,7 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, strict: boo
     keys: list[tuple[int, str]] = []
     place = 0
     for number, column, declared, _, _, primary, hidden in _rows(db, f"PRAGMA main.table_xinfo({_quoted(name)})"):
-        stored = hidden != _VIRTUAL
+        stored = hidden not in (_HIDDEN, _VIRTUAL)
         untyped = strict and (declared or "").upper() == "ANY"
         affinity = AFFINITY_BLOB if untyped else declared_affinity(declared or "")
         columns.append(Column(column, affinity, hidden in (_VIRTUAL, _STORED), place if stored else None))

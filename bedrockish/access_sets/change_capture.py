@@ -6,10 +6,11 @@ changes by whatever means (triggers, foreign-key actions, REPLACE), in the order
 in which the changes apply again.
 
 Of tables with VIRTUAL generated columns it can name the rows and not show them. Their net change is read instead:
-the rows as they are at the end of the request, and again as they were, once it has been rolled back.
+the rows as they are at the end of the request, and again as they were, once it has been rolled back. So is that of a
+virtual table that owns its rows: a row of one of its shadow tables stands for each of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,9 @@ from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row
 
 FREED_AT_ONCE = 5_000
 _ROW_COST = 24  # bytes that a row takes beside its values, roughly
+
+Rows = dict[str, dict[int, Row]]
+"""Table -> rowid -> row."""
 
 
 @dataclass(slots=True)
@@ -43,6 +47,8 @@ class Capture:
     def __init__(self, db: apsw.Connection, limit_bytes: int) -> None:
         self._db, self._limit = db, limit_bytes
         self._tables: dict[str, Table] = {}
+        self._shadows: Mapping[str, str] = {}
+        self._noticed: set[str] | None = None
         self._log: list[Change] | None = None
         self._touched: dict[str, Touched] = {}
         self._size = 0
@@ -64,7 +70,16 @@ class Capture:
 
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema."""
-        self._tables = tables.by_name
+        self._tables, self._shadows = tables.by_name, tables.virtual.shadows
+
+    @contextmanager
+    def noticing(self) -> Iterator[set[str]]:
+        """Gather the names of the tables whose rows change while the block runs."""
+        self._noticed = found = set[str]()
+        try:
+            yield found
+        finally:
+            self._noticed = None
 
     def start(self, size: int = 0) -> None:
         """Begin to listen for a new request; ``size`` is what counts towards its limit already."""
@@ -110,9 +125,16 @@ class Capture:
     def _hook(self, update: apsw.PreUpdate) -> None:
         log = self._log
         if log is None or self.failure is not None:
+            if self._noticed is not None:
+                self._noticed.add(update.table_name)
             return
         table = self._tables.get(update.table_name)
         if table is None:
+            owner = self._shadows.get(update.table_name)
+            if owner is not None:
+                if owner:
+                    self._touch(owner, update)
+                return
             # sqlite_sequence and the catalogue follow from the rows and the schema statements.
             if not update.table_name.startswith("sqlite_"):
                 self.failure = UnsupportedError(
@@ -121,12 +143,7 @@ class Capture:
             return
         op = update.op
         if table.virtual:
-            touched = self._touched.setdefault(table.name, Touched())
-            touched.changes += 1
-            if op != INSERT:
-                touched.rowids[update.rowid] = None
-            if op != DELETE:
-                touched.rowids[update.rowid_new] = None
+            self._touch(table.name, update)
             return
         try:
             before: Row | None = None if op == INSERT else update.old
@@ -149,13 +166,37 @@ class Capture:
             rowid_after = update.rowid_new if op == UPDATE else rowid
         log.append(Change(table.name, table.columns, op, rowid, rowid_after, before, after))
 
-    def read_rows(self, touched: dict[str, Touched]) -> dict[str, dict[int, Row]]:
-        """Return the touched rows of tables with VIRTUAL columns as they are now.
+    def _touch(self, table: str, update: apsw.PreUpdate) -> None:
+        """Note that a row has changed which the hook cannot show."""
+        touched = self._touched.setdefault(table, Touched())
+        touched.changes += 1
+        if update.op != INSERT:
+            touched.rowids[update.rowid] = None
+        if update.op != DELETE:
+            touched.rowids[update.rowid_new] = None
+
+    def blurred(self, touched: dict[str, Touched], before: Rows, after: Rows) -> list[str]:
+        """Return the tables of which some row may have come and gone, so that all of the table counts as written.
+
+        A virtual table has no other key than its rowid, and its module may write the shadow row of a row several times.
+        """
+        found: list[str] = []
+        for name, rows in touched.items():
+            if not self._tables[name].is_module:
+                comes_and_goes = rows.changes > len(rows.rowids)
+            else:
+                comes_and_goes = any(rowid not in before[name] and rowid not in after[name] for rowid in rows.rowids)
+            if comes_and_goes:
+                found.append(name)
+        return found
+
+    def read_rows(self, touched: dict[str, Touched]) -> Rows:
+        """Return the touched rows of tables whose rows the hook cannot show as they are now.
 
         Raises:
             TooLargeError: together they are over the limit.
         """
-        found: dict[str, dict[int, Row]] = {}
+        found: Rows = {}
         for name, rows_touched in touched.items():
             table = self._tables[name]
             columns = ", ".join(quote(column) for column in table.columns)
@@ -177,7 +218,7 @@ class Capture:
             limit=self._limit,
         )
 
-    def net_changes(self, before: dict[str, dict[int, Row]], after: dict[str, dict[int, Row]]) -> Iterator[Change]:
+    def net_changes(self, before: Rows, after: Rows) -> Iterator[Change]:
         """Yield what turns ``before`` into ``after``: an order in which no UNIQUE value is ever there twice."""
         for name, old_rows in before.items():
             table, new_rows = self._tables[name], after[name]
@@ -191,7 +232,7 @@ class Capture:
                 if rowid not in old_rows or (apart and rowid in changed):
                     yield Change(name, table.columns, INSERT, rowid, rowid, None, row)
             if not apart:
-                for rowid in both:
+                for rowid in changed if table.is_module else both:
                     yield Change(name, table.columns, UPDATE, rowid, rowid, old_rows[rowid], new_rows[rowid])
 
 

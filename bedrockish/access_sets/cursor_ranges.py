@@ -35,6 +35,7 @@ from bedrockish.access_sets.opcodes import (
     jump_targets,
 )
 from bedrockish.access_sets.register_values import Atom, Cell, Program, Registers
+from bedrockish.access_sets.virtual_reads import VIRTUAL, virtual_reads
 from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
 _NOT_TOLD = "index on a collation of the application, or on an expression that is not understood"
@@ -212,6 +213,7 @@ def statement_reads(
     *,
     with_stops: bool = True,
     by_column: bool = False,
+    named: Set[str] | None = None,
 ) -> list[ProgramReads]:
     """Find what a statement's programs read: its own, which is the first, and those of triggers and key actions.
 
@@ -221,8 +223,11 @@ def statement_reads(
         check: raises when the analysis has taken its time.
         with_stops: whether to look where loops end before their range does; only if just this program is going to run.
         by_column: whether to look which columns of a row are needed that is looked up by its id.
+        named: as ``virtual_reads`` takes it; None: not known, so that a read of a virtual table is one of everything.
     """
-    readers = [_Reader(ops, schema, number, check, with_stops=with_stops) for number, ops in enumerate(programs)]
+    readers = [
+        _Reader(ops, schema, number, check, with_stops=with_stops, named=named) for number, ops in enumerate(programs)
+    ]
     registers = Registers([reader.program for reader in readers], schema, check)
     found = [reader.run(registers) for reader in readers]
     if not by_column:
@@ -233,8 +238,11 @@ def statement_reads(
 
 
 class _Reader:
-    def __init__(self, ops: list[Op], schema: Schema, number: int, check: Check, *, with_stops: bool) -> None:
+    def __init__(
+        self, ops: list[Op], schema: Schema, number: int, check: Check, *, with_stops: bool, named: Set[str] | None
+    ) -> None:
         ops = lives_apart(ops, check)
+        self._named = named
         self._program, self._schema, self._number = ops, schema, number
         self._check = check if len(ops) > EVERY else unlimited
         self._with_stops = with_stops and number == 0  # a trigger may run any number of times, between changes
@@ -260,6 +268,10 @@ class _Reader:
         self._registers: Registers
 
     def _survey(self) -> None:
+        virtual = virtual_reads(self._program, self._schema.virtual, self._named or ())
+        self._out.reads += [Access(name) for name in virtual.objects]
+        self._out.fallbacks += [(VIRTUAL, name) for name in virtual.objects]
+        self._out.probes += [Access(name) for name in virtual.probes]
         for op in self._program:
             if op.name in OPENS:
                 if self._keeps_sequence(op):
@@ -269,11 +281,14 @@ class _Reader:
                     continue
                 self._cursors.setdefault(op.p1, set()).add(op.p2)
                 found = self._schema.roots[op.p2]
-                self._out.tables.add(found.name if isinstance(found, Table) else found.table)
+                name = found.name if isinstance(found, Table) else found.table
+                self._out.tables.add(name)
+                if name in self._schema.virtual.shadows:
+                    self._out.reads += map(Access, self._schema.virtual.objects_of(name))
             elif op.name in OPENS_PRIVATE:
                 self._private.add(op.p1)
-            elif op.name == "VOpen" and self._schema.virtual:
-                self._give_up("virtual table")
+            elif op.name == "VOpen" and self._schema.virtual.tables and self._named is None:
+                self._give_up(VIRTUAL)
             elif op.name == "Clear" and op.p2 == 0 and op.p1 in self._schema.roots:
                 read = _whole(self._schema.roots[op.p1], "Clear")
                 self._out.reads.append(read.coarse)

@@ -18,6 +18,7 @@ class _Text(NamedTuple):
     sql: str
     names: Sequence[str | None]
     auto: None = None
+    named: frozenset[str] | None = None
 
 
 def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) -> AccessSet:

@@ -41,6 +41,8 @@ STEPS = frozenset({"Next", "Prev"})
 INDEX_STOPS = frozenset({"IdxLE", "IdxGT", "IdxLT", "IdxGE"})
 COMPARISONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge"})
 VIRTUAL = frozenset({"VOpen", "VFilter", "VColumn", "VNext", "VInitIn"})
+VIRTUAL_CHANGES = frozenset({"VBegin", "VUpdate"})
+"""Changes a virtual table, whose rows no cursor of the program is on."""
 
 LOADS = _names(
     """Integer Int64 Real String8 Null Variable SCopy Copy IntCopy Affinity IsNull NotNull Explain CursorHint SeekHit
@@ -48,7 +50,7 @@ LOADS = _names(
 )
 """May stand between a seek and the check that ends its loop, because it moves nothing."""
 
-CHANGES = _names("Insert Delete IdxInsert IdxDelete ResultRow Program Clear")
+CHANGES = _names("Insert Delete IdxInsert IdxDelete ResultRow Program Clear VBegin VUpdate")
 """Has an effect outside the statement's registers, other than counting violated foreign keys."""
 
 _WRITES_P1 = """Gosub InitCoroutine Yield EndCoroutine AddImm Cast CollSeq MemMax IfPos IfNotZero DecrJumpZero AggFinal
@@ -92,6 +94,7 @@ KNOWN = (
     | _NEUTRAL
     | frozenset(WRITES)
     | VIRTUAL
+    | VIRTUAL_CHANGES
 )
 
 _NO_JUMPS = _names(

@@ -162,12 +162,14 @@ def analyse(
     *,
     is_what_runs: bool = True,
     by_column: bool = False,
+    named: frozenset[str] | None = None,
 ) -> ReadPlan:
     """Work out what a statement reads; ``schema`` must be that of ``db`` now.
 
     ``nparams`` is the number of parameters as SQLite numbers them; ``bind`` takes them in that order. Where another
     text may run instead that does the same (``is_what_runs``), its loops may end elsewhere. ``by_column`` says that a
-    row which is looked up by its id is read by the columns that are needed of it, and not as a whole.
+    row which is looked up by its id is read by the columns that are needed of it, and not as a whole. ``named`` is what
+    ``virtual_reads`` takes; None: not known.
 
     Raises:
         apsw.Error: SQLite cannot prepare it; the caller's own attempt to run it would say the same.
@@ -182,7 +184,7 @@ def analyse(
     everything = not is_whole
     if everything:
         fallbacks["blob in a definition", "everything"] = None
-    found = statement_reads(programs, schema, check, with_stops=is_what_runs, by_column=by_column)
+    found = statement_reads(programs, schema, check, with_stops=is_what_runs, by_column=by_column, named=named)
     if found and found[0].locking:
         found[0] = found[0].relaxed(schema)
     for program, reads in zip(programs, found, strict=True):
@@ -247,7 +249,7 @@ def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int
                 tables.add(found.name if isinstance(found, Table) else found.table)
         elif name in CALLS:
             calls.append(Op(*row[:7]))
-        elif name == "VOpen":
+        elif name in ("VOpen", "VUpdate"):
             everything = True
         elif name == "Transaction" and row[3]:
             readonly = False

@@ -13,6 +13,7 @@ import apsw
 
 from bedrockish.access_sets.definitions import Definitions, folded, listed
 from bedrockish.access_sets.system_names import PASSING, check_references, is_ours
+from bedrockish.access_sets.virtual_layout import OwnRows, VirtualLayout
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
@@ -43,6 +44,7 @@ class Table:
         active: it has triggers or is in a foreign key, at either end.
         checks: it may have CHECKs.
         reals: places of the columns of REAL affinity, in which the hook may show a whole number as an int.
+        is_module: it is a virtual table that owns its rows; the hook names these, by a shadow table.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Table:
     active: bool
     checks: bool
     reals: tuple[int, ...]
+    is_module: bool = False
 
     @property
     def id_column(self) -> str:
@@ -82,6 +85,7 @@ class Tables:
         parents: all of them.
         foreign_keys: whether there are any.
         watched: whether foreign keys or triggers are on tables of the database itself.
+        virtual: the virtual tables; those that own their rows are in ``by_name``, too.
     """
 
     definitions: Definitions
@@ -106,9 +110,10 @@ class Tables:
                 of_before.pop(name, None)
             self.sequences.discard(name)
             del self._names[folded(name)]
+        found = listed(db, changed)
         users = {
             name: without_rowid
-            for name, kind, without_rowid, _ in listed(db, changed)
+            for name, kind, without_rowid, _ in found
             if kind == "table" and not folded(name).startswith(_NO_USERS)
         }
         for name in users:
@@ -117,6 +122,12 @@ class Tables:
         for name, without_rowid in users.items():
             table = _describe(db, name, without_rowid=without_rowid)
             self.by_name[name] = self._active(replace(table, checks=name in self.checked))
+        self.virtual = VirtualLayout()
+        if self.definitions.virtual:
+            self.virtual = VirtualLayout.read(db, self.definitions, [(name, kind) for name, kind, *_ in found])
+            for one in self.virtual.owners:
+                self._names[folded(one.name)] = one.name
+                self.by_name[one.name] = _of_module(one)
         parents = known.parents if known is not None else frozenset()
         for name in self.names((parents ^ self.parents) - changed):
             self.by_name[name] = self._active(self.by_name[name])
@@ -169,10 +180,7 @@ class Tables:
         Raises:
             UnsupportedError: one cannot; the text says what to change in its definition.
         """
-        for name in sorted(self.definitions.virtual):
-            raise UnsupportedError(
-                f"virtual tables are not replicated, and there is {name}; drop it with the sqlite3 shell"
-            )
+        self.virtual.check_supported(db)
         for table in self.by_name.values():
             if known is not None and known is not self and known.by_name.get(table.name) is table:
                 continue
@@ -277,6 +285,25 @@ def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> Table:
         active=False,
         checks=True,
         reals=tuple(place for place, row in enumerate(stored) if _is_real(row[1])),
+    )
+
+
+def _of_module(rows: OwnRows) -> Table:
+    """Return the picture of a virtual table that owns its rows."""
+    return Table(
+        name=rows.name,
+        columns=rows.columns,
+        writable=tuple(range(len(rows.columns))),
+        rowid=rows.rowid,
+        alias=rows.alias,
+        key=(),
+        virtual=True,
+        unique=False,
+        triggers=False,
+        active=False,
+        checks=False,
+        reals=(),
+        is_module=True,
     )
 
 

@@ -18,6 +18,9 @@ COLUMNS = 4
 DIGESTS = 5
 """From which level of the cluster on an entry keeps a digest of each command's request."""
 
+VIRTUAL = 5
+"""From which level of the cluster on a schema may have virtual tables: all members replicate their rows."""
+
 OLDEST = 1
 """The lowest level at which this program can be a member of a cluster."""
 

@@ -26,6 +26,7 @@ from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Statement
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Prepared, Recovered, Vote, decode_membership
+from bedrockish.engine.derived.index_keeper import stale_indexes
 from bedrockish.engine.execution import group_execution as together
 from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import Executor, MixesError
@@ -124,7 +125,7 @@ class Engine:
         self.void = set(system.void(db))
         self._journal = Journal(db, self._write, self.damaged)
         self._guest: Guest | None = None
-        self._versions = Versions(db, self._write, self._applier.loud, self._learn_schema)
+        self._versions = Versions(db, self._write, self._applier.loud, self._learn_schema, self._capture.noticing)
         self.batches: int = system.get_meta(db, "batches")
         self.bootstrap: bytes = system.get_meta(db, "bootstrap")
         heads = store.heads(db)
@@ -860,7 +861,8 @@ class Engine:
         self._redo()
         return False
 
-    def _learn_schema(self) -> None:
+    def _learn_schema(self, statements: Sequence[str] = (), changed: Collection[str] = ()) -> None:
+        before = self.tables.virtual
         tables = Tables(self._db, self._executor.known.tables)
         self._capture.use(tables)
         self._applier.use(tables)
@@ -869,6 +871,7 @@ class Engine:
         self._watched = tables.watched
         self.publication.forget_schema()
         self._is_changed = True
+        self._applier.indexes.rebuild(stale_indexes(before, tables.virtual, changed, statements))
 
     def _learn_members(self) -> None:
         membership = decode_membership(system.get_meta(self._db, "membership"))

@@ -159,7 +159,7 @@ class Lake:
             return
         begin = parse_cursor(self.copied)
         commit = Committed(begin, begin.clock, begin.leader, ("", 0), "", (), COPY, (), (), {})
-        shapes = [shape_of(self._reader, table.name) for table in user_tables(self._reader) if not table.virtual]
+        shapes = [shape_of(self._reader, table.name) for table in user_tables(self._reader)]
         with self._reader:
             every = ((shape, image) for shape in shapes for image in shape.rows(self._reader))
             numbered = islice(enumerate(every), self.batch * COPY_ROWS, None)

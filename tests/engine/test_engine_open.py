@@ -57,11 +57,11 @@ def test_unusable_files_are_refused_in_one_line(tmp_path: Path) -> None:
     ordinary = tmp_path / "ordinary.db"
     apsw.Connection(str(ordinary)).execute("CREATE TABLE x(y)")
     virtual = tmp_path / "virtual.db"
-    apsw.Connection(str(virtual)).execute("CREATE VIRTUAL TABLE words USING fts5(w)")
+    apsw.Connection(str(virtual)).execute("CREATE VIRTUAL TABLE words USING fts4(w)")
     refusals = [
         (text, FOUNDING, "is not a SQLite database"),
         (ordinary, None, "is not a node's file yet"),
-        (virtual, FOUNDING, "virtual tables are not replicated"),
+        (virtual, FOUNDING, "virtual table words: the module fts4 is not replicated"),
         (tmp_path / "missing.db", None, "no such file"),
         (tmp_path / "no" / "where.db", FOUNDING, "a directory that does not exist"),
         (tmp_path, FOUNDING, "is a directory"),

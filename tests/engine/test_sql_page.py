@@ -51,9 +51,14 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
         ("CREATE TABLE u(x); INSERT INTO u VALUES (CURRENT_TIMESTAMP)", UnsupportedError),
     ],
     "`CREATE TABLE … AS SELECT`": [("CREATE TABLE u AS SELECT * FROM t", UnsupportedError)],
-    "`CREATE VIRTUAL TABLE`": [
-        ("CREATE VIRTUAL TABLE u USING fts5(x)", UnsupportedError),
-        ("CREATE VIRTUAL TABLE u USING rtree(id, a, b)", UnsupportedError),
+    "`CREATE VIRTUAL TABLE` of another module": [
+        ("CREATE VIRTUAL TABLE u USING fts4(x)", UnsupportedError),
+        ("CREATE VIRTUAL TABLE u USING dbstat", UnsupportedError),
+    ],
+    "FTS5 with `content=''`": [
+        ("CREATE VIRTUAL TABLE u USING fts5(x, content='')", UnsupportedError),
+        ("CREATE VIRTUAL TABLE u USING fts5(x, locale=1)", UnsupportedError),
+        ("CREATE VIEW v AS SELECT 1 AS x; CREATE VIRTUAL TABLE u USING fts5(x, content='v')", UnsupportedError),
     ],
     "`CREATE TEMP TABLE`": [
         ("CREATE TEMP TABLE u(x)", UnsupportedError),
@@ -101,6 +106,20 @@ AS_IN_SQLITE: dict[str, list[str]] = {
     "PRAGMAs that read": ["PRAGMA table_info(t)", "PRAGMA foreign_key_check", "PRAGMA user_version"],
     "`random()`": [
         "INSERT INTO t(name, n) VALUES (random(), randomblob(9)), (datetime('now'), CURRENT_TIMESTAMP)",
+    ],
+    "`CREATE VIRTUAL TABLE … USING fts5`": [
+        "CREATE VIRTUAL TABLE u USING fts5(name, content='t', content_rowid='id')",
+        "CREATE VIRTUAL TABLE v USING fts5(x)",
+        "CREATE VIRTUAL TABLE w USING fts5vocab('u', 'row'); CREATE VIRTUAL TABLE r USING rtree(id, a, b, +name)",
+        "CREATE VIRTUAL TABLE i USING rtree_i32(id, a, b); CREATE VIRTUAL TABLE g USING geopoly(name)",
+        "INSERT INTO v VALUES ('word'); INSERT INTO r VALUES (1, 0.1, 0.2, 'x'); INSERT INTO i VALUES (1, 2, 3)",
+        "INSERT INTO g(_shape) VALUES ('[[0,0],[1,0],[1,1],[0,0]]')",
+        "SELECT highlight(u, 0, '<', '>'), rank FROM u('one')",
+    ],
+    "commands of FTS5": [
+        "CREATE VIRTUAL TABLE u USING fts5(name, content='t', content_rowid='id')",
+        "INSERT INTO u(u) VALUES ('rebuild'), ('optimize'), ('integrity-check')",
+        "INSERT INTO u(u, rank) VALUES ('rank', 'bm25(2.0)')",
     ],
     "NULL in a primary key": ["CREATE TABLE u(x TEXT PRIMARY KEY, y)", "INSERT INTO u VALUES (NULL, 1), (NULL, 2)"],
     "`REPLACE`": [

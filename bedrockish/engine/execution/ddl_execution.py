@@ -107,7 +107,7 @@ class Mixed:
         self.steps: list[Step] = []
         self.lastrowid = 0
         self.changes_schema = False
-        self._writes = False
+        self._writes = self._configures = False
         self._size = 0
         self._marks: list[str] = []
         self._options = False
@@ -201,7 +201,7 @@ class Mixed:
             raise UnsupportedError(
                 "names that begin with bedrockish_ belong to the database itself; choose another name"
             )
-        does = self._writes or self._numbers != pragmas.numbers(self._db)
+        does = self._writes or self._configures or self._numbers != pragmas.numbers(self._db)
         kind = SCHEMA_KIND if does else ROWS
         changes = encode_steps(self.steps) if does else encode_changes([])
         return Prepared(base, version, False, kind, AccessSet(), changes, encode_results(results))
@@ -234,6 +234,7 @@ class Mixed:
         if piece.kind == SCHEMA:
             self._schema_changed()
             self.changes_schema = True
+            self._configures = self._configures or piece.configures
             self._note(Step(text))
         elif piece.kind == WRITE:
             self._writes = True

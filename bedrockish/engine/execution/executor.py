@@ -96,6 +96,7 @@ class Executor:
         self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # of users who may not see what is secret
         self.only_writes: set[str] = set()
         self._tables = Tables(db, known.tables if known is not None else None)
+        guard.virtual, guard.allows_virtual = self._tables.virtual, lambda: self._precision.virtual
         self._views = self._view_names()
         schema = known.schema if known is not None else None
         self.analysis_s = ANALYSIS_S
@@ -121,7 +122,7 @@ class Executor:
 
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema; forget the statements compiled for the old one."""
-        self._tables = tables
+        self._tables, self._guard.virtual = tables, tables.virtual
         self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions, self._precision)
         self.analysis.patience = self._patience
         self._forget_texts()
@@ -228,7 +229,9 @@ class Executor:
                         raise TakesLongError(piece.sql)  # when it is rolled back, SQLite has to read all of them
                     if cookie is None:
                         cookie = pragmas.numbers(self._db)
+                        self.capture.deafen()  # a module writes shadow rows as it creates a table
                     run.schema.append(piece.sql)
+                    run.configures = run.configures or piece.configures
                 elif piece.kind == WRITE:
                     run.writes = True
                 if run.schema and (run.writes or piece.kind == READ):
@@ -237,7 +240,8 @@ class Executor:
         if run.schema:
             assert cookie is not None
             with self.judging(run.schema[-1]):
-                return self._schema_prepared(run, base, schema_version, changed=cookie != pragmas.numbers(self._db))
+                changed = run.configures or cookie != pragmas.numbers(self._db)
+                return self._schema_prepared(run, base, schema_version, changed=changed)
         if run.writes and self.breaks_foreign_keys:
             raise ConstraintError(
                 "FOREIGN KEY constraint failed: a deferred one is still broken at the end of the request"
@@ -493,10 +497,10 @@ class Executor:
         changes, touched = capture.stop()
         blurred: list[str] = []
         if touched:
-            blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
             after = capture.read_rows(touched)
             db.execute("ROLLBACK TO request")
             before = capture.read_rows(touched)
+            blurred = capture.blurred(touched, before, after)
             changes += capture.net_changes(before, after)
         # A write that met no row is led like any other: it claims its command's id, or, sent again after a lost answer,
         # it could say "nothing" here while its first attempt commits elsewhere.
@@ -519,6 +523,7 @@ class Run:
         self.gatherer = gatherer
         self.results: list[Result] = []
         self.schema: list[str] = []
+        self.configures = False
         self.writes = False
         self.settings = False
         self._begun: list[tuple[Piece, tuple[Any, ...]]] = []

@@ -363,11 +363,12 @@ class Interactive:
         db, capture, size = self._db, self._capture, self._capture.size
         blurred: list[str] = []
         if touched:
-            blurred = [table for table, rows in touched.items() if rows.changes > len(rows.rowids)]
             after = capture.read_rows(touched)
             session.unsure = session.unsure or self._broken_keys()
             db.execute("ROLLBACK TO statement")
-            changes += capture.net_changes(capture.read_rows(touched), after)
+            before = capture.read_rows(touched)
+            blurred = capture.blurred(touched, before, after)
+            changes += capture.net_changes(before, after)
             failure = self.parts.applier.redo(changes)
             assert not failure, failure
             self.parts.applier.loud()

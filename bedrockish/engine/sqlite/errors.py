@@ -25,6 +25,10 @@ FULL = "the disk is full, or may only be read; make room: nothing that was answe
 
 NO_FILE = "the node cannot open another file; end some connections, or raise its limit of open files"
 
+_CORRUPT_INDEX = (
+    "a virtual table that the statement uses is corrupt, or the values of a 'delete' command are not those in the "
+    "index: leave such commands out, for every node keeps its indexes; else drop and create the virtual table"
+)
 WITHOUT_PLUGIN = (
     "it is a function or a collation of a plugin that this node does not have: name the module in its key plugins, as "
     "at the other nodes, and start it again"
@@ -48,6 +52,9 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
             return UnavailableError("the disk of this node has no room for what the statement needs; it did not happen")
         case apsw.CantOpenError():
             return UnavailableError(f"{NO_FILE}; it did not happen")
+        case apsw.CorruptError() if is_of_module(error):
+            # A client's own 'delete' with values that an index does not have leads to this, too.
+            return SqlError(f"{text}; {_CORRUPT_INDEX}", sql=sql, **_code(error))
         case apsw.CorruptError():
             return damaged_page(error, sql=sql)
         case apsw.IOError() | apsw.NotADBError() | apsw.ReadOnlyError():
@@ -61,6 +68,11 @@ def _code(error: apsw.Error) -> dict[str, int]:
     """Return SQLite's extended result code, as details of an error."""
     number = getattr(error, "extendedresult", None)
     return {"sqlite": number} if isinstance(number, int) else {}
+
+
+def is_of_module(error: apsw.Error) -> bool:
+    """Whether a module finds what it keeps of a virtual table corrupt, and not SQLite a page of the file."""
+    return getattr(error, "extendedresult", None) == apsw.SQLITE_CORRUPT_VTAB
 
 
 def is_in_the_text(error: BedrockishError) -> bool:

@@ -5,13 +5,15 @@ compiled statement touches. Nothing here reads SQL, except for a statement's fir
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import apsw
 
 from bedrockish.access_sets.system_names import hidden_name, is_ours, may_be_asked
+from bedrockish.access_sets.virtual_layout import VirtualLayout
+from bedrockish.engine.derived.commands import configures
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
@@ -21,6 +23,7 @@ from bedrockish.sqltext.statement_ends import after_nothing, first_word, stateme
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
 from bedrockish_journal.storage.packing import UNPACKED
 from bedrockish_journal.storage.table_layout import is_hidden
+from bedrockish_journal.storage.virtual_tables import REPLICATED
 
 READ, WRITE, SCHEMA, EMPTY = "read", "write", "schema", "empty"
 
@@ -36,7 +39,10 @@ _DDL = {
     apsw.SQLITE_DROP_TEMP_TABLE,
     apsw.SQLITE_DROP_TRIGGER,
     apsw.SQLITE_ALTER_TABLE,
+    apsw.SQLITE_CREATE_VTABLE,
+    apsw.SQLITE_DROP_VTABLE,
 }
+_OF_MODULES = {apsw.SQLITE_CREATE_VTABLE, apsw.SQLITE_DROP_VTABLE}
 _TEMP = {
     apsw.SQLITE_CREATE_TEMP_TABLE,
     apsw.SQLITE_CREATE_TEMP_INDEX,
@@ -55,6 +61,9 @@ _PAST_PACKS = (
     "{} would read {} as it is in the node's file, and nothing where old entries are packed; name bedrockish_journal "
     "in the statement itself, not in a view or a trigger and not as main.bedrockish_journal"
 )
+_MODULE = "virtual tables of the module {} are not replicated, of {} they are; use one of these, or an ordinary table"
+_TOO_OLD = "a member of the cluster runs a release that does not replicate virtual tables; upgrade all members first"
+_COMMAND = "this command configures {} on every node; write its values into the text, without parameters"
 _OUR_NAMES = "names that begin with bedrockish_ belong to the database itself; choose another name"
 _BEGIN = (
     "a request's statements already run as one transaction; leave out BEGIN, COMMIT, ROLLBACK and SAVEPOINT and send "
@@ -65,8 +74,6 @@ _REFUSED = {
     apsw.SQLITE_SAVEPOINT: _BEGIN,
     apsw.SQLITE_ATTACH: "other files are not replicated; leave out ATTACH and copy the rows in with INSERTs",
     apsw.SQLITE_DETACH: "other files are not replicated; leave out DETACH",
-    apsw.SQLITE_CREATE_VTABLE: "virtual tables (fts5, rtree, ...) are not replicated; use an ordinary table",
-    apsw.SQLITE_DROP_VTABLE: "virtual tables are not replicated; drop it before the file is taken into the cluster",
     apsw.SQLITE_ANALYZE: "planner statistics are not replicated; leave out ANALYZE; INDEXED BY steers the planner",
     **dict.fromkeys(
         _TEMP, "temporary objects are not kept between requests; use WITH ... AS (...) or an ordinary table"
@@ -95,6 +102,8 @@ class Piece:
         needs: the role that a user needs to run it.
         reads: all that it reads: tables and views, also by views, triggers and foreign keys.
         writes: the tables that it changes, likewise.
+        named: what ``virtual_reads`` must know of it.
+        configures: it changes what SQLite's counter of schema changes does not count.
     """
 
     sql: str
@@ -111,6 +120,8 @@ class Piece:
     needs: int = 0
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
+    named: frozenset[str] = frozenset()
+    configures: bool = False
     _behind: bool | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -150,8 +161,10 @@ class _Seen:
     ours: bool = False
     catalogue: bool = False
     secret: bool = False
+    by_views: set[str] = field(default_factory=set)
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
     refusal: str = ""
 
 
@@ -160,11 +173,17 @@ class Guard:
 
     The authorizer stays installed for the connection's life, since installing one makes every cached statement compile
     again; it looks only while ``compile`` is at work.
+
+    Attributes:
+        virtual: the virtual tables of the schema.
+        allows_virtual: tells whether a statement may make one.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._seen: _Seen | None = None
+        self.virtual = VirtualLayout()
+        self.allows_virtual: Callable[[], bool] = lambda: True
         db.authorizer = self._authorize
 
     def compile_next(self, sql: str, at: int = 0, *, is_limited: bool = False) -> tuple[Piece, int]:
@@ -211,8 +230,7 @@ class Guard:
             raise SqlError(
                 f"the statement has a NUL character at {nul}; send the value as a parameter", sql=sql, offset=nul
             )
-        hidden = "" if ours else hidden_name(sql)
-        if hidden:
+        if hidden := "" if ours else hidden_name(sql):
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
         sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
         sql = pragmas.answered(opened(sql) if is_limited else sql)
@@ -230,8 +248,9 @@ class Guard:
             whole = seen.catalogue or bool(cursor.is_explain) or (apsw.SQLITE_PRAGMA in seen.actions and not setting)
             rest, tables, inner = sql[len(text) :], frozenset(seen.tables), frozenset(seen.inner)
             piece = Piece(text, kind, names, columns, tables, whole, rest, setting, inner, declared=declared)
-            piece.needs = ADMIN if seen.secret else _NEEDS[kind]
-            piece.reads, piece.writes = frozenset(seen.reads), frozenset(seen.writes)
+            self._see_virtual(piece, seen)
+            piece.needs = ADMIN if seen.secret else _NEEDS[piece.kind]
+            piece.reads, piece.writes, piece.named = map(frozenset, (seen.reads, seen.writes, seen.named))
             return False
 
         cursor = self._db.cursor()
@@ -264,6 +283,26 @@ class Guard:
         if piece is None:
             return Piece(sql, EMPTY, (), (), frozenset(), False, "")
         return piece
+
+    def _see_virtual(self, piece: Piece, seen: _Seen) -> None:
+        """Complete what is known of a statement that makes a virtual table, or in a schema that has one."""
+        if apsw.SQLITE_CREATE_VTABLE in seen.actions and not self.allows_virtual():
+            seen.refusal = seen.refusal or _TOO_OLD
+        if not self.virtual.tables:
+            return
+        layout, text = self.virtual, piece.sql.lower()
+        # SQLite asks about a module's own statements, too, when it connects a virtual table as it compiles.
+        own = {name for name in layout.shadows if name.lower() not in text} - seen.by_views
+        piece.tables -= own
+        for found in (seen.reads, seen.named):
+            found -= own
+        for name in list(seen.reads):  # a search shows the rows of the content table
+            seen.reads.update(table.removeprefix("t:") for table in layout.objects_of(name))
+        command = configures(piece.sql, layout.tables) if piece.kind == WRITE else None
+        if command is not None:
+            piece.kind, piece.configures = SCHEMA, True
+            if not command.is_literal:
+                seen.refusal = seen.refusal or _COMMAND.format(command.table)
 
     @staticmethod
     def _kind(cursor: apsw.Cursor, text: str, seen: _Seen) -> str:
@@ -329,6 +368,9 @@ class Guard:
         if action == apsw.SQLITE_READ:
             if not (name.startswith("pragma_") and name.removeprefix("pragma_") in _OF_SCHEMA) and first != ROWS:
                 seen.reads.add(first)
+                seen.named.add(first)
+                if inside is not None:
+                    seen.by_views.add(first)
             if (name, (second or "").lower()) in SECRETS and inside not in (OPEN_JOURNAL, OPEN_META):
                 seen.secret = True
             if not seen.ours and not may_be_asked(name) and name != ROWS:
@@ -345,6 +387,7 @@ class Guard:
             if name in _CATALOGUE and name != "sqlite_sequence":
                 return None
             seen.writes.add(first)
+            seen.named.add(first if action != apsw.SQLITE_INSERT else f"-{first}")
             if is_ours(name) or (name.startswith("sqlite_") and not seen.actions & _DDL):
                 return _ONLY_READ.format(first)
             seen.tables.add(first)
@@ -354,6 +397,10 @@ class Guard:
         if action == apsw.SQLITE_ALTER_TABLE:
             name = (second or "").lower()
             seen.tables.add(second or "")
+        elif action in _OF_MODULES:
+            if action == apsw.SQLITE_CREATE_VTABLE and (second or "").lower() not in REPLICATED:
+                return _MODULE.format(second, ", ".join(sorted(REPLICATED)))
+            seen.tables.add(first)
         elif action in _DDL and second:
             seen.tables.add(second)
         if action in _DDL and (is_ours(name) or is_ours(second or "")):

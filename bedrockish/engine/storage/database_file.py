@@ -23,6 +23,7 @@ from bedrockish.engine.storage.wal import PRIVATE, create_private
 from bedrockish.errors import ConfigError, NoRoomError, UnsupportedError
 from bedrockish_journal.storage import schema_history as schema
 from bedrockish_journal.storage import store
+from bedrockish_journal.storage.virtual_tables import rebuild_indexes
 
 SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL that starts over while a checkpoint runs can lose commits
 READABLE_BY_OTHERS = 0o077
@@ -336,6 +337,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
             tables.check_references()
         except UnsupportedError as error:
             raise ConfigError(f"{path} cannot be a node's file: {error}") from error
+        rebuild_indexes(db)  # a program may have let one fall behind its table
         began_with = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         system.create(db)
         store.create(db)

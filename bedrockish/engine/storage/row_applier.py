@@ -16,6 +16,7 @@ from operator import itemgetter
 import apsw
 
 from bedrockish.access_sets.table_layout import Table, Tables, quote
+from bedrockish.engine.derived.index_keeper import IndexKeeper
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
 from bedrockish.engine.storage.staged_changes import Run, StagedChanges
 from bedrockish.errors import DamagedError, EntryMismatchError
@@ -49,12 +50,17 @@ class _MisfitError(Exception):
 
 
 class RowApplier:
-    """Applies changes on one connection, with a statement per table, operation and set of changed columns."""
+    """Applies changes on one connection, with a statement per table, operation and set of changed columns.
+
+    Attributes:
+        indexes: keeps the indexes on tables' rows that are virtual tables in step.
+    """
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._change = db.cursor().execute  # of one row; a cursor for each costs half as much as the row
         self._tables: dict[str, Table] = {}
+        self.indexes = IndexKeeper(db)
         self._texts: dict[tuple[str, str, int], tuple[str, tuple[int, ...]]] = {}
         self._compared: dict[str, str] = {}
         self._quiet = False
@@ -63,6 +69,7 @@ class RowApplier:
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema."""
         self._tables = tables.by_name
+        self.indexes.use(tables.virtual, tables.by_name)
         self._texts.clear()
         self._compared.clear()
 
@@ -142,9 +149,14 @@ class RowApplier:
             if db.execute(staged.count(run)).get != run.changes:
                 return False
             text = staged.take_range(run)
+        of_run = run.table, run.op, run.written, staged.rows_of(run)
+        self.indexes.before_run(*of_run)
         before = db.total_changes()
         db.execute(text, prepare_flags=_OWN, can_cache=False)
-        return db.total_changes() - before == run.changes
+        if db.total_changes() - before != run.changes:
+            return False
+        self.indexes.after_run(*of_run)
+        return True
 
     def compare_staged(self, staged: StagedChanges) -> bool:
         """Whether changes that are unpacked were made of the rows that are here; if not, ``compare`` tells why."""
@@ -203,9 +215,14 @@ class RowApplier:
             return
         for first in range(0, len(changes), PIECE):
             piece = changes[first : first + PIECE]
-            if len(piece) < PIECE_MIN or not self._at_once(piece):
+            if len(piece) < PIECE_MIN or self._has_modules(piece) or not self._at_once(piece):
                 for change in piece:
                     self._one(change)
+
+    def _has_modules(self, changes: Iterable[Change]) -> bool:
+        """Whether any change is one of a virtual table, whose module changes rows of its own, which SQLite counts."""
+        tables = (self._tables.get(name) for name in {change.table for change in changes})
+        return any(table is not None and table.is_module for table in tables)
 
     def _at_once(self, changes: list[Change]) -> bool:
         """Make changes, or none of them if one does not fit; whether they are made.
@@ -214,6 +231,7 @@ class RowApplier:
         """
         db = self._db
         bound = [self._bound(change) for change in changes]
+        edits = self.indexes.before(changes)
 
         def make() -> bool:
             before = db.total_changes()
@@ -223,7 +241,10 @@ class RowApplier:
                     self._change(text, rows[0], prepare_flags=_OWN)
                 else:
                     db.executemany(text, rows, prepare_flags=_OWN)
-            return db.total_changes() - before == len(bound)
+            if db.total_changes() - before != len(bound):
+                return False
+            self.indexes.after(edits)
+            return True
 
         return self._all_or_none(make)
 
@@ -237,6 +258,7 @@ class RowApplier:
 
     def _one(self, change: Change) -> None:
         text, values = self._bound(change)
+        edits = self.indexes.before((change,)) if self.indexes.has(change.table) else ()
         try:
             self._change(text, values, prepare_flags=_OWN)
         except Exception as error:
@@ -246,6 +268,8 @@ class RowApplier:
         changed = self._db.changes()
         if changed != 1:
             raise _MisfitError(change, f"it changes {changed} rows and not one")
+        if edits:
+            self.indexes.after(edits)
 
     def _bound(self, change: Change) -> tuple[str, list[Value]]:
         """Return the statement that makes a change, and its parameters; triggers are off if the table has any."""

@@ -1,6 +1,7 @@
 """The versions of the schema: what is decided, what is in force, and how the one becomes the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import apsw
@@ -23,16 +24,23 @@ class Versions:
         db: the writing connection.
         write: does something in the open batch, in a way that can be done again.
         loud: switches triggers and foreign keys on.
-        learn: to be called when the schema has changed.
+        learn: to be called when the schema has changed; ``learn(statements, changed)`` takes what the change consists
+            of and the tables of which it has changed rows.
+        noticing: gathers the names of the tables whose rows change in a block.
 
     Attributes:
         current: how many schema changes were activated.
     """
 
     def __init__(
-        self, db: apsw.Connection, write: Callable[..., None], loud: Callable[[], None], learn: Callable[[], None]
+        self,
+        db: apsw.Connection,
+        write: Callable[..., None],
+        loud: Callable[[], None],
+        learn: Callable[[Sequence[str], Collection[str]], None],
+        noticing: Callable[[], AbstractContextManager[set[str]]],
     ) -> None:
-        self._db, self._write, self._loud, self._learn = db, write, loud, learn
+        self._db, self._write, self._loud, self._learn, self._noticing = db, write, loud, learn, noticing
         self.current = 0
         self.reload()
 
@@ -73,7 +81,7 @@ class Versions:
         assert waiting is not None
         assert waiting.txid == txid
         if build is not None and build.txid == txid and build.move():
-            self._settle("")
+            self._settle("", (), ())
             return
         remove_leftovers(self._db)
         self._change(decode_steps(waiting.changes))
@@ -81,15 +89,16 @@ class Versions:
     def _change(self, steps: list[Step]) -> str:
         self._loud()
         try:
-            failure = run(self._db, steps)
+            with self._noticing() as changed:
+                failure = run(self._db, steps)
         except apsw.SQLError as error:
             what = f"a change of the schema, {'; '.join(step.sql for step in steps)!r}, gave: {error}"
             raise DamagedError(f"{what}; {WITHOUT_PLUGIN}") from error
-        self._settle(failure)
+        self._settle(failure, [step.sql for step in steps] if not failure else (), changed)
         return failure
 
-    def _settle(self, failure: str) -> None:
+    def _settle(self, failure: str, statements: Sequence[str], changed: Collection[str]) -> None:
         self.current += 1
         schema.settle(self._db, self.current, failure)
         system.set_meta(self._db, "schema_version", self.current)
-        self._learn()
+        self._learn(statements, changed)

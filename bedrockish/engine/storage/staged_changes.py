@@ -130,6 +130,10 @@ class StagedChanges:
         found = f"{name}.{table.rowid} = +{_NAME}.k AND {_same(table)}"
         return f"UPDATE OR ROLLBACK {name} SET {sets} FROM {source} AS {_NAME} WHERE {found}"
 
+    def rows_of(self, run: Run) -> str:
+        """Return the table that has the rowids of a run, in the column k."""
+        return f"{self._attached}.{run.name}"
+
     def take_range(self, run: Run) -> str:
         """Return the statement that deletes the rows of a run, if its table has no other ones between them."""
         return f"DELETE FROM {quote(run.table.name)} WHERE {_between(run)}"
@@ -156,7 +160,7 @@ class StagedChanges:
             for (place, op), some in groupby(piece, itemgetter(0, 1)):
                 name, columns = heads[place]
                 table = tables.get(name)
-                if table is None or table.columns != tuple(columns) or table.rowid is None:
+                if table is None or table.columns != tuple(columns) or table.rowid is None or table.is_module:
                     raise _NotForAllError
                 self._add(self._run(table, op), [*some])
 

@@ -39,7 +39,7 @@ class DrawnIds:
     def _look(self) -> None:
         self._full.clear()
         for table in user_tables(self._db):
-            if table.rowid is not None and not table.virtual:
+            if table.rowid is not None:
                 rowid = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
                 query = f"SELECT 1 FROM {quote(table.name)} WHERE {rowid} = {HIGHEST}"
                 if self._db.execute(query, can_cache=False).fetchone() is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import apsw
 
 from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value
+from bedrockish_journal.storage.virtual_tables import owns_rows
 from bedrockish_journal.storage.wide_rows import RESULT_MAX, all_of
 
 SKIP_LOCKED = "skip_locked"
@@ -29,7 +30,6 @@ class Table:
         primary: names of the primary key's columns, in the key's order.
         rowid: a name under which the rowid can be had, None for a table WITHOUT ROWID.
         alias: the INTEGER PRIMARY KEY column, which is the rowid itself; None for none.
-        virtual: a virtual table.
     """
 
     name: str
@@ -38,7 +38,6 @@ class Table:
     primary: tuple[str, ...]
     rowid: str | None
     alias: str | None
-    virtual: bool = False
 
 
 def quote(name: str) -> str:
@@ -59,24 +58,27 @@ def is_hidden(name: str) -> bool:
 
 
 def user_tables(db: apsw.Connection, only: str | None = None) -> Iterator[Table]:
-    """Yield the user's tables by name, or ``only`` one of them; shadow tables of virtual tables are left out."""
+    """Yield the user's tables that have rows of their own, by name, or ``only`` one of them.
+
+    A virtual table is among them if it owns its rows; its shadow tables are not.
+    """
     source, asked = ("pragma_table_list", ()) if only is None else ("pragma_table_list(?)", (only,))
     listed: list[Any] = db.execute(
         f"SELECT name, type, wr FROM {source} WHERE schema = 'main' ORDER BY name", asked
     ).fetchall()
     for name, kind, without_rowid in listed:
-        if kind in ("table", "virtual") and not is_hidden(name):
-            yield describe(db, name, bool(without_rowid), kind == "virtual")
+        if not is_hidden(name) and (kind == "table" or (kind == "virtual" and owns_rows(db, name))):
+            yield describe(db, name, bool(without_rowid))
 
 
 def find_table(db: apsw.Connection, name: str) -> Table | None:
     """Return one table, or None."""
     query = "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' AND lower(name) = lower(?)"
     row = db.execute(query, (name,)).fetchone()
-    return None if row is None or row[1] == "view" else describe(db, row[0], bool(row[2]), row[1] == "virtual")
+    return None if row is None or row[1] == "view" else describe(db, row[0], bool(row[2]))
 
 
-def describe(db: apsw.Connection, name: str, without_rowid: bool, virtual: bool) -> Table:
+def describe(db: apsw.Connection, name: str, without_rowid: bool) -> Table:
     """Read a table's columns from the schema."""
     query = "SELECT name, upper(type), pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid"
     info: list[Any] = db.execute(query, (name,)).fetchall()
@@ -90,7 +92,7 @@ def describe(db: apsw.Connection, name: str, without_rowid: bool, virtual: bool)
     free = [] if without_rowid else [word for word in ROWID_NAMES if word not in taken]
     rowid = None if without_rowid else (free[0] if free else alias)
     generated = frozenset(column for column, _, _, hidden in info if hidden in (2, 3))
-    return Table(name, columns, generated, primary, rowid, alias, virtual)
+    return Table(name, columns, generated, primary, rowid, alias)
 
 
 def _has_key_index(db: apsw.Connection, name: str) -> bool:

@@ -103,7 +103,7 @@ def _all(db: apsw.Connection) -> Iterator[Difference]:
             what = "is defined differently" if one and other else "is not from the journal" if one else "is missing"
             yield Difference(str(name), None, f"{name} {what}")
     for table in user_tables(db):
-        if table.name not in differing and not table.virtual:
+        if table.name not in differing:
             yield from _rows(db, table)
 
 

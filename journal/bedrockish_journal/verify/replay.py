@@ -41,6 +41,7 @@ from bedrockish_journal.storage.table_layout import (
     quote,
     user_tables,
 )
+from bedrockish_journal.storage.virtual_tables import rebuild_indexes, shadow_tables
 from bedrockish_journal.storage.wide_rows import select
 from bedrockish_journal.verify.beginning import (
     Beginning,
@@ -347,6 +348,8 @@ class _Rebuild:
     def _run(self, sourced: Sourced, steps: Sequence[Step]) -> str:
         switch(self.db, on=True)
         try:
+            if any(step.told for step in steps):  # which may search
+                rebuild_indexes(self.db)
             return run(self.db, steps)
         except apsw.Error as error:
             why = f"SQLite refuses the schema change {'; '.join(step.sql for step in steps)!r}: {error}"
@@ -381,6 +384,7 @@ class _Rebuild:
             raise MomentError(f"{self._until.text if self._until else ''} is before the first commit; {FORMS}")
         if self.waiting is not None and is_in_force(self._sources, self._until, self.waiting.entry):
             self._activate(self.waiting)
+        rebuild_indexes(self.db)
 
 
 def digest(source: apsw.Connection | str | os.PathLike[str]) -> str:
@@ -413,15 +417,15 @@ def digest(source: apsw.Connection | str | os.PathLike[str]) -> str:
 
 def _digest(db: apsw.Connection) -> str:
     total = sha256()
-    schema = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
+    schema, shadows = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name", shadow_tables(db)
     for kind, name, table, sql in db.execute(schema):
-        if not (is_hidden(name) or is_hidden(table)):
+        if not (is_hidden(name) or is_hidden(table) or table in shadows):
             total.update(cbor2.dumps([kind, name, table, sql]))
     for table in user_tables(db):
         total.update(cbor2.dumps(["rows of", table.name]))
         columns = [quote(column) for column in table.columns]
         order = ", ".join(map(quote, table.primary)) or ", ".join(columns)
-        if table.rowid is not None and not table.virtual:
+        if table.rowid is not None:
             order = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
             columns.insert(0, order)
         for row in select(db, columns, f"FROM {quote(table.name)} ORDER BY {order}"):

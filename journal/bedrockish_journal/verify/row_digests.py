@@ -19,6 +19,7 @@ from bedrockish_journal.model.transaction import ROWS, SCHEMA, decode_transactio
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.store import applied
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, find_table, is_hidden, quote, user_tables
+from bedrockish_journal.storage.virtual_tables import shadow_tables
 from bedrockish_journal.storage.wide_rows import select
 
 HASH_BYTES = 8
@@ -100,9 +101,9 @@ def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None
 
 
 def _add_definitions(db: apsw.Connection, found: RangeDigest, *, listed: bool) -> None:
-    total = blake2b(digest_size=HASH_BYTES)
+    total, shadows = blake2b(digest_size=HASH_BYTES), shadow_tables(db)
     for kind, name, table, sql in db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"):
-        if is_hidden(str(name)) or is_hidden(str(table)):
+        if is_hidden(str(name)) or is_hidden(str(table)) or table in shadows:
             continue
         one = blake2b(cbor2.dumps([kind, name, table, sql]), digest_size=HASH_BYTES).digest()
         total.update(one)
@@ -113,7 +114,7 @@ def _add_definitions(db: apsw.Connection, found: RangeDigest, *, listed: bool) -
 
 
 def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: bool) -> None:
-    table = next((one for one in user_tables(db, asked.table) if one.name == asked.table and not one.virtual), None)
+    table = next((one for one in user_tables(db, asked.table) if one.name == asked.table), None)
     if table is None:
         found.digest = b"absent"
         return

@@ -1,0 +1,175 @@
+"""Layout of a schema's virtual tables: which own their rows, which index others' rows, and which tables are storage.
+
+A virtual table that owns its rows is described like an ordinary table. The preupdate hook shows changes of its shadow
+tables only; one of these has a row for each row of the virtual table, and marks the rowid as touched.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import apsw
+
+from bedrockish.access_sets.definitions import Definitions, folded
+from bedrockish.errors import UnsupportedError
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
+from bedrockish_journal.storage.virtual_tables import RTREES, VirtualTable, is_rowid_name, parse_virtual
+
+_HIDDEN = 1  # PRAGMA table_xinfo: a column that SELECT * does not give
+_VISIBLE = "SELECT name FROM pragma_table_xinfo(?, 'main') WHERE hidden <> 1 ORDER BY cid"
+
+
+@dataclass(frozen=True, slots=True)
+class ContentIndex:
+    """An FTS5 table that indexes the rows of an ordinary table.
+
+    Attributes:
+        name: its name.
+        columns: the columns of the content table that it indexes.
+        definition: the statement that makes it.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    definition: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """The rows of a virtual table that owns them.
+
+    Attributes:
+        name: its name.
+        columns: the columns that an INSERT may name.
+        rowid: a name for its rowid, quoted.
+        alias: place of the column that is the rowid, or None.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    rowid: str
+    alias: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualLayout:
+    """All virtual tables of a schema.
+
+    Attributes:
+        tables: the definitions, by name.
+        shadows: shadow table -> the virtual table that owns its rows, if a row of the shadow table stands for one of
+            them under the same rowid; else an empty text.
+        indexes: content table -> the indexes on its rows.
+        owners: the virtual tables that own their rows.
+    """
+
+    tables: Mapping[str, VirtualTable] = field(default_factory=dict)
+    shadows: Mapping[str, str] = field(default_factory=dict)
+    indexes: Mapping[str, tuple[ContentIndex, ...]] = field(default_factory=dict)
+    owners: tuple[OwnRows, ...] = ()
+
+    @classmethod
+    def read(cls, db: apsw.Connection, definitions: Definitions, listed: Iterable[tuple[str, str]]) -> "VirtualLayout":
+        """Return the layout of the schema that a connection sees now.
+
+        Args:
+            db: the connection.
+            definitions: the rows of its schema.
+            listed: name and kind of each table, as PRAGMA table_list has them.
+        """
+        kinds = dict(listed)
+        names = sorted(name for name in definitions.virtual if kinds.get(name) == "virtual")
+        tables = {name: parse_virtual(name, definitions.text_of(name)) for name in names}
+        spelled = {folded(name): name for name, kind in kinds.items() if kind != "virtual"}
+        rows = {folded(one.row_table): one.name for one in tables.values() if one.owns_rows}
+        shadows = {name: rows.get(folded(name), "") for name, kind in kinds.items() if kind == "shadow"}
+        indexes: dict[str, list[ContentIndex]] = {}
+        for one in tables.values():
+            if one.content and not one.why_not_replicated:
+                columns = tuple(_columns(db, one.name))
+                content = spelled.get(folded(one.content), one.content)
+                found = ContentIndex(one.name, columns, definitions.text_of(one.name))
+                indexes.setdefault(content, []).append(found)
+        owners = tuple(_own_rows(db, one) for one in tables.values() if one.owns_rows)
+        return cls(tables, shadows, {name: tuple(found) for name, found in indexes.items()}, owners)
+
+    def objects_of(self, name: str) -> tuple[str, ...]:
+        """Return the key spaces that a read of a virtual table, or of a shadow table, is a read of."""
+        one = self.tables.get(name)
+        if one is None and name in self.shadows:
+            one = next((self.tables[owner] for owner in self._owners_of(name)), None)
+        if one is not None and one.shows:
+            one = next((self.tables[other] for other in self.tables if folded(other) == folded(one.shows)), None)
+        if one is None:
+            return ()
+        content = next((table for table, found in self.indexes.items() if one.name in {i.name for i in found}), "")
+        return (f"t:{content or one.name}",)
+
+    def _owners_of(self, shadow: str) -> list[str]:
+        """Return the virtual tables to which a shadow table may belong, the likeliest first."""
+        found = [name for name in self.tables if folded(shadow).startswith(folded(name) + "_")]
+        return sorted(found, key=len, reverse=True)
+
+    def check_supported(self, db: apsw.Connection) -> None:
+        """Check that each virtual table can be replicated, or kept by every node.
+
+        Raises:
+            UnsupportedError: one cannot; the text says what to change.
+        """
+        shadows = {folded(name): name for name in self.shadows}
+        for one in self.tables.values():
+            why = one.why_not_replicated
+            if not why and one.content:
+                why = self._why_not_kept(db, one)
+            elif not why and one.shows and folded(one.shows) not in map(folded, self.tables):
+                why = f"it shows {one.shows}, which is no FTS5 table here; create that first, or drop both together"
+            mistaken = [shadows[folded(name)] for name in one.unused_names if folded(name) in shadows]
+            if not why and mistaken:
+                why = f"SQLite takes the table {mistaken[0]} for one of its shadow tables; rename either of them"
+            if why:
+                raise UnsupportedError(f"virtual table {one.name}: {why}", table=one.name)
+
+    def _why_not_kept(self, db: apsw.Connection, one: VirtualTable) -> str:
+        """Return why an index cannot be kept on the rows of its content table; empty if it can."""
+        query = "SELECT name, type, wr FROM pragma_table_list(?) WHERE schema = 'main'"
+        found: Any = db.execute(query, (one.content,)).fetchone()
+        way = f"drop {one.name} first, or in the same request"
+        if found is None:
+            return f"its content table {one.content} is not there; {way}"
+        name, kind, without_rowid = found
+        if kind != "table":
+            said = {"view": "is a view", "virtual": "is a virtual table"}.get(
+                kind, f"has the name of a table of {one.name}"
+            )
+            return f"its content {name} {said}, whose rows cannot be followed; give an ordinary table"
+        if without_rowid:
+            return f"its content table {name} is WITHOUT ROWID; leave that out, or give another table"
+        columns = list(_columns(db, name))
+        lacking = [column for column in _columns(db, one.name) if folded(column) not in map(folded, columns)]
+        if lacking:
+            return f"its content table {name} has no column {lacking[0]}; {way}"
+        rowid = one.content_rowid
+        query = "SELECT 1 FROM pragma_index_list(?, 'main') WHERE origin = 'pk'"
+        keys: Any = db.execute(
+            "SELECT name, upper(type) FROM pragma_table_xinfo(?, 'main') WHERE pk", (name,)
+        ).fetchall()
+        is_alias = len(keys) == 1 and keys[0][1] == "INTEGER" and not db.execute(query, (name,)).fetchall()
+        if is_alias and folded(rowid) == folded(keys[0][0]):
+            return ""
+        if not is_rowid_name(rowid) or folded(rowid) in map(folded, columns):
+            return f"content_rowid names {rowid}, which is not the rowid of {name}; name its INTEGER PRIMARY KEY"
+        return ""
+
+
+def _columns(db: apsw.Connection, name: str) -> list[str]:
+    """Return the names of a table's columns that SELECT * gives."""
+    found: list[Any] = db.execute(_VISIBLE, (name,)).fetchall()
+    return [str(column) for (column,) in found]
+
+
+def _own_rows(db: apsw.Connection, one: VirtualTable) -> OwnRows:
+    columns = tuple(_columns(db, one.name))
+    if one.module in RTREES:
+        return OwnRows(one.name, columns, quote(columns[0]), 0)
+    free = [name for name in ROWID_NAMES if name not in {column.lower() for column in columns}]
+    return OwnRows(one.name, columns, free[0] if free else "", None)

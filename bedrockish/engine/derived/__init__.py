@@ -1,0 +1,1 @@
+"""Virtual tables: those whose rows are replicated, and those that are indexes which every node keeps by itself."""

@@ -1,0 +1,246 @@
+"""FTS5 indexes on the rows of ordinary tables, kept in step by every node as it changes these rows.
+
+The triggers with which programs maintain such an index run when a request is executed, and are rolled back with it.
+When the rows are applied, triggers are off: the applier removes the old values of a row from the index and adds the new
+ones, in the transaction that changes the row. So the index of every node always has what its content table has.
+
+An index has nothing that its table lacks. So an index that SQLite finds corrupt is rebuilt, and the node goes on.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import apsw
+
+from bedrockish.access_sets.definitions import folded
+from bedrockish.access_sets.table_layout import Table, quote
+from bedrockish.access_sets.virtual_layout import ContentIndex, VirtualLayout
+from bedrockish.engine.sqlite.errors import is_of_module
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Value
+
+logger = logging.getLogger(__name__)
+
+Rows = dict[int, Sequence[Value]]
+"""Rowid -> the values of the indexed columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """One index, with the statements that change it.
+
+    Attributes:
+        name: its name.
+        places: of the indexed columns in a captured row; None if one of them is VIRTUAL, and not in it.
+        find: the query for the indexed columns of a row.
+        remove: takes the values of a row out.
+        add: puts the values of a row in.
+        columns: the indexed columns, quoted, each with a mark for the name of the table.
+    """
+
+    name: str
+    places: tuple[int, ...] | None
+    find: str
+    remove: str
+    add: str
+    columns: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Edit:
+    """The effect of some row changes on one index.
+
+    Attributes:
+        removed: values to take out.
+        added: values to put in; of an index on VIRTUAL columns they are read after the change.
+        touched: the rowids, of an index on VIRTUAL columns.
+    """
+
+    kept: _Kept
+    removed: Rows = field(default_factory=dict)
+    added: Rows = field(default_factory=dict)
+    touched: dict[int, None] = field(default_factory=dict)
+
+
+class IndexKeeper:
+    """Keeps the indexes of one connection in step."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._of: dict[str, tuple[_Kept, ...]] = {}
+        self._corrupt: dict[str, None] = {}
+
+    def use(self, layout: VirtualLayout, tables: Mapping[str, Table]) -> None:
+        """Learn the indexes of a new schema."""
+        self._of = {
+            name: tuple(_kept(tables[name], one) for one in found)
+            for name, found in layout.indexes.items()
+            if name in tables
+        }
+
+    def has(self, table: str) -> bool:
+        """Whether there are indexes on the rows of a table."""
+        return table in self._of
+
+    def before(self, changes: Iterable[Change]) -> list[Edit]:
+        """Return what changes that are about to be made in the tables do to the indexes."""
+        edits: dict[str, list[Edit]] = {}
+        for change in changes if self._of else ():
+            if change.table not in self._of:
+                continue
+            if change.table not in edits:
+                edits[change.table] = [Edit(kept) for kept in self._of[change.table]]
+            for edit in edits[change.table]:
+                self._note(edit, change)
+        return [edit for found in edits.values() for edit in found]
+
+    def after(self, edits: Iterable[Edit]) -> None:
+        """Change the indexes: the changes have been made in the tables."""
+        for edit in edits:
+            kept = edit.kept
+            for rowid in edit.touched:
+                self._find(kept, rowid, edit.added)
+            removed = [(rowid, *row) for rowid, row in edit.removed.items() if not _same(row, edit.added.get(rowid))]
+            added = [(rowid, *row) for rowid, row in edit.added.items() if not _same(row, edit.removed.get(rowid))]
+            self._guarded(kept.name, lambda kept=kept, rows=removed: self._many(kept.remove, rows))  # type: ignore[misc]
+            self._guarded(kept.name, lambda kept=kept, rows=added: self._many(kept.add, rows))  # type: ignore[misc]
+        self._rebuild_corrupt()
+
+    def before_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
+        """Remove the rows of a run of changes from the indexes; ``source`` has their rowids as k."""
+        for kept in self._of.get(table.name, ()) if op != INSERT else ():
+            if _concerns(kept, op, written):
+                columns = ", ".join(column.format("old.") for column in kept.columns)
+                rows = f"FROM {source} AS made CROSS JOIN {quote(table.name)} AS old ON old.{table.rowid} = made.k"
+                sql = f"{kept.remove.partition(' VALUES ')[0]} SELECT 'delete', made.k, {columns} {rows}"
+                self._guarded(kept.name, lambda sql=sql: self._db.execute(sql, can_cache=False))  # type: ignore[misc]
+
+    def after_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
+        """Add the rows to the indexes that a run of changes has written."""
+        for kept in self._of.get(table.name, ()) if op != DELETE else ():
+            if _concerns(kept, op, written):
+                columns = ", ".join(column.format("new.") for column in kept.columns)
+                rows = f"FROM {source} AS made CROSS JOIN {quote(table.name)} AS new ON new.{table.rowid} = made.k"
+                sql = f"{kept.add.partition(' VALUES ')[0]} SELECT made.k, {columns} {rows}"
+                self._guarded(kept.name, lambda sql=sql: self._db.execute(sql, can_cache=False))  # type: ignore[misc]
+        self._rebuild_corrupt()
+
+    def rebuild(self, names: Iterable[str]) -> None:
+        """Rebuild indexes from the rows of their tables."""
+        for name in names:
+            self._db.execute(f"INSERT INTO main.{quote(name)}({quote(name)}) VALUES ('rebuild')", can_cache=False)
+
+    # -- one of them -----------------------------------------------------------------------------------------------
+
+    def _note(self, edit: Edit, change: Change) -> None:
+        places = edit.kept.places
+        for rowid, row, is_new in ((change.rowid, change.before, False), (change.rowid_after, change.after, True)):
+            assert rowid is not None
+            if places is None and rowid not in edit.touched:
+                edit.touched[rowid] = None
+                self._find(edit.kept, rowid, edit.removed)
+            elif places is None or row is None:
+                continue
+            elif is_new:
+                edit.added[rowid] = [row[place] for place in places]
+            elif edit.added.pop(rowid, None) is None:
+                edit.removed.setdefault(rowid, [row[place] for place in places])
+
+    def _find(self, kept: _Kept, rowid: int, rows: Rows) -> None:
+        row: Any = self._db.execute(kept.find, (rowid,)).fetchone()
+        if row is not None:
+            rows[rowid] = row
+
+    def _many(self, sql: str, rows: Sequence[Sequence[Value]]) -> None:
+        if rows:
+            self._db.executemany(sql, rows)
+
+    def _guarded(self, name: str, action: Callable[[], object]) -> None:
+        """Change an index, unless it is corrupt."""
+        if name in self._corrupt:
+            return
+        try:
+            action()
+        except apsw.CorruptError as error:
+            if not is_of_module(error):
+                raise
+            self._corrupt[name] = None
+
+    def _rebuild_corrupt(self) -> None:
+        while self._corrupt:
+            name = next(iter(self._corrupt))
+            logger.error("the index %s is corrupt and is rebuilt from the rows of its table", name)
+            self.rebuild([name])
+            del self._corrupt[name]
+
+
+def stale_indexes(
+    before: VirtualLayout, now: VirtualLayout, changed: Collection[str], statements: Sequence[str]
+) -> list[str]:
+    """Return the indexes that a change of the schema has left without the rows of their tables.
+
+    Args:
+        before: the virtual tables before the change.
+        now: those after it.
+        changed: the tables of which it has changed rows.
+        statements: of which it consists.
+    """
+    if not statements:
+        return []
+    known = {one for found in before.indexes.values() for one in found}
+    replaced = _replaced(statements)
+    return [
+        one.name
+        for table, found in now.indexes.items()
+        for one in found
+        if one not in known
+        or table in changed
+        or replaced is None
+        or not replaced.isdisjoint(map(folded, (table, one.name)))
+    ]
+
+
+def _replaced(statements: Iterable[str]) -> set[str] | None:
+    """Return the folded names of the tables that statements drop, or rename others to; None if that cannot be told."""
+    found: set[str] = set()
+    for sql in statements:
+        try:
+            words = [token for token in tokens(sql) if token.text != ";"]
+        except NotTokensError:
+            return None
+        names = [folded(token.name or "") for token in words]
+        drops = len(words) > 2 and words[0].is_word("DROP") and words[1].is_word("TABLE")
+        renames = len(words) > 4 and words[0].is_word("ALTER") and words[-2].is_word("TO")
+        if drops or renames:
+            found.add(names[-1])
+    return found
+
+
+def _concerns(kept: _Kept, op: str, written: Collection[int]) -> bool:
+    """Whether a run of changes changes what an index has."""
+    return op != UPDATE or kept.places is None or not written or any(place in written for place in kept.places)
+
+
+def _kept(table: Table, index: ContentIndex) -> _Kept:
+    numbers = {folded(column): place for place, column in enumerate(table.columns)}
+    places = [numbers.get(folded(column)) for column in index.columns]
+    known = tuple(place for place in places if place is not None)
+    name, columns = quote(index.name), [quote(column) for column in index.columns]
+    marks = ", ?" * len(columns)
+    named = ", ".join(columns)
+    return _Kept(
+        index.name,
+        known if len(known) == len(places) else None,
+        f"SELECT {named} FROM {quote(table.name)} WHERE {table.rowid} = ?",
+        f"INSERT INTO main.{name}({name}, rowid, {named}) VALUES ('delete', ?{marks})",
+        f"INSERT INTO main.{name}(rowid, {named}) VALUES (?{marks})",
+        tuple("{}" + column.replace("{", "{{").replace("}", "}}") for column in columns),
+    )
+
+
+def _same(row: Sequence[Value], other: Sequence[Value] | None) -> bool:
+    if other is None or len(row) != len(other):
+        return False
+    return all(type(one) is type(two) and one == two for one, two in zip(row, other, strict=True))

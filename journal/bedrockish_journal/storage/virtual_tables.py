@@ -1,0 +1,170 @@
+"""Virtual tables of a schema: whose rows each of them shows, and which of them a cluster can replicate.
+
+A virtual table either owns its rows (FTS5 with its own content, R*Tree, geopoly), which are replicated like those of an
+ordinary table; or it is an index on the rows of an ordinary table (FTS5 with external content), which every node keeps
+by itself; or it only shows another virtual table (fts5vocab). Its shadow tables are storage, and are never replicated.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+
+FTS5, RTREES, GEOPOLY, VOCABULARY = "fts5", ("rtree", "rtree_i32"), "geopoly", "fts5vocab"
+REPLICATED = frozenset({FTS5, *RTREES, GEOPOLY, VOCABULARY})
+"""Modules of SQLite whose tables are replicated."""
+
+_ROWID_NAMES = frozenset({"rowid", "_rowid_", "oid"})
+_OPTIONS = (
+    *("prefix", "tokenize", "content", "contentless_delete", "contentless_unindexed", "content_rowid"),
+    *("columnsize", "locale", "detail", "tokendata"),
+)
+"""Options of FTS5, in the order in which FTS5 compares an abbreviated name with them."""
+_PARTS = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[(),=.;]|\s+|[^\s(),=.;'"`\[]+""",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualTable:
+    """The definition of one virtual table.
+
+    Attributes:
+        name: its name.
+        module: its module, in lower case.
+        arguments: what follows the module in parentheses, split at the commas.
+        options: of FTS5, as far as they are given; names in lower case.
+    """
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    options: dict[str, str]
+
+    @property
+    def content(self) -> str:
+        """Name of the table whose rows it indexes; empty if it owns its rows, or shows another virtual table."""
+        return self.options.get("content", "")
+
+    @property
+    def content_rowid(self) -> str:
+        """Name under which it finds the rowid of a row of its content table."""
+        return self.options.get("content_rowid", "") or "rowid"
+
+    @property
+    def is_contentless(self) -> bool:
+        """Return whether it keeps an index and not the text."""
+        return "content" in self.options and not self.content
+
+    @property
+    def shows(self) -> str:
+        """Name of the FTS5 table whose index it shows; empty for all but fts5vocab."""
+        if self.module != VOCABULARY or not self.arguments:
+            return ""
+        return _unquoted(self.arguments[0 if len(self.arguments) < 3 else 1])
+
+    @property
+    def owns_rows(self) -> bool:
+        """Return whether no other table has its rows."""
+        return self.module in (*RTREES, GEOPOLY) or (self.module == FTS5 and "content" not in self.options)
+
+    @property
+    def row_table(self) -> str:
+        """Name of the shadow table that has one row for each of its rows, under the same rowid."""
+        return f"{self.name}_content" if self.module == FTS5 else f"{self.name}_rowid"
+
+    @property
+    def unused_names(self) -> tuple[str, ...]:
+        """Names that SQLite takes for shadow tables of it, though it has none under them."""
+        if self.module != FTS5:
+            return ()
+        names = [f"{self.name}_content"] if self.content else []
+        return (*names, f"{self.name}_docsize") if self.options.get("columnsize") == "0" else tuple(names)
+
+    @property
+    def why_not_replicated(self) -> str:
+        """Why a cluster cannot replicate it, and what to do; empty if it can, as far as the definition says."""
+        if self.module not in REPLICATED:
+            known = ", ".join(sorted(REPLICATED))
+            return f"the module {self.module} is not replicated ({known} are); use one of these, or an ordinary table"
+        if self.is_contentless:
+            return (
+                "an index without content cannot be replicated: no node could delete a row of it; leave out "
+                "content='', or give the ordinary table that has the text as content"
+            )
+        if self.options.get("locale", "0") != "0":
+            return "the locale of a value is not replicated; leave out the option locale"
+        return ""
+
+
+def parse_virtual(name: str, sql: str) -> VirtualTable:
+    """Return what a CREATE VIRTUAL TABLE statement says."""
+    parts = [part for part in _PARTS.findall(sql) if not part.isspace() and not part.startswith(("--", "/*"))]
+    using = next((place for place, part in enumerate(parts) if part.upper() == "USING"), len(parts) - 2)
+    module = _unquoted(parts[using + 1]).lower()
+    arguments: list[list[str]] = []
+    depth = 0
+    for part in parts[using + 2 :]:
+        depth -= part == ")"
+        if (depth, part) in ((0, "("), (1, ",")):
+            arguments.append([])
+        elif depth > 0:
+            arguments[-1].append(part)
+        depth += part == "("
+    options: dict[str, str] = {}
+    for argument in arguments if module == FTS5 else ():
+        if argument[1:2] == ["="]:
+            given = argument[0].lower()
+            key = next((option for option in _OPTIONS if option.startswith(given)), given)
+            options[key] = _unquoted(argument[2]) if len(argument) > 2 else ""
+    return VirtualTable(name, module, tuple("".join(one) for one in arguments), options)
+
+
+def virtual_tables(db: apsw.Connection) -> Iterator[VirtualTable]:
+    """Yield the virtual tables of a schema, by name."""
+    query = "SELECT name, sql FROM main.sqlite_schema WHERE type = 'table' AND rootpage = 0 ORDER BY name"
+    found: list[Any] = db.execute(query).fetchall()
+    for name, sql in found:
+        yield parse_virtual(name, sql)
+
+
+def owns_rows(db: apsw.Connection, name: str) -> bool:
+    """Whether a table is a virtual table whose rows are in it alone."""
+    query = "SELECT sql FROM main.sqlite_schema WHERE type = 'table' AND rootpage = 0 AND name = ?"
+    found: Any = db.execute(query, (name,)).fetchone()
+    return found is not None and parse_virtual(name, found[0]).owns_rows
+
+
+def shadow_tables(db: apsw.Connection) -> frozenset[str]:
+    """Return the names of the tables in which virtual tables keep what they have."""
+    if next(virtual_tables(db), None) is None:
+        return frozenset()
+    found: list[Any] = db.execute(
+        "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'shadow'"
+    ).fetchall()
+    return frozenset(name for (name,) in found)
+
+
+def rebuild_indexes(db: apsw.Connection) -> None:
+    """Rebuild every index on the rows of an ordinary table from these rows."""
+    for virtual in virtual_tables(db):
+        if virtual.module == FTS5 and virtual.content:
+            name = '"' + virtual.name.replace('"', '""') + '"'
+            db.execute(f"INSERT INTO main.{name}({name}) VALUES ('rebuild')")
+
+
+def is_rowid_name(name: str) -> bool:
+    """Whether a name stands for the rowid of every table that has no column of that name."""
+    return name.lower() in _ROWID_NAMES
+
+
+def _unquoted(word: str) -> str:
+    first, last = word[:1], word[-1:]
+    if first == "[":
+        return word[1:-1]
+    if first and first in "'\"`" and last == first:
+        return word[1:-1].replace(first * 2, first)
+    return word

@@ -19,7 +19,11 @@ URL_EXAMPLE = "bedrockish://localhost:7373/?read=session&timeout=10"
 FIRST, NEAREST, RANDOM = CHOICES = ("first", "nearest", "random")
 SYSTEM = "system"
 HOST = "host"  # one more node, as an option: what every parser of URLs takes
-OPTIONS = ("read", "timeout", "connect_timeout", "cluster", "choice", "discover", "ca", "cert", "key", "password_file")
+LOCAL = "local"  # the path of a node's file
+OPTIONS = (
+    *("read", "timeout", "connect_timeout", "cluster", "choice", "discover"),
+    *("ca", "cert", "key", "password_file", LOCAL),
+)
 
 
 class Address(NamedTuple):
@@ -82,6 +86,8 @@ class Target:
         user: name of the user; None for none.
         password: of that user, or a token.
         password_file: file that has it instead.
+        local: path of the file of a node of this machine, which is read and executed on in the program; None: there is
+            none.
         ca: file with the certificates that sign those of the nodes, or ``system``; None for no TLS.
         cert: file with the client's own certificate.
         key: file with its private key.
@@ -100,8 +106,11 @@ class Target:
     cert: str | None = None
     key: str | None = None
     password_file: str | None = None
+    local: str | None = None
 
     def __str__(self) -> str:
+        if self.local is not None and len(self.addresses) < 2:
+            return self.local
         return f"{SCHEME}://" + ",".join(str(address) for address in self.addresses)
 
 
@@ -129,11 +138,14 @@ def parse_url(url: str) -> Target:
     login, at, hosts = hosts.rpartition("@")
     if "@" in tail:
         raise ConfigError("a / in the user or password of a URL must be written %2F, and a ? %3F")
+    pairs = _pairs(shown, query)
+    if tail and not hosts:  # as SQLAlchemy writes paths: three slashes before a relative one, four before others
+        pairs, tail = [*pairs, (LOCAL, unquote(tail))], ""
     if tail:
         raise ConfigError(f"{shown!r} has the path {slash + tail!r}, but a node serves one database; leave it out")
-    pairs = _pairs(shown, query)
     more = [value for name, value in pairs if name == HOST]
-    named = [] if more and not hosts else _without_brackets(hosts).split(",")
+    needs_none = more or any(name == LOCAL for name, _ in pairs)
+    named = [] if needs_none and not hosts else _without_brackets(hosts).split(",")
     every = [*named, *(one for value in more for one in value.split(","))]
     addresses = tuple(dict.fromkeys(parse_address(part, where=f"the URL {shown!r}") for part in every))
     user, colon, password = login.partition(":")
@@ -195,6 +207,7 @@ def _with_options(url: str, target: Target, pairs: Sequence[tuple[str, str]]) ->
         cert=cert,
         key=key,
         password_file=password_file,
+        local=options.get(LOCAL),
     )
 
 

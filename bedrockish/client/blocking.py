@@ -19,7 +19,8 @@ from bedrockish.client.blocking_transaction import BlockingTransaction, held
 from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.cursor import BlockingRowStream, held_stream
 from bedrockish.client.discovery import in_order_now
-from bedrockish.client.request_builder import Statements, target_of
+from bedrockish.client.local_file import open_local
+from bedrockish.client.request_builder import Statements, Where, target_of
 from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.schemas import SchemaVersion
 from bedrockish.client.session import Session
@@ -35,15 +36,25 @@ class SocketClient(SocketDriver, Session):
 
     _farewell = staticmethod(nullcontext)
 
+    def _close(self) -> None:
+        super()._close()
+        if self.local is not None:
+            self.local.close()
+
 
 class Connection:
-    """A session with a cluster, for programs without an event loop. Get one from ``connect``; close it after use."""
+    """A session with a cluster, for programs without an event loop. Get one from ``connect``; close it after use.
+
+    Attributes:
+        closed: whether ``close`` was called.
+    """
 
     def __init__(self, client: SocketClient, *, is_lent: bool = False) -> None:
         self._client = client
         self._current: BlockingTransaction | None = None  # begun by BEGIN
         # Also at the end of the program. A pool closes what it has lent by itself.
         self._finalizer = weakref.finalize(self, _leave_it if is_lent else client._close)
+        self.closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -53,13 +64,9 @@ class Connection:
     ) -> None:
         self.close()
 
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return not self._finalizer.alive
-
     def close(self) -> None:
         """Close the session. Closing twice is fine."""
+        self.closed = True
         self._finalizer()
 
     def interrupt(self) -> None:
@@ -163,6 +170,35 @@ class Connection:
     ) -> BlockingRowStream:
         """Open what ``stream`` opens, for the caller to close, whatever transaction is open."""
         return BlockingRowStream(run, self._client.new_stream(sql, params, timeout, read))
+
+    def read_here(self, sql: str, params: Params, read: str) -> Rows | None:
+        """Run a statement outside of the open transaction, in this process; None: it is for ``execute``.
+
+        That is so if it does more than read, if this connection has no node's file, or the file may not show what the
+        session has seen.
+        """
+        local, core = self._client.local, self._client._core
+        found = None if local is None else local.read(((sql, params),), read, core.token)
+        rows = self._client.take_read(found)
+        return None if rows is None else rows[0]
+
+    def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AbstractContextManager[None]:
+        """Let all reads in the block see one moment of the node's file: ``with db.snapshot(): …``.
+
+        What the block writes, its reads do not see. A snapshot that is not read for a minute is let go, and the next
+        read raises ``ResultLostError``.
+
+        Args:
+            read: ``stale``, ``session`` or ``strict``: how new the moment must be; by default what the URL says.
+            timeout: seconds to wait for a moment that the session may see.
+
+        Raises:
+            UnsupportedError: this connection has no node's file.
+            UnavailableError: no such moment came in time.
+        """
+        client = self._client
+        level = read or client.target.read
+        return client._file().snapshot(level, lambda: client._core.token, client._seconds(timeout))
 
     @property
     def in_transaction(self) -> bool:
@@ -286,12 +322,12 @@ class Connection:
         run(self._client.ping, timeout=timeout)
 
 
-def connect(url: str | None = None, *, token: bytes | None = None) -> Connection:
+def connect(url: Where | None = None, *, token: bytes | None = None) -> Connection:
     """Open a session with a cluster.
 
     Args:
         url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
-            variable BEDROCKISH_URL.
+            variable BEDROCKISH_URL; or the path of a node's file, such as ``/var/lib/app/A.sqlite``.
         token: what another session has seen, from its ``token``.
 
     Raises:
@@ -306,7 +342,9 @@ def connect(url: str | None = None, *, token: bytes | None = None) -> Connection
 def open_socket_client(target: Target, token: bytes | None, entry: Entry | None = None) -> SocketClient:
     """Open what a connection stands on; whoever gets it closes it. Raises what ``connect`` says."""
     entry = entry or entry_of(target)
+    local = open_local(target)
     client = SocketClient(replace(target, addresses=in_order_now(target, entry)), token, entry)
+    client.local = local
     try:
         run(client.ping)
         client.learn()

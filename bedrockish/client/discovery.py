@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -20,9 +21,17 @@ MEASURE_S = 1.0  # a node that takes longer to say HELLO is far enough to come l
 
 
 async def in_order(target: Target, entry: Entry) -> tuple[Address, ...]:
-    """Return the nodes of a URL in the order in which they are to be asked."""
+    """Return the nodes of a URL in the order in which they are to be asked; the node of its file comes first."""
+    if target.local is not None:
+        rest = replace(target, addresses=target.addresses[1:], local=None)
+        return (target.addresses[0], *await in_order(rest, entry))
     if target.choice == NEAREST and len(target.addresses) > 1:
         return await by_distance(target, entry, Hello(f"client-{os.getpid()}", target.cluster, "client"))
+    return _as_chosen(target)
+
+
+def _as_chosen(target: Target) -> tuple[Address, ...]:
+    """Return the nodes of a URL in an order for which nobody has to be asked."""
     if target.choice == RANDOM:
         return tuple(random.sample(target.addresses, len(target.addresses)))
     return target.addresses
@@ -51,11 +60,12 @@ async def by_distance(target: Target, entry: Entry, hello: Hello) -> tuple[Addre
 
 def in_order_now(target: Target, entry: Entry) -> tuple[Address, ...]:
     """Return what ``in_order`` does, in a program without an event loop."""
+    if target.local is not None:
+        rest = replace(target, addresses=target.addresses[1:], local=None)
+        return (target.addresses[0], *in_order_now(rest, entry))
     if target.choice == NEAREST and len(target.addresses) > 1:
         return _by_distance_now(target, entry, Hello(f"client-{os.getpid()}", target.cluster, "client"))
-    if target.choice == RANDOM:
-        return tuple(random.sample(target.addresses, len(target.addresses)))
-    return target.addresses
+    return _as_chosen(target)
 
 
 def _by_distance_now(target: Target, entry: Entry, hello: Hello) -> tuple[Address, ...]:

@@ -20,6 +20,7 @@ from bedrockish.api.requests import check_timeout
 from bedrockish.api.url import Target
 from bedrockish.client.blocking import Connection, SocketClient, open_socket_client
 from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.request_builder import Where
 from bedrockish.client.socket_driver import run
 from bedrockish.client.trio_client import Client, open_client, target_of
 from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UsageError
@@ -45,7 +46,7 @@ class Pool:
         size: how many sessions there are at most.
     """
 
-    def __init__(self, url: str | None, entry: Entry, nursery: trio.Nursery, size: int, token: bytes | None) -> None:
+    def __init__(self, url: Where | None, entry: Entry, nursery: trio.Nursery, size: int, token: bytes | None) -> None:
         self.size = size
         self._target = target_of(url)
         self._url, self._entry, self._nursery, self._token = url, entry, nursery, token
@@ -131,7 +132,7 @@ class Pool:
 
 @asynccontextmanager
 async def open_pool(
-    url: str | None = None, *, size: int = SIZE, token: bytes | None = None, entry: Entry | None = None
+    url: Where | None = None, *, size: int = SIZE, token: bytes | None = None, entry: Entry | None = None
 ) -> AsyncIterator[Pool]:
     """Open a pool of sessions and close it at the end of the block. The first session is opened at once.
 
@@ -309,7 +310,7 @@ def _all_in_use(size: int, seconds: float) -> DeadlineError:
     )
 
 
-def connect_pool(url: str | None = None, *, size: int = SIZE, token: bytes | None = None) -> ConnectionPool:
+def connect_pool(url: Where | None = None, *, size: int = SIZE, token: bytes | None = None) -> ConnectionPool:
     """Open a pool of connections for threads. The first connection is opened at once.
 
     Args:

@@ -22,24 +22,30 @@ from bedrockish.api.requests import (
 )
 from bedrockish.api.url import Target, parse_url
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, Answered, Told
+from bedrockish.client.local_file import is_path, located
 from bedrockish.errors import CommandIdError, ConfigError, ProtocolMismatchError, UsageError
 from bedrockish.sqltext.single_statement import check_statement
 from bedrockish_journal.model.command_id import make_id
 
 URL_VARIABLE = "BEDROCKISH_URL"
 Statements = Sequence[str | tuple[str, Params]]
+Where = str | os.PathLike[str]  # a URL, or the path of a node's file
 
 
-def target_of(url: str | None) -> Target:
-    """Return what a URL says; without one, what the environment variable BEDROCKISH_URL says.
+def target_of(url: Where | None) -> Target:
+    """Return what a URL or the path of a node's file says; without one, what the variable BEDROCKISH_URL says.
 
     Raises:
         ConfigError: there is none, or it cannot be understood.
     """
     url = url or os.environ.get(URL_VARIABLE)
+    if isinstance(url, os.PathLike):
+        return located(Target((), local=os.fspath(url)))
+    if url and is_path(url):
+        return located(Target((), local=url))
     if not url:
         raise ConfigError(f"no URL was given; pass one, such as bedrockish://localhost:7373, or set {URL_VARIABLE}")
-    return parse_url(url)
+    return located(parse_url(url))
 
 
 def make_request(

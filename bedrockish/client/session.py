@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bedrockish.api.requests import (
     SERIALIZABLE,
@@ -11,6 +11,7 @@ from bedrockish.api.requests import (
     Params,
     Request,
     Rows,
+    Token,
     check_timeout,
     decode_token,
     rows_of,
@@ -38,16 +39,24 @@ from bedrockish.errors import (
     ForgottenError,
     OutcomeUnknownError,
     UnavailableError,
+    UnsupportedError,
     UsageError,
 )
 
+if TYPE_CHECKING:
+    from bedrockish.local.reads import LocalReads
+
 T = TypeVar("T")
+WITHOUT_FILE = (
+    "a snapshot is of a node's file, which this session does not have; connect to its path, or add ?local=PATH"
+)
 
 
 class Session(ClockCalls, QuestionCalls, SchemaCalls):
     """What a session with a cluster can do; a driver beside it moves its calls."""
 
     target: Target
+    local: "LocalReads | None" = None  # reads a node's file in this process
     _core: ClientCore
 
     _farewell: Farewell = staticmethod(shielded)
@@ -106,6 +115,10 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
+        if self.local is not None and command is None:
+            found = await self._read_here(((sql, params),), read)
+            if found is not None:
+                return found[0]
         statements = [(sql, params)]
         results = await self.transact(
             statements, timeout=timeout, read=read, isolation=isolation, command=command, resend=resend
@@ -136,9 +149,32 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
+        if self.local is not None and command is None and len(statements) > 1 and not isinstance(statements, str):
+            found = await self._read_here([(s, None) if isinstance(s, str) else s for s in statements], read)
+            if found is not None:
+                return found
         timeout_s = self._seconds(timeout)
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
         return await self._command(request, timeout_s, resend=resend, named=command is not None)
+
+    async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
+        """Run statements in this process if they only read and its file may show them; None: the node is to be asked.
+
+        Raises:
+            ResultLostError: the snapshot of ``snapshot`` was let go.
+        """
+        assert self.local is not None
+        return self.take_read(self.local.read(statements, read or self.target.read, self._core.token))
+
+    def take_read(self, found: tuple[list[Rows], Token] | None) -> list[Rows] | None:
+        """Note what the session has seen by a read in this process; return the rows."""
+        if found is None:
+            return None
+        rows, seen = found
+        core = self._core
+        if seen is not core.token:
+            core.see(seen)
+        return rows
 
     async def call(
         self,
@@ -326,6 +362,16 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             if not error.details.get("happened"):
                 raise
         return True
+
+    def _file(self) -> "LocalReads":
+        """Return what reads the node's file here.
+
+        Raises:
+            UnsupportedError: this session has none.
+        """
+        if self.local is None:
+            raise UnsupportedError(WITHOUT_FILE)
+        return self.local
 
     def _options(self, isolation: str, read: str | None, timeout_s: float | None) -> Options:
         read = read or self.target.read

@@ -1,26 +1,55 @@
 """The trio client: the core on real links. One client may be used by many tasks at once; they share one link."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import trio
 
+from bedrockish.api.requests import Params, Rows
 from bedrockish.api.wire import NODES, Ask, Told
 from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.discovery import in_order, members_of
 from bedrockish.client.driver import Driver
+from bedrockish.client.local_file import open_local
 from bedrockish.client.request_builder import URL_VARIABLE as URL_VARIABLE
 from bedrockish.client.request_builder import Statements as Statements
+from bedrockish.client.request_builder import Where
 from bedrockish.client.request_builder import target_of as target_of
 from bedrockish.client.session import Session
 from bedrockish.errors import BedrockishError
 
+AT_ONCE_S = 0.02  # how long a read of the node's file may hold the loop; then it goes on in a thread
 LEARN_S = 30.0  # how often a client in use asks who belongs to the cluster
 
 
 class Client(Driver, Session):
     """A session with a cluster. Get one from ``open_client``."""
+
+    async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
+        """Run statements in this process, those that take long in a thread; see ``Session``."""
+        local, level, token = self._file(), read or self.target.read, self._core.token
+        try:
+            return self.take_read(local.read(statements, level, token, AT_ONCE_S))
+        except TimeoutError:
+            found = await trio.to_thread.run_sync(local.read, statements, level, token)
+            return self.take_read(found)
+
+    @asynccontextmanager
+    async def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AsyncIterator[None]:  # noqa: ASYNC109
+        """Let all reads in the block see one moment of the node's file. See ``blocking.Connection.snapshot``."""
+        local, seconds = self._file(), self._seconds(timeout)
+        level = read or self.target.read
+        await trio.to_thread.run_sync(local.pin, level, lambda: self._core.token, seconds)
+        try:
+            yield
+        finally:
+            local.unpin()
+
+    def _close(self) -> None:
+        super()._close()
+        if self.local is not None:
+            self.local.close()
 
     async def _keep_learning(self) -> None:
         """Ask who belongs to the cluster, at once and then as long as this client is in use."""
@@ -37,13 +66,13 @@ class Client(Driver, Session):
 
 @asynccontextmanager
 async def open_client(
-    url: str | None = None, *, token: bytes | None = None, entry: Entry | None = None
+    url: Where | None = None, *, token: bytes | None = None, entry: Entry | None = None
 ) -> AsyncIterator[Client]:
     """Open a session with a cluster and close it at the end of the block.
 
     Args:
         url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
-            variable BEDROCKISH_URL.
+            variable BEDROCKISH_URL; or the path of a node's file.
         token: what another session has seen, from its ``token``.
         entry: how to come in; by default with the password and the TLS that the URL says.
 
@@ -57,8 +86,10 @@ async def open_client(
     entry = entry or entry_of(target)
     target = replace(target, addresses=await in_order(target, entry))
     body: BaseException | None = None
+    local = open_local(target)
     async with trio.open_nursery() as nursery:
         client = Client(target, token, nursery, entry)
+        client.local = local
         nursery.start_soon(client._alarm.run)
         try:
             await client.ping()

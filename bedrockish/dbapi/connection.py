@@ -5,14 +5,15 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, Rows, check_timeout
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking import connect as open_link
-from bedrockish.client.trio_client import target_of
+from bedrockish.client.request_builder import Where, target_of
 from bedrockish.dbapi import callbacks, errors
 from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Cursor, RowFactory
 from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
@@ -53,7 +54,7 @@ class Connection:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: Where | None = None,
         timeout: float | None = None,
         detect_types: int = 0,
         isolation_level: str | None = "",
@@ -62,7 +63,7 @@ class Connection:
         cached_statements: int = 128,
         uri: bool = False,
         *,
-        database: str | None = None,
+        database: Where | None = None,
         read: str | None = None,
         isolation: str = "serializable",
         autocommit: bool | int = LEGACY_TRANSACTION_CONTROL,
@@ -75,8 +76,8 @@ class Connection:
         if read is not None and read not in READ_LEVELS:
             raise ProgrammingError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
         url = database if url is None else url
-        if url is not None and not isinstance(url, str):
-            raise InterfaceError(f"a cluster is named by a URL, a text, not by a {type(url).__name__}")
+        if url is not None and not isinstance(url, str | PathLike):
+            raise InterfaceError(f"a cluster is named by a URL or a path, not by a {type(url).__name__}")
         try:
             target = target_of(url)
             seconds = check_timeout(timeout) if timeout else target.timeout_s
@@ -253,6 +254,17 @@ class Connection:
         """
         self._run(lambda session: self._link.ping(timeout=session.timeout_s))
 
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Let all reads in the block see one moment of the node's file: ``with connection.snapshot(): …``.
+
+        It is for statements outside of transactions. What the block writes, its reads do not see.
+
+        Raises:
+            NotSupportedError: the connection has no node's file.
+            OperationalError: no moment that the session may see came in time.
+        """
+        return self._run(lambda session: self._link.snapshot(read=session.read, timeout=session.timeout_s))
+
     # -- the whole, or a piece ------------------------------------------------------------------------------------
 
     def iterdump(self) -> Iterator[str]:
@@ -405,12 +417,14 @@ class Connection:
     # -- for cursors -----------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        if self._link.closed:
+        opened = self._opened
+        if (self._link if opened is None else opened[0]).closed:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
     def _run(self, what: Callable[[Session], T]) -> T:
         """Do something in this connection's turn, with the standard's exceptions."""
-        self._check()
+        if self._opened is None:  # then there is no lock either
+            self._check()
         with self._lock:
             self._check()
             try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
 from bedrockish.api.requests import Rows
@@ -15,6 +16,7 @@ T = TypeVar("T")
 
 PARSE_DECLTYPES = 1
 PARSE_COLNAMES = 2
+SHORT, KNOWN_MAX = 4_000, 1_000  # characters of texts that are remembered, and how many of them
 RECURSIVE = "Recursive use of cursors not allowed."
 
 Column = tuple[str, str | None, None, None, None, None, None]
@@ -141,10 +143,14 @@ class Cursor:
         Raises:
             Error: its class says what went wrong; ``retry`` whether trying the transaction again can help.
         """
-        self._check_sql(sql)
-        with self._busy():
-            params = adapt_all(parameters, sql) if parameters or hasattr(parameters, "__missing__") else None
-        kind = kind_of(sql)
+        kind = self._check_sql(sql)
+        params: Any = None
+        if parameters or hasattr(parameters, "__missing__"):
+            self._is_busy = True  # nothing that an adapter calls may use this cursor
+            try:
+                params = adapt_all(parameters, sql)
+            finally:
+                self._is_busy = False
         self._forget()
         self._rowcount = -1
         if kind == OTHER and is_nothing(sql):
@@ -169,8 +175,7 @@ class Cursor:
         Raises:
             Error: as for ``execute``.
         """
-        self._check_sql(sql)
-        kind = kind_of(sql)
+        kind = self._check_sql(sql)
         if kind != WRITE:
             raise ProgrammingError("executemany() runs statements that write only; use execute() for others")
         with self._busy():
@@ -198,14 +203,12 @@ class Cursor:
             self._connection._script(sql)
         return self
 
-    def _check_sql(self, sql: str) -> None:
+    def _check_sql(self, sql: str) -> str:
+        """Return what kind of statement a text is."""
         self._check()
         if not isinstance(sql, str):
             raise TypeError(f"a statement should be an SQL text, not {type(sql).__name__}")
-        if "\0" in sql:
-            raise ProgrammingError("the query contains a null character; send the value as a parameter")
-        if not is_single(sql):
-            raise ProgrammingError("You can only execute one statement at a time; use executescript() for several.")
+        return _checked(sql) if len(sql) > SHORT else _checked_once(sql)
 
     def _ask_types(self, sql: str, kind: str) -> list[str | None] | None:
         """Return declared types, [] if they are not wanted, None if they can only be had afterwards.
@@ -313,3 +316,19 @@ class Cursor:
         if self._is_busy:
             raise ProgrammingError(RECURSIVE)
         self._connection._check()
+
+
+def _checked(sql: str) -> str:
+    """Return what kind of statement a text is.
+
+    Raises:
+        ProgrammingError: it is not one statement.
+    """
+    if "\0" in sql:
+        raise ProgrammingError("the query contains a null character; send the value as a parameter")
+    if not is_single(sql):
+        raise ProgrammingError("You can only execute one statement at a time; use executescript() for several.")
+    return kind_of(sql)
+
+
+_checked_once = lru_cache(KNOWN_MAX)(_checked)

@@ -81,6 +81,11 @@ class Session:
         Raises:
             BedrockishError: see the client's.
         """
+        if kind == READ and self._open is None and not self._begins(READ):
+            rows = self.link.read_here(sql, params, self.read)
+            if rows is not None:
+                self._trace(sql)
+                return rows
         control = parse_control(sql)
         if control is not None:
             self._trace(sql)

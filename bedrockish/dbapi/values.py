@@ -214,6 +214,21 @@ def stored(value: Any) -> Value:
         ) from None
 
 
+def _are_plain(params: Any) -> bool:
+    """Whether all of these are stored as they are: no adapter and no bound concerns any of them."""
+    for value in params:
+        kind = type(value)
+        if (kind, PrepareProtocol) in adapters or not (
+            (kind is int and -(1 << 63) <= value < 1 << 63)
+            or (kind is str and value.isascii())
+            or value is None
+            or (kind is float and value == value)
+            or kind is bytes
+        ):
+            return False
+    return True
+
+
 def adapt_all(params: Any, sql: str) -> list[Value] | dict[str, Value]:
     """Return parameters, by position or by name, ready to be sent.
 
@@ -221,6 +236,9 @@ def adapt_all(params: Any, sql: str) -> list[Value] | dict[str, Value]:
         ProgrammingError: they are neither a sequence nor a map, or one of them cannot be stored.
         DataError: one of them is too large for SQLite.
     """
+    kind = type(params)
+    if (kind is tuple or kind is list) and _are_plain(params):  # nearly always
+        return list(params)
     if hasattr(params, "__missing__") and isinstance(params, Mapping):  # it has names that it does not list
         try:
             names = {token.text[1:] for token in tokens(sql) if token.kind == "param" and token.text[0] != "?"}

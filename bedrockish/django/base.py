@@ -6,6 +6,7 @@ for tests is another cluster's, and the shell is ``bedrockish sql``.
 
 import decimal
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import apsw
@@ -148,7 +149,10 @@ class DatabaseCreation(BaseDatabaseCreation):
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    """What ``ENGINE`` names; ``NAME`` is the URL of the cluster, ``OPTIONS`` are arguments of ``dbapi.connect``."""
+    """The backend that ``ENGINE`` names.
+
+    ``NAME`` is the URL of the cluster or the path of a node's file, ``OPTIONS`` are arguments of ``dbapi.connect``.
+    """
 
     vendor = "sqlite"  # what Django's own parts ask for when they choose SQL
     display_name = "bedrockish"
@@ -162,9 +166,11 @@ class DatabaseWrapper(base.DatabaseWrapper):
     def get_connection_params(self) -> dict[str, Any]:
         """Return the arguments of ``connect``."""
         name = self.settings_dict["NAME"]
-        if not str(name).startswith("bedrockish://"):
+        is_file = isinstance(name, Path) or ("://" not in str(name) and "/" in str(name))
+        if not (is_file or str(name).startswith("bedrockish://")):
             raise ImproperlyConfigured(
-                f"NAME should be the URL of a cluster, such as bedrockish://host1:7373,host2:7373/, not {name!r}"
+                "NAME should be the URL of a cluster, such as bedrockish://host1:7373,host2:7373/, or the path of a "
+                f"node's file, not {name!r}"
             )
         params = super().get_connection_params()  # takes out what Django does itself, and says what is wrong
         if "detect_types" not in self.settings_dict["OPTIONS"]:

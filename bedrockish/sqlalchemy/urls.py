@@ -24,6 +24,9 @@ def make_url(url: str) -> URL:
     target = parse_url(url)
     query = dict(parse_qsl(url.partition("?")[2]))
     host = ",".join(map(str, target.addresses))
+    if target.local is not None and not host:
+        query.pop("local", None)
+        return URL.create(SCHEME, username=target.user, password=target.password, database=target.local, query=query)
     return URL.create(SCHEME, username=target.user, password=target.password, host=host, query=query)
 
 
@@ -33,13 +36,15 @@ def client_url(url: URL, options: dict[str, str], hosts: Sequence[str] = ()) -> 
     Raises:
         ConfigError: it says something that a client's URL cannot.
     """
-    if url.database:
+    if url.database and (hosts or url.host):
         raise ConfigError(f"{url!r} names the database {url.database!r}, but a node serves one; leave it out")
     host = url.host or ""
     if url.port is not None:
         host = f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
     elif ":" in host and "," not in host and host.count(":") > 1:
         host = f"[{host}]"  # one IPv6 address, without a port
+    if url.database:  # the path of a node's file
+        options = {**options, "local": url.database}
     login = "" if url.username is None else quote(url.username, safe="")
     if url.password is not None:
         login += ":" + quote(str(url.password), safe="")

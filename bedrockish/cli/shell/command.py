@@ -1,6 +1,7 @@
 """``bedrockish sql``: statements from the command line, a file, a pipe or a prompt."""
 
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from bedrockish.cli.shell.dots import COMMANDS
 from bedrockish.cli.shell.script import group, items
 from bedrockish.cli.shell.session import Leave, Shell
 from bedrockish.client.blocking import connect
+from bedrockish.client.local_file import SUFFIXES
 from bedrockish.client.trio_client import target_of
 from bedrockish.errors import ConfigError, UsageError
 
@@ -68,6 +70,8 @@ def _url_and_texts(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]
     first = arguments[0]
     if "://" in first.partition("'")[0].partition(" ")[0]:
         return first, arguments[1:]
+    if os.path.isfile(first) or (first.endswith(SUFFIXES) and not first.split()[1:]):
+        return first, arguments[1:]  # of a node of this machine
     if HOST_PORT.fullmatch(first):
         raise ConfigError(f"{first!r} is not a bedrockish URL; write bedrockish://{first}")
     return None, arguments

@@ -1,0 +1,467 @@
+"""Reads of a node's file in the program's own process, at a moment that is durable and that the session may see.
+
+One connection holds a snapshot that is durable. When the page tells of a newer durable batch, a second one takes the
+newest snapshot; its row ``moment`` tells which batch that is. If that batch is durable, the two change places, else the
+second one is kept until it is. So no read waits for a disk, and none shows a row that a power failure could take back.
+
+A read that cannot be done here for whatever reason returns None: the node is asked then, and says what is wrong, if
+anything is. A snapshot that nobody reads is let go within a tenth of a second, for it holds up the node's checkpoints.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import apsw
+
+from bedrockish.api.requests import SESSION, STALE, Params, Rows, Token
+from bedrockish.engine.sqlite.bind import Binder
+from bedrockish.engine.sqlite.errors import translate
+from bedrockish.engine.statements.classify import EMPTY, READ, Guard, Piece
+from bedrockish.engine.statements.rights import Access
+from bedrockish.engine.storage import moment_row
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.moment_row import FileMoment
+from bedrockish.errors import BedrockishError, ForbiddenError, ResultLostError, SqlError, UnavailableError
+from bedrockish.local import connections
+from bedrockish.local.page import READING, SILENT_NS, Facts, Published, now_ns
+from bedrockish_journal.model.membership import ADMIN, read_membership
+from bedrockish_journal.model.vector import covers
+
+TEXTS_MAX = 2_000  # compiled texts that are remembered
+AGAIN_S = 0.1  # between two attempts to open the file
+IDLE_S = 0.1  # a snapshot that is not read for so long is let go
+PINNED_S = 60.0  # one that a block holds, and that is not read for so long, is let go as well
+_FOREVER = float("inf")
+STEPS = 4_000  # SQLite's own steps between two looks at the clock
+_MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
+
+
+class _Reader:
+    """One connection, and the statements that were compiled on it."""
+
+    def __init__(self, db: apsw.Connection, facts: Facts, late: Callable[[], bool]) -> None:
+        self.db, self.facts = db, facts
+        self.place = facts.device, facts.inode
+        self.execute = db.cursor().execute
+        self.moment: FileMoment | None = None  # of the snapshot that is held
+        self._guard = Guard(db)
+        self._texts: dict[str, Piece | None] = {}
+        self._limited: dict[str, Piece | None] = {}  # of users who may not see what is secret
+        self._schema = -1
+        self._said = ""  # the row of the last snapshot
+        self._was: FileMoment | None = None
+        db.set_progress_handler(late, STEPS)
+
+    def begin(self) -> FileMoment | None:
+        """Take a snapshot of what is in the file now; return its moment, None if the file does not tell it."""
+        if self.db.in_transaction:
+            self.execute("ROLLBACK")
+        self.moment = None
+        self.execute("BEGIN")
+        return self.look()
+
+    def look(self) -> FileMoment | None:
+        """Return the moment of the snapshot that was just taken."""
+        row = self.execute(_MOMENT).fetchone()
+        said = row[0] if row is not None else ""
+        if said != self._said:
+            self._said, self._was = said, moment_row.read(said)
+        self.moment = self._was
+        if self.moment is not None and self.moment.schema != self._schema:
+            self._schema = self.moment.schema
+            self._texts.clear()
+            self._limited.clear()
+        return self.moment
+
+    def end(self) -> None:
+        """Let go of the snapshot."""
+        self.moment = None
+        if self.db.in_transaction:
+            self.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close the connection."""
+        connections.close(self.db, self.place)
+
+    def piece(self, sql: str, *, is_limited: bool) -> Piece | None:
+        """Return a text's only statement, compiled; None if it is not one that only reads."""
+        texts = self._limited if is_limited else self._texts
+        if sql in texts:
+            return texts[sql]
+        piece: Piece | None = self._guard.compile(sql, is_limited=is_limited)
+        assert piece is not None
+        if piece.kind != READ or piece.setting or (piece.rest and self._guard.compile(piece.rest).kind != EMPTY):
+            piece = None
+        if len(texts) >= TEXTS_MAX:
+            texts.clear()
+        texts[sql] = piece
+        return piece
+
+    @property
+    def views(self) -> list[str]:
+        """The folded names of the views."""
+        return [row[0].lower() for row in self.db.execute("SELECT name FROM main.sqlite_schema WHERE type = 'view'")]
+
+
+class LocalReads:
+    """Reads of one session. Threads may share it, and take turns.
+
+    Args:
+        database: the node's file, by its absolute path.
+        user: whose rights count; empty: those of whoever may open the file.
+
+    Attributes:
+        published: the node's page; None while there is none.
+    """
+
+    def __init__(self, database: str, user: str = "") -> None:
+        self.database, self._user = database, user
+        self.lock = threading.RLock()
+        self.published: Published | None = None
+        self._readers: list[_Reader] = []  # the first holds what is read; the second what will be read next
+        self._try_at = 0.0
+        self._process = os.getpid()
+        self._used = False  # since the keeper has looked
+        self._pins = 0
+        self._pinned_at = 0.0
+        self._is_lost = False  # a snapshot that a block holds was let go
+        self._until = _FOREVER
+        self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``_seen``
+        self._access = Access()
+        self._members = -1
+        self._is_closed = False
+
+    def open(self) -> None:
+        """Open the file.
+
+        Raises:
+            UnavailableError: no node of this machine serves it.
+            UsageError: another library of this process has it open.
+        """
+        with self.lock:
+            self._reader(Token(), STALE)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def read(
+        self, statements: Sequence[tuple[str, Params]], level: str, token: Token, budget_s: float = _FOREVER
+    ) -> tuple[list[Rows], Token] | None:
+        """Run statements that only read on one snapshot.
+
+        Returns:
+            their results, and what the session has seen then; None: the node is to be asked.
+
+        Raises:
+            TimeoutError: they have run for ``budget_s`` and are not done.
+            ResultLostError: the snapshot that a block holds was let go.
+            ForbiddenError: the user may not.
+        """
+        if not self._pins and level not in (SESSION, STALE):
+            return None
+        with self.lock:
+            try:
+                reader = self._reader(token, level)
+                if reader is None:
+                    return None
+                if budget_s != _FOREVER:
+                    self._until = time.monotonic() + budget_s
+                found: list[Rows] = []
+                for sql, params in statements:
+                    rows = self._run(reader, sql, params)
+                    if rows is None:
+                        return None
+                    found.append(rows)
+            except (ResultLostError, ForbiddenError):
+                raise
+            except apsw.InterruptError as error:
+                if time.monotonic() > self._until:
+                    raise TimeoutError from None
+                self._leave_to_node(statements, error)
+                return None
+            except (BedrockishError, apsw.Error, TypeError, ValueError, OverflowError) as error:
+                self._leave_to_node(statements, error)
+                return None
+            finally:
+                self._until = _FOREVER
+            moment = reader.moment
+            assert moment is not None
+            if moment is not self._told[0] or token is not self._told[1]:
+                self._told = moment, token, _seen(moment, token)
+            return found, self._told[2]
+
+    def _leave_to_node(self, statements: Sequence[tuple[str, Params]], error: Exception) -> None:
+        """Let the node say of a failure what it says by URL; but in a block it would answer of another moment.
+
+        Raises:
+            BedrockishError: a block holds a snapshot.
+        """
+        if not self._pins:
+            return
+        if isinstance(error, apsw.Error):
+            raise translate(error, "; ".join(sql for sql, _ in statements)) from error
+        if isinstance(error, BedrockishError):
+            raise error
+        raise SqlError(f"the statement cannot be run: {error}") from error
+
+    def _run(self, reader: _Reader, sql: str, params: Params) -> Rows | None:
+        piece = self._permitted(reader, sql) if self._user else reader.piece(sql, is_limited=False)
+        if piece is None:
+            return None
+        kind = type(params)
+        values: Any
+        if (kind is tuple or kind is list) and len(params) == len(piece.names):  # type: ignore[arg-type]
+            values = params  # APSW stores what the node stores, and refuses all else
+        else:
+            binder = Binder(params)
+            values = binder.take(piece.names)
+            binder.finish()
+        if piece.whole_schema:  # EXPLAIN does not look at the schema's version
+            return Rows(piece.columns, reader.db.execute(piece.sql, values, can_cache=False).fetchall())
+        return Rows(piece.columns, reader.execute(piece.sql, values).fetchall())
+
+    def _permitted(self, reader: _Reader, sql: str) -> Piece | None:
+        """Return a statement that the user may run, by the rights of the snapshot's members."""
+        assert reader.moment is not None
+        if self._members != reader.moment.members:
+            membership = read_membership(system.get_meta(reader.db, "membership"))
+            self._access.learn(membership.users, ())
+            self._members = reader.moment.members
+        rights = self._access.of(self._user)
+        piece = reader.piece(sql, is_limited=rights is not None and rights.role < ADMIN)
+        if piece is not None and rights is not None:
+            rights.check(piece, reader.views)
+        return piece
+
+    def _is_late(self) -> bool:
+        return self._until != _FOREVER and time.monotonic() > self._until
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def snapshot(self, level: str, token: Callable[[], Token], timeout_s: float) -> Iterator[None]:
+        """Let all reads in the block see one moment.
+
+        Raises:
+            UnavailableError: no durable moment that the session may see came in time.
+        """
+        self.pin(level, token, timeout_s)
+        try:
+            yield
+        finally:
+            self.unpin()
+
+    def pin(self, level: str, token: Callable[[], Token], timeout_s: float) -> None:
+        """Hold a snapshot until ``unpin``. Raises what ``snapshot`` says."""
+        until = time.monotonic() + timeout_s
+        while True:
+            with self.lock:
+                if self._pins or self._reader(token(), level) is not None:
+                    self._pins += 1
+                    self._pinned_at = time.monotonic()
+                    self._is_lost = False
+                    return
+            if time.monotonic() > until:
+                raise UnavailableError(
+                    f"{self.database} does not show within {timeout_s:g} s what the session has seen; try again"
+                )
+            time.sleep(0.001)
+
+    def unpin(self) -> None:
+        """Let reads move on."""
+        with self.lock:
+            self._pins -= 1
+            self._is_lost = self._is_lost and self._pins > 0
+
+    def _reader(self, token: Token, level: str) -> _Reader | None:
+        """Return a connection whose snapshot is durable and may be shown to the session; None: there is none now."""
+        if self._process != os.getpid():
+            self._abandon()
+        if self._is_lost:
+            raise ResultLostError("the snapshot of this block was let go; leave the block and take another one")
+        if self._is_closed or (not self._readers and not self._open()):
+            return None
+        published = self.published
+        assert published is not None
+        facts = published.facts()
+        first = self._readers[0]
+        if (
+            facts.generation != first.facts.generation
+            or facts.mode > READING
+            or now_ns() - facts.heartbeat > SILENT_NS
+            or facts.since != first.facts.since
+        ):
+            self._leave()  # the node has stopped, repairs its tables, or has another file
+            if self._pins:
+                raise ResultLostError("the node has stopped or exchanged its file, and the snapshot with it; try again")
+            if facts.why_not or not self._open():
+                return None
+            return self._reader(token, level)
+        self._used = True
+        if self._pins:
+            self._pinned_at = time.monotonic()
+            if first.moment is None:
+                self._is_lost = True
+                raise ResultLostError(f"the snapshot was not read for {PINNED_S:g} s and was let go; take another one")
+            return first
+        moment = first.moment
+        if moment is None or moment.batch < facts.durable:
+            first = self._move_on(facts)
+            moment = first.moment
+        if moment is None or (moment.batch > facts.durable and moment.batch > published.facts().durable):
+            return None
+        if level != STALE and not _may_see(moment, token):
+            return None
+        return first
+
+    def _move_on(self, facts: Facts) -> _Reader:
+        """Take a newer snapshot, if one is durable; else go on with the old one, if there is one."""
+        published = self.published
+        assert published is not None
+        first, second = self._readers
+        if second.moment is None or second.moment.batch < facts.durable:
+            second.begin()
+        if second.moment is None:
+            return first
+        if second.moment.batch <= facts.durable or second.moment.batch <= published.facts().durable:
+            first.end()
+            self._readers.reverse()
+            return second
+        if first.moment is None:
+            first, second = second, first
+            self._readers.reverse()
+        return first
+
+    def _open(self) -> bool:
+        """Open the file if its node serves it; whether it is open."""
+        now = time.monotonic()
+        if now < self._try_at:
+            return False
+        self._try_at = now + AGAIN_S
+        made: list[_Reader] = []
+        try:
+            published = Published(self.database)
+            facts = published.facts()
+            for _ in range(2):
+                made.append(_Reader(connections.connect(published, facts), facts, self._is_late))
+            made[0].look()
+            made[1].end()
+        except (BedrockishError, apsw.Error):
+            for one in made:
+                one.close()
+            if self.published is None:  # the first attempt: whoever opens it is told why it cannot be
+                raise
+            return False
+        if self.published is not None:
+            self.published.close()
+        self.published, self._readers = published, made
+        self._try_at = 0.0
+        _KEEPER.add(self)
+        return True
+
+    def _leave(self) -> None:
+        """Close the connections: the file is not the node's any more, or the node is gone."""
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            reader.close()
+        self._is_lost = self._pins > 0
+        self._members = -1
+        self._try_at = 0.0
+
+    def _abandon(self) -> None:
+        """Begin again after a fork: the connections are the parent's."""
+        connections.abandon((self._readers, self.published))
+        self._readers, self._process = [], os.getpid()
+        self.lock = threading.RLock()
+        self._is_lost = self._pins > 0
+        self._try_at = 0.0
+
+    def release(self) -> bool:
+        """Let go of a snapshot that was not read lately; whether one is still held. The keeper calls it."""
+        if not self.lock.acquire(blocking=False):
+            return True  # it is being read
+        try:
+            if self._process != os.getpid() or not self._readers:
+                return False
+            if self._pins and time.monotonic() - self._pinned_at < PINNED_S and self._is_served():
+                return True
+            if self._used and not self._pins and self._is_served():
+                self._used = False
+                return True
+            for reader in self._readers:
+                reader.end()
+            return False
+        except (apsw.Error, BedrockishError):
+            return True
+        finally:
+            self.lock.release()
+
+    def _is_served(self) -> bool:
+        assert self.published is not None
+        facts = self.published.facts()
+        return facts.mode <= READING and facts.generation == self._readers[0].facts.generation
+
+    def close(self) -> None:
+        """Close the file. Closing twice is fine."""
+        with self.lock:
+            self._is_closed = True
+            if self._process == os.getpid():
+                self._leave()
+                if self.published is not None:
+                    self.published.close()
+            self.published = None
+
+
+def _may_see(moment: FileMoment, token: Token) -> bool:
+    """Whether a snapshot has all that a session has seen, and no older schema."""
+    if not token.vector:
+        return True
+    if moment.following is not None and token.clock >= moment.following:
+        return False
+    return covers(moment.vector, token.vector)
+
+
+def _seen(moment: FileMoment, token: Token) -> Token:
+    """Return what a session has seen that has read this moment."""
+    clock = max(moment.clock, moment.in_force, token.clock)
+    if clock == token.clock and covers(token.vector, moment.vector):
+        return token
+    vector = dict(moment.vector)
+    for leader, tick in token.vector.items():
+        if tick > vector.get(leader, 0):  # at the level stale a session may have seen more
+            vector[leader] = tick
+    return Token(vector, clock)
+
+
+class _Keeper:
+    """The thread that lets go of snapshots which nobody reads. It runs while any is held."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: weakref.WeakSet[LocalReads] = weakref.WeakSet()
+        self._wanted = threading.Event()
+        self._process = 0
+
+    def add(self, reads: LocalReads) -> None:
+        """Look after a session's snapshots until it is closed or forgotten."""
+        with self._lock:
+            self._held.add(reads)
+            if self._process != os.getpid():  # a fork takes no threads along
+                self._process = os.getpid()
+                threading.Thread(target=self._run, name="bedrockish-snapshots", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(IDLE_S / 2)
+            with self._lock:
+                held = list(self._held)
+            for one in held:
+                one.release()
+            del held
+
+
+_KEEPER = _Keeper()

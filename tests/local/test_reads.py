@@ -1,0 +1,512 @@
+"""Reads in the program's process: the same rows as by URL, only durable ones, and none of a file that is not served."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+import trio
+
+import bedrockish
+from bedrockish import dbapi
+from bedrockish.api.requests import Token
+from bedrockish.client.blocking import Connection
+from bedrockish.errors import BedrockishError, ResultLostError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.local import connections, page, reads
+from bedrockish.local.page import READING, REFUSING, SERVING, Page
+from bedrockish.local.reads import LocalReads
+from tests.engine.nodes import TestNode
+from tools.cluster import LocalCluster, LocalNode, local_cluster
+
+NUMBERS = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 100)"
+ROWS = NUMBERS + " INSERT INTO {} SELECT i, i FROM n"
+
+
+def local(db: Connection) -> LocalReads:
+    found = db._client.local
+    assert found is not None
+    return found
+
+
+def was_read_here(db: Connection, sql: str) -> bool:
+    return db.read_here(sql, None, "session") is not None
+
+
+@pytest.fixture
+def db(node: LocalNode, table: str) -> Iterator[Connection]:
+    with bedrockish.connect(node.database) as made:
+        made.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a)")
+        made.execute(ROWS.format(table))
+        yield made
+
+
+# -- a file whose batches are made durable by the test ---------------------------------------------------------------
+
+
+class Bench:
+    """An engine in this process with a page, for what a real node does too fast to be seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.node = TestNode(folder / "A.sqlite")
+        self.engine = self.node.engine
+        self.write("CREATE TABLE t(a)")
+        self.engine.sync()
+        self.page = Page(str(folder / "A.sqlite"), self.engine.batches)
+        self.engine.publication.begin(self.page, self.engine.batches, self.engine.schema_version)
+        self.page.beat(SERVING, 0)
+        self.reads = LocalReads(str(folder / "A.sqlite"))
+        self.reads.open()
+
+    def write(self, sql: str) -> None:
+        """Commit to the WAL, and do not sync."""
+        self.node.run(sql)
+        self.engine.flush()
+
+    def rows(self, level: str = "session", token: Token | None = None) -> list[tuple[object, ...]] | None:
+        found = self.reads.read((("SELECT a FROM t", None),), level, token or Token())
+        return None if found is None else found[0][0].rows
+
+    def seen(self) -> Token:
+        found = self.reads.read((("SELECT 1", None),), "session", Token())
+        assert found is not None
+        return found[1]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.reads.close()
+    made.engine.close()
+
+
+def test_row_is_shown_when_it_is_durable_and_not_before(bench: Bench) -> None:
+    assert bench.rows() == []
+    bench.write("INSERT INTO t VALUES (1)")
+    assert bench.rows() == [], "another connection sees it in the WAL, and a power failure could take it back"
+    bench.write("INSERT INTO t VALUES (2)")
+    assert bench.rows() == []
+    bench.engine.sync()
+    assert bench.rows() == [(1,), (2,)]
+
+
+def test_no_read_waits_for_a_disk(bench: Bench) -> None:
+    """While one batch after the other is written and not synced, each read is answered from the last durable one."""
+    assert bench.rows() == []
+    for number in range(50):
+        bench.write(f"INSERT INTO t VALUES ({number})")
+        assert bench.rows() == []
+
+
+def test_read_without_a_snapshot_leaves_an_undurable_batch_to_the_node(bench: Bench) -> None:
+    bench.write("INSERT INTO t VALUES (1)")
+    for reader in bench.reads._readers:
+        reader.end()
+    assert bench.rows() is None
+    bench.engine.sync()
+    assert bench.rows() == [(1,)]
+
+
+def test_session_sees_no_older_moment_than_it_has_seen(bench: Bench) -> None:
+    bench.write("INSERT INTO t VALUES (1)")
+    bench.engine.sync()
+    newer = Token({"A": bench.node.tick + 1}, 1)
+    assert bench.rows("session", newer) is None
+    assert bench.rows("stale", newer) == [(1,)]
+    assert bench.rows("strict") is None, "what is newest is for a majority to say"
+    bench.write("INSERT INTO t VALUES (2)")
+    bench.engine.sync()
+    assert bench.rows("session", newer) == [(1,), (2,)]
+    assert bench.seen().vector == {"A": bench.node.tick}
+
+
+def test_stale_read_takes_nothing_from_what_the_session_has_seen(bench: Bench) -> None:
+    token = Token({"A": 1_000, "B": 7}, 99)
+    found = bench.reads.read((("SELECT 1", None),), "stale", token)
+    assert found is not None
+    assert found[1].vector == {"A": 1_000, "B": 7}
+    assert found[1].clock >= 99
+
+
+def test_several_statements_see_one_moment(bench: Bench) -> None:
+    bench.write("INSERT INTO t VALUES (1)")
+    bench.engine.sync()
+    with bench.reads.snapshot("session", Token, 1.0):
+        assert bench.rows() == [(1,)]
+        bench.write("INSERT INTO t VALUES (2)")
+        bench.engine.sync()
+        assert bench.rows() == [(1,)]
+        assert bench.rows("strict") == [(1,)], "the block has chosen its moment"
+    assert bench.rows() == [(1,), (2,)]
+
+
+def test_snapshot_that_nobody_reads_is_let_go(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot holds up checkpoints: within a tenth of a second after the last read the whole WAL can be copied."""
+    assert bench.rows() == []
+    assert bench.reads._readers[0].moment is not None
+    until = time.monotonic() + 5
+    while any(reader.db.in_transaction for reader in bench.reads._readers) and time.monotonic() < until:
+        time.sleep(0.02)
+    bench.write("INSERT INTO t VALUES (1)")
+    bench.engine.sync()
+    frames, copied = bench.engine.checkpoint()
+    assert frames == copied > 0
+    monkeypatch.setattr(reads, "PINNED_S", 0.2)
+    with bench.reads.snapshot("session", Token, 1.0):
+        time.sleep(0.6)
+        with pytest.raises(ResultLostError, match="let go"):
+            bench.rows()
+    assert bench.rows() == [(1,)]
+
+
+def test_other_modes_of_a_node(bench: Bench) -> None:
+    assert bench.rows() == []
+    bench.page.beat(READING, 0)
+    assert bench.rows() == []
+    bench.page.beat(REFUSING, 0)
+    assert bench.rows() is None
+    assert not bench.reads._readers, "the file is left at once: it may be about to be exchanged"
+    bench.page.beat(SERVING, 0)
+    time.sleep(reads.AGAIN_S)
+    assert bench.rows() == []
+
+
+def test_silent_node_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is stopped may have been removed from the cluster meanwhile."""
+    assert bench.rows() == []
+    now = page.now_ns() + page.SILENT_NS + 1
+    monkeypatch.setattr(page, "now_ns", lambda: now)
+    monkeypatch.setattr(reads, "now_ns", lambda: now)
+    assert bench.rows() is None
+
+
+def test_exchanged_file_is_never_mixed(bench: Bench, tmp_path: Path) -> None:
+    """The node leaves its page, another file takes the place, and the next page names that one."""
+    bench.write("INSERT INTO t VALUES (1)")
+    bench.engine.sync()
+    with bench.reads.snapshot("session", Token, 1.0):
+        assert bench.rows() == [(1,)]
+        bench.engine.close()
+        (tmp_path / "A.sqlite").rename(tmp_path / "old.sqlite")
+        for suffix in ("-wal", "-shm"):
+            (tmp_path / f"A.sqlite{suffix}").unlink(missing_ok=True)
+        with pytest.raises(ResultLostError):
+            bench.rows()
+        again = TestNode(tmp_path / "A.sqlite")
+        again.run("CREATE TABLE t(a)")
+        again.run("INSERT INTO t VALUES ('new')")
+        again.engine.flush()
+        again.engine.sync()
+        fresh = Page(str(tmp_path / "A.sqlite"), again.engine.batches)
+        again.engine.publication.begin(fresh, again.engine.batches, again.engine.schema_version)
+        fresh.beat(SERVING, 0)
+        time.sleep(reads.AGAIN_S)
+        with pytest.raises(ResultLostError):
+            bench.rows()
+    assert bench.rows() == [("new",)]
+    again.engine.close()
+
+
+def test_file_that_is_exchanged_while_it_is_opened_is_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite opens the -wal by its name at the first read: between that and the page's word lies the danger."""
+    published = page.Published(bench.reads.database)
+    facts = published.facts()
+    open_file = apsw.Connection
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        found = open_file(*arguments, **options)
+        bench.page.beat(REFUSING, 0)
+        bench.page.beat(SERVING, 0)
+        return found
+
+    monkeypatch.setattr(apsw, "Connection", slowly)
+    with pytest.raises(UnavailableError, match="exchanged while it was opened"):
+        connections.connect(published, facts)
+
+
+def test_other_sqlite_library_in_this_process_is_refused(bench: Bench, tmp_path: Path) -> None:
+    """It would drop our locks when it closes its descriptor, and a checkpoint could write under a reader."""
+    for name in (bench.reads.database, Path(bench.reads.database), f"file:{bench.reads.database}?mode=ro"):
+        with pytest.raises(UsageError, match="second SQLite library"):
+            sqlite3.connect(name, uri=True)
+    sqlite3.connect(tmp_path / "other.sqlite").close()
+    bench.reads.close()
+
+
+def test_file_that_sqlite3_has_open_is_refused(node: LocalNode) -> None:
+    code = (
+        "import sqlite3, sys, bedrockish; a = sqlite3.connect(sys.argv[1]); a.execute('SELECT 1 FROM sqlite_schema');\n"
+        "try: bedrockish.connect(sys.argv[1])\n"
+        "except bedrockish.UsageError as error: print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", code, str(node.database)], capture_output=True, text=True, check=True)
+    assert "another library" in told.stdout
+
+
+# -- a real node -----------------------------------------------------------------------------------------------------
+
+
+def test_program_reads_what_it_has_written(db: Connection, table: str) -> None:
+    for number in range(200, 260):
+        db.execute(f"INSERT INTO {table} VALUES (?, 'x')", (number,))
+        assert was_read_here(db, f"SELECT max(id) FROM {table}"), "its own commit is durable when it is answered"
+        assert db.execute(f"SELECT max(id) FROM {table}").value() == number
+
+
+def test_token_of_another_session_counts(db: Connection, node: LocalNode, alone: LocalCluster, table: str) -> None:
+    with bedrockish.connect(alone.url()) as other, bedrockish.connect(node.database) as mine:
+        for number in range(300, 330):
+            other.execute(f"INSERT INTO {table} VALUES (?, 'x')", (number,))
+            mine.token = other.token
+            assert mine.execute(f"SELECT max(id) FROM {table}").value() == number
+            other.token = mine.token
+
+
+def test_node_has_nothing_to_do_with_a_read(db: Connection, node: LocalNode, table: str) -> None:
+    db.execute(f"SELECT a FROM {table} WHERE id = ?", (1,))
+    before, began = node.processor_s(), time.monotonic()
+    for number in range(20_000):
+        db.execute(f"SELECT a FROM {table} WHERE id = ?", (number % 100,))
+    assert node.processor_s() - before < 0.1 * (time.monotonic() - began) + 0.1
+
+
+STATEMENTS = (
+    ("SELECT * FROM {t} WHERE id = ?", (3,)),
+    ("SELECT :x, :y", {"x": 1, "y": b"b"}),
+    ("SELECT count(*), avg(a), max(a) || 'é' FROM {t}", None),
+    ("WITH x AS (SELECT id FROM {t} LIMIT 3) SELECT * FROM x ORDER BY 1 DESC", None),
+    ("VALUES (1, NULL), (2.5, 'b')", None),
+    ("PRAGMA table_info({t})", None),
+    ("EXPLAIN QUERY PLAN SELECT * FROM {t} WHERE id = 1", None),
+    ("SELECT name FROM sqlite_schema WHERE name = '{t}'", None),
+    ("SELECT safe_clock() >= 0, clock_time(0)", None),
+    ("SELECT count(*) > 0 FROM bedrockish_journal", None),
+    ("SELECT 1; ", None),
+    ("SELECT transaction_id() <> ''", None),
+    ("SELECT cluster_clock() > 0", None),
+    ("SELECT count(*) > 0 FROM bedrockish_changes", None),
+)
+REFUSED = (
+    ("SELEC 1", None),
+    ("SELECT * FROM no_such_table", None),
+    ("SELECT nothing FROM {t}", None),
+    ("SELECT ?, ?", (1,)),
+    ("SELECT ?", (1, 2)),
+    ("SELECT ?", (1 << 64,)),
+    ("SELECT ?", (object(),)),
+    ("SELECT abs(-9223372036854775808)", None),
+    ("SELECT * FROM bedrockish_vote", None),
+    ("SELECT no_such_function(1)", None),
+    ("ATTACH 'x' AS y", None),
+    ("PRAGMA writable_schema = 1", None),
+    ("SELECT CAST(x'ff' AS TEXT)", None),
+    ("", None),
+    ("SELECT 1; SELECT 2", None),
+)
+
+
+@pytest.mark.parametrize("place", range(len(STATEMENTS)))
+def test_rows_are_those_that_the_node_tells(db: Connection, alone: LocalCluster, table: str, place: int) -> None:
+    sql, params = STATEMENTS[place]
+    with bedrockish.connect(alone.url()) as other:
+        told = other.execute(sql.format(t=table), params)
+    found = db.execute(sql.format(t=table), params)
+    assert (found.columns, found.rows, found.rowcount) == (told.columns, told.rows, told.rowcount)
+
+
+@pytest.mark.parametrize("place", range(len(REFUSED)))
+def test_errors_are_those_that_the_node_tells(db: Connection, alone: LocalCluster, table: str, place: int) -> None:
+    sql, params = REFUSED[place]
+    told = []
+    for one in (db, bedrockish.connect(alone.url())):
+        with pytest.raises(BedrockishError) as error:
+            one.execute(sql.format(t=table), params)
+        told.append((type(error.value), error.value.message, error.value.details))
+    assert told[0] == told[1]
+
+
+def test_changed_schema_is_seen(db: Connection, alone: LocalCluster, table: str) -> None:
+    select = f"SELECT * FROM {table} WHERE id = 1"
+    assert db.execute(select).columns == ("id", "a")
+    with bedrockish.connect(alone.url()) as other:
+        other.execute(f"ALTER TABLE {table} ADD COLUMN b DEFAULT 7")
+        db.token = other.token
+    assert db.execute(select).rows == [(1, 1, 7)]
+    assert was_read_here(db, select)
+
+
+def test_snapshot_of_a_connection(db: Connection, table: str) -> None:
+    count = f"SELECT count(*) FROM {table}"
+    with db.snapshot():
+        assert db.execute(count).value() == 100
+        db.execute(f"INSERT INTO {table} VALUES (1000, 1)")
+        assert db.execute(count).value() == 100
+    assert db.execute(count).value() == 101
+
+
+def test_snapshot_needs_a_file(alone: LocalCluster) -> None:
+    with bedrockish.connect(alone.url()) as db, pytest.raises(UnsupportedError, match="local=PATH"):
+        db.snapshot()
+
+
+def test_dbapi_reads_here(db: Connection, node: LocalNode, table: str) -> None:
+    with dbapi.connect(str(node.database)) as mine:
+        traced: list[str] = []
+        mine.set_trace_callback(traced.append)
+        cursor = mine.execute(f"SELECT id, a FROM {table} WHERE id < ? ORDER BY id", (4,))
+        assert cursor.fetchall() == [(1, 1), (2, 2), (3, 3)]
+        assert [one[0] for one in cursor.description or ()] == ["id", "a"]
+        assert len(traced) == 1
+        mine.execute(f"INSERT INTO {table} VALUES (4000, 1)")
+        assert mine.execute(f"SELECT count(*) FROM {table}").fetchone() == (101,), "its open transaction's own row"
+        mine.rollback()
+        with mine.snapshot():
+            assert mine.execute(f"SELECT count(*) FROM {table}").fetchone() == (100,)
+    mine.close()
+
+
+def test_trio_client_reads_here(db: Connection, node: LocalNode, table: str) -> None:
+    async def work() -> None:
+        async with bedrockish.open_client(str(node.database)) as client:
+            assert (await client.execute(f"SELECT count(*) FROM {table}")).value() == 100
+            assert client.local is not None
+            assert client.local._readers[0].moment is not None
+            ticks = 0
+
+            async def tick() -> None:
+                nonlocal ticks
+                while True:
+                    await trio.sleep(0.01)
+                    ticks += 1
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tick)
+                many = f"SELECT count(*) FROM {table} a, {table} b, {table} c WHERE a.id + b.id <> c.id * ?"
+                assert (await client.execute(many, (-1,))).value() == 1_000_000
+                nursery.cancel_scope.cancel()
+            assert ticks, "a read that takes long goes on in a thread"
+            async with client.snapshot():
+                await client.execute(f"INSERT INTO {table} VALUES (5000, 1)")
+                assert (await client.execute(f"SELECT count(*) FROM {table}")).value() == 100
+
+    trio.run(work)
+
+
+def test_pool_of_a_file(db: Connection, node: LocalNode, table: str) -> None:
+    with bedrockish.connect_pool(str(node.database), size=2) as pool, pool.connection() as mine:
+        assert was_read_here(mine, f"SELECT count(*) FROM {table}")
+
+
+def test_threads_share_a_connection(db: Connection, table: str) -> None:
+    wrong: list[object] = []
+
+    def read(number: int) -> None:
+        for _ in range(300):
+            found = db.execute(f"SELECT a FROM {table} WHERE id = ?", (number,)).value()
+            if found != number:
+                wrong.append((number, found))
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_child_of_a_fork_opens_its_own(node: LocalNode, table: str, db: Connection) -> None:
+    """Neither loses its locks, and each reads what is there."""
+    code = f"""
+import os, sys, bedrockish
+from bedrockish.local.reads import LocalReads
+from bedrockish.api.requests import Token
+reads = LocalReads({str(node.database)!r})
+reads.open()
+ask = (("SELECT count(*) FROM {table}", None),)
+assert reads.read(ask, "session", Token())[0][0].value() == 100
+child = os.fork()
+if not child:
+    found = reads.read(ask, "session", Token())
+    os._exit(0 if found and found[0][0].value() == 100 else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert reads.read(ask, "session", Token())[0][0].value() == 100
+print("both")
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.stdout == "both\n", told.stderr
+
+
+def test_a_thousand_opens_leave_nothing(node: LocalNode) -> None:
+    bedrockish.connect(node.database).close()
+    before = sorted(os.listdir("/proc/self/fd"))
+    threads = threading.active_count()
+    for _ in range(1_000):
+        made = LocalReads(str(node.database))
+        made.open()
+        made.close()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert threading.active_count() <= threads + 1
+    assert not connections._open
+
+
+# -- nodes that come and go ------------------------------------------------------------------------------------------
+
+
+def test_other_nodes_answer_while_the_local_one_is_down(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "three") as cluster:
+
+        async def ready() -> None:
+            for place in range(3):
+                await cluster.wait_ready(place)
+
+        trio.run(ready)
+        node = cluster.nodes[0]
+        url = cluster.url(1, options=f"local={node.database}")
+        with bedrockish.connect(url) as db, bedrockish.connect(node.database) as alone:
+            db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+            db.execute("INSERT INTO t VALUES (1)")
+            assert was_read_here(db, "SELECT count(*) FROM t")
+            assert alone.execute("SELECT count(*) FROM t").value() == 1
+            wal = (node.directory / "A.sqlite-wal").stat()
+            node.kill()
+            alone.close()
+            after = (node.directory / "A.sqlite-wal").stat()
+            assert (after.st_size, after.st_mtime_ns) == (wal.st_size, wal.st_mtime_ns), "a close copies nothing"
+            db.execute("INSERT INTO t VALUES (2)")
+            assert db.execute("SELECT count(*) FROM t").value() == 2
+            node.start()
+            trio.run(cluster.wait_ready, 0)
+            until = time.monotonic() + 20
+            while not was_read_here(db, "SELECT count(*) FROM t") and time.monotonic() < until:
+                time.sleep(0.05)
+            assert was_read_here(db, "SELECT count(*) FROM t")
+            assert db.execute("SELECT count(*) FROM t").value() == 2
+            assert node.process is not None
+            node.process.send_signal(signal.SIGSTOP)
+            try:
+                time.sleep(page.SILENT_NS / 1e9 + 0.5)
+                assert not was_read_here(db, "SELECT count(*) FROM t"), "others may have removed it meanwhile"
+                assert db.execute("SELECT count(*) FROM t").value() == 2
+            finally:
+                node.process.send_signal(signal.SIGCONT)
+
+
+def test_path_of_a_stopped_node_is_refused(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        assert node.process is not None
+        node.process.terminate()
+        node.process.wait()
+        with pytest.raises(UnavailableError, match="bedrockish serve"):
+            bedrockish.connect(node.database)
+    with pytest.raises(UnavailableError, match="no node has published"):
+        bedrockish.connect(tmp_path / "nothing.sqlite")

@@ -185,7 +185,7 @@ class Connection:
     def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AbstractContextManager[None]:
         """Let all reads in the block see one moment of the node's file: ``with db.snapshot(): …``.
 
-        What the block writes, its reads do not see. A snapshot that is not read for a minute is let go, and the next
+        The block's reads do not see the block's writes. A snapshot that is not read for a minute is let go, and the next
         read raises ``ResultLostError``.
 
         Args:

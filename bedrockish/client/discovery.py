@@ -31,7 +31,7 @@ async def in_order(target: Target, entry: Entry) -> tuple[Address, ...]:
 
 
 def _as_chosen(target: Target) -> tuple[Address, ...]:
-    """Return the nodes of a URL in an order for which nobody has to be asked."""
+    """Return the nodes of a URL in an order that needs no measurement."""
     if target.choice == RANDOM:
         return tuple(random.sample(target.addresses, len(target.addresses)))
     return target.addresses

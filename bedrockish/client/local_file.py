@@ -1,4 +1,4 @@
-"""A node's file instead of a URL: which texts are paths, where the node listens, and what reads the file here.
+"""A node's file instead of a URL: tells paths from URLs, finds the node's socket, and opens the file.
 
 The engine is imported only by programs that open a file.
 """

@@ -36,7 +36,7 @@ def target_of(url: Where | None) -> Target:
     """Return what a URL or the path of a node's file says; without one, what the variable BEDROCKISH_URL says.
 
     Raises:
-        ConfigError: there is none, or it cannot be understood.
+        ConfigError: the caller gave neither, or it cannot be understood.
     """
     url = url or os.environ.get(URL_VARIABLE)
     if isinstance(url, os.PathLike):

@@ -257,7 +257,7 @@ class Connection:
     def snapshot(self) -> AbstractContextManager[None]:
         """Let all reads in the block see one moment of the node's file: ``with connection.snapshot(): …``.
 
-        It is for statements outside of transactions. What the block writes, its reads do not see.
+        It is for statements outside of transactions. The block's reads do not see the block's writes.
 
         Raises:
             NotSupportedError: the connection has no node's file.
@@ -423,7 +423,7 @@ class Connection:
 
     def _run(self, what: Callable[[Session], T]) -> T:
         """Do something in this connection's turn, with the standard's exceptions."""
-        if self._opened is None:  # then there is no lock either
+        if self._opened is None:  # nor is the lock there
             self._check()
         with self._lock:
             self._check()

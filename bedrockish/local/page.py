@@ -2,7 +2,7 @@
 
 The node maps ``A.sqlite-node``, 4096 bytes, and writes it; programs of the machine map it and read. docs/wire.md has
 the format. A sequence number is odd while the node writes, and a checksum tells a copy that was read halfway: a reader
-that meets either reads again, and takes a page that stays so for one that nobody serves.
+that meets either reads again, and treats a page that stays so as that of a node that does not serve.
 
 The node writes the page before it closes, exchanges or repairs its file, and raises ``generation`` with it: a reader
 that has opened the file under one generation, and finds the page unchanged after that, has opened the file that the
@@ -29,7 +29,7 @@ MODES = {SERVING: "serving", READING: "only reading", REFUSING: "not serving", S
 BATCHES = 64  # the last ones, of which the page tells how much of the WAL belongs to them
 SILENT_NS = 4_000_000_000  # without a heartbeat for so long, a node counts as gone, as on a link
 TORN_TRIES, TORN_S = 200, 0.0001
-_HEAD = Struct("<8sQI")  # magic, sequence, checksum of what follows
+_HEAD = Struct("<8sQI")  # magic, sequence, checksum of the facts
 _FACTS = Struct("<I16sIIQQQQQQQ")
 _FACTS_AT = _HEAD.size
 _FACTS_END = _FACTS_AT + _FACTS.size
@@ -44,7 +44,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 
 class Facts(NamedTuple):
-    """What a node says of itself and its file.
+    """A node's statement about itself and its file.
 
     Attributes:
         mode: ``SERVING``, ``READING``, ``REFUSING`` or ``STOPPED``.
@@ -161,7 +161,7 @@ class Page:
 
     @property
     def mode(self) -> int:
-        """What the page says that the node does."""
+        """The node's mode, as it is published."""
         return self._facts.mode
 
     def wrote(self, number: int, frames: int, salts: bytes, schema: int) -> None:
@@ -183,7 +183,7 @@ class Page:
                 self._put()
 
     def beat(self, mode: int, safe: int) -> None:
-        """Tell that the node runs, and what it does; a mode in which the file is not read ends the generation."""
+        """Publish the node's mode and heartbeat; a mode in which the file is not read ends the generation."""
         with self._lock:
             generation = self._facts.generation
             if mode != self._facts.mode and mode > READING:
@@ -242,7 +242,7 @@ class Published:
         """Return what the node says now.
 
         Raises:
-            UnavailableError: the page cannot be read: its node was stopped while it wrote, or it is no node's.
+            UnavailableError: the page cannot be read: its node was stopped while it wrote, or the file is not a node's page.
         """
         page = self._map
         for _ in range(TORN_TRIES):

@@ -4,8 +4,8 @@ One connection holds a snapshot that is durable. When the page tells of a newer 
 newest snapshot; its row ``moment`` tells which batch that is. If that batch is durable, the two change places, else the
 second one is kept until it is. So no read waits for a disk, and none shows a row that a power failure could take back.
 
-A read that cannot be done here for whatever reason returns None: the node is asked then, and says what is wrong, if
-anything is. A snapshot that nobody reads is let go within a tenth of a second, for it holds up the node's checkpoints.
+A read that fails here, for any reason, returns None: the session sends it to the node, whose answer or error counts.
+An idle snapshot is released within a tenth of a second, because it holds up the node's checkpoints.
 """
 
 import os
@@ -58,7 +58,7 @@ class _Reader:
         db.set_progress_handler(late, STEPS)
 
     def begin(self) -> FileMoment | None:
-        """Take a snapshot of what is in the file now; return its moment, None if the file does not tell it."""
+        """Take a snapshot of the file as it is now; return its moment, None if the file does not tell it."""
         if self.db.in_transaction:
             self.execute("ROLLBACK")
         self.moment = None
@@ -113,10 +113,10 @@ class LocalReads:
 
     Args:
         database: the node's file, by its absolute path.
-        user: whose rights count; empty: those of whoever may open the file.
+        user: the user whose rights count; empty: the program may do everything.
 
     Attributes:
-        published: the node's page; None while there is none.
+        published: the node's page; None before the first ``open``.
     """
 
     def __init__(self, database: str, user: str = "") -> None:
@@ -154,7 +154,7 @@ class LocalReads:
         """Run statements that only read on one snapshot.
 
         Returns:
-            their results, and what the session has seen then; None: the node is to be asked.
+            their results, and the session's token after them; None: the session sends them to the node.
 
         Raises:
             TimeoutError: they have run for ``budget_s`` and are not done.
@@ -278,7 +278,7 @@ class LocalReads:
             self._is_lost = self._is_lost and self._pins > 0
 
     def _reader(self, token: Token, level: str) -> _Reader | None:
-        """Return a connection whose snapshot is durable and may be shown to the session; None: there is none now."""
+        """Return a connection whose snapshot is durable and may be shown to the session; None: no such snapshot exists now."""
         if self._process != os.getpid():
             self._abandon()
         if self._is_lost:
@@ -438,7 +438,7 @@ def _seen(moment: FileMoment, token: Token) -> Token:
 
 
 class _Keeper:
-    """The thread that lets go of snapshots which nobody reads. It runs while any is held."""
+    """The thread that releases idle snapshots of all sessions of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The page: what a reader takes for true, and what it must not."""
+"""The page: a reader believes a whole one of this machine's node, and no other."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def page(database: str) -> Page:
     return made
 
 
-def test_reader_sees_what_the_node_says(database: str, page: Page) -> None:
+def test_reader_sees_published_facts(database: str, page: Page) -> None:
     page.wrote(7, 120, b"saltsalt", 3)
     page.synced(6)
     page.beat(SERVING, 99)

@@ -52,7 +52,7 @@ def db(node: LocalNode, table: str) -> Iterator[Connection]:
 
 
 class Bench:
-    """An engine in this process with a page, for what a real node does too fast to be seen."""
+    """An engine in this process with a page, whose batches the test makes durable."""
 
     def __init__(self, folder: Path) -> None:
         self.node = TestNode(folder / "A.sqlite")
@@ -128,7 +128,7 @@ def test_session_sees_no_older_moment_than_it_has_seen(bench: Bench) -> None:
     assert bench.seen().vector == {"A": bench.node.tick}
 
 
-def test_stale_read_takes_nothing_from_what_the_session_has_seen(bench: Bench) -> None:
+def test_stale_read_keeps_the_session_token(bench: Bench) -> None:
     token = Token({"A": 1_000, "B": 7}, 99)
     found = bench.reads.read((("SELECT 1", None),), "stale", token)
     assert found is not None
@@ -180,7 +180,7 @@ def test_other_modes_of_a_node(bench: Bench) -> None:
 
 
 def test_silent_node_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that is stopped may have been removed from the cluster meanwhile."""
+    """The cluster may have removed a node that is stopped."""
     assert bench.rows() == []
     now = page.now_ns() + page.SILENT_NS + 1
     monkeypatch.setattr(page, "now_ns", lambda: now)
@@ -254,7 +254,7 @@ def test_file_that_sqlite3_has_open_is_refused(node: LocalNode) -> None:
 # -- a real node -----------------------------------------------------------------------------------------------------
 
 
-def test_program_reads_what_it_has_written(db: Connection, table: str) -> None:
+def test_program_reads_its_own_writes_here(db: Connection, table: str) -> None:
     for number in range(200, 260):
         db.execute(f"INSERT INTO {table} VALUES (?, 'x')", (number,))
         assert was_read_here(db, f"SELECT max(id) FROM {table}"), "its own commit is durable when it is answered"

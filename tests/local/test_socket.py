@@ -67,8 +67,8 @@ def test_page_tells_each_batch_when_it_is_durable(node: LocalNode, table: str) -
         assert batch.frames > 0
 
 
-def test_program_may_do_everything_and_a_named_user_what_it_may(tmp_path: Path) -> None:
-    """Who may open the socket may open the file; by the address a password is wanted as ever."""
+def test_named_user_narrows_rights_of_program(tmp_path: Path) -> None:
+    """A program that may open the socket may open the file; at the address the node asks for a password."""
     with local_cluster(tmp_path / "node", ("A",)) as cluster:
         node = cluster.nodes[0]
         trio.run(cluster.wait_ready, 0)

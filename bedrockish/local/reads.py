@@ -278,7 +278,7 @@ class LocalReads:
             self._is_lost = self._is_lost and self._pins > 0
 
     def _reader(self, token: Token, level: str) -> _Reader | None:
-        """Return a connection whose snapshot is durable and may be shown to the session; None: no such snapshot exists now."""
+        """Return a connection whose snapshot is durable and that the session may see; None: no such one exists now."""
         if self._process != os.getpid():
             self._abandon()
         if self._is_lost:

@@ -185,8 +185,8 @@ class Connection:
     def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AbstractContextManager[None]:
         """Let all reads in the block see one moment of the node's file: ``with db.snapshot(): …``.
 
-        The block's reads do not see the block's writes. A snapshot that is not read for a minute is let go, and the next
-        read raises ``ResultLostError``.
+        The block's reads do not see the block's writes. A snapshot that is not read for a minute is released, and the
+        next read raises ``ResultLostError``.
 
         Args:
             read: ``stale``, ``session`` or ``strict``: how new the moment must be; by default what the URL says.

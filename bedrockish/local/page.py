@@ -242,7 +242,8 @@ class Published:
         """Return what the node says now.
 
         Raises:
-            UnavailableError: the page cannot be read: its node was stopped while it wrote, or the file is not a node's page.
+            UnavailableError: the page cannot be read: its node was stopped while it wrote, or it is another
+                file.
         """
         page = self._map
         for _ in range(TORN_TRIES):

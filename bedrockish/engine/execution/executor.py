@@ -31,6 +31,7 @@ from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Guard, Piece
 from bedrockish.engine.statements.clock_functions import Scope
+from bedrockish.engine.statements.expansion import Expansion
 from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.rowid_allocator import AutoIds
@@ -59,6 +60,7 @@ class Known(NamedTuple):
 
     tables: Tables
     schema: Schema
+    expansion: Expansion
 
 
 class Executor:
@@ -98,6 +100,8 @@ class Executor:
         self._tables = Tables(db, known.tables if known is not None else None)
         guard.virtual, guard.allows_virtual = self._tables.virtual, lambda: self._precision.virtual
         self._views = self._view_names()
+        guard.expansion = Expansion(self._tables.definitions, known.expansion if known is not None else None)
+        guard.is_in_loop = lambda: self._budget.is_brief
         schema = known.schema if known is not None else None
         self.analysis_s = ANALYSIS_S
         self.analysis = Analysis(db, prepare, schema, self._tables.definitions, self._precision)
@@ -118,11 +122,12 @@ class Executor:
     @property
     def known(self) -> Known:
         """What is known of the schema in force."""
-        return Known(self._tables, self.analysis.schema)
+        return Known(self._tables, self.analysis.schema, self._guard.expansion)
 
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema; forget the statements compiled for the old one."""
         self._tables, self._guard.virtual = tables, tables.virtual
+        self._guard.expansion = Expansion(tables.definitions, self._guard.expansion)
         self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions, self._precision)
         self.analysis.patience = self._patience
         self._forget_texts()

@@ -15,7 +15,9 @@ from bedrockish.access_sets.system_names import hidden_name, is_ours, may_be_ask
 from bedrockish.access_sets.virtual_layout import VirtualLayout
 from bedrockish.engine.derived.commands import configures
 from bedrockish.engine.sqlite.errors import translate
+from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
+from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
 from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS, opened
 from bedrockish.errors import SqlError, UnsupportedError
@@ -177,6 +179,8 @@ class Guard:
     Attributes:
         virtual: the virtual tables of the schema.
         allows_virtual: tells whether a statement may make one.
+        expansion: what the names in a statement stand for.
+        is_in_loop: tells whether others wait while a statement is compiled.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
@@ -184,6 +188,8 @@ class Guard:
         self._seen: _Seen | None = None
         self.virtual = VirtualLayout()
         self.allows_virtual: Callable[[], bool] = lambda: True
+        self.expansion = Expansion()
+        self.is_in_loop: Callable[[], bool] = lambda: False
         db.authorizer = self._authorize
 
     def compile_next(self, sql: str, at: int = 0, *, is_limited: bool = False) -> tuple[Piece, int]:
@@ -224,6 +230,8 @@ class Guard:
         Raises:
             SqlError: SQLite does not understand it.
             UnsupportedError: it cannot be replicated.
+            TooLargeError: SQLite would write it out at too great a length.
+            TakesLongError: compiling it would hold up the loop.
         """
         nul = sql.find("\0")
         if nul >= 0:  # SQLite would read no further, and its binding refuses the text with an error of Python's
@@ -234,6 +242,8 @@ class Guard:
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
         sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
         sql = pragmas.answered(opened(sql) if is_limited else sql)
+        if self.expansion.added(sql) > LOOP_TOKENS and self.is_in_loop():
+            raise TakesLongError(sql)
         seen = self._seen = _Seen(ours=ours)
         piece: Piece | None = None
         deferred = self._db.pragma(pragmas.DEFER) if first_word(sql) == "PRAGMA" else None

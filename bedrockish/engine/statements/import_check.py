@@ -6,6 +6,7 @@ import apsw
 
 from bedrockish.access_sets.table_layout import Tables, quote
 from bedrockish.engine.statements.classify import Guard
+from bedrockish.engine.statements.expansion import Expansion
 from bedrockish.errors import BedrockishError
 
 
@@ -29,6 +30,7 @@ def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
                 tables.check_supported(db, known)
                 tables.check_references()
                 known = tables
+                guard.expansion = Expansion(tables.definitions, guard.expansion)
             except BedrockishError as error:
                 found.append(f"{what}: {error.message}")
                 for kind in ("table", "view", "trigger"):

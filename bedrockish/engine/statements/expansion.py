@@ -1,0 +1,308 @@
+"""The size of a statement once SQLite has written out what it names: views, common tables and generated columns.
+
+SQLite writes such a text out at each mention of its name, while it compiles, and nothing interrupts that. A chain in
+which each text names the one before it twice doubles with each link, so a definition of 500 bytes can take all memory.
+The size is computed from the texts alone, in tokens, before SQLite sees the statement. It may be too large, where a
+column has the name of a view, and is not too small.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TypeVar
+
+from bedrockish.access_sets.definitions import Definition, Definitions, folded
+from bedrockish.errors import TooLargeError
+from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
+
+LOOP_TOKENS = 5_000  # that a statement may add in the loop: SQLite takes about 4 ms for them
+STATEMENT_TOKENS = 500_000  # that a statement may add anywhere: half a second, and some 100 MB
+DEFINITION_TOKENS = 50_000  # of a definition that is written out: nodes describe all views when they start
+LIGHT = 64  # tokens of what is not worth being counted
+
+_BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "IN", "TABLE", "ON", ",", "(", "."})
+_MAY_COMPUTE = re.compile(r"\bAS\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*\(", re.IGNORECASE | re.DOTALL)
+_BETWEEN = frozenset({"NOT", "MATERIALIZED"})
+
+
+@dataclass(slots=True)
+class Text:
+    """A text and the names in it, by how often each is mentioned.
+
+    Attributes:
+        size: how many tokens it has.
+        tables: names where SQL wants a table.
+        others: all names.
+    """
+
+    size: int = 0
+    tables: Counter[str] = field(default_factory=Counter)
+    others: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: "Text") -> None:
+        """Add another text, which stands within this one."""
+        self.size += other.size
+        self.tables.update(other.tables)
+        self.others.update(other.others)
+
+
+@dataclass(slots=True)
+class Parsed:
+    """A statement: the whole text, and the texts in it that have names.
+
+    Attributes:
+        named: of a query, its common tables; of a table's definition, its generated columns.
+        is_table: it defines a table.
+        defines: what a CREATE TABLE or CREATE VIEW makes, folded, or empty.
+    """
+
+    whole: Text
+    named: dict[str, Text]
+    is_table: bool
+    defines: str
+
+
+T = TypeVar("T")
+Sizes = Callable[[str], int]
+
+
+class Expansion:
+    """The sizes of what a schema's names stand for.
+
+    Args:
+        definitions: the schema; None has no names.
+        known: the sizes under an earlier schema, or on another connection: definitions that are the same are not read
+            again.
+    """
+
+    def __init__(self, definitions: Definitions | None = None, known: "Expansion | None" = None) -> None:
+        self._definitions = definitions
+        self._parsed: dict[str, list[tuple[Definition, Parsed]]] = {}  # of each table or view, what is written out
+        self._views: dict[str, Parsed] = {}
+        self._columns: dict[str, int] = {}
+        self._tables: dict[str, int] = {}
+        if definitions is not None:
+            self._read(definitions, known)
+            self._learn()
+
+    def _read(self, definitions: Definitions, known: "Expansion | None") -> None:
+        before = None
+        if known is not None and known._definitions is not None:
+            before, self._parsed = known._definitions, dict(known._parsed)
+        for name in definitions.changed_since(before):
+            self._parsed.pop(name, None)
+            rows = [row for row in definitions.by_table.get(name, ()) if _is_written_out(row)]
+            found = [(row, parsed) for row in rows if (parsed := parse(row.sql or "")) is not None]
+            if found:
+                self._parsed[name] = found
+
+    def _learn(self) -> None:
+        rows = [one for found in self._parsed.values() for one in found]
+        for row, parsed in rows:
+            if row.kind == "table":
+                self._add_table(folded(row.name), parsed)
+        self._views = {folded(row.name): parsed for row, parsed in rows if row.kind == "view"}
+        sizes = self._sizes_of_views(self._views)
+        for row, parsed in rows:
+            if row.kind == "trigger":
+                name = folded(row.table)
+                sizes[name] = sizes.get(name, self._tables.get(name, 0)) + self._size(parsed, sizes)
+        self._tables.update((name, size) for name, size in sizes.items() if size > LIGHT)
+
+    def _add_table(self, name: str, table: Parsed) -> None:
+        sizes = _resolve(table.named, lambda _: 0, lambda text: text.others)
+        self._tables[name] = sum(sizes.values())
+        for column, size in sizes.items():
+            if size > LIGHT:
+                self._columns[column] = max(size, self._columns.get(column, 0))
+
+    def _sizes_of_views(self, views: Mapping[str, Parsed]) -> dict[str, int]:
+        """Return the size of each view with all that it names written out."""
+        found: dict[str, int] = {}
+        for name in _after_their_parts(views, lambda one: one.whole.tables):
+            found[name] = self._size(views[name], found)
+        return found
+
+    def _size(self, parsed: Parsed, views: Mapping[str, int]) -> int:
+        """Return the tokens of a statement with all that it names written out."""
+
+        def size_of(name: str) -> int:
+            return views[name] if name in views else self._tables.get(name, 0)
+
+        def sum_of(text: Text, named: Mapping[str, int]) -> int:
+            found = text.size
+            for name, count in text.tables.items():
+                found += count * (named[name] if name in named else size_of(name))
+            for name, count in text.others.items() if self._columns else ():
+                found += count * self._columns.get(name, 0)
+            return found
+
+        named: dict[str, int] = {}
+        for name in _after_their_parts(parsed.named, lambda one: one.tables):
+            named[name] = sum_of(parsed.named[name], named)
+        return sum_of(parsed.whole, named)
+
+    def added(self, sql: str) -> int:
+        """Return how many tokens a statement has beyond its own, with all that it names written out.
+
+        Raises:
+            TooLargeError: more than SQLite may be given.
+        """
+        if not (self._tables or self._columns or "with" in sql.lower() or _MAY_COMPUTE.search(sql)):
+            return 0
+        parsed = parse(sql)
+        if parsed is None:
+            return 0  # SQLite says what is wrong with it
+        added = self._size(parsed, {}) - parsed.whole.size
+        if added > STATEMENT_TOKENS:
+            raise TooLargeError(
+                f"the statement has {added} tokens more once its views, common tables and generated columns are "
+                f"written out, and at most {STATEMENT_TOKENS} can be compiled; mention each of them fewer times, or "
+                "keep the rows of one in a table",
+                sql=sql,
+                limit=STATEMENT_TOKENS,
+            )
+        if parsed.defines:
+            self._check_definition(parsed, sql)
+        return added
+
+    def _check_definition(self, parsed: Parsed, sql: str) -> None:
+        """Check what a CREATE TABLE or CREATE VIEW makes, and the views that name it."""
+        if parsed.is_table:
+            sizes = _resolve(parsed.named, lambda _: 0, lambda text: text.others)
+            name, size = parsed.defines, sum(sizes.values())
+        else:
+            before = self._sizes_of_views(self._views)
+            found = self._sizes_of_views({**self._views, parsed.defines: parsed})
+            grown = {name: size for name, size in found.items() if size > before.get(name, 0)}
+            name, size = max(grown.items(), key=itemgetter(1), default=(parsed.defines, 0))
+        if size > DEFINITION_TOKENS:
+            raise TooLargeError(
+                f"{name} has {size} tokens once the views or generated columns that it names are written out, and a "
+                f"definition may have {DEFINITION_TOKENS}; name each of them fewer times, or store what they compute",
+                sql=sql,
+                limit=DEFINITION_TOKENS,
+            )
+
+
+def _is_written_out(row: Definition) -> bool:
+    """Whether SQLite writes out the text of a definition: that of a view or trigger, or generated columns."""
+    if row.kind in ("view", "trigger"):
+        return True
+    return row.kind == "table" and row.sql is not None and _MAY_COMPUTE.search(row.sql) is not None
+
+
+def _resolve(texts: Mapping[str, Text], outer: Sizes, names: Callable[[Text], Mapping[str, int]]) -> dict[str, int]:
+    """Return the size of each of some texts that name each other, and others, whose sizes ``outer`` gives."""
+    found: dict[str, int] = {}
+    for name in _after_their_parts(texts, names):
+        text = texts[name]
+        parts = names(text).items()
+        found[name] = text.size + sum(count * (found[one] if one in found else outer(one)) for one, count in parts)
+    return found
+
+
+def _after_their_parts(texts: Mapping[str, T], names: Callable[[T], Iterable[str]]) -> Iterator[str]:
+    """Yield the names of texts, each after those that it names; one that names itself comes without that part."""
+    seen: set[str] = set()
+    for first in texts:
+        if first in seen:
+            continue
+        seen.add(first)
+        way = [(first, iter(names(texts[first])))]
+        while way:
+            name, parts = way[-1]
+            part = next((one for one in parts if one in texts and one not in seen), None)
+            if part is None:
+                way.pop()
+                yield name
+            else:
+                seen.add(part)
+                way.append((part, iter(names(texts[part]))))
+
+
+@dataclass(slots=True)
+class _Frame:
+    """What stands in a pair of parentheses: its name if it has one, and the name right before it."""
+
+    name: str
+    before: str
+    text: Text
+
+
+def parse(sql: str) -> Parsed | None:
+    """Return the names of a statement; None if it cannot be cut into tokens."""
+    try:
+        return _Parser(walk(sql)).run()
+    except NotTokensError:
+        return None
+
+
+class _Parser:
+    def __init__(self, tokens: Iterator[Token]) -> None:
+        self._tokens = tokens
+        self._named: dict[str, Text] = {}
+        self._frames = [_Frame("", "", Text())]
+        self._column = ""  # of the definition of a table, the one that is being defined
+        self._closed = ""  # the name before the parentheses that ended last
+        self._candidate = ""  # what has a name, if parentheses begin now
+
+    def run(self) -> Parsed:
+        head: list[str] = []  # the first words, without those of EXPLAIN
+        is_table = False
+        before, name_before = "", ""
+        for token in self._tokens:
+            word = token.text.upper() if token.kind == "word" else token.text
+            name = folded(token.name or "") if token.kind in ("word", "quoted", "string") else ""
+            if len(head) < _HEAD and (head or word not in _EXPLAINS):
+                head.append(name or word)
+                is_table = head[0] == "create" and "table" in head
+            if is_table and len(self._frames) == 2 and before in ("(", ","):
+                self._column = name
+            self._frames[-1].text.size += 1
+            self._add(token, word, name, before, name_before, is_table=is_table)
+            before, name_before = word, name
+        while len(self._frames) > 1:
+            self._close()
+        return Parsed(self._frames[0].text, self._named, is_table, _defined(head))
+
+    def _add(self, token: Token, word: str, name: str, before: str, name_before: str, *, is_table: bool) -> None:
+        """Add a token to the text that it stands in."""
+        depth, text = len(self._frames), self._frames[-1].text
+        if word == "(":
+            self._frames.append(_Frame(self._candidate, name_before, Text()))
+            self._candidate = ""
+        elif word == ")" and depth > 1:
+            self._close()
+        elif word == "AS" and token.kind == "word":
+            of_query = self._closed if before == ")" else name_before
+            self._candidate = (self._column if depth == 2 else "") if is_table else of_query
+        elif not (word in _BETWEEN and self._candidate):
+            self._candidate = ""
+            if name:
+                text.others[name] += 1
+                if before in _BEFORE_TABLES:
+                    text.tables[name] += 1
+
+    def _close(self) -> None:
+        frame = self._frames.pop()
+        self._frames[-1].text.add(frame.text)
+        self._closed = frame.before
+        if frame.name:
+            self._named.setdefault(frame.name, Text()).add(frame.text)
+
+
+_HEAD = 8
+_EXPLAINS = frozenset({"EXPLAIN", "QUERY", "PLAN"})
+_OPTIONAL = frozenset({"temp", "temporary", "if", "not", "exists"})
+
+
+def _defined(head: list[str]) -> str:
+    """Return the name that a CREATE TABLE or CREATE VIEW gives, from its first words."""
+    words = [word for word in head if word not in _OPTIONAL]
+    if len(words) < 3 or words[0] != "create" or words[1] not in ("table", "view"):
+        return ""
+    at = 4 if words[3:4] == ["."] else 2
+    return words[at] if at < len(words) else ""

@@ -36,7 +36,7 @@ REFUSED = {
     "generated columns": [chain(32)],
     "generated columns, declared": [chain(32, "VARCHAR(10) GENERATED ALWAYS")],
     "generated columns, explained": ["EXPLAIN " + chain(40)],
-    "generated columns of any order": ['CREATE TABLE IF NOT EXISTS main."g c"(c0, {})'.format(ANY_ORDER)],
+    "generated columns of any order": [f'CREATE TABLE IF NOT EXISTS main."g c"(c0, {ANY_ORDER})'],
     "generated columns added one by one": [
         chain(14),
         "ALTER TABLE gc ADD COLUMN d AS ({})".format("||".join(["(c13 || c13)"] * 400)),

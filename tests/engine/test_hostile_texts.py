@@ -1,4 +1,4 @@
-"""Statements that cost a node more than they cost SQLite: interrupted, told coarsely, or moved to a worker."""
+"""Statements that cost a node more than they cost SQLite are interrupted, told coarsely, or moved to a worker."""
 
 import time
 from dataclasses import replace

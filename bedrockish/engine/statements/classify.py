@@ -233,17 +233,7 @@ class Guard:
             TooLargeError: SQLite would write it out at too great a length.
             TakesLongError: compiling it would hold up the loop.
         """
-        nul = sql.find("\0")
-        if nul >= 0:  # SQLite would read no further, and its binding refuses the text with an error of Python's
-            raise SqlError(
-                f"the statement has a NUL character at {nul}; send the value as a parameter", sql=sql, offset=nul
-            )
-        if hidden := "" if ours else hidden_name(sql):
-            raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
-        sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
-        sql = pragmas.answered(opened(sql) if is_limited else sql)
-        if self.expansion.added(sql) > LOOP_TOKENS and self.is_in_loop():
-            raise TakesLongError(sql)
+        sql = self._admitted(sql, ours=ours, is_limited=is_limited)
         seen = self._seen = _Seen(ours=ours)
         piece: Piece | None = None
         deferred = self._db.pragma(pragmas.DEFER) if first_word(sql) == "PRAGMA" else None
@@ -313,6 +303,22 @@ class Guard:
             piece.kind, piece.configures = SCHEMA, True
             if not command.is_literal:
                 seen.refusal = seen.refusal or _COMMAND.format(command.table)
+
+    def _admitted(self, sql: str, *, ours: bool, is_limited: bool) -> str:
+        """Return the text that SQLite is to compile for a statement; raises as ``compile``."""
+        nul = sql.find("\0")
+        if nul >= 0:  # SQLite would read no further, and its binding refuses the text with an error of Python's
+            raise SqlError(
+                f"the statement has a NUL character at {nul}; send the value as a parameter", sql=sql, offset=nul
+            )
+        hidden = "" if ours else hidden_name(sql)
+        if hidden:
+            raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
+        sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
+        sql = pragmas.answered(opened(sql) if is_limited else sql)
+        if self.expansion.added(sql) > LOOP_TOKENS and self.is_in_loop():
+            raise TakesLongError(sql)
+        return sql
 
     @staticmethod
     def _kind(cursor: apsw.Cursor, text: str, seen: _Seen) -> str:

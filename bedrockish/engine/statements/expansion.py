@@ -17,10 +17,10 @@ from bedrockish.access_sets.definitions import Definition, Definitions, folded
 from bedrockish.errors import TooLargeError
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 
-LOOP_TOKENS = 5_000  # that a statement may add in the loop: SQLite takes about 4 ms for them
-STATEMENT_TOKENS = 500_000  # that a statement may add anywhere: half a second, and some 100 MB
-DEFINITION_TOKENS = 50_000  # of a definition that is written out: nodes describe all views when they start
-LIGHT = 64  # tokens of what is not worth being counted
+LOOP_TOKENS = 5_000  # a statement may add these in the loop: SQLite takes about 4 ms for them
+STATEMENT_TOKENS = 500_000  # a statement may add these anywhere: SQLite takes half a second and some 100 MB
+DEFINITION_TOKENS = 50_000  # one definition may have these: nodes describe all views when they start
+LIGHT = 64  # a view of fewer tokens is not counted
 
 _BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "IN", "TABLE", "ON", ",", "(", "."})
 _MAY_COMPUTE = re.compile(r"\bAS\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*\(", re.IGNORECASE | re.DOTALL)
@@ -69,7 +69,7 @@ Sizes = Callable[[str], int]
 
 
 class Expansion:
-    """The sizes of what a schema's names stand for.
+    """The sizes of the texts that the names of a schema stand for.
 
     Args:
         definitions: the schema; None has no names.
@@ -225,7 +225,7 @@ def _after_their_parts(texts: Mapping[str, T], names: Callable[[T], Iterable[str
 
 @dataclass(slots=True)
 class _Frame:
-    """What stands in a pair of parentheses: its name if it has one, and the name right before it."""
+    """The text in a pair of parentheses, its name or an empty one, and the name right before it."""
 
     name: str
     before: str

@@ -4,8 +4,8 @@ from tools.compliance.outcomes import KINDS, PASSED, REFUSED, Expected, path_of,
 from tools.compliance.suites import SUITES, Suite
 
 HEAD = """\
-Tests that others wrote for their own programs run here against three real nodes, and beside it against plain SQLite.
-What does not pass is named, test by test and with the reason, in `tools/compliance/expected`, and any change of that is
+Test suites of other projects run here against three real nodes, and for comparison against plain SQLite.
+Tests that do not pass are listed, one by one and with the reason, in `tools/compliance/expected`, and any change of that is
 seen in review:
 
 ```sh
@@ -24,7 +24,7 @@ it.
 
 NOT_RUN = {
     "clients of libSQL for Go, Rust, PHP, Dart, Ruby": (
-        "What compiles or runs them is not among what CI has. `libsql` from PyPI is the client for Rust."
+        "CI lacks their compilers and interpreters. `libsql` from PyPI is the client for Rust."
     ),
     "tests of `@libsql/client`, Drizzle, Kysely, Prisma, `libsql`, `libsql-client` and `django-libsql` themselves": (
         "Their packages ship none."
@@ -33,14 +33,14 @@ NOT_RUN = {
         "They fail with SQLAlchemy 2.1 on a database in memory, too: its cursors have no `_async_soft_close`."
     ),
     "`prisma migrate`": (
-        "It needs an engine from `binaries.prisma.sh`, which is no package registry. Client and adapter are run."
+        "It needs an engine from `binaries.prisma.sh`, which is not a package registry. Client and adapter are run."
     ),
     "the rest of Django's suite": (
         "Requests, templates, forms and GIS: a database backend decides nothing in them, or SpatiaLite does."
     ),
 }
 NAMED = (
-    "What a machine lacks is named at the end of a run, too: an interpreter without its tests, no `node`, a package."
+    "Missing requirements are named at the end of a run, too: an interpreter without its tests, no `node`, a package."
 )
 
 

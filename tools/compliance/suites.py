@@ -100,7 +100,7 @@ SUITES = {
             "Clients of libSQL",
             "Programs on `@libsql/client`, Drizzle, Kysely and Prisma in `tests/libsql`, on `libsql`, `libsql-client`, "
             "`sqlalchemy-libsql` and `django-libsql` in `tools/compliance/libsql_run.py`, and the tests that "
-            "sqlalchemy-libsql ships, at nodes that speak [libSQL's protocol](libsql.md); beside it, on a file",
+            "sqlalchemy-libsql ships, at nodes that speak [libSQL's protocol](libsql.md), and the same on a file",
             libsql_suite.release,
             libsql_suite.run_ours,
             libsql_suite.run_plain,

@@ -65,6 +65,13 @@ def test_files_that_pages_name_are_there() -> None:
     assert not wrong
 
 
+def test_names_on_the_page_for_contributors_are_in_their_files() -> None:
+    """Each "`NAME` in `FILE`" of docs/extending.md is true."""
+    named = re.findall(r"`(\w+)` in `([\w/]+\.py)`", (ROOT / "docs" / "extending.md").read_text())
+    assert len(named) > 20
+    assert not [(word, file) for word, file in named if not re.search(rf"\b{word}\b", (ROOT / file).read_text())]
+
+
 def test_every_page_is_in_the_index() -> None:
     """A page of the documentation can be found from its index."""
     index = (ROOT / "docs" / "README.md").read_text()

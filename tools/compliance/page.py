@@ -5,7 +5,7 @@ from tools.compliance.suites import SUITES, Suite
 
 HEAD = """\
 Test suites of other projects run here against three real nodes, and for comparison against plain SQLite.
-Tests that do not pass are listed, one by one and with the reason, in `tools/compliance/expected`, and any change of that is
+Tests that do not pass are listed, each with the reason, in `tools/compliance/expected`, and any change of that is
 seen in review:
 
 ```sh

@@ -365,9 +365,13 @@ class Engine:
     @property
     def flush_is_long(self) -> bool:
         """Whether ``flush`` takes so long that it should be done in another thread; also if it may end the WAL."""
+        return bool(self._batch) and (self._weight > LONG_BYTES or self.may_finish_log)
+
+    @property
+    def may_finish_log(self) -> bool:
+        """Whether the next ``flush`` may have the write-ahead log start over, which no reader may hold up."""
         limits = self._limits
-        may_finish = self._wal.is_to_finish(limits.wal_frames, limits.wal_frames_max, BATCH_FRAMES)
-        return bool(self._batch) and (self._weight > LONG_BYTES or may_finish)
+        return self._wal.is_to_finish(limits.wal_frames, limits.wal_frames_max, BATCH_FRAMES)
 
     def apply(self, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
         """Put an entry into the journal and, unless it is a repeat, its changes into the tables, in the open batch.

@@ -29,6 +29,21 @@ CACHE_KIB = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """The batch that a held snapshot shows.
+
+    Attributes:
+        flushed: the state that the batch has left.
+        clock: a clock that is not before that of anything in the snapshot, nor before its schema came into force.
+        following: the clock at which the next schema comes into force; None if no change is scheduled.
+    """
+
+    flushed: Flushed
+    clock: int
+    following: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """What a request has read.
 
@@ -52,6 +67,70 @@ class CommittedReads:
         self._beside = beside
         self._db: apsw.Connection | None = None
         self._version = -1  # of the schema that the executor knows
+        self.pinned: Pin | None = None
+
+    def pin(self, flushed: Flushed) -> bool:
+        """Hold a snapshot of the last batch for ``read_pinned``, instead of an earlier one; return whether it is held.
+
+        A held snapshot keeps the write-ahead log from starting over: release it with ``unpin`` where that is due.
+
+        Args:
+            flushed: the state that the last batch has left, of whose schema ``knows`` is true.
+
+        Raises:
+            DamagedError: the file cannot be read; the node must stop.
+        """
+        db = self._db
+        assert db is not None
+        assert self.knows(flushed.schema)
+        self.unpin()
+        try:
+            db.execute("BEGIN")
+            if system.get_meta(db, "batches") == flushed.batches:
+                in_force, following = schema_history.clocks(db)
+                self.pinned = Pin(flushed, max(flushed.clock, in_force), following)
+            else:  # a thread has committed the next batch, and has not told yet what it left
+                db.execute("ROLLBACK")
+        except apsw.CorruptError as error:
+            raise broken(error) from error
+        except apsw.Error:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+        return self.pinned is not None
+
+    def unpin(self) -> None:
+        """Release the held snapshot, if there is one."""
+        if self.pinned is not None:
+            self.pinned = None
+            assert self._db is not None
+            self._db.execute("ROLLBACK")
+
+    def read_pinned(self, request: Request, budget_s: float) -> bytes | None:
+        """Return the encoded results of a request on the held snapshot; None if it has to go to the core.
+
+        It goes there under the conditions of ``read``. The arguments are those of ``read``.
+
+        Raises:
+            DamagedError: the file cannot be read; the node must stop.
+        """
+        db, pin, token = self._db, self.pinned, request.token
+        assert db is not None
+        assert pin is not None
+        if not covers(pin.flushed.applied, token.vector) or _has_seen_newer_schema(token, pin.following):
+            return None
+        executor = self._executor
+        try:
+            if store.command_txid(db, request.command) is not None:
+                return None
+            return executor.read(request, budget_s)
+        except DamagedError:
+            raise
+        except apsw.CorruptError as error:
+            raise broken(error) from error
+        except (apsw.Error, BedrockishError, TakesLongError, ClockNeededError):
+            return None
+        finally:
+            executor.forget()
 
     def knows(self, version: int) -> bool:
         """Whether ``read`` can be called where this version of the schema is in force."""
@@ -65,6 +144,7 @@ class CommittedReads:
         """
         try:
             db = self._db or self._connected()
+            self.unpin()
             db.execute("BEGIN")
             try:
                 version = int(system.get_meta(db, "schema_version"))
@@ -147,6 +227,7 @@ class CommittedReads:
     def close(self) -> None:
         """Close the connection."""
         if self._db is not None:
+            self.pinned = None
             self._db.close(True)
             self._db = None
             self._version = -1

@@ -253,6 +253,34 @@ class Executor:
             )
         return self.prepare_rows(run.gatherer, encode_results(run.results), base, schema_version, writes=run.writes)
 
+    def read(self, request: Request, budget_s: float) -> bytes | None:
+        """Return the encoded results of a request that only reads, without its read set; None if it does more.
+
+        The connection shows one snapshot, and writes nothing. The caller calls ``forget`` afterwards.
+
+        Args:
+            request: at the level ``stale`` or ``session``.
+            budget_s: how long it may take, in seconds.
+
+        Raises:
+            TakesLongError: it has run for ``budget_s`` and is not done.
+            BedrockishError: as ``execute``.
+        """
+        results: list[Result] = []
+        room = self._limits.result_bytes
+        self.allow(budget_s)
+        try:
+            for statement in request.statements:
+                for piece, params in self.pieces(statement, request.user):
+                    if piece.kind != READ or piece.setting:
+                        return None
+                    rows, size = self.run_piece(piece, params, room)
+                    room -= size
+                    results.append(Result(piece.columns, rows, -1, None))
+        finally:
+            self.allow(_FOREVER)
+        return encode_results(results)
+
     def compiled(self, sql: str, user: str = "", at: int = 0) -> tuple[Piece, int]:
         """Compile the statement of a text that begins at or after a place, and return it with the place after it.
 

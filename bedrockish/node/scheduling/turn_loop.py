@@ -46,6 +46,10 @@ class FairQueue(Generic[T]):
         self._queues.setdefault(owner, deque()).append(item)
         self.count += 1
 
+    def has(self, owner: object) -> bool:
+        """Return whether an owner has items here."""
+        return owner in self._queues
+
     def peek(self) -> T:
         """Return what ``take`` would."""
         return next(iter(self._queues.values()))[0]

@@ -1,0 +1,186 @@
+"""Answers short reads where they arrive, from a snapshot of the last durable batch, without the core or the writer.
+
+A read at the levels ``stale`` and ``session`` needs neither votes nor the open batch: if the last durable batch covers
+the session's token, that batch answers. One connection holds a snapshot of it. The snapshot moves on after each sync,
+so a read waits for no disk, and shows nothing that a crash could take back.
+
+Every other request, and every read that fails or takes long, goes to the core, which gives the same answer or the error.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import trio
+
+from bedrockish.api.requests import STRICT, Answer, Request, Token
+from bedrockish.config.config import Config
+from bedrockish.core.node import Node
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.committed_reads import CommittedReads, Pin
+from bedrockish.errors import DamagedError, UnavailableError
+from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.workers import WorkerPool
+
+TURN_S = 0.02  # reads that follow each other may take so long before others have the loop, in seconds
+PAUSE_S = 0.001  # after a pause of so many seconds others have had it
+TEXTS_MAX = 2_000  # texts of which it is known whether they may be read here
+LOOKS_LIKE_A_READ = re.compile(r"\s*(?:SELECT|VALUES|WITH)\b", re.IGNORECASE)
+# Words of statements that write, and functions that SQLite answers from the connection that runs them: a session is not
+# tied to one. A text that has such a word by chance is answered by the core.
+LEFT_TO_THE_CORE = re.compile(
+    r"\b(?:INSERT|UPDATE|DELETE|REPLACE|last_insert_rowid|changes|total_changes)\b", re.IGNORECASE
+)
+
+
+class Serving(Protocol):
+    """The parts of a node that direct reads use."""
+
+    engine: Engine
+    core: Node
+    config: Config
+    workers: WorkerPool
+    counts: Counter[str]
+    faults: Faults
+    durable_batches: int
+
+    @property
+    def stop(self) -> Callable[[BaseException], None]:
+        """End the node with an error."""
+
+
+class DirectReads:
+    """The direct reads of one node.
+
+    Args:
+        node: the node whose clients read.
+        start: runs a task until the node ends.
+    """
+
+    def __init__(self, node: Serving, start: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+        self._node, self._engine, self._start = node, node.engine, start
+        self._budget_s = node.config.limits.loop_ms_max / 1000
+        self._reads = CommittedReads(node.engine.beside())
+        self._until = self._ended = 0.0  # when the turn of the reads is over, and when the last of them ended
+        self._token = Token()  # of answers from the held snapshot
+        self._is_in_use = False  # something was read since the snapshot was taken
+        self._is_learning = False  # a thread has the connection
+        self._texts: dict[str, bool] = {}
+
+    def begin_turn(self) -> None:
+        """Let the reads that arrive from now on take a whole turn: others have had the loop."""
+        self._until = time.monotonic() + TURN_S
+
+    def read(self, request: Request) -> Answer | None:
+        """Return the answer of a read; None if the core has to answer."""
+        node, engine = self._node, self._engine
+        if request.read == STRICT or request.call is not None or request.change is not None:
+            return None
+        if node.core.state.trouble or engine.failed or engine.has_new_members or not self._may_be_read(request):
+            return None
+        if node.workers.long_texts and node.workers.expects(*request.texts):
+            return None
+        now = time.monotonic()
+        if now - self._ended > PAUSE_S:
+            self._until = now + TURN_S
+        if now > self._until:
+            return None
+        try:
+            pin = self._pinned()
+            # Rights that were given or taken since the batch are not durable either.
+            if pin is None or pin.flushed.members != engine.flushed.members:
+                return None
+            results = self._reads.read_pinned(request, self._budget_s)
+        except DamagedError as error:
+            node.stop(error)
+            return None
+        except Exception as error:
+            node.faults.caught(f"reading command {request.command} directly", error)
+            return None
+        finally:
+            self._ended = time.monotonic()
+        if results is None:
+            return None
+        self._is_in_use = True
+        node.counts["direct_reads"] += 1
+        token = self._token
+        if request.token.clock > token.clock:
+            token = Token(token.vector, request.token.clock)
+        return Answer(results, token)
+
+    def _may_be_read(self, request: Request) -> bool:
+        """Return whether each statement looks like a read that any connection can answer."""
+        for statement in request.statements:
+            may_be = self._texts.get(statement.sql)
+            if may_be is None:
+                if len(self._texts) >= TEXTS_MAX:
+                    self._texts.clear()
+                sql = statement.sql
+                may_be = self._texts[sql] = bool(LOOKS_LIKE_A_READ.match(sql)) and not LEFT_TO_THE_CORE.search(sql)
+            if not may_be:
+                return False
+        return True
+
+    def _pinned(self) -> Pin | None:
+        """Return the held snapshot, of the last durable batch unless the next one is being synced."""
+        if self._is_learning:
+            return None
+        pin, flushed = self._reads.pinned, self._engine.flushed
+        if pin is not None and pin.flushed.batches == flushed.batches:
+            return pin
+        # The batch before is durable, and is shown until this one is. A thread that has the writer may be about to start
+        # the write-ahead log over: a snapshot taken now would keep it from that.
+        if flushed.batches > self._node.durable_batches or self._engine.is_away:
+            return pin
+        return self._pin()
+
+    def _pin(self) -> Pin | None:
+        """Move the snapshot to the last batch, which is durable."""
+        reads, flushed = self._reads, self._engine.flushed
+        self._is_in_use = False
+        if not reads.knows(flushed.schema):
+            reads.unpin()
+            if self._engine.tables.definitions.are_many:
+                self._is_learning = True
+                self._start(self._learn)
+                return None
+            try:
+                reads.learn()
+            except UnavailableError:
+                return None
+        if not reads.pin(flushed):
+            return None
+        pin = reads.pinned
+        assert pin is not None
+        self._token = Token(self._node.core.state.timelines.in_short(dict(flushed.applied)), pin.clock)
+        return pin
+
+    async def _learn(self) -> None:
+        try:
+            await trio.to_thread.run_sync(self._reads.learn)
+        except UnavailableError:
+            pass  # the next read tries again
+        finally:
+            self._is_learning = False
+
+    def before_flush(self) -> None:
+        """Move the snapshot to the last batch before the next one is committed: until that one is durable, it is shown.
+
+        Without a read since then, the snapshot is released instead. So it is where the write-ahead log is about to
+        start over, which it cannot do while somebody reads it.
+        """
+        if self._reads.pinned is None or self._is_learning:
+            return
+        if not self._is_in_use or self._engine.may_finish_log:
+            self._reads.unpin()
+        elif self._engine.flushed.batches <= self._node.durable_batches:
+            try:
+                self._pinned()
+            except DamagedError as error:
+                self._node.stop(error)
+
+    def close(self) -> None:
+        """Close the connection; no task runs any more."""
+        self._reads.close()

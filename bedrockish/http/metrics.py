@@ -19,6 +19,7 @@ COUNTERS = {  # of the node's counts: name here, and what it is
     "commits_led": ("commits_led", "Commits that this node led."),
     "executions": ("executions", "Runs of clients' requests, repeated ones included."),
     "repeated_commands": ("repeated_commands", "Requests answered from the journal: they had happened already."),
+    "direct_reads": ("direct_reads", "Short reads answered where they arrived, from the last durable batch."),
     "reads_beside": ("reads_beside", "Reads answered while the writer was at work on something long."),
     "given_up": ("given_up", "Attempts of this node that were rejected and rolled back."),
     "batches": ("batches", "Batches made durable, each with one sync."),

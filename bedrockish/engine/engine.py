@@ -370,8 +370,7 @@ class Engine:
     @property
     def may_finish_log(self) -> bool:
         """Whether the next ``flush`` may have the write-ahead log start over, which no reader may hold up."""
-        limits = self._limits
-        return self._wal.is_to_finish(limits.wal_frames, limits.wal_frames_max, BATCH_FRAMES)
+        return self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max, BATCH_FRAMES)
 
     def apply(self, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
         """Put an entry into the journal and, unless it is a repeat, its changes into the tables, in the open batch.
@@ -627,10 +626,6 @@ class Engine:
             frames in the WAL, and how many of them are in the database file now.
         """
         return self._wal.checkpoint()
-
-    def find_command(self, command: str) -> Entry | None:
-        """Return the entry that a client's command became, or None; see ``Journal.find_command``."""
-        return self.journal.find_command(command)
 
     def find_places(self, txid: Txid) -> list[tuple[str, int]]:
         """Return where a transaction stands in the journal, in the order applied."""

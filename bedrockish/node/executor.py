@@ -98,7 +98,7 @@ class Executions:
         request = waiter.request
         node.counts["executions"] += 1
         try:
-            entry = node.engine.find_command(request.command)
+            entry = node.engine.journal.find_command(request.command)
             if entry is None:
                 prepared = self._prepare(request_id, waiter, clock, self._others(group) if group else [])
                 if prepared is not None:

@@ -50,7 +50,7 @@ async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], com
     """
     if engine.is_away:
         await durable()
-    entry = engine.find_command(command)
+    entry = engine.journal.find_command(command)
     await durable()
     if entry is None:
         return None

@@ -283,7 +283,7 @@ def test_a_rollback_clause_cannot_take_the_batch_away(pair: tuple[TestNode, Test
     assert leader.engine.flush()
     assert leader.engine.recover().ceiling == 77
     assert [kept.promised for kept in leader.engine.recover().votes] == [1]
-    assert leader.engine.find_command("A2") == leader.entries[-1]
+    assert leader.engine.journal.find_command("A2") == leader.entries[-1]
 
 
 def test_a_repeat_changes_no_rows(pair: tuple[TestNode, TestNode]) -> None:

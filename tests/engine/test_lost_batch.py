@@ -69,7 +69,7 @@ def test_an_empty_batch_is_begun_again(node: TestNode) -> None:
     "look",
     [
         lambda engine: engine.journal.command_txid("A2"),
-        lambda engine: engine.find_command("A2"),
+        lambda engine: engine.journal.find_command("A2"),
         lambda engine: engine.read_entries("A", 2, 1000),
         lambda engine: engine.flush(),
     ],

@@ -70,7 +70,7 @@ def test_statements_see_all_of_it(old: TestNode) -> None:
 def test_a_retry_long_after_finds_its_answer(old: TestNode) -> None:
     pack(old.engine)
     for entry in old.entries:
-        found = old.engine.find_command(entry.transaction.command)
+        found = old.engine.journal.find_command(entry.transaction.command)
         assert found == entry
     assert old.engine.read_entries("A", 1, 1 << 30) == old.entries
     assert old.engine.has_short_entries({"A": 1}, COUNT + 10, 1 << 30)

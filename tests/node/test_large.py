@@ -132,7 +132,7 @@ async def test_use_of_the_busy_writer_waits(tmp_path: Path, monkeypatch: pytest.
         opener.start()
         engine.set_meta("told", 1)
         assert door.opened.is_set()
-        assert engine.find_command("large") is not None
+        assert engine.journal.find_command("large") is not None
         assert engine.get_meta("told") == {"told": 1}
         await runtime.durable()
         reader = engine.open_reader()

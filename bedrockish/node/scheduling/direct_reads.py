@@ -4,7 +4,8 @@ A read at the levels ``stale`` and ``session`` needs neither votes nor the open 
 the session's token, that batch answers. One connection holds a snapshot of it. The snapshot moves on after each sync,
 so a read waits for no disk, and shows nothing that a crash could take back.
 
-Every other request, and every read that fails or takes long, goes to the core, which gives the same answer or the error.
+Every other request goes to the core, and so does a read that fails or takes long: the core gives the answer or the
+error.
 """
 
 import re
@@ -130,8 +131,8 @@ class DirectReads:
         pin, flushed = self._reads.pinned, self._engine.flushed
         if pin is not None and pin.flushed.batches == flushed.batches:
             return pin
-        # The batch before is durable, and is shown until this one is. A thread that has the writer may be about to start
-        # the write-ahead log over: a snapshot taken now would keep it from that.
+        # The batch before is durable, and is shown until this one is. A thread that has the writer may be about to
+        # start the write-ahead log over: a snapshot taken now would keep it from that.
         if flushed.batches > self._node.durable_batches or self._engine.is_away:
             return pin
         return self._pin()

@@ -624,7 +624,7 @@ class Transactions:
 
         answer = await self._submit(replace(request, statements=(), read=SESSION, digest=SETTLED), empty, once=True)
         if request.digest and answer.results != NOTHING:  # else it was settled now or earlier
-            entry = self._engine.find_command(request.command)
+            entry = self._engine.journal.find_command(request.command)
             if entry is not None:
                 check_digest(entry, request.command, request.digest)
         return answer

@@ -124,9 +124,8 @@ class Runtime:
             engine, self.transactions.snapshots, self.post, self._start, self.stop, self.faults
         )
         self._assembler = Assembler(engine, self.post, self._start, self.durable, self.stop)
-        self._entry_sender = EntrySender(
-            engine, self.core.state, self._send_later, self._start, self.durable, self.stop
-        )
+        sends = engine, self.core.state, self._send_later, self._start, self.durable, self.stop
+        self._entry_sender = EntrySender(*sends)
         # What peers are told when a link is opened; batches only once they are durable.
         self.info = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
         self.info |= {"plugins": self.plugins.tell(), "level": LEVEL}

@@ -171,7 +171,7 @@ def test_unloadable_source_is_named(tmp_path: Path) -> None:
     with closing(sqlite3.connect(text)) as db, pytest.raises(UsageError, match=r"x\.txt cannot be read"):
         read_plan(db, text)
     with closing(sqlite3.connect(":memory:")) as db:
-        db.execute("CREATE VIRTUAL TABLE words USING fts5(word)")
+        db.execute("CREATE VIRTUAL TABLE words USING fts4(word)")
         with pytest.raises(UsageError, match="virtual table 'words'"):
             read_plan(db, text)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from bedrockish.dbapi.errors import NotSupportedError, OperationalError, ProgrammingError
 from bedrockish.sqltext.literals import literal
+from bedrockish_journal.storage.virtual_tables import is_virtual, made_after_rows
 
 OURS = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
 ORDER = "type = 'table' DESC, CASE type WHEN 'table' THEN name END, rowid"  # as sqlite3's iterdump has it
@@ -152,6 +153,17 @@ def read_blob(run: Run, table: str, column: str, row: int, check: Callable[[], N
     return Blob(value, check)
 
 
+def shadows(run: Run) -> set[str]:
+    """Return the names of the tables in which virtual tables keep what they have."""
+    return {row[1] for row in run("PRAGMA table_list") if row[0] == "main" and row[2] == "shadow"}
+
+
+def columns_of(run: Run, table: str, sql: str) -> list[str]:
+    """Return the columns of a table that an INSERT gives values to, and the rowid of a virtual table."""
+    columns = [row[1] for row in run(f"PRAGMA table_info({quoted(table)})")]  # without generated ones
+    return ["rowid", *columns] if is_virtual(sql) else columns
+
+
 def dump(run: Run) -> Iterator[str]:
     """Yield the statements that make the database again, as sqlite3's ``iterdump`` does.
 
@@ -159,19 +171,23 @@ def dump(run: Run) -> Iterator[str]:
         run: runs a statement in one transaction, so that all of it is of one moment.
     """
     yield "BEGIN TRANSACTION;"
-    later = []
+    first, later, hidden = list[str](), list[str](), shadows(run)
     for name, kind, sql in list(run(OBJECTS)):
         if kind != "table":
             later.append(f"{sql};")
             continue
+        first += [f"{one};" for one in made_after_rows(name, sql)]
+        if name in hidden or made_after_rows(name, sql):
+            continue
         yield f"{sql};"
-        columns = [row[1] for row in run(f"PRAGMA table_info({quoted(name)})")]  # without generated ones
+        columns = columns_of(run, name, sql)
         values = ", ".join(map(quoted, columns))
-        every = len(list(run(f"PRAGMA table_xinfo({quoted(name)})"))) == len(columns)
+        every = len(list(run(f"PRAGMA table_xinfo({quoted(name)})"))) == len(columns) and not is_virtual(sql)
         listed = "" if every else f"({','.join(map(quoted, columns))})"
         prefix = f"INSERT INTO {quoted(name)}{listed} VALUES("
         for row in rows_of(run, name, values):
             yield f"{prefix}{','.join(map(literal, row))});"
+    yield from first
     yield from later
     yield "COMMIT;"
 
@@ -189,18 +205,20 @@ def copy(run: Run, target: sqlite3.Connection) -> None:
         raise ProgrammingError("the target of backup() has tables already; give an empty database")
     keys = target.execute("PRAGMA foreign_keys").fetchone()[0]
     target.execute("PRAGMA foreign_keys = OFF")
-    later = []
+    first, later, hidden = list[str](), list[str](), shadows(run)
     with target:
         for name, kind, sql in list(run(OBJECTS)):
             if kind != "table":
                 later.append(sql)
                 continue
+            first += made_after_rows(name, sql)
+            if name in hidden or made_after_rows(name, sql):
+                continue
             target.execute(sql)
-            # Generated columns make themselves; PRAGMA table_info leaves them out.
-            names = [quoted(row[1]) for row in run(f"PRAGMA table_info({quoted(name)})")]
+            names = [quoted(name) for name in columns_of(run, name, sql)]
             columns, marks = ", ".join(names), ", ".join("?" for _ in names)
             insert = f"INSERT INTO {quoted(name)}({columns}) VALUES ({marks})"
             target.executemany(insert, rows_of(run, name, columns))
-        for sql in later:
+        for sql in first + later:
             target.execute(sql)
     target.execute(f"PRAGMA foreign_keys = {keys}")

@@ -15,6 +15,7 @@ from typing import Any
 from bedrockish.api.requests import STRICT, Params
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, SqlError, UsageError
+from bedrockish_journal.storage.virtual_tables import VirtualTable, is_virtual, parse_virtual
 
 BATCH_ROWS, BATCH_BYTES = 300, 256 * 1024
 # Tables that refer to each other, or to themselves: their keys are checked at the end of a batch, so it is a large one.
@@ -24,7 +25,8 @@ PARAMS_MAX = 900
 FINDINGS_MAX = 20
 LAYOUT = 1  # counts up when batches are cut differently, so that their ids do not name other rows
 DEFER = "PRAGMA defer_foreign_keys = ON"
-REST_ORDER = ("index", "view", "trigger")
+VIRTUAL = "virtual table"
+REST_ORDER = (VIRTUAL, "index", "view", "trigger")
 
 Progress = Callable[[str, int, int], None]
 Statements = list[tuple[str, Params]]
@@ -33,11 +35,12 @@ SYSTEM, JOURNAL = "bedrockish_", "bedrockish_journal"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is in the database to be loaded.
+    """The content of the database to be loaded.
 
     Attributes:
-        tables: name and CREATE statement, parents before the children that refer to them.
-        rest: type, name and CREATE statement of indexes, views and triggers.
+        tables: name and CREATE statement, parents before the children that refer to them; virtual tables that own their
+            rows are among them.
+        rest: type, name and CREATE statement of other virtual tables, indexes, views and triggers.
         knots: of each table that refers to itself, or to others in a circle: all that are in the circle.
         settings: PRAGMAs that belong to the content.
     """
@@ -84,7 +87,7 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
     """Read the schema.
 
     Raises:
-        UsageError: the file is no SQLite database, or has virtual tables.
+        UsageError: the file is not a SQLite database, or has a virtual table that is not replicated.
     """
     try:
         rows = db.execute(
@@ -97,10 +100,14 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
     if any(one[:2] == ("table", JOURNAL) for one in rows):  # a node's file, such as a backup: its own tables stay there
         rows = [one for one in rows if not one[3].lower().startswith(SYSTEM)]
     tables = {name: sql for kind, name, sql, _ in rows if kind == "table"}
-    virtual = [repr(name) for name, sql in tables.items() if sql.upper().startswith("CREATE VIRTUAL")]
-    if virtual:
-        word = "table" if len(virtual) == 1 else "tables"
-        raise UsageError(f"{path} has the virtual {word} {', '.join(virtual)}; only ordinary tables are replicated")
+    made = [parse_virtual(name, sql) for name, sql in tables.items() if is_virtual(sql)]
+    for one in made:
+        if one.why_not_replicated:
+            raise UsageError(f"{path} has the virtual table {one.name!r}: {one.why_not_replicated}")
+    shadows = {name for one in made for name in one.shadow_names}
+    shown = {one.name for one in made if not one.owns_rows}
+    virtual = [(VIRTUAL, one.name, tables[one.name]) for one in sorted(made, key=_by_content) if one.name in shown]
+    tables = {name: sql for name, sql in tables.items() if name not in shadows | shown}
     named = {name.lower(): name for name in tables}
     references = {
         name: {
@@ -110,7 +117,7 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
         }
         for name in tables
     }
-    rest = [(kind, name, sql) for kind, name, sql, _ in rows if kind != "table"]
+    rest = virtual + [(kind, name, sql) for kind, name, sql, table in rows if kind != "table" and table not in shadows]
     rest.sort(key=lambda one: REST_ORDER.index(one[0]))
     return Plan(
         [(name, tables[name]) for name in parents_first(tables, references)],
@@ -118,6 +125,11 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
         knots(references),
         tuple(f"PRAGMA {name} = {value}" for name, value in settings if value),
     )
+
+
+def _by_content(virtual: VirtualTable) -> bool:
+    """Return the order in which virtual tables are made: one that shows another comes after that."""
+    return bool(virtual.shows)
 
 
 def parents_first(names: Iterable[str], references: Mapping[str, Iterable[str]]) -> list[str]:
@@ -216,6 +228,9 @@ def batches(db: sqlite3.Connection, table: str, *, knot: bool = False) -> Iterat
     """Yield a table's rows as INSERT statements, with the number of rows so far."""
     listed = db.execute(f"PRAGMA table_xinfo({quote(table)})").fetchall()
     columns = [row[1] for row in listed if row[6] == 0]  # generated columns compute themselves
+    is_virtual: Any = db.execute("SELECT rootpage = 0 FROM sqlite_schema WHERE name = ?", (table,)).fetchone()
+    if is_virtual[0]:
+        columns.insert(0, "rowid")  # programs refer by it to their rows
     names = ", ".join(map(quote, columns))
     limits = (KNOT_ROWS, KNOT_BYTES) if knot else (BATCH_ROWS, BATCH_BYTES)
     done = 0

@@ -212,7 +212,7 @@ def test_import_lists_unsupported_tables_before_it_writes(node: LocalCluster, db
         vague.executescript("CREATE TABLE p(id); CREATE TABLE c(p REFERENCES p(id));")
     assert "foreign key mismatch" in run("import", node.url(), str(tmp_path / "vague.db")).stderr
     with closing(sqlite3.connect(tmp_path / "words.db")) as words:
-        words.execute("CREATE VIRTUAL TABLE words USING fts5(word)")
+        words.execute("CREATE VIRTUAL TABLE words USING fts4(word)")
     assert "virtual table 'words'" in run("import", node.url(), str(tmp_path / "words.db")).stderr
     (tmp_path / "text.db").write_text("no database at all, but long enough to be looked at" * 100)
     assert "cannot be read as a SQLite database" in run("import", node.url(), str(tmp_path / "text.db")).stderr
@@ -244,4 +244,4 @@ def test_batches_hold_every_row_in_order() -> None:
 
 def test_a_schema_that_fits_has_no_misfits() -> None:
     assert misfits([("table t", "CREATE TABLE t(a, b AS (a))"), ("index i", "CREATE INDEX i ON t(a)")]) == []
-    assert "fts" in misfits([("table v", "CREATE VIRTUAL TABLE v USING fts5(x)")])[0]
+    assert "fts" in misfits([("table v", "CREATE VIRTUAL TABLE v USING fts4(x)")])[0]

@@ -5,6 +5,7 @@ from bedrockish.cli.output import literal
 from bedrockish.cli.shell.session import Shell
 from bedrockish.errors import BedrockishError, UsageError
 from bedrockish.transfer.load_database import DEFER, REST_ORDER, knots, parents_first, quote
+from bedrockish_journal.storage.virtual_tables import is_virtual, made_after_rows
 
 BLOCK_ROWS = 500  # of one transaction
 NAMED = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
@@ -13,6 +14,7 @@ COLUMNS = (
     "SELECT m.name, c.name FROM sqlite_schema m, pragma_table_xinfo(m.name) c "
     f"WHERE m.type = 'table' AND c.hidden = 0 AND m.{NAMED.replace(' AND name', ' AND m.name')} ORDER BY m.name, c.cid"
 )
+TABLES = "PRAGMA table_list"
 PARENTS = (
     'SELECT m.name, f."table" FROM sqlite_schema m, pragma_foreign_key_list(m.name) f '
     f"WHERE m.type = 'table' AND m.{NAMED.replace(' AND name', ' AND m.name')}"
@@ -26,8 +28,13 @@ def dump(shell: Shell, words: list[str]) -> None:
         UsageError: there is no such table.
         BedrockishError: the rows cannot be read.
     """
-    schema, columns, parents = (list(shell.query(sql)) for sql in (SCHEMA, COLUMNS, PARENTS))
-    tables = {str(name): str(sql) for kind, name, _, sql in schema if kind == "table"}
+    schema, columns, parents, listed = (list(shell.query(sql)) for sql in (SCHEMA, COLUMNS, PARENTS, TABLES))
+    hidden = {str(row[1]) for row in listed if row[0] == "main" and row[2] == "shadow"}
+    schema = [one for one in schema if one[2] not in hidden]
+    made = {str(name): str(sql) for kind, name, _, sql in schema if kind == "table"}
+    indexes = {name: made_after_rows(name, sql) for name, sql in made.items()}
+    tables = {name: sql for name, sql in made.items() if not indexes[name]}
+    columns = [(name, "rowid") for name, sql in tables.items() if is_virtual(sql)] + columns
     by_key = {name.lower(): name for name in tables}
     missing = [word for word in words if word.lower() not in by_key]
     if missing:
@@ -48,6 +55,8 @@ def dump(shell: Shell, words: list[str]) -> None:
             _print_block(shell, [name], found, BLOCK_ROWS)
         elif circles[name].isdisjoint(names[number + 1 :]):
             _print_block(shell, [one for one in tied if one in circles[name]], found, 0)
+    for sql in () if words else [sql for made_later in indexes.values() for sql in made_later]:
+        shell.say(f"{sql};")
     rest = [one for one in schema if one[0] != "table" and (not words or one[2] in chosen)]
     for _, _, _, sql in sorted(rest, key=lambda one: REST_ORDER.index(str(one[0]))):
         shell.say(f"{sql};")

@@ -77,6 +77,13 @@ class VirtualTable:
         return f"{self.name}_content" if self.module == FTS5 else f"{self.name}_rowid"
 
     @property
+    def shadow_names(self) -> frozenset[str]:
+        """Names of its shadow tables; a SQLite without its module takes these for ordinary tables."""
+        of_fts5 = ("data", "idx", "content", "docsize", "config")
+        suffixes = of_fts5 if self.module == FTS5 else () if self.module == VOCABULARY else ("node", "rowid", "parent")
+        return frozenset(f"{self.name}_{suffix}" for suffix in suffixes)
+
+    @property
     def unused_names(self) -> tuple[str, ...]:
         """Names that SQLite takes for shadow tables of it, though it has none under them."""
         if self.module != FTS5:
@@ -154,6 +161,25 @@ def rebuild_indexes(db: apsw.Connection) -> None:
         if virtual.module == FTS5 and virtual.content:
             name = '"' + virtual.name.replace('"', '""') + '"'
             db.execute(f"INSERT INTO main.{name}({name}) VALUES ('rebuild')")
+
+
+def is_virtual(sql: str) -> bool:
+    """Return whether a statement of the schema makes a virtual table."""
+    return sql[:15].upper().startswith("CREATE VIRTUAL ")
+
+
+def made_after_rows(name: str, sql: str) -> list[str]:
+    """Return the statements that make a virtual table without rows of its own, from rows that are there.
+
+    They are empty for every other table.
+    """
+    if not is_virtual(sql):
+        return []
+    virtual = parse_virtual(name, sql)
+    if virtual.owns_rows:
+        return []
+    quoted = '"' + name.replace('"', '""') + '"'
+    return [sql, *([f"INSERT INTO {quoted}({quoted}) VALUES ('rebuild')"] if virtual.content else [])]
 
 
 def is_rowid_name(name: str) -> bool:

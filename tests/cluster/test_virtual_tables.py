@@ -1,0 +1,194 @@
+"""Virtual tables on three real nodes: kills, damage, repair, replay, backup, join, import and export."""
+
+import sqlite3
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+import trio
+
+import bedrockish.dbapi
+from bedrockish import open_client
+from bedrockish_journal.verify.replay import digest, replay
+from tests.cluster.story import all_safe, insist, judge_files, level, ready, until
+from tests.cluster.test_damage import filled, serving, stop
+from tests.cluster.test_damaged_pages import pages, spoil
+from tests.cluster.test_members import newcomer, voters
+from tests.cluster.test_restore import command
+from tests.engine.test_virtual_tables import DOCS, INDEX, TRIGGERS
+from tests.engine.virtual_pair import check_virtual
+from tools.cluster import LocalCluster, local_cluster
+
+pytestmark = pytest.mark.cluster
+
+NOTES = "CREATE VIRTUAL TABLE notes USING fts5(title, body)"
+BOXES = "CREATE VIRTUAL TABLE boxes USING rtree(id, x0, x1, +name)"
+AREAS = "CREATE VIRTUAL TABLE areas USING geopoly(name)"
+WORDS = "CREATE VIRTUAL TABLE words USING fts5vocab('found', 'row')"
+AREA = "SELECT rowid, geopoly_json(_shape), name FROM areas ORDER BY rowid"  # which sqlite3 may not have
+SEARCHES = (
+    "SELECT rowid, round(rank, 9), highlight(found, 0, '<', '>') FROM found('alpha') ORDER BY rank, rowid",
+    "SELECT rowid, round(rank, 9) FROM notes('alpha OR beta') ORDER BY rank, rowid",
+    "SELECT id, name FROM boxes WHERE x1 < 3 ORDER BY id",
+    "SELECT term, doc, cnt FROM words",
+)
+
+
+async def fill(cluster: LocalCluster, documents: int = 300) -> None:
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True)) as client:
+        await client.transact([DOCS, INDEX, *TRIGGERS])
+        for sql in (NOTES, BOXES, AREAS, WORDS):
+            await client.execute(sql)
+    async with trio.open_nursery() as nursery:
+        for index in range(len(cluster.nodes)):
+            nursery.start_soon(write, cluster, index, documents)
+
+
+async def write(cluster: LocalCluster, index: int, documents: int) -> None:
+    """Write at one node, on through its kills."""
+    url = cluster.url(index)
+    for number in range(documents // 30):
+        values = ", ".join(f"('alpha {number} {i}', 'beta{i % 7}')" for i in range(10))
+        await insist(url, f"INSERT INTO docs(title, body) VALUES {values}", [], f"docs-{index}-{number}")
+        await insist(url, f"INSERT INTO notes(title, body) VALUES {values}", [], f"notes-{index}-{number}")
+        box = "INSERT INTO boxes(x0, x1, name) VALUES (?, ?, 'n')"
+        await insist(url, box, [number / 7, number / 3 + 1], f"boxes-{index}-{number}")
+        await insist(url, "UPDATE docs SET title = 'gamma' WHERE id % 13 = ?", [number], f"update-{index}-{number}")
+        await insist(url, "DELETE FROM docs WHERE id % 17 = ?", [number], f"delete-{index}-{number}")
+    area = "INSERT INTO areas(_shape, name) VALUES ('[[0,0],[1,0],[1,1],[0,0]]', ?)"
+    await insist(url, area, [str(index)], f"area-{index}")
+
+
+async def answers(cluster: LocalCluster, index: int) -> list[list[tuple[Any, ...]]]:
+    async with open_client(cluster.url(index, only=True)) as client:
+        return [list(await client.execute(sql)) for sql in SEARCHES]
+
+
+async def judge(cluster: LocalCluster) -> None:
+    """Check that all nodes answer alike, and their files: sound, equal, and as a replay makes them."""
+    await level(cluster)
+    found = [await answers(cluster, index) for index in range(len(cluster.nodes))]
+    assert all(one == found[0] for one in found)
+    assert all(rows for rows in found[0])
+    async with open_client(cluster.url()) as client:
+        assert len(list(await client.execute(AREA))) == 3
+    await all_safe(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    for node in cluster.nodes:
+        judge_database(node.database, found[0])
+
+
+def judge_database(path: Path, wanted: list[list[tuple[Any, ...]]]) -> None:
+    with closing(apsw.Connection(str(path))) as db:
+        assert [db.execute(sql).fetchall() for sql in SEARCHES] == wanted
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        if list(db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'areas'")):
+            assert len(db.execute(AREA).fetchall()) == 3
+        check_virtual(db)
+
+
+async def test_killed_nodes_come_back_with_equal_rows_and_indexes(cluster: LocalCluster, tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill, cluster)
+        for node in cluster.nodes[1:]:
+            await trio.sleep(2)
+            node.kill()
+            await trio.sleep(0.5)
+            node.start()
+    await judge(cluster)
+    paths = [node.database for node in cluster.nodes]
+    made = replay(paths, tmp_path / "made.db", order="random", seed=5)
+    assert made.digest == digest(paths[0])
+    judge_database(tmp_path / "made.db", _answers(paths[0]))
+
+
+def _answers(path: Path) -> list[list[tuple[Any, ...]]]:
+    with closing(apsw.Connection(str(path))) as db:
+        return [db.execute(sql).fetchall() for sql in SEARCHES]
+
+
+@pytest.mark.parametrize("table", ["found_data", "docs", "notes_content"])
+async def test_node_with_a_damaged_page_heals(cluster: LocalCluster, table: str) -> None:
+    await fill(cluster, 90)
+    await level(cluster)
+    await all_safe(cluster)
+    node = cluster.nodes[1]
+    await stop(node)
+    places = pages(node, table)
+    node.start()
+    await ready(cluster)
+    spoil(node, places)
+    async with open_client(cluster.url(0, only=True)) as client:
+        for sql in (
+            "UPDATE docs SET title = 'alpha delta'",
+            "UPDATE notes SET body = 'delta'",
+            "DELETE FROM boxes WHERE id = 1",
+        ):
+            await client.execute(sql, timeout=30)
+    await until("B is filled again", partial(filled, cluster, 1))
+    await serving(cluster)
+    await judge(cluster)
+
+
+async def test_backup_restore_and_join_have_the_rows_and_indexes(cluster: LocalCluster, tmp_path: Path) -> None:
+    await fill(cluster, 90)
+    await level(cluster)
+    await all_safe(cluster)
+    wanted = await answers(cluster, 0)
+    backup = tmp_path / "backup.db"
+    await trio.to_thread.run_sync(command, "backup", cluster.url(), backup)
+    judge_database(backup, wanted)
+    restored = tmp_path / "restored.db"
+    await trio.to_thread.run_sync(command, "restore", "--from", backup, "--to", restored)
+    judge_database(restored, wanted)
+    exported = tmp_path / "exported.db"
+    await trio.to_thread.run_sync(command, "export", cluster.url(), exported)
+    judge_database(exported, wanted)
+    newcomer(cluster, "D", "--voter")
+    await voters(cluster, "A", "B", "C", "D")
+    await judge(cluster)
+
+
+def make_source(path: Path) -> list[list[tuple[Any, ...]]]:
+    """Make a file as programs on SQLite have it, with an index that fell behind its table."""
+    with closing(apsw.Connection(str(path))) as db:
+        for sql in (DOCS, INDEX, *TRIGGERS, NOTES, BOXES, WORDS):
+            db.execute(sql)
+        db.execute("INSERT INTO docs VALUES (7, 'alpha', 'beta', 1), (9, 'alpha alpha', NULL, 2)")
+        db.execute("INSERT INTO notes(rowid, title) VALUES (77, 'alpha'), (99, 'beta')")
+        db.execute("INSERT INTO boxes VALUES (5, 0.1, 0.2, 'n')")
+    wanted = _answers(path)
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("INSERT INTO found(found) VALUES ('delete-all')")
+    return wanted
+
+
+async def test_file_with_virtual_tables_is_imported_dumped_and_exported(tmp_path: Path) -> None:
+    wanted = make_source(tmp_path / "source.db")
+    with local_cluster(tmp_path / "own", ("A",)) as running:
+        await running.wait_ready(0)
+        said = await trio.to_thread.run_sync(command, "import", running.url(), tmp_path / "source.db")
+        assert "docs: 2 rows" in said
+        assert await answers(running, 0) == wanted
+        script = await trio.to_thread.run_sync(command, "sql", running.url(), ".dump")
+        with closing(sqlite3.connect(tmp_path / "dumped.db")) as db:
+            db.executescript(script)
+        judge_database(tmp_path / "dumped.db", wanted)
+
+        def dump() -> None:
+            with (
+                closing(bedrockish.dbapi.connect(running.url())) as source,
+                closing(sqlite3.connect(tmp_path / "whole.db")) as target,
+                closing(sqlite3.connect(tmp_path / "iterdump.db")) as other,
+            ):
+                source.backup(target)
+                other.executescript("\n".join(source.iterdump()))
+
+        await trio.to_thread.run_sync(dump)
+        judge_database(tmp_path / "whole.db", wanted)
+        judge_database(tmp_path / "iterdump.db", wanted)

@@ -17,7 +17,7 @@ mode_option = click.option(
 )
 timeout_option = click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), help="Seconds to try for.")
 force_option = click.option(
-    "--force", is_flag=True, help="Even if the voters that are left can decide nothing until others come back."
+    "--force", is_flag=True, help="Even if it costs a sound copy, or fewer nodes may fail, or nothing can be written."
 )
 
 OWN_JOURNAL = "its own journal"
@@ -93,7 +93,7 @@ def demote(url: str, node: str, force: bool, mode: str | None, timeout: float | 
 @mode_option
 @timeout_option
 def remove(url: str, node: str, force: bool, mode: str | None, timeout: float | None) -> None:
-    """Let NODE go, dead or alive. Stop it afterwards; its file is no longer kept up."""
+    """Let NODE go. Stop it afterwards; its file is no longer kept up. A voter that answers is demoted first."""
     change_members(url, MemberChange(REMOVE, node, force=force), mode, timeout)
 
 

@@ -172,7 +172,7 @@ async def test_a_dead_node_is_removed_and_the_rest_goes_on(cluster: LocalCluster
 async def test_a_removed_node_that_runs_hears_of_it(cluster: LocalCluster) -> None:
     """It sends its clients to other nodes."""
     await ready(cluster)
-    await change(cluster, MemberChange(REMOVE, "C"))
+    await change(cluster, MemberChange(REMOVE, "C", force=True))
 
     async def told() -> bool:
         return "no longer a member" in ((await status_of(cluster, 2))["trouble"] or "")

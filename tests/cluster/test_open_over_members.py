@@ -19,7 +19,7 @@ async def test_open_transaction_goes_on_over_a_change_of_the_members(tmp_path: P
         changes = (
             MemberChange(ADD, "D", "127.0.0.1:1"),
             MemberChange(ADDRESS, "D", "127.0.0.1:2"),
-            MemberChange(DEMOTE, "C"),
+            MemberChange(DEMOTE, "C", force=True),
             MemberChange(PROMOTE, "C"),
             MemberChange(ADDRESS, "C", third),
         )

@@ -62,6 +62,8 @@ async def test_nodes_that_hang_and_a_quorum_that_is_lost(tmp_path: Path) -> None
                 status, lines = await trio.to_thread.run_sync(said, cluster, 0)
                 assert status == 1
                 assert lines[0].startswith("TROUBLE node_away: C has not been heard for ")
+                modes = {name: one["mode"] for name, one in (await client.nodes()).items()}
+                assert modes == {"A": "serving", "B": "serving", "C": "away"}
                 assert lines[1].strip().startswith("to do: start it")
                 assert (await trio.to_thread.run_sync(asker(cluster, 0), "/readyz")).status == 200
                 send(cluster.nodes[1], signal.SIGSTOP)

@@ -121,7 +121,7 @@ async def learner(cluster: LocalCluster, name: str, sources: Sequence[Path]) -> 
 
     await until(f"{name} is a voter", voter)
     async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
-        await client.change_members(MemberChange(REMOVE, name))
+        await client.change_members(MemberChange(REMOVE, name, force=True))
     assert node.process is not None
     node.process.terminate()
     await trio.to_thread.run_sync(node.process.wait)

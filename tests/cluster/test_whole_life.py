@@ -464,7 +464,7 @@ async def is_restored_elsewhere(life: Life, shop: Shop) -> None:
 async def shrinks(life: Life, shop: Shop) -> None:
     """One node leaves in order, one dies and is removed."""
     shop.phase = "E leaves"
-    await life.do("member", "demote", life.own, "E")
+    await life.do("member", "demote", life.own, "E", "--force")
     await life.do("member", "remove", life.own, "E")
     await life.end(life.cluster.nodes[4])
     await shop.moves()

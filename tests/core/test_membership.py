@@ -98,6 +98,11 @@ ALL = Facts(frozenset("ABCD"), dict.fromkeys("ABCD", 0), frozenset("ABC"), {})
         ({"A": True, "D": False}, MemberChange("demote", "A", force=True), ALL, "last"),
         ({"A": True}, MemberChange("remove", "A", force=True), ALL, "last"),
         (ABC, MemberChange("remove", "A"), Facts(frozenset("AB")), "quorum"),
+        (ABC, MemberChange("remove", "A"), ALL, "alive"),
+        (ABC, MemberChange("replace", "C", "h:1", "D"), ALL, "alive"),
+        (ABC, MemberChange("demote", "A"), ALL, "spare"),
+        ({"A": True, "B": True}, MemberChange("demote", "A"), ALL, "alone"),
+        ({**ABC, "D": True, "E": True}, MemberChange("demote", "A"), Facts(frozenset("ABCDE")), "spare"),
         (ABC, MemberChange("replace", "C", "h:1", "B"), ALL, "duplicate"),
         (ABC, MemberChange("replace", "C", "h:1", "C"), ALL, "duplicate"),
     ],
@@ -107,6 +112,28 @@ def test_invalid_member_change_is_refused_with_its_reason(
 ) -> None:
     """Each refusal has its word."""
     assert refusal(roles, change, facts) == reason
+
+
+@pytest.mark.parametrize(
+    ("roles", "change", "alive"),
+    [
+        (ABC, MemberChange("remove", "C"), "AB"),
+        (ABC, MemberChange("demote", "C"), "AB"),
+        (ABC, MemberChange("replace", "C", "h:1", "D"), "AB"),
+        ({**ABC, "D": False}, MemberChange("remove", "D"), "ABCD"),
+        ({**ABC, "D": True}, MemberChange("demote", "D"), "ABCD"),
+        (ABC, MemberChange("remove", "C", force=True), "ABC"),
+        (ABC, MemberChange("demote", "C", force=True), "ABC"),
+        (ABC, MemberChange("replace", "C", "h:1", "D", force=True), "ABC"),
+        ({"A": True, "B": True}, MemberChange("demote", "B", force=True), "AB"),
+    ],
+)
+def test_change_that_costs_nothing_or_is_forced_is_made(
+    roles: dict[str, bool], change: MemberChange, alive: str
+) -> None:
+    """A node that does not answer is missed already, and a fourth voter lets no further one fail."""
+    old = members(roles)
+    assert change_members(old, change, Facts(frozenset(alive))).version == old.version + 1
 
 
 def test_force_overrules_the_quorum() -> None:

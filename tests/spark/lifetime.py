@@ -98,7 +98,7 @@ async def members(cluster: LocalCluster) -> None:
     newcomer(cluster, "D", "--voter")
     await voters(cluster, "A", "B", "C", "D")
     await load(cluster, "four", (0, 1, 2, 3))
-    await change(cluster, MemberChange(DEMOTE, "C"))
+    await change(cluster, MemberChange(DEMOTE, "C", force=True))
     await change(cluster, MemberChange(REMOVE, "C"))
     cluster.nodes.pop(2).kill()
     await load(cluster, "without-c", (0, 1, 2))

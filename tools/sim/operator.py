@@ -147,7 +147,7 @@ class Operator:
         if world.options.flip_every_s and len(left) < 2:
             return  # a lone voter has no peer to compare its rows with
         self.shrinks = True
-        yield from self._change(MemberChange(action, name))
+        yield from self._change(MemberChange(action, name, force=True))
         machine = world.machines.get(name)
         if machine is not None and name not in world.membership.members:
             yield self.luck.uniform(0.1, 3.0)  # it hears of that, or not

@@ -85,6 +85,8 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
     if old.level >= 2:  # release 0.1.0 reads no such list
         new = replace(new, former=tuple(sorted({*old.former, *old.voters} - set(new.voters))))
     _check_votes(old, new, change, facts)
+    if not change.force:
+        _check_cost(old, new, change, facts)
     return new
 
 
@@ -213,6 +215,44 @@ def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: 
             f"the voters would be {', '.join(new.voters)}, of which {needed} must agree, but {silent} cannot be "
             "reached: nothing could be written; start those nodes or remove them first, or use --force",
         )
+
+
+def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:
+    """Refuse a change that costs a sound copy, or lets fewer nodes fail; an operator who means it uses force."""
+    node = change.node
+    lost = set(old.voters) & facts.alive - set(new.voters)
+    if change.action == "replace" and node in facts.alive:
+        raise _refused(
+            "alive",
+            f"{node} answers, so that its file is not lost; to let it go, have a new node join, and demote {node} then, "
+            "or use --force",
+        )
+    if change.action == "remove" and lost:
+        raise _refused(
+            "alive",
+            f"{node} is a voter that answers; demote it first ('bedrockish member demote'), which can be undone, or "
+            "use --force",
+        )
+    if not lost:
+        return  # a voter that is out of reach is missed already
+    if len(new.voters) == 1:
+        raise _refused(
+            "alone",
+            f"{new.voters[0]} would be the only voter: while it is down nothing can be written, and without its file "
+            "commits are lost; promote another node first, or use --force",
+        )
+    before, after = _spare(old, facts), _spare(new, facts)
+    if after < before:
+        raise _refused(
+            "spare",
+            f"without the vote of {node} only {after} of the voters that answer may fail before no write commits, "
+            f"and {before} may now; promote another node first, or use --force",
+        )
+
+
+def _spare(membership: Membership, facts: Facts) -> int:
+    """Return how many of the voters that answer may fail before nothing can be committed; negative: too many have."""
+    return len(set(membership.voters) & facts.alive) - approvals_needed(len(membership.voters))
 
 
 def _refused(reason: str, text: str) -> MembershipError:

@@ -13,6 +13,7 @@ from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Alarm, Mode
 from bedrockish.core.state.contention import conflict_counts, other_counts
 from bedrockish.core.state.state import State
+from bedrockish.node.admin.troubles import SILENT_MS_MAX
 from bedrockish.engine.storage.scratch_files import room_on_disk
 from bedrockish.node.admin.watching import open_files
 from bedrockish_journal.model.clock import milliseconds
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from bedrockish.engine.engine import Engine
     from bedrockish_net.mesh import Mesh
 
+AWAY = "away"  # the mode of a member that is not heard
 IN_DOUBT_MAX = 50
 CONFLICTS_MAX = 100  # tables and indexes, the ones with most conflicts first
 
@@ -50,7 +52,7 @@ def describe_node(
             "role": "voter" if member.voter else "learner",
             "store": state.store if peer is None else member.store,
             "up": name == state.me or (name in up and not away),
-            "mode": (state.health.mode if peer is None else peer.mode).label,
+            "mode": _mode(state, name, is_up=name in up and not away, now=now),
             "trouble": refused.get(name) or clock_trouble(state, name) or mode_trouble(state, name),
             "applied": dict(state.timelines.applied if peer is None else peer.applied),
             "level": LEVEL if peer is None else peer.level or None,
@@ -104,6 +106,14 @@ def _kept(core: Node) -> dict[str, int]:
         "recent": len(state.commit_window.known),
         "waiting": sum(len(queue) for queue in core.apply_queue.waiting.values()),
     }
+
+
+def _mode(state: State, name: str, *, is_up: bool, now: Now) -> str:
+    """Return what a member does, or that it is away: what it said before it fell silent is not true any more."""
+    peer = state.roster.peers.get(name)
+    if peer is None:
+        return state.health.mode.label
+    return peer.mode.label if is_up and 1000 * (now.seconds - peer.heard) < SILENT_MS_MAX else AWAY
 
 
 def _conflicts(state: State) -> list[dict[str, Any]]:

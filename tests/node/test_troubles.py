@@ -35,6 +35,7 @@ def others(**changes: Any) -> dict[str, Any]:
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("out_of_service", {"trouble": "node A is new and still catching up"}, "catching up"),
+    ("cannot_write", {"waits_for": "its disk is full"}, "its disk is full"),
     ("no_quorum", {"nodes": {n: {**NODE, "up": n == "A"} for n in "ABC"}}, "1 voter is in reach, and 2 are needed"),
     ("no_quorum", {"quorum": 3} | others(silent_ms=9_000), "2 voters are in reach, and 3 are needed"),
     ("read_only", {"mode": "read-only", "alarms": {"disk_full": {"reason": "the disk is full"}}}, "the disk is full"),

@@ -224,7 +224,7 @@ def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: F
     if change.action == "replace" and node in facts.alive:
         raise _refused(
             "alive",
-            f"{node} answers, so that its file is not lost; to let it go, have a new node join, and demote {node} then, "
+            f"{node} answers, so that its file is not lost; to let it go, have a new node join and demote {node} then, "
             "or use --force",
         )
     if change.action == "remove" and lost:

@@ -13,8 +13,8 @@ from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Alarm, Mode
 from bedrockish.core.state.contention import conflict_counts, other_counts
 from bedrockish.core.state.state import State
-from bedrockish.node.admin.troubles import SILENT_MS_MAX
 from bedrockish.engine.storage.scratch_files import room_on_disk
+from bedrockish.node.admin.troubles import SILENT_MS_MAX
 from bedrockish.node.admin.watching import open_files
 from bedrockish_journal.model.clock import milliseconds
 

@@ -28,7 +28,7 @@ from bedrockish.node.admin.watching import Room, files_max
 from bedrockish.node.client_session import serve_client
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.cluster.donor import Donor
-from bedrockish.node.cluster.identity import find_cluster, find_other_cluster, only_asks
+from bedrockish.node.cluster.identity import find_cluster, find_other_cluster, info_for_clients, only_asks
 from bedrockish.node.cluster.membership import addresses
 from bedrockish.node.departure import Departure, drain
 from bedrockish.node.event_loop import Runtime
@@ -272,7 +272,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
     state = runtime.core.state
     gate = Gate(config, credentials, runtime.engine.access, partial(_moment, runtime))
     runtime.upkeep.orders["token"] = gate.order_token
-    hello = Hello(config.node, config.cluster, info=runtime.info)  # which is read again for each link
+    hello = Hello(config.node, config.cluster, info=runtime.info)  # which is read again for each peer
     donor = Donor(runtime.core, runtime.engine, config.database, runtime.durable)
 
     async def on_client(link: Link) -> None:
@@ -315,6 +315,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
         listen_context=credentials.listen_context,
         trust=credentials.trust,
         admit=gate.admit,
+        tell_client=partial(info_for_clients, runtime.info),
         local_socket=open_socket(config.database),
     )
     runtime.on_members = partial(_take_passwords, gate, credentials, mesh)

@@ -1,7 +1,9 @@
 """``bedrockish init``: the configurations of a new cluster, a folder for each node, with certificates."""
 
+import os
 import re
 import secrets
+import shutil
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +18,7 @@ from bedrockish.errors import ConfigError, UsageError
 from bedrockish_net.loopback import is_loopback
 
 AUTHORITY, CLIENT, CERTS = "authority", "client", "certs"
+PART = ".init-"  # how the folder is called until it is whole; then comes the number of the process
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -148,7 +151,9 @@ def init(
     token = secrets.token_urlsafe(24)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".init-", dir=directory.parent, ignore_cleanup_errors=True) as made:
+        _remove_killed(directory.parent)
+        prefix = f"{PART}{os.getpid()}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=directory.parent, ignore_cleanup_errors=True) as made:
             whole = Path(made) / "cluster"  # it gets its name when all of it is there
             for one in planned:
                 folder = whole / one.name
@@ -172,6 +177,15 @@ def init(
         click.echo(
             f"{count} nodes survive the loss of {count // 2 - 1}, as {count - 1} do: use an odd number", err=True
         )
+
+
+def _remove_killed(folder: Path) -> None:
+    """Remove what an ``init`` that was killed has left in a folder: there are private keys in it."""
+    for left in folder.glob(f"{PART}*"):
+        process = left.name.removeprefix(PART).partition("-")[0]
+        if not process.isdigit() or not Path(f"/proc/{process}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+            click.echo(f"removed {left}, which an init that was killed has left", err=True)
 
 
 def _http_ports(nodes: list[Planned], http: int | None) -> dict[str, int]:

@@ -1,11 +1,13 @@
 """``bedrockish member``: see and change who belongs to the cluster; every change is one transaction, at any node."""
 
+import socket
 import sys
 
 import click
 import trio
 
 from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange, Rows
+from bedrockish.api.url import parse_address
 from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument
@@ -19,6 +21,8 @@ timeout_option = click.option("--timeout", type=click.FloatRange(0, 86_400, min_
 force_option = click.option(
     "--force", is_flag=True, help="Even if it costs a sound copy, or fewer nodes may fail, or nothing can be written."
 )
+
+unresolved_option = click.option("--force", is_flag=True, help="Even if the address does not resolve on this machine.")
 
 OWN_JOURNAL = "its own journal"
 POLL_S = 1.0
@@ -58,10 +62,12 @@ def list_members(url: str, mode: str | None, timeout: float | None) -> None:
 @url_argument
 @click.argument("node")
 @click.argument("address", metavar="HOST:PORT")
+@unresolved_option
 @mode_option
 @timeout_option
-def add(url: str, node: str, address: str, mode: str | None, timeout: float | None) -> None:
+def add(url: str, node: str, address: str, force: bool, mode: str | None, timeout: float | None) -> None:
     """Let NODE in as a learner. 'bedrockish join', run where the node shall live, does this by itself."""
+    check_address(address, force=force)
     change_members(url, MemberChange(ADD, node, address), mode, timeout)
 
 
@@ -101,10 +107,12 @@ def remove(url: str, node: str, force: bool, mode: str | None, timeout: float | 
 @url_argument
 @click.argument("node")
 @click.argument("address", metavar="HOST:PORT")
+@unresolved_option
 @mode_option
 @timeout_option
-def change_address(url: str, node: str, address: str, mode: str | None, timeout: float | None) -> None:
+def change_address(url: str, node: str, address: str, force: bool, mode: str | None, timeout: float | None) -> None:
     """Tell the others that NODE listens at HOST:PORT from now on."""
+    check_address(address, force=force)
     change_members(url, MemberChange(ADDRESS, node, address), mode, timeout)
 
 
@@ -123,6 +131,8 @@ def replace_node(
 
     SUCCESSOR must be a new name: the commits that NODE led keep theirs. Then run 'bedrockish join --voter' for it.
     """
+    if address is not None:
+        check_address(address, force=force)
     change_members(url, MemberChange(REPLACE, node, address or "", successor, force=force), mode, timeout)
 
 
@@ -181,6 +191,23 @@ def resolve(url: str, transaction: str, force: bool) -> None:
     for node, told in found.items():
         click.echo(f"{node}: {told.get('unreachable') or 'applies it as nothing'}")
     sys.exit(3 if any("unreachable" in told for told in found.values()) else 0)
+
+
+def check_address(text: str, *, force: bool) -> None:
+    """Make sure that the host of an address resolves here, as it has to at every member.
+
+    Raises:
+        UsageError: it does not, and the order is not forced.
+    """
+    address = parse_address(text, where="HOST:PORT")
+    try:
+        socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        if not force:
+            raise UsageError(
+                f"{address.host} does not resolve on this machine; put the name right, or use --force if the members "
+                "resolve it"
+            ) from error
 
 
 def change_members(url: str, change: MemberChange, mode: str | None, timeout: float | None) -> None:

@@ -27,6 +27,7 @@ from bedrockish.node.cluster.authentication import Gate
 
 OPEN = ("/livez", "/", "/api", "/favicon.ico")  # and the page's files, in which no data is
 OPEN_BELOW = "/page/"
+LITTLE = 16  # pieces of a body that is not wanted
 USER = "bedrockish.user"  # in the scope of a request
 
 HEADERS = [
@@ -127,7 +128,8 @@ class Guard:
             self._node.http_calls -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_answered = False
+        is_answered, headers_in = False, Headers(scope=scope)
+        is_twofold = "content-length" in headers_in and "transfer-encoding" in headers_in
 
         async def send_safely(message: dict[str, object]) -> None:
             nonlocal is_answered
@@ -135,11 +137,16 @@ class Guard:
                 is_answered = True
                 headers = message.get("headers", [])
                 assert isinstance(headers, list)
-                closing = [(b"connection", b"close")] if self._node.is_leaving else []
+                closing = [(b"connection", b"close")] if self._node.is_leaving or is_twofold else []
                 message = {**message, "headers": [*headers, *HEADERS, *closing]}
             await send(message)
 
         caller = scope.get("client")
+        if is_twofold:  # what comes after the body may be meant for another server in between: it is not read
+            await _read_little(receive)
+            error = UsageError("the request has a Content-Length and a Transfer-Encoding; send one of them")
+            await error_reply(error, 400)(scope, receive, send_safely)  # type: ignore[arg-type]
+            return
         try:
             scope[USER] = await self._admit(scope["path"], Headers(scope=scope), caller[0] if caller else "")
         except UsageError as error:
@@ -209,6 +216,14 @@ class Guard:
             ),
         ]
         raise AuthenticationError(f"send the header {' or '.join(ways)}")
+
+
+async def _read_little(receive: Receive) -> None:
+    """Read the beginning of a body, so that the caller reads the answer before it notices that the link is closed."""
+    for _ in range(LITTLE):
+        message = await receive()
+        if message["type"] != "http.request" or not message.get("more_body"):
+            return
 
 
 def user_of(request: Request) -> str:

@@ -7,6 +7,7 @@ operations, nodes do the others on an open transaction's list of changes.
 import re
 from dataclasses import dataclass
 
+from bedrockish.errors import UsageError
 from bedrockish.sqltext.statement_ends import after_blanks, after_nothing
 
 BEGIN, COMMIT, ROLLBACK = "BEGIN", "COMMIT", "ROLLBACK"
@@ -41,6 +42,8 @@ def parse_control(sql: str) -> Control | None:
     >>> parse_control("SELECT 1") is None
     True
     """
+    if not isinstance(sql, str):
+        raise UsageError(f"a statement should be an SQL text, not {type(sql).__name__}")
     beginning = sql[:2]
     if beginning.isalpha() and beginning.upper() not in _BEGINNINGS:  # nearly all, and cheaper than to read it
         return None

@@ -45,6 +45,10 @@ MAY_WANT_CERTIFICATE = (
     "a node without users lets only certificates in: a client shows one, as in "
     "bedrockish://HOST:PORT/?ca=certs/ca.pem&cert=certs/app.pem&key=certs/app-key.pem"
 )
+NEW_CERTIFICATE = (
+    "make a new one with 'bedrockish tls certs' in the authority's folder, put it in the place of the old one, and "
+    "have a node read it again: systemctl reload, or SIGHUP"
+)
 WAY_TO_TLS = (
     "nodes get certificates by 'bedrockish tls certs NODE=HOST ...' and show them by 'bedrockish serve --set "
     "tls=certs', and clients name the authority, as in bedrockish://HOST:PORT/?ca=certs/ca.pem"
@@ -58,6 +62,10 @@ def broken_off(where: str, error: Exception, hello: Hello, ssl_context: ssl.SSLC
     # only, whose reader is a person; peers get their certificates from the operator.
     hint = "" if hello.role != "client" else f"; {MAY_BE_TLS if ssl_context is None else MAY_WANT_CERTIFICATE}"
     if isinstance(error.__cause__ or error, ssl.SSLError):
+        if "certificate has expired" in said:
+            return TlsError(f"no TLS with {where}: its certificate has expired; {NEW_CERTIFICATE}")
+        if "CERTIFICATE_EXPIRED" in said:
+            return TlsError(f"no TLS with {where}: the certificate of this end has expired; {NEW_CERTIFICATE}")
         wanted = "EOF" in said or "CERTIFICATE_REQUIRED" in said  # else it says what is wrong
         return TlsError(f"no TLS with {where}: {said}{hint if wanted else ''}")
     return DialError(f"{where} hung up before it said HELLO: {said}{hint}")

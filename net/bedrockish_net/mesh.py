@@ -122,6 +122,7 @@ class Mesh:
         listen_context: TLS for links that we accept.
         trust: shown each stream, dialled or accepted, when the other end has spoken; raises RefusedError to end it.
         admit: shown the stream and the HELLO of each who comes; raises RefusedError to turn it away.
+        tell_client: given the info of a client's HELLO, returns that of the answer; by default our whole one.
         local_socket: listens for programs of this machine, who need no TLS; closed at the end. None: there is none.
     """
 
@@ -146,9 +147,10 @@ class Mesh:
         listen_context: ssl.SSLContext | None = None,
         trust: Trusts = lambda _: None,
         admit: Admits | None = None,
+        tell_client: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
         local_socket: socket.socket | None = None,
     ) -> None:
-        self.hello = hello
+        self.hello, self._tell_client = hello, tell_client
         self._local_socket = local_socket
         self.addresses: list[Address] = []
         self._peers = {node: _Peer(address) for node, address in peers.items() if node != hello.node}
@@ -501,6 +503,8 @@ class Mesh:
                     Code.MALFORMED, f"{remote.node} has sent what cannot be read, again; try again in {left:.0f} s"
                 )
             self._judge_peer(remote)
+        elif self._tell_client is not None:
+            return replace(self.hello, to=remote.node, info=self._tell_client(remote.info))
         return replace(self.hello, to=remote.node)
 
     async def _listen_to(self, link: Link, caller: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from bedrockish.client.request_builder import Statements, make_request
 from bedrockish.errors import UsageError
 from bedrockish.sqltext.single_statement import check_statement
+from bedrockish.sqltext.transaction_control import parse_control
 
 TRIGGER = "CREATE TRIGGER t AFTER INSERT ON a BEGIN UPDATE b SET n = n + 1; DELETE FROM c; END"
 
@@ -66,3 +67,9 @@ def test_a_large_text_is_looked_through_once() -> None:
     check_statement("INSERT INTO t VALUES ('" + "a;" * 500_000 + "')")
     check_statement("INSERT INTO t VALUES ('" + "a'';" * 250_000 + "');" + " ;--;\n" * 100_000)
     assert time.process_time() - begin < 60
+
+
+@pytest.mark.parametrize("sql", [["SELECT 1"], ("SELECT 1",), None, 5, b"SELECT 1", {"sql": "SELECT 1"}])
+def test_statement_that_is_not_a_text_is_a_usage_error(sql: object) -> None:
+    with pytest.raises(UsageError, match="should be an SQL text, not"):
+        parse_control(sql)  # type: ignore[arg-type]

@@ -197,3 +197,15 @@ def test_an_even_number_is_told(tmp_path: Path) -> None:
     done = program("init", str(tmp_path / "four"), *"WXYZ")
     assert done.returncode == 0
     assert "4 nodes survive the loss of 1, as 3 do" in done.stderr
+
+
+def test_init_removes_the_folder_of_a_killed_init(tmp_path: Path) -> None:
+    """There are private keys in it; that of an init which runs stays."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for number in (ended.pid, os.getpid()):
+        (tmp_path / f".init-{number}-x" / "cluster").mkdir(parents=True)
+    done = program("init", str(tmp_path / "new"), "A=127.0.0.1:7373")
+    assert done.returncode == 0, done.stderr
+    assert f".init-{ended.pid}-x, which an init that was killed has left" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".init-{os.getpid()}-x", "new"]

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish.api.requests import DEMOTE, REMOVE, MemberChange
+from bedrockish.api.requests import DEMOTE, PROMOTE, REMOVE, MemberChange
 from bedrockish.errors import BedrockishError, MembershipError
 from tests.cluster.story import judge_files, level, ready, rows, status_of, until
 from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
@@ -180,9 +180,10 @@ async def test_a_removed_node_that_runs_hears_of_it(cluster: LocalCluster) -> No
     await until("C knows that it was removed", told)
     async with open_client(cluster.url(2)) as client:
         await client.execute("CREATE TABLE t(a)")
-    async with open_client(cluster.url(2, only=True, options="/?timeout=1")) as client:
-        with pytest.raises(BedrockishError, match="no longer a member"):
-            await client.execute("SELECT 1")
+    async with open_client(cluster.url(2, only=True, options="/?timeout=10")) as client:
+        assert (await client.execute("SELECT count(*) FROM t")).value() == 0, "it names the voters"
+        with pytest.raises(MembershipError, match="'C' is not a member"):
+            await client.change_members(MemberChange(PROMOTE, "C"))
 
 
 async def test_a_node_with_a_lost_file_refuses_to_vote_and_is_replaced(cluster: LocalCluster) -> None:

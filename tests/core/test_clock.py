@@ -151,3 +151,24 @@ def test_a_clock_that_only_counts_is_closed_as_well() -> None:
         moment += 0.05
         lag.read(moment, 7)
     assert lag.closable(moment) == 7
+
+
+def test_leap_of_a_majority_is_not_followed_until_the_next_start() -> None:
+    """Two of three clocks are put an hour ahead, and put right again: the cluster's clock does not go with them."""
+    settings = Settings(clock_leap_ms=600_000)
+    start, hour = 1_700_000_000_000, 3_600_000
+    clock = Clock(settings, Now(0.0, start))
+    for second, ahead in ((0, 0), (1, 0), (2, hour), (3, hour), (4, 0)):
+        clock.hear_walls([start + ahead, start + ahead])
+        clock.set_now(Now(float(second), start + 1_000 * second), 1)
+        clock.tick()
+        assert clock.leap_ms == ahead
+        assert abs(clock.believed_ms - start - 1_000 * second) <= 10
+        assert milliseconds(clock.value) - start <= 1_000 * second + settings.clock_offset_ms
+    clock.hear_walls([start + 500_000, start + 500_000])
+    clock.set_now(Now(5.0, start + 5_000), 1)
+    assert (clock.leap_ms, clock.believed_ms) == (0, start + 505_000), "smaller ones are followed"
+    again = Clock(settings, Now(0.0, start))
+    again.hear_walls([start + hour, start + hour])
+    again.set_now(Now(0.0, start), 1)
+    assert again.believed_ms == start + hour

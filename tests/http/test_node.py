@@ -3,9 +3,11 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -238,3 +240,26 @@ def test_http_is_off_unless_it_is_configured() -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ""
+
+
+@cluster_test
+def test_request_with_two_lengths_is_refused_and_nothing_after_it_is_read(node: Asker) -> None:
+    """A server in between may believe the other length: what follows would be a request that it has never seen."""
+    body = b'["SELECT 1"]'
+    hidden = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    head = b"POST /db/query HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    chunked = b"c\r\n" + body + b"\r\n0\r\n\r\n"
+    for lengths, sent, statuses in (
+        (b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n", chunked, [b"400"]),
+        (b"Transfer-Encoding: chunked\r\nContent-Length: 22\r\n", chunked, [b"400"]),
+        (b"Transfer-Encoding: chunked\r\n", chunked, [b"200", b"200"]),
+        (b"Content-Length: 12\r\n", body, [b"200", b"200"]),
+    ):
+        with socket.create_connection(("127.0.0.1", node.port), 10) as link:
+            link.settimeout(3)
+            link.sendall(head + lengths + b"\r\n" + sent + hidden)
+            found = b""
+            with suppress(TimeoutError):
+                while piece := link.recv(65536):
+                    found += piece
+        assert re.findall(rb"HTTP/1.1 (\d+)", found) == statuses, lengths

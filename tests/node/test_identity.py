@@ -24,6 +24,7 @@ from bedrockish.node.cluster.identity import (
     OLDER_RELEASE,
     find_cluster,
     find_other_cluster,
+    info_for_clients,
     judge_identity,
     only_asks,
 )
@@ -312,3 +313,11 @@ def test_a_file_is_unused_until_something_is_promised_or_written(tmp_path: Path)
         engine.flush()
         engine.close()
     assert unused(path) == gone
+
+
+def test_hello_tells_a_client_nothing_but_its_cluster() -> None:
+    """A caller has shown nothing when it reads this: files, processes, commands and the release are for peers."""
+    info = {"store": "s", "starts": [[b"x", 0]], "version": "1", "plugins": {}, "batches": 1, "level": 5}
+    info |= {"cluster_id": "id", "cluster_level": 5, "members": ["A"]}
+    assert info_for_clients(info, {}) == {"cluster_id": "id"}
+    assert info_for_clients(info, {"asks": "cluster_id"}) == {"cluster_id": "id", "cluster_level": 5, "members": ["A"]}

@@ -47,6 +47,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("safe_time", {"safe_lag_ms": 20_000} | others(report_lag_ms=19_000), "stood for 20 s; it waits for B"),
     ("clock_skew", others(wall_offset_ms=-60_000), "clock of B is 60.0 s behind"),
     ("clock_skew", {"nodes": {n: {**NODE, "wall_offset_ms": -60_000} for n in "ABC"}}, "this machine.* ahead of most"),
+    ("clock_ahead", {"clock_ahead_ms": 3_600_000}, "cluster's clock is 3600 s ahead of most machines'"),
+    ("clock_leap", {"clock_leap_ms": 3_600_000}, "clocks have leapt ahead by 3600 s, .* does not follow"),
     ("workers_busy", {"workers": {"places": 4, "running": 4, "waiting": 3, "stuck": 0}}, "3 requests wait"),
     ("workers_busy", {"workers": {"places": 4, "running": 2, "waiting": 0, "stuck": 2}}, "2 do not stop"),
     ("files", {"files": {"open": 900, "max": 824}}, "900 files and connections"),

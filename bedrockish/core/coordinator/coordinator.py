@@ -28,7 +28,7 @@ from bedrockish.core.replica.voter import Voting
 from bedrockish.core.state.certifier import Conflict, Known, claim, command_key
 from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
-from bedrockish.errors import BedrockishError, ReadOnlyError, UnavailableError, forgotten, told_too_early
+from bedrockish.errors import BedrockishError, ReadOnlyError, forgotten, told_too_early
 from bedrockish_journal.model.access_set import AccessSet, is_clock
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid
@@ -67,7 +67,7 @@ class Coordinator:
             # Nothing was sent for it yet: to say at once that it did not happen is the truth, and its client goes
             # elsewhere.
             if state.trouble:
-                self.replies.finish(inflight, UnavailableError(state.trouble))
+                self.replies.finish(inflight, requests.out_of_service(state))
                 continue
             state.timers.set(asked.timeout_s * 1000, "request_deadline", each)
             if state.has_seen(asked.token):

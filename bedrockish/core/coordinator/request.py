@@ -313,15 +313,23 @@ def clock_refused(me: str, peer: str) -> str:
 
 def write_elsewhere(state: State) -> LearnerError:
     """Return what a learner answers to a write: where the voters are."""
-    members = state.roster.membership.members
-    reachable = sorted(
-        state.roster.voters, key=lambda node: not (node in state.roster.peers and state.roster.peers[node].up)
-    )
-    where = ", ".join(f"{node} at {members[node].address}" for node in reachable)
-    return LearnerError(
-        f"node {state.me} is a learner, which only reads; write at a voter: {where}",
-        voters={node: members[node].address for node in reachable},
-    )
+    voters = _voters_by_reach(state)
+    where = ", ".join(f"{node} at {address}" for node, address in voters.items())
+    return LearnerError(f"node {state.me} is a learner, which only reads; write at a voter: {where}", voters=voters)
+
+
+def out_of_service(state: State) -> UnavailableError:
+    """Return the error for a request at a node that takes none; a removed node names the voters, as a learner does."""
+    if state.me in state.roster.membership.members or state.roster.joining is not None or state.roster.barred:
+        return UnavailableError(state.trouble)
+    return LearnerError(state.trouble, voters=_voters_by_reach(state))
+
+
+def _voters_by_reach(state: State) -> dict[str, str]:
+    """Return the addresses of the voters by name, first those that this node hears."""
+    members, peers = state.roster.membership.members, state.roster.peers
+    reachable = sorted(state.roster.voters, key=lambda node: not (node in peers and peers[node].up))
+    return {node: members[node].address for node in reachable}
 
 
 def came_too_late(peer: str) -> str:

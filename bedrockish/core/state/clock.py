@@ -29,6 +29,7 @@ class Clock:
         now: the driver's clocks, of which the wall is what most voters would believe of it.
         wall_ms: Unix milliseconds, as our own machine has them.
         believed_ms: what most voters' wall clocks say; 0 before that is known.
+        leap_ms: by how much they have leapt ahead, if that is more than the cluster's clock follows; else 0.
         value: the greatest value that was given or heard of.
         ceiling: what is durable: no value above it has left this node.
         floor: the ceiling at the start: what is below may have been promised before.
@@ -57,7 +58,8 @@ class Clock:
         self.settings = settings
         self.now = now
         self.wall_ms = now.wall_ms
-        self.believed_ms = 0
+        self.believed_ms = self.leap_ms = 0
+        self._pace: int | None = None  # what was believed last, less our monotonic clock
         # No value above the ceiling ever left this node: who begins at it is later than all that did.
         self.value = self.ceiling = self.floor = ceiling
         self.follows_wall = follows_wall
@@ -93,7 +95,7 @@ class Clock:
             known = sorted([*self.walls, now.wall_ms - seconds_ms])
             # The lower middle: of two walls the one behind. A clock that is late only waits; one that is ahead takes
             # all others with it, for good.
-            self.believed_ms = max(0, known[(len(known) - 1) // 2] + seconds_ms)
+            self.believed_ms = max(0, self._without_leap(known[(len(known) - 1) // 2]) + seconds_ms)
             most = self.believed_ms + self.settings.clock_offset_ms
             now = Now(now.seconds, max(0, min(now.wall_ms, most)))
         self.now = now
@@ -101,6 +103,19 @@ class Clock:
         if now.wall_ms > WALL_MS_MAX:
             self.follow_wall(follows=False)
         self._wall = pack(min(now.wall_ms, WALL_MS_MAX)) if self.follows_wall else 0
+
+    def _without_leap(self, middle: int) -> int:
+        """Return the middle wall clock less our monotonic one, or what it was before it leapt ahead too far.
+
+        A clock that a majority has put an hour ahead, for a moment, would leave the cluster's clock there for an hour.
+        Only a start takes such walls as they are.
+        """
+        pace, self.leap_ms = self._pace, 0
+        if pace is not None and middle - pace > self.settings.clock_leap_ms:
+            self.leap_ms = middle - pace
+            return pace
+        self._pace = middle
+        return middle
 
     def hear_walls(self, ahead: Iterable[int | None]) -> None:
         """Take what the other voters' walls are ahead of our monotonic clock, as far as they have told."""

@@ -17,6 +17,7 @@ from bedrockish.core.state.users import change_users
 from bedrockish.errors import MembershipError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,15}")
+ANYWHERE = ("0.0.0.0", "[::]", "::", "*")
 BEHIND_MAX = 1_000  # commits that a learner may lack when it becomes a voter; it gets them while it is one
 
 
@@ -155,6 +156,12 @@ def _add(old: Membership, members: dict[str, Member], node: str, address: str, s
 def _check_address(members: Mapping[str, Member], node: str, address: str) -> None:
     if not address:
         raise _refused("address", f"{node} needs an address; write host:port, as the other nodes see it")
+    if address.rpartition(":")[0] in ANYWHERE or address.endswith(":0"):
+        raise _refused(
+            "address",
+            f"{node} cannot be reached at {address}, which is where a node listens; write host:port, as the "
+            "other nodes see it",
+        )
     other = next((one.node for one in members.values() if one.address == address and one.node != node), None)
     if other is not None:
         raise _refused("address", f"{other} has the address {address} already; give {node} its own")

@@ -17,6 +17,8 @@ class Settings:
         closing_lag_ms_min: how far at least; between the two it follows how late transactions arrive.
         conflict_window_ms: how old a snapshot may be at BEGIN, and how long access sets are kept (twice that at most).
         clock_offset_ms: a BEGIN whose clock is further than this ahead of our wall clock is refused.
+        clock_leap_ms: how far most voters' wall clocks may leap ahead at once; the cluster's clock follows no greater
+            leap while the node runs.
         clock_block_ms: how far ahead the clock's ceiling is made durable at a time.
         fetch_after_ms: how long a gap in a timeline may last before it is fetched.
         fetch_bytes: how much of a timeline is asked for at a time.
@@ -37,6 +39,7 @@ class Settings:
     closing_lag_ms_min: int = 100
     conflict_window_ms: int = 60_000
     clock_offset_ms: int = 5_000
+    clock_leap_ms: int = 600_000
     clock_block_ms: int = 1_000
     fetch_after_ms: int = 50
     fetch_bytes: int = 4_000_000

@@ -84,6 +84,7 @@ def describe_node(
         "schema_version": engine.schema_version,
         "clock": state.clock.value,
         "safe": state.clock.safe,
+        "clock_leap_ms": state.clock.leap_ms,
         "safe_lag_ms": max(0, now.wall_ms - milliseconds(state.clock.safe)) if state.clock.safe else None,
         "nodes": nodes,
         "in_flight": len(core.coordinator.attempts),

@@ -19,6 +19,7 @@ IN_DOUBT_MS_MAX = 10_000
 SAFE_LAG_MS_MAX = 10_000
 SLOW_MS_MAX = 3_000  # how old what a node closes may be when it comes here
 SKEW_MS_MAX = 1_000
+CLOCK_AHEAD_S_MAX = 10.0  # above clock_offset_ms: so far a single node may be ahead of the others
 DISK_FREE_PARTS = 10  # a disk that is freer than one part in so many …
 DISK_FREE_BYTES = 5 << 30  # … or than this is not about to be full
 CERTIFICATE_DAYS = 30
@@ -183,6 +184,22 @@ def _clock(status: Status) -> str:
         f"the clock of {name} is {abs(offset) / 1000:.1f} s {'ahead of' if offset > 0 else 'behind'} this machine's"
         for name, offset in sorted(off.items())
     )
+
+
+def _clock_ahead(status: Status) -> str:
+    if "clock_ahead_ms" not in status:
+        return ""
+    ahead_s = (status["clock_ahead_ms"] - _own_offset_ms(status)) / 1000
+    if ahead_s <= CLOCK_AHEAD_S_MAX or _only_counts(status):
+        return ""
+    return f"the cluster's clock is {ahead_s:.0f} s ahead of most machines', and stands until they have caught up"
+
+
+def _clock_leap(status: Status) -> str:
+    leap_s = status.get("clock_leap_ms", 0) / 1000
+    if not leap_s:
+        return ""
+    return f"most machines' clocks have leapt ahead by {leap_s:.0f} s, and the cluster's clock does not follow them"
 
 
 def _workers(status: Status) -> str:
@@ -376,6 +393,21 @@ KINDS = (
         "set the clock of that machine, and let it be kept by NTP or chrony: transactions of a clock that is too far "
         "ahead are refused",
         _clock,
+        after_s=5.0,
+    ),
+    Kind(
+        "clock_leap",
+        "most machines' clocks have leapt ahead further than the cluster follows",
+        "put the clocks right; if they are right, as after a pause of all machines, restart the nodes one by one,"
+        " or raise clock_leap_ms",
+        _clock_leap,
+    ),
+    Kind(
+        "clock_ahead",
+        "the cluster's clock is ahead of the machines' clocks",
+        "nothing is lost; until the machines have caught up, retention, tokens and CURRENT_TIMESTAMP live by a clock "
+        "that stands: keep the machines' clocks right by NTP or chrony, and do not put them ahead on purpose",
+        _clock_ahead,
         after_s=5.0,
     ),
     Kind(

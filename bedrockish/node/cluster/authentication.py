@@ -186,8 +186,10 @@ class Gate:
             named = hello.info.get(USER)
             self._let_in[stream] = named[:USER_CHARACTERS_MAX] if isinstance(named, str) else LOCAL
             return
-        if hello.role == "peer" or not self.users or has_certificate(stream) or only_asks(hello):
+        if hello.role == "peer" or not self.users or has_certificate(stream):
             return
+        if only_asks(hello) and self._credentials.dial_context is None:
+            return  # without TLS a new member, on this machine, has nothing to show yet
         user, password, token = (hello.info.get(name) for name in (USER, PASSWORD, GIVEN_TOKEN))
         if isinstance(user, str) and isinstance(token, str):
             try:

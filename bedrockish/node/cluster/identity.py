@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import trio
 
@@ -77,6 +78,15 @@ def judge_identity(hello: Hello, membership: Membership, stores: Mapping[str, st
 def only_asks(hello: Hello) -> bool:
     """Whether a client only wants to know which cluster this is: it is answered with our HELLO, and nothing else."""
     return hello.role == "client" and ASKS in hello.info
+
+
+def info_for_clients(info: Mapping[str, Any], asks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a node's HELLO a client is told: its cluster, and, if it asks, what a new member has to know.
+
+    The ids of files and processes, the commands and the release are for peers, which have shown who they are.
+    """
+    told = (ID, CLUSTER_LEVEL, MEMBERS) if ASKS in asks else (ID,)
+    return {key: info[key] for key in told if key in info}
 
 
 async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:

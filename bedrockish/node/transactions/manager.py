@@ -33,7 +33,7 @@ from bedrockish.api.requests import encode_results as encode
 from bedrockish.api.shown import is_refused
 from bedrockish.api.wire import BEGIN, BEGUN, CLOSE, COMMIT, FETCH, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
 from bedrockish.config.config import Bounds
-from bedrockish.core.coordinator.request import write_elsewhere
+from bedrockish.core.coordinator.request import out_of_service, write_elsewhere
 from bedrockish.core.coordinator.revalidation import invalidated
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
@@ -235,7 +235,7 @@ class Transactions:
         if self.is_leaving and op in (BEGIN, STREAM):
             raise UnavailableError("the node is stopping; it did not happen: begin at another node")
         if not state.health.reads:
-            raise UnavailableError(state.trouble)
+            raise out_of_service(state)
         if op in (STATEMENTS, BEGIN, STREAM):
             self._engine.memory.check()
         if op == BEGIN:

@@ -107,7 +107,10 @@ def read_membership(data: bytes) -> MembershipSaid:
         former = tuple(later[4]) if len(later) > 4 else ()
         users = {name: None if one is None else UserSaid(*one[:4]) for name, one in packed_users.items()}
     except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
-        raise EntryMalformedError(f"these {len(data)} bytes are not a membership: {error}") from error
+        raise EntryMalformedError(
+            f"these {len(data)} bytes are not a membership that this release reads: {error}; if a newer release has "
+            "written them, install that release here, or else the file is damaged"
+        ) from error
     texts = [cluster_id, *(text for one in members for text in (one.node, one.address, one.store))]
     texts += [*(leader for leader, _ in retirements), *former]
     known = [one for one in users.values() if one is not None]

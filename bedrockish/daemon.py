@@ -136,7 +136,7 @@ def _lacks_page(error: Exception) -> bool:
 
 
 async def _give_new_indexes(config: Config, plugins: Plugins) -> bool:
-    """Make the indexes of the node's file anew from its tables; return whether that was possible."""
+    """Rebuild the indexes of the node's file from its tables; return whether that was possible."""
     go_on = trio.from_thread.check_cancelled
     logger.warning("%s cannot be read; making its indexes anew, if only they are damaged", config.database)
     try:
@@ -212,8 +212,8 @@ async def _run(
 def what_to_begin_again_for(error: BaseException) -> RestartError | DamagedError | None:
     """Return why a node begins again in the same process; None if it has to end.
 
-    Damaged tables do not end a node: it begins again as after a crash, with what was durable, and says so. A process
-    that ended would be started again upon the same entry, and end, for ever.
+    Damaged tables do not end a node: it restarts as after a crash, from its durable state, and reports the damage. A
+    process that ended would be started again upon the same entry, and end, for ever.
     """
     if isinstance(error, BaseExceptionGroup):
         found = [what_to_begin_again_for(one) for one in error.exceptions if not isinstance(one, trio.Cancelled)]
@@ -263,7 +263,9 @@ def give_back_memory() -> None:
 
 
 def calm_collector() -> None:
-    """What is here now stays; looking through it for garbage again and again would cost a node a tenth."""
+    """Exempt the present objects from garbage collection; scanning them again and again would cost a node a tenth of
+    its time.
+    """
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
 
@@ -373,7 +375,7 @@ def _repairs(
 def _moment(runtime: Runtime) -> tuple[str, int]:
     """Return the id of the cluster, and its time in milliseconds since 1970, by which tokens end.
 
-    Where its clock only counts, that is the machine's time.
+    A clock that only counts is replaced by the machine's time.
     """
     state = runtime.core.state
     return state.roster.membership.cluster_id, max(milliseconds(state.clock.value), runtime.clock().wall_ms)

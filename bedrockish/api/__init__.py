@@ -1,4 +1,4 @@
-"""What clients and nodes say to each other: requests, the wire, values, URLs and rows.
+"""The interface of clients and nodes: requests, the wire, values, URLs and rows.
 
 Pure: nothing here waits or opens anything.
 """

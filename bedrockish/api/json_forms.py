@@ -1,6 +1,6 @@
 """JSON in and out: statements from the body of a request, options from its URL, answers and errors as bytes. Pure.
 
-What JSON cannot say is an object with one key: ``{"base64": "…"}`` is a blob, ``{"float": "inf"}`` an infinite number.
+Values beyond JSON are objects with one key: ``{"base64": "…"}`` is a blob, ``{"float": "inf"}`` an infinite number.
 Integers are exact to 64 bits, as far as the reader of the JSON can hold them.
 """
 
@@ -69,7 +69,7 @@ def read_pairs(query: bytes) -> list[tuple[str, str]]:
     """Read what stands behind the question mark of a URL, in which one name may be given several times.
 
     Raises:
-        UsageError: it is no UTF-8. Put in order by force, two ids of commands could become one.
+        UsageError: it is not UTF-8. Put in order by force, two ids of commands could become one.
     """
     try:
         return parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="strict")
@@ -83,7 +83,7 @@ def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[Statement, ..
     """Read the one statement in a URL, and return it and the other options.
 
     Raises:
-        UsageError: there is none, or its parameters are wrong.
+        UsageError: the statement is missing, or its parameters are wrong.
     """
     found: dict[str, str] = {}
     rest: list[tuple[str, str]] = []
@@ -135,7 +135,7 @@ def read_args(body: bytes) -> list[Any] | dict[str, Any]:
 
 
 def _arg(where: str, value: object) -> object:
-    """Return an argument with what JSON cannot say put in its place, at any depth; ``read_json`` bounds that."""
+    """Return an argument with the extended forms replaced by their values, at any depth; ``read_json`` bounds that."""
     if isinstance(value, list):
         return [_arg(where, one) for one in value]
     if isinstance(value, dict) and not _is_special(value):
@@ -144,7 +144,8 @@ def _arg(where: str, value: object) -> object:
 
 
 def read_row(body: bytes) -> list[Any] | dict[str, Any]:
-    """Read a row: an array of values, or an object of them by name. What SQLite has no form for is kept as JSON text.
+    """Read a row: an array of values, or an object of them by name. A value without a form in SQLite is stored as JSON
+    text.
 
     Raises:
         UsageError: it is neither, or has a number that SQLite cannot hold.
@@ -167,11 +168,11 @@ def read_json(body: bytes) -> Any:
     """Return what a body of JSON says.
 
     Raises:
-        UsageError: it is no JSON, or has what is no text or no finite number.
+        UsageError: it is not JSON, or has an invalid text or an infinite number.
     """
     try:
         value = json.loads(body.decode(), parse_constant=_no_constant, parse_float=_finite)
-        if b"\\u" in body:  # the only way in for half a surrogate pair, which is no text
+        if b"\\u" in body:  # the only source of lone surrogates, which are not text
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise UsageError(f"the body is not UTF-8 text: {error}") from error
@@ -307,7 +308,7 @@ def _token_bytes(text: str) -> bytes:
 
 
 def write_json(value: object) -> bytes:
-    """Return a value as JSON. A text of the database that is no Unicode is written with escapes."""
+    """Return a value as JSON. A text of the database that is not Unicode is written with escapes."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
     return text.encode(errors="backslashreplace")
 

@@ -1,5 +1,5 @@
-"""What a client may ask of a node, and what it is answered: plain values, encoded the same way on the wire and in the
-journal (where results are kept, so that a retried command gets its first answer).
+"""A client's requests and a node's answers: plain values, encoded the same way on the wire and in the journal (where
+results are kept, so that a retried command gets its first answer).
 """
 
 import math
@@ -46,7 +46,9 @@ _CLOCK = Struct(">BQ")  # an unsigned integer of eight bytes in CBOR
 
 @value
 class Token:
-    """What a session has seen: carried by the client, opaque to it; any node that has seen it too can serve it."""
+    """The commits that a session has seen: carried by the client, opaque to it; any node that has seen them too can
+    serve it.
+    """
 
     vector: Vector = field(default_factory=dict)
     clock: int = 0
@@ -96,7 +98,7 @@ class MemberChange:
     Attributes:
         action: ``add`` (as a learner), ``promote`` (to a voter), ``demote``, ``remove``, ``address``, ``replace``, or
             ``level`` (raise the cluster's release level to what all members have told); or one of ``USER_ACTIONS``.
-        node: whom it is about: a member, or a user.
+        node: the member or user to change.
         address: where it listens (add, address), or where its successor does (replace).
         successor: name of the node that takes its place (replace).
         store: id of the file of the node that is added; empty if that is not known yet.
@@ -139,17 +141,17 @@ class Request:
 
     Attributes:
         command: unique id chosen by the client; the same id is applied once at most, on all nodes together.
-        statements: what to run, in order.
+        statements: statements to run, in order.
         read: read level, used when no statement writes.
         isolation: ``serializable`` or ``snapshot``.
-        token: what the client has seen.
+        token: the session's token.
         timeout_s: how long the client is willing to wait, in seconds.
         change: a change of the members, instead of statements.
         read_only: refuse the request if it writes.
         longest_s: how long it may take in all if it is still being executed after ``timeout_s``; 0: no longer.
         call: a registered command to be called by name, instead of statements.
-        user: who asks, as the node found at its door; empty if nobody has to say. No client can set it.
-        trace: the ``traceparent`` of the span of which it is a part; empty if nobody records one.
+        user: the authenticated user; empty in a cluster without users. No client can set it.
+        trace: the ``traceparent`` of the span of which it is a part; empty if no trace is recorded.
         digest: the digest of the request of which this is a step; empty: ``digest_of`` computes its own.
     """
 
@@ -198,7 +200,7 @@ def digest_of(request: Request) -> bytes:
     transaction has the digest ``OPEN``, a command that was settled before it happened ``SETTLED``.
 
     Raises:
-        UsageError: a text in it is no Unicode.
+        UsageError: a text in it is not Unicode.
     """
     if request.digest:
         return request.digest
@@ -224,7 +226,7 @@ OPEN, SETTLED = _digest(["open"]), _digest(["settled"])
 
 @value
 class Result:
-    """What one statement gave.
+    """The result of one statement.
 
     Attributes:
         columns: names of the result's columns; empty for a statement that gives no rows.
@@ -240,7 +242,7 @@ class Result:
 
 
 def as_part_of_trace(request: Request) -> Request:
-    """Return a request as a part of the trace that what the current task answers came with, unless it names one."""
+    """Return a request as a part of the current task's trace, unless it names one itself."""
     came = "" if request.trace else came_with.get()
     return replace(request, trace=came) if came else request
 
@@ -289,7 +291,7 @@ NOTHING = encode_results(())
 
 @value
 class Answer:
-    """What a node answers to a request that succeeded.
+    """A node's answer to a successful request.
 
     Attributes:
         results: encoded results, one for each statement.
@@ -339,7 +341,7 @@ class Rows:
         """Return the only row.
 
         Raises:
-            UsageError: there is none, or there are several.
+            UsageError: the result has no row, or several.
         """
         if len(self.rows) != 1:
             raise UsageError(f"one row was expected, but there are {len(self.rows)}")
@@ -435,7 +437,7 @@ def plain(where: str, value: object, depth: int = DEPTH_MAX) -> Any:
 
 
 def check_timeout(value: object) -> float:
-    """Return a number of seconds that somebody is willing to wait.
+    """Return a timeout in seconds.
 
     Raises:
         UsageError: it is not a positive number.

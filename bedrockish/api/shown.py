@@ -1,4 +1,4 @@
-"""What may be told of a request to whoever watches: its texts without values, and nothing of what is no SQL. Pure."""
+"""The parts of a request that observers may see: its texts without values, and nothing of invalid texts. Pure."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ COMMIT = "COMMIT"
 
 
 def is_refused(error: BedrockishError) -> bool:
-    """Whether an error says that a text is none that runs here, for whoever asked.
+    """Say whether the statement itself was rejected (bad SQL, unsupported, forbidden).
 
     Such a text is not told: if its quotes are wrong, what looks like a name in it may be a value.
     """

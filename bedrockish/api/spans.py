@@ -1,4 +1,4 @@
-"""What a span says of a request, at client and node alike: by OpenTelemetry's conventions for databases. Pure."""
+"""The attributes of a request's span, at client and node alike: by OpenTelemetry's conventions for databases. Pure."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ Value = str | int
 
 
 def operation_of(request: Request, op: str = "") -> str:
-    """Return what a request does, as a word that has nobody's data in it: the name of its span.
+    """Return the kind of a request as one word without user data: the name of its span.
 
     Args:
         request: what was asked.

@@ -73,7 +73,7 @@ def parse_address(text: str, *, where: str, port: int | None = DEFAULT_PORT, any
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a client URL says.
+    """The content of a client URL.
 
     Attributes:
         addresses: nodes to try, in this order.
@@ -224,6 +224,6 @@ def _seconds(url: str, name: str, options: dict[str, str], default: float) -> fl
 
 
 def suggest(name: str, known: tuple[str, ...] | list[str]) -> str:
-    """Return the end of an error text about an unknown name: what was probably meant, or what there is."""
+    """Return the end of an error text about an unknown name: the probable name, or all names."""
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else "there is " + ", ".join(known)

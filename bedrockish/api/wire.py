@@ -1,4 +1,4 @@
-"""What travels between a client and a node: one CBOR map for a call, one for its reply, in either direction.
+"""The messages between a client and a node: one CBOR map for a call, one for its reply, in either direction.
 
 Pure. Many calls may be under way on one link; the number in ``id`` says which call a reply belongs to. Id 0 is never a
 call's: a reply with it is about the link itself. Unknown fields are ignored, unknown operations are refused.
@@ -57,7 +57,7 @@ STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
 OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
 CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
-CLUSTER_ID = "cluster_id"  # in what a node says of itself in its HELLO
+CLUSTER_ID = "cluster_id"  # the key of the cluster's id in a node's HELLO
 UNTAKEN = "untaken"  # a detail of the last error of a link: the node has executed nothing that it has not answered
 LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX = 0, 10_000, 200
 
@@ -319,7 +319,7 @@ def _statement(place: int, pair: object) -> Statement:
 def _encode_request(number: int, op: str, request: Request) -> bytes:
     """Return a request as bytes: a map, put together by hand, for the encoder takes its time by the list and the map.
 
-    What is to be done are its statements, or a command that it calls by name.
+    Its work is its statements, or a command that it calls by name.
     """
     token, named = request.token, request.call
     count = 8 + (named is not None) + bool(request.longest_s) + bool(request.trace) + bool(request.digest)

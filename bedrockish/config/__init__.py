@@ -1,1 +1,1 @@
-"""A node's configuration: read, checked, and what it exposes to the network."""
+"""A node's configuration: read, checked, and its exposure to the network."""

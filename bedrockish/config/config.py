@@ -28,7 +28,7 @@ OFF_AT_0 = {LEAST: 0}
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a node takes on at most.
+    """The limits of a node.
 
     Attributes:
         memory_max: what all requests, their results and the messages that wait may take together, in bytes; above it
@@ -47,8 +47,8 @@ class Bounds:
         idle_transaction_ms: how long one may be idle before it is rolled back, in milliseconds; at most the conflict
             window.
         streams_max: streamed results that are open at the same time.
-        idle_stream_ms: how long nobody may read from one before it is ended, in milliseconds.
-        stream_ms_max: how long one may be read, in milliseconds; the write-ahead log cannot begin anew meanwhile.
+        idle_stream_ms: how long one may stay unread before it is ended, in milliseconds.
+        stream_ms_max: how long one may be read, in milliseconds; the write-ahead log cannot restart during that time.
     """
 
     memory_max: int = 1 << 30
@@ -70,7 +70,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a node writes to its standard error.
+    """The node's log on standard error.
 
     Attributes:
         level: the least important kind of line that is written: debug, info, warning or error.
@@ -103,7 +103,8 @@ class Keeping:
     """How long the journal is.
 
     Attributes:
-        journal_prune: whether the node removes the beginning of its journal by itself, as far as nobody needs it.
+        journal_prune: whether the node removes the beginning of its journal by itself, as far as no peer or reader
+            needs it.
         journal_keep_minutes: how old an entry may become, in minutes by the cluster's clock.
         journal_keep_mb: how large the journal may become, in millions of bytes, before its oldest entries go.
     """
@@ -115,7 +116,7 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """How a node finds out that its tables are damaged, and what it does then.
+    """The detection of damaged tables, and the repair.
 
     Attributes:
         scrub_rows_per_second: how fast it compares its tables with those of the other nodes in the background, and
@@ -141,16 +142,16 @@ class Config:
         cluster: name of the cluster; nodes of different clusters refuse each other.
         peers: the founding members and where they listen, this node included.
         http: where HTTP is served and the dashboard is, host:port; None: nowhere.
-        http_token: what a caller must send as a bearer token; empty: nothing.
-        users: names of those who may use the database, and the hashes of their passwords; empty: everybody may.
+        http_token: what a caller must send as a bearer token; empty: no token.
+        users: names of users and the hashes of their passwords; empty: no login is required.
         plugins: Python modules with commands, and with functions and collations for SQLite; the same at all nodes.
         timings: durations in milliseconds.
-        limits: what a node takes on at most.
-        log: what is logged.
-        security: who may come.
+        limits: the limits of the node.
+        log: the log.
+        security: TLS and logins.
         clock: its part of the cluster's clock.
         journal: how long it is.
-        repair: what it does about damaged tables.
+        repair: detection and repair of damaged tables.
     """
 
     node: str
@@ -221,7 +222,7 @@ def build(
         text: contents of the TOML file, None if there is none.
         file: its name, for error texts.
         environment: all environment variables; those that begin with BEDROCKISH_ are looked at.
-        flags: key -> text, as given on the command line.
+        flags: key -> text, from the command line.
 
     Raises:
         ConfigError: something in it is wrong, missing or unknown.
@@ -295,7 +296,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
         elif key in GONE:
             raise ConfigError(f"environment variable {variable}: {GONE[key]}", key=key)
         elif close := get_close_matches(key, list(keys()), n=1, cutoff=0.85):
-            # Others may be somebody else's: a container platform makes up such names for services.
+            # Other variables may belong to other programs: a container platform makes up such names for services.
             raise ConfigError(f"environment variable {variable}: did you mean {PREFIX}{close[0].upper()}?", key=key)
     return found
 

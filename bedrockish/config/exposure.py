@@ -1,4 +1,4 @@
-"""What a node's configuration says about who may come, and whether that is enough for where it listens. Pure."""
+"""The exposure of a node: who may connect by its configuration, and whether that is safe for its addresses. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ from bedrockish.errors import ConfigError
 from bedrockish_net.loopback import is_loopback
 
 REVOKED = "revoked.txt"
-ANY = ("0.0.0.0", "::")  # addresses at which nobody can be reached
+ANY = ("0.0.0.0", "::")  # wildcard addresses, which no client can dial
 Users = Mapping[str, PasswordHash]
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Who may come.
+    """TLS files and logins.
 
     Attributes:
         tls: folder with ca.pem, NODE.pem and NODE-key.pem, as 'bedrockish tls' makes it, and with revoked.txt if there
-            is a list of revoked certificates; empty: no TLS, or what the following keys name.
+            is a list of revoked certificates; empty: no TLS, or the files of the following keys.
         tls_ca: file with the certificates that sign those of the nodes and clients.
         tls_certificate: file with the certificate of this node, in which its name is.
         tls_key: file with the private key of that certificate.
-        tls_revoked: file with the serial numbers of certificates that count no more; empty: none.
-        insecure: serve HTTP beyond this machine although it asks nobody for a password.
+        tls_revoked: file with the serial numbers of certificates that were revoked; empty: none.
+        insecure: serve HTTP beyond this machine although it asks for no password.
     """
 
     tls: str = ""
@@ -38,7 +38,7 @@ class Security:
 
     @property
     def encrypts(self) -> bool:
-        """Whether links are encrypted."""
+        """Say whether links are encrypted."""
         return bool(self.tls or self.tls_ca)
 
     def files(self, node: str) -> "Files":
@@ -100,7 +100,7 @@ def read_users(value: object, where: str) -> Users:
 
 
 class Exposed(Protocol):
-    """What of a node's configuration says where others can reach it, and what it asks of them."""
+    """The parts of a configuration about reachability and logins."""
 
     @property
     def node(self) -> str:
@@ -120,11 +120,11 @@ class Exposed(Protocol):
 
     @property
     def http_token(self) -> str:
-        """What a caller of HTTP must send."""
+        """The bearer token that a caller of HTTP must send."""
 
     @property
     def users(self) -> Users:
-        """Those who may use the database; empty: everybody."""
+        """The users of the database; empty: no login is required."""
 
     @property
     def security(self) -> Security:
@@ -134,11 +134,11 @@ class Exposed(Protocol):
 def check_security(config: Exposed) -> None:
     """Check that a node which others can reach keeps strangers out.
 
-    A database that whoever finds its port may read and change is an accident; it should need a decision. What travels
-    between machines in clear can be read, and played again by whoever has read it: that is no decision, it is refused.
+    An open port with a readable and writable database is an accident; it should need a decision. Clear text between
+    machines can be read, and replayed by an eavesdropper: that is refused.
 
     Raises:
-        ConfigError: it does not, or what is said contradicts itself.
+        ConfigError: it does not, or the configuration contradicts itself.
     """
     security = config.security
     files = {name: getattr(security, name) for name in ("tls_ca", "tls_certificate", "tls_key")}
@@ -158,7 +158,7 @@ def check_security(config: Exposed) -> None:
 
 
 def _check_clear(config: Exposed) -> None:
-    """Check a node without TLS: nothing of what it says or is told may leave the machine."""
+    """Check a node without TLS: all of its traffic must stay on the machine."""
     outside = {"listen": config.listen, **{f"peers.{node}": address for node, address in config.peers.items()}}
     found = next((where for where, address in outside.items() if not is_loopback(address.host)), "")
     if found:

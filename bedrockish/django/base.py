@@ -1,7 +1,7 @@
 """The database backend: Django's own for SQLite, on the DB-API of a cluster.
 
-What is different is what a cluster is: the connection is a session with it, the functions are the nodes', a database
-for tests is another cluster's, and the shell is ``bedrockish sql``.
+It differs as a cluster does: the connection is a session, the functions are the nodes', a database for tests is another
+cluster's, and the shell is ``bedrockish sql``.
 """
 
 import decimal
@@ -19,7 +19,7 @@ from django.utils.dateparse import parse_date, parse_datetime, parse_time
 import bedrockish.dbapi as db
 
 db.register_adapter(decimal.Decimal, str)
-# What Django registers with sqlite3: for who asks for declared types, with OPTIONS detect_types.
+# The converters that Django registers with sqlite3, for connections with declared types (OPTIONS detect_types).
 db.register_converter("bool", b"1".__eq__)
 for _name, _parse in (
     ("date", parse_date),
@@ -64,7 +64,7 @@ def _quoted(value: Any) -> str:
 
 
 class DatabaseFeatures(features.DatabaseFeatures):
-    """What a cluster can do."""
+    """The features of a cluster."""
 
     test_db_allows_multiple_connections = True
     can_clone_databases = False
@@ -73,7 +73,7 @@ class DatabaseFeatures(features.DatabaseFeatures):
 
 
 class DatabaseOperations(operations.DatabaseOperations):
-    """What SQL is written."""
+    """The SQL of a cluster."""
 
     def _quote_params_for_last_executed_query(self, params: Sequence[Any]) -> tuple[str, ...]:
         """Return values as SQLite writes them, for Django's log of queries.
@@ -89,7 +89,7 @@ class DatabaseOperations(operations.DatabaseOperations):
 
 
 class DatabaseIntrospection(introspection.DatabaseIntrospection):
-    """What tables there are: the user's. Those in which a node keeps its journal are none of them."""
+    """The user's tables. The tables of a node's journal are excluded."""
 
     def get_table_list(self, cursor: Any) -> list[Any]:
         """Return tables and views."""
@@ -201,7 +201,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return False
 
     def is_usable(self) -> bool:
-        """Whether some node answers on this session."""
+        """Say whether a node answers on this session."""
         try:
             self.connection.ping()
         except db.Error:

@@ -43,7 +43,7 @@ class _Aggregate:
 
 
 class _Registering:
-    """What Django takes for a connection of ``sqlite3`` to put its functions into."""
+    """A stand-in for a connection of ``sqlite3``, in which Django registers its functions."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection

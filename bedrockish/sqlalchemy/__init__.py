@@ -6,7 +6,7 @@ from bedrockish.sqlalchemy.again import run_transaction, run_transaction_async
 from bedrockish.sqlalchemy.dialect import BedrockishDialect
 from bedrockish.sqlalchemy.urls import make_url
 
-# Also where the package is not installed, so that there are no entry points.
+# Also without an installed package, which would have entry points.
 registry.register("bedrockish.asyncio", "bedrockish.sqlalchemy.asynchronous", "BedrockishDialectAsync")
 
 __all__ = ["BedrockishDialect", "make_url", "run_transaction", "run_transaction_async"]

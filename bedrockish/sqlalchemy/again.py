@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from bedrockish.common.pauses import Pauses
 
 T = TypeVar("T")
-MADE_MAX = 5  # how often it is tried again when somebody else has made a table in between
+MADE_MAX = 5  # how often a conflict with another creator of a table is retried
 
 
 def run_transaction(maker: Any, function: Callable[[Any], T], *, timeout: float = 30.0) -> T:

@@ -58,7 +58,7 @@ class AsyncCursor:
 
 
 class AsyncStreamingCursor(AsyncCursor):
-    """One whose rows come as they are fetched."""
+    """A cursor whose rows arrive as they are fetched."""
 
     server_side = True
 
@@ -126,7 +126,7 @@ class AsyncConnection:
         _in_thread(self.driver_connection.close)
 
     def terminate(self) -> None:
-        """Close the session where nobody can wait: the task that used it was cancelled, or its loop has ended."""
+        """Close the session without waiting: the task that used it was cancelled, or its loop has ended."""
         self.driver_connection.close()
 
 
@@ -145,7 +145,7 @@ class _Module:
 
 
 class BedrockishDialectAsync(BedrockishDialect):
-    """What ``create_async_engine("bedrockish://...")`` uses."""
+    """The dialect of ``create_async_engine("bedrockish://...")``."""
 
     driver = "bedrockish_async"
     is_async = True
@@ -168,5 +168,5 @@ class BedrockishDialectAsync(BedrockishDialect):
         return connection.driver_connection
 
     def do_terminate(self, dbapi_connection: Any) -> None:
-        """Close a connection that nobody can wait for."""
+        """Close a connection without waiting."""
         dbapi_connection.terminate()

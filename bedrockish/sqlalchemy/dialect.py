@@ -1,8 +1,8 @@
 """SQLAlchemy's SQLite dialect on a bedrockish cluster.
 
 Its name stays ``sqlite``: types, DDL options, ``insert().on_conflict_do_update()`` and Alembic do for it what they do
-for SQLite. What is different: transactions are real from their first statement, reads included, so SERIALIZABLE means
-what it says, and schema statements are part of them; errors tell a lost node from a lost race.
+for SQLite. The differences: transactions are real from their first statement, reads included, so SERIALIZABLE is
+serializable, and schema statements are part of them; errors tell a lost node from a lost race.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class BedrockishContext(SQLiteExecutionContext):
 
 
 class BedrockishDialect(SQLiteDialect_pysqlite):
-    """What ``create_engine("bedrockish://...")`` uses."""
+    """The dialect of ``create_engine("bedrockish://...")``."""
 
     driver = "bedrockish"
     supports_statement_cache = True
@@ -60,8 +60,8 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
     def engine_created(cls, engine: Engine) -> None:
         """Run ``create_all``, ``drop_all`` and their like on an engine again if another process changed the schema.
 
-        SQLAlchemy begins and commits them itself, with nobody in between who could run them again. Each attempt looks
-        anew which tables there are.
+        SQLAlchemy begins and commits them itself, so the application cannot run them again. Each attempt looks up the
+        tables again.
         """
         run: Callable[..., None] = engine._run_ddl_visitor
 
@@ -125,6 +125,6 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
     # -- reflection ------------------------------------------------------------------------------------------------
 
     def _sqlite_main_query(self, table: str, type_: str, schema: str | None, sqlite_include_internal: bool) -> str:
-        """Return the query for names; the node's own tables are none of the application's."""
+        """Return the query for names; it excludes the node's own tables."""
         query = str(super()._sqlite_main_query(table, type_, schema, sqlite_include_internal))
         return query.replace(f"type='{type_}'", f"type='{type_}' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'", 1)

@@ -1,4 +1,4 @@
-"""A statement without its values: the same text for all that differ in nothing else, and nobody's data in it."""
+"""A statement without its values: the same text for all statements that differ only in them, and no user data in it."""
 
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
@@ -13,9 +13,9 @@ _TIGHT_AFTER = frozenset({"(", "."})
 def normalised(sql: str) -> str:
     """Return a text with ``?`` for each value and parameter, without comments, and lists of values made short.
 
-    What follows on several values or rows of values becomes ``…``: a statement for 3 rows is the one for 300. Names and
-    keywords stay as they are written. It ends with ``…`` after some hundred characters; and a text that SQLite's
-    tokenizer would not take is just that.
+    ``…`` replaces all but the first of several values or rows of values: a statement for 3 rows equals the one for 300.
+    Names and keywords stay as they are written. It ends with ``…`` after some hundred characters; and a text that
+    SQLite's tokenizer would not take is just that.
     """
     parts: list[str] = []
     length = 0

@@ -10,7 +10,7 @@ def check_statement(sql: object) -> str:
     A node would run several statements and answer with one result for each, which the caller could not tell apart.
 
     Raises:
-        UsageError: the argument is no text, is empty, or holds several statements.
+        UsageError: the argument is not a text, is empty, or holds several statements.
     """
     if not isinstance(sql, str) or not sql.strip():
         raise UsageError(f"a statement should be an SQL text, not {sql!r}")

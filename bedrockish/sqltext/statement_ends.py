@@ -12,7 +12,8 @@ _BLANKS = r"[ \t\n\f\r\ufeff]++|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
 _BLANK = re.compile(rf"(?:{_BLANKS})*+", re.DOTALL)
 _EMPTY = re.compile(rf"(?:{_BLANKS}|;)*+", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z0-9_$\x80-\U0010ffff]*+")
-# What may hold a semicolon that ends nothing, or the semicolon itself. What is not closed goes to the end of the text.
+# A semicolon, or a token that may contain one without ending the statement. An unclosed token reaches to the end of the
+# text.
 _SEMICOLON = re.compile(r"'[^']*+'?|\"[^\"]*+\"?|`[^`]*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))|;", re.DOTALL)
 
 
@@ -84,7 +85,7 @@ def is_nothing(sql: str) -> bool:
 
 
 def is_single(sql: str) -> bool:
-    """Whether a text holds at most one statement."""
+    """Say whether a text holds at most one statement."""
     return after_first(sql) is None
 
 

@@ -1,4 +1,4 @@
-"""What kind of statement a text is, as far as a connection must know to open transactions by itself. Pure.
+"""The kind of a statement by its text, as far as a connection needs it to open transactions by itself. Pure.
 
 A guess that is wrong costs a refusal by the node, never data: nodes ask SQLite itself.
 """
@@ -23,7 +23,7 @@ _SWITCH = re.compile(
 
 
 def switch_of(sql: str) -> tuple[str, bool | None] | None:
-    """Return the name of the connection's own PRAGMA that a statement is, and what it sets; None: it asks.
+    """Return the name of the connection's own PRAGMA in a statement, and its new value; None for a query.
 
     >>> switch_of("PRAGMA foreign_keys = OFF")
     ('foreign_keys', False)

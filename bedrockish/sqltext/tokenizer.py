@@ -59,7 +59,7 @@ class Token:
 
     @property
     def name(self) -> str | None:
-        """What it names where SQLite's grammar wants a name; None if it cannot stand there."""
+        """The name that the token stands for where SQLite's grammar wants a name; None if it cannot stand there."""
         if self.kind == "word":
             return self.text
         if self.kind not in ("quoted", "string"):
@@ -73,16 +73,16 @@ def tokens(sql: str) -> list[Token]:
     """Return the tokens of a text, without blanks and comments.
 
     Raises:
-        NotTokensError: there is something in it that is no token.
+        NotTokensError: a part of the text is not a token.
     """
     return list(walk(sql))
 
 
 def walk(sql: str) -> Iterator[Token]:
-    """Yield the tokens of a text, as ``tokens`` returns them, as far as somebody asks for them.
+    """Yield the tokens of a text, as ``tokens`` returns them, one by one.
 
     Raises:
-        NotTokensError: at what is no token.
+        NotTokensError: at a part that is not a token.
     """
     if "\0" in sql:
         raise NotTokensError("SQLite would read no further than the first NUL")

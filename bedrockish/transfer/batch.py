@@ -1,7 +1,7 @@
 """One statement over a whole table, a range of keys at a time: each in a transaction of its own, each done once.
 
-A file says which range is under way, and under which id it was sent: after a kill that range is sent again under its
-id, which does nothing if it had happened, and what follows goes on from there.
+A file has the range under way, and the id under which it was sent: after a kill that range is sent again under its id,
+which does nothing if it had happened, and the next ranges follow.
 """
 
 import json
@@ -36,14 +36,14 @@ class Progress:
     """How far a batch is.
 
     Attributes:
-        sql, table, key: what it is; another one has another file.
+        sql, table, key: the identity of the batch; another batch has another file.
         id: the first part of the ids of its ranges.
         number: of the range that is under way, or that comes next.
         after: the last key that is done; None at the beginning.
-        first, last: the range that is under way; None if there is none.
+        first, last: the range that is under way; None between two ranges.
         rows: how many rows were looked at in all.
         changed: how many were changed.
-        finished: whether there is nothing left.
+        finished: whether all ranges are done.
     """
 
     sql: str
@@ -60,7 +60,7 @@ class Progress:
 
 
 def read_progress(path: Path, sql: str, table: str, key: str) -> Progress:
-    """Return how far a batch is, by its file; at the beginning if there is no file.
+    """Return the progress of a batch from its file; without a file, its beginning.
 
     Raises:
         ConfigError: the file is that of another batch, or none.

@@ -2,8 +2,8 @@
 
 ``snapshot-000002.db`` is a copy of a node's file, ``journal-000002.db`` the segment that is written from then on. Each
 segment begins where the one before it ends, whichever nodes they were read from, so that any snapshot can be gone on
-from with the segments after it. What is written is durable before it counts, and all of it is found again after a
-kill: where a segment ends is what the next run asks for.
+from with the segments after it. A write is durable before it counts, and everything is found again after a kill: the
+next run continues at the end of the last segment.
 """
 
 import fcntl
@@ -65,14 +65,14 @@ class GapError(JournalError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a continuous backup shall be like.
+    """The parameters of a continuous backup.
 
     Attributes:
         every_s: how old the last snapshot may become before another one is made, in seconds.
         keep_s: how far back a restore must be able to go, in seconds; None for ever.
-        store: an object store that has the directory as well; None for none.
+        store: an object store that has the directory as well; None without one.
         push_s: how often it is brought there, in seconds.
-        once: come up to what is safe, and end.
+        once: catch up to safe time, and end.
     """
 
     every_s: float
@@ -88,10 +88,10 @@ def numbered(folder: Path, pattern: str) -> list[Path]:
 
 
 async def follow(url: str, folder: Path, plan: Plan, say: Callable[[str], None]) -> None:
-    """Keep a directory up to what is safe, for ever or once.
+    """Keep a directory up to date with safe time, for ever or once.
 
     Raises:
-        ConfigError: the directory cannot be written, somebody else does, or it is of another cluster.
+        ConfigError: the directory cannot be written, another program writes it, or it is of another cluster.
         DamagedError: the cluster tells another history than the directory.
         BedrockishError: no node can be asked; what is there stays as it is, and the next run goes on.
     """
@@ -199,7 +199,7 @@ class _Backup:
             return True
 
     async def push(self, nursery: trio.Nursery, *, at_once: bool) -> None:
-        """Bring the directory to the object store, if there is one and it is time; beside what else is done.
+        """Push the directory to the object store if one is configured and a push is due, in parallel with other work.
 
         Args:
             nursery: where it is done.
@@ -217,7 +217,7 @@ class _Backup:
         segment = self._segment
         assert segment is not None, "it was opened"
         if not await trio.to_thread.run_sync(segment.settle):
-            return  # somebody reads in it; with the next step
+            return  # a reader has it open; retry at the next step
         self._pushed, self._pushing = now, True
         paths = {path.name: path for pattern in (SNAPSHOTS, SEGMENTS) for path in numbered(self._folder, pattern)}
         still = self._folder / "journal.part"  # what is sent stands still, while the segment grows
@@ -239,7 +239,7 @@ class _Backup:
                 self._say(f"trying again: {error.message}")
             else:
                 self._failed = error
-        except OSError as error:  # it was too old, and removed meanwhile
+        except OSError as error:  # it was too old, and was removed in between
             self._say(f"trying again: {error}")
         finally:
             self._pushing = False
@@ -270,7 +270,7 @@ class _Backup:
                 self._say(f"{old.name} is too old and was removed")
 
     def _begin(self, snapshot: Path, *, anew: bool) -> None:
-        """Begin the segment after a snapshot, where the one before it ends; ``anew``: where the snapshot does."""
+        """Begin the segment after a snapshot, where the previous one ends, or with ``anew`` where the snapshot does."""
         db = open_readonly(snapshot)
         try:
             heads: Heads = ends(db)
@@ -333,7 +333,7 @@ async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) ->
 
 
 def too_old(folder: Path, before_s: float) -> list[Path]:
-    """Return what nobody needs who restores to a moment after a Unix time."""
+    """Return the files that no restore to a moment after a Unix time needs."""
     kept: Path | None = None
     for snapshot in numbered(folder, SNAPSHOTS):
         if milliseconds(_of(snapshot)[0]) / 1000 <= before_s:

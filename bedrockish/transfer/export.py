@@ -14,7 +14,7 @@ from bedrockish_journal.model.vector import Vector
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
         size: of the file, in bytes.
@@ -30,7 +30,7 @@ class Exported:
 
 
 async def export(url: str, path: Path) -> Exported:
-    """Write a consistent copy of the tables to a new file; clients go on meanwhile.
+    """Write a consistent copy of the tables to a new file, while clients go on.
 
     Raises:
         ConfigError: the file is there already or cannot be written.

@@ -317,7 +317,7 @@ async def fill(
 ) -> None:
     """Write a feed batch by batch, each at most ``every_s`` seconds after its first transaction came.
 
-    The feed is interrupted only when there is something to write: a slow node would else be asked anew for ever.
+    The feed is interrupted only when there is something to write: otherwise a slow node would be asked again for ever.
     """
     until = math.inf
     is_over = False

@@ -1,6 +1,7 @@
-"""What a lake has of a commit: typed columns, one row for an insert or delete, two for an update, as Arrow has them.
+"""The rows of a lake for a commit: typed columns, one row for an insert or delete, two for an update, as Arrow has
+them.
 
-The types, and what becomes of values that do not fit, are those of ``typed_values``.
+Types and misfit values are treated as in ``typed_values``.
 """
 
 import json
@@ -64,7 +65,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a lake has to know of a table.
+    """The layout of a table in a lake.
 
     Attributes:
         name: the table's.

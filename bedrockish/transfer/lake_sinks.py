@@ -74,7 +74,7 @@ class DeltaTables:
 
 
 class IcebergTables:
-    """Tables of Apache Iceberg, in a catalog that is a SQLite file beside them.
+    """Tables of Apache Iceberg, in a catalog that is a SQLite file in the same directory.
 
     Args:
         directory: in which they are.

@@ -1,8 +1,8 @@
 """Is a value anywhere in files: nodes' files, backups, exports, lakes, or anything else that bytes lie in?
 
 A SQLite database is asked for its rows and its journal, and its bytes are searched, which also hold what was deleted.
-Of other files the bytes are searched. What is compressed or encrypted is named, if it cannot be read: nobody shall take
-it for clean.
+Of other files the bytes are searched. Compressed and encrypted files that cannot be read are named, so that they do not
+count as clean.
 """
 
 import json
@@ -40,7 +40,7 @@ PACKED = {  # what files begin with in which bytes cannot be searched
 }
 _JOURNAL = "SELECT leader, tick, clock, command, label, body FROM bedrockish_journal ORDER BY leader, tick"
 _COMPACT = "'bedrockish compact'"
-_PACK = b"BZh91AY&SY"  # how what a pack of entries has begins; without its beginning nobody can unpack it
+_PACK = b"BZh91AY&SY"  # the beginning of a pack's entries, without which they cannot be unpacked
 _FORGOTTEN = "ids of commands that were removed from the journal; they are forgotten after a week"
 
 Rows = Callable[[Path], Iterator[Iterable[Any]]]
@@ -62,7 +62,7 @@ class Found:
 
 
 class Values:
-    """What is looked for: texts, without regard to the case of ASCII letters, and whole numbers.
+    """The search terms: texts, without regard to the case of ASCII letters, and whole numbers.
 
     Raises:
         UsageError: one is so short that it is in every file by chance.
@@ -150,7 +150,7 @@ def _files(path: Path, closed: Callable[[OSError], None]) -> Iterator[Path]:
             yield from (Path(folder, name) for name in sorted(names) if Path(folder, name).is_file())
         return
     yield path
-    for end in ("-wal", "-journal"):  # what SQLite keeps beside a database belongs to it
+    for end in ("-wal", "-journal"):  # SQLite's companion files belong to their database
         if (beside := path.with_name(path.name + end)).is_file():
             yield beside
 
@@ -223,7 +223,7 @@ def _database(path: Path, values: Values) -> Iterator[Found]:
         query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type IN ('table', 'shadow')"
         names = [str(name) for (name,) in db.execute(query)]
         if "bedrockish_journal" in names:
-            unpack_on(db)  # afterwards: what is a view is no table of theirs
+            unpack_on(db)  # after the list of names, which must not contain this view
         for name in sorted(names):
             if name == "bedrockish_journal":
                 yield from _journal(path, db, values)

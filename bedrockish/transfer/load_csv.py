@@ -39,8 +39,9 @@ class TableFile:
     Attributes:
         path: the file, in UTF-8.
         separator: between two values.
-        skip: lines at its beginning that are no rows.
-        again: a word that makes this another load than one without it: the rows are added once more.
+        skip: header lines to skip.
+        again: a word that distinguishes this load from an earlier one of the same file, so that the rows are added once
+            more.
         is_json: each line is an object of JSON with names of columns, or an array of values.
     """
 
@@ -51,7 +52,7 @@ class TableFile:
     is_json: bool = False
 
     def fingerprint(self, table: str) -> str:
-        """Return a digest of what is loaded into which table.
+        """Return a digest of the file's content and the target table.
 
         Raises:
             UsageError: the file is not UTF-8 text.
@@ -72,7 +73,7 @@ class TableFile:
         """Yield the number of the line at which each row ends and its values; ``told`` how far in bytes.
 
         Raises:
-            UsageError: it is no CSV, or no JSON.
+            UsageError: the content is not valid CSV or JSON.
         """
         return self._json_rows(told) if self.is_json else self._csv_rows(told)
 
@@ -112,7 +113,7 @@ class TableFile:
 
 @dataclass(slots=True)
 class Filled:
-    """What was loaded.
+    """The result of a load.
 
     Attributes:
         rows: in all.

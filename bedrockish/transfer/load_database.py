@@ -1,7 +1,7 @@
 """Loads a plain SQLite database into a cluster: schema as schema transactions, rows in batches, each of them once.
 
-Every batch has a command id that is made of what is loaded and of the batch's number. So a batch whose answer was lost
-is sent again and still happens once, and a load that was interrupted goes on where it was when it is run again.
+The command id of every batch is derived from the source and the batch's number. So a batch whose answer was lost is
+sent again and still happens once, and a load that was interrupted goes on where it was when it is run again.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was loaded.
+    """The result of a load.
 
     Attributes:
         rows: of each table, in all.
@@ -280,7 +280,7 @@ class Once:
         self.before = 0
 
     def has(self, name: str) -> bool:
-        """Whether it happened in an earlier run."""
+        """Say whether it happened in an earlier run."""
         return self._prefix + name in self._done
 
     async def send(self, name: str, statements: Sequence[str | tuple[str, Params]]) -> None:

@@ -4,7 +4,7 @@ Files are cut into chunks that are kept once, under a name made of their content
 before it what has not changed, and a segment that grows is sent as far as it has. A manifest says of which chunks each
 file consists. An object is never changed; a manifest is made only if its number is free, so of two writers one is told.
 With a key, objects are encrypted and bound to their names (AES-256-GCM): none can be read, changed, or put in the place
-of another one without the key. What the store can still do is to lose objects, or to show an older state.
+of another one without the key. The store can still lose objects, or show an older state.
 
 ``obstore`` binds the Rust crate ``object_store``: one wheel without further packages, and a conditional PUT for all of
 these stores, which fsspec's interface does not have.
@@ -102,7 +102,7 @@ def read_key(path: Path) -> Key:
     """Read a key.
 
     Raises:
-        ConfigError: it is none, or others can read it.
+        ConfigError: the file is not a key, or other users can read it.
     """
     try:
         if path.stat().st_mode & 0o077:
@@ -166,7 +166,7 @@ def read_manifest(data: bytes, number: int) -> Manifest:
     """Read a manifest, which may be anybody's.
 
     Raises:
-        DamagedError: it is none.
+        DamagedError: it is not a manifest.
     """
     try:
         told = json.loads(data)
@@ -194,7 +194,7 @@ def _fits(one: StoredFile) -> bool:
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "file")
 FORMS = "write s3://bucket/prefix, gs://…, az://… or file:///…"
 NO_BUCKET = "there is no such bucket; make it first, or correct its name"
-MISTAKES = {  # by what the library or the store says of them; trying again does not help
+MISTAKES = {  # by the words of the library or the store; a repetition does not help
     "NoSuchBucket": NO_BUCKET,
     "The specified bucket does not exist": NO_BUCKET,
     "ContainerNotFound": NO_BUCKET,
@@ -210,12 +210,12 @@ class ObjectStore:
     """A prefix in an object store.
 
     Args:
-        url: ``s3://bucket/prefix``, ``gs://…``, ``az://…`` or ``file:///directory``. Who may come in is said by the
+        url: ``s3://bucket/prefix``, ``gs://…``, ``az://…`` or ``file:///directory``. Credentials come from the
             environment, as for each provider's own tools: AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, ….
-        keys: the first one encrypts, each of them decrypts; none: nothing is encrypted.
+        keys: the first one encrypts, each of them decrypts; without keys nothing is encrypted.
 
     Raises:
-        ConfigError: the URL is none of these, or ``obstore`` is missing.
+        ConfigError: the URL has another scheme, or ``obstore`` is missing.
     """
 
     def __init__(self, url: str, keys: Sequence[Key] = ()) -> None:
@@ -342,7 +342,7 @@ class ObjectStore:
         """Store a manifest under its number, if that is free; return its SHA-256.
 
         Raises:
-            ConfigError: somebody else was quicker.
+            ConfigError: another writer was quicker.
         """
         name, data = f"manifests/{manifest.number:08}", manifest.packed()
         try:
@@ -419,7 +419,7 @@ class Mirror:
             )
 
     def push(self, paths: Mapping[str, Path], complete: int, say: Callable[[str], None]) -> None:
-        """Bring files to the store as they are now; nobody may write to them meanwhile.
+        """Push the files to the store as they are now; they must not change during the call.
 
         Args:
             paths: name -> where it is, of all files of the backup.
@@ -428,7 +428,7 @@ class Mirror:
 
         Raises:
             UnavailableError: the store does not answer; what is there is as it was.
-            ConfigError: the store does not let us in, or somebody else writes to it.
+            ConfigError: the store refuses us, or another program writes to it.
             OSError: a file cannot be read.
         """
         last = self._last
@@ -478,9 +478,9 @@ def fetch(store: ObjectStore, folder: Path, say: Callable[[str], None]) -> Manif
     """Bring a backup from a store into a new directory; each file is there when it is whole and durable.
 
     Raises:
-        ConfigError: there is no backup, the directory has other files, or a key is missing.
+        ConfigError: the store has no backup, the directory has other files, or a key is missing.
         DamagedError: an object is missing, or is not what was stored.
-        UnavailableError: the store does not answer; the next call goes on with what is there.
+        UnavailableError: the store does not answer; the next call resumes.
     """
     numbers = store.manifests()
     if not numbers:

@@ -126,7 +126,7 @@ class Place:
         """Keep others from it; the cursor, None at the beginning.
 
         Raises:
-            UsageError: another program has it, it cannot be written, or is no place.
+            UsageError: another program has it, it cannot be written, or is not a place file.
         """
         try:
             lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -188,7 +188,7 @@ class Webhook:
         """Send messages; any answer of 200 to 299 means that they are taken.
 
         Raises:
-            UnavailableError: there is no answer, or it says later.
+            UnavailableError: no answer came, or it says later.
             UsageError: the answer says never.
         """
         packed = [{"id": one.id, **one.value} for one in messages]
@@ -214,7 +214,7 @@ class Webhook:
 
 
 class _StayHere(urllib.request.HTTPRedirectHandler):
-    """A redirect is an answer like others: data must not be sent to where nobody has pointed."""
+    """Treats a redirect as an answer: data must not go to an address that the operator did not name."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         """Follow none."""

@@ -67,7 +67,7 @@ class Kafka:
                     raise UsageError(f"Kafka takes no message for {topic}: {_said(error)}") from error
         left = self._producer.flush(WAIT_S * 2)
         if left or failed:
-            # What is left must not go out after what is sent again.
+            # The remaining messages must not go out after the repeated ones.
             self._producer.purge()
             self._producer.flush(1)
             self._producer = self._made()

@@ -20,8 +20,9 @@ class Limits:
         rollbacks: transactions given up by their leaders without need.
         retries: executions after the first of a command.
         restarts: crashes from which the node comes back at once.
-        deaths: crashes for good. resets: links that break and come back, without the messages on them. heartbeats:
-            reports of applied, closed and cut.
+        deaths: crashes for good.
+        resets: links that break and come back, without the messages on them.
+        heartbeats: reports of applied, closed and cut.
     """
 
     suspicions: int = 0

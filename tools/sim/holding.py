@@ -21,7 +21,8 @@ class _Run:
 
     Attributes:
         began: its time of start.
-        held: the reservation that it honours now. since: the start of that.
+        held: the reservation that it honours now.
+        since: the start of that.
         over: the first step after the longest time for one; 0 without such a step.
         spent: seconds for which it has honoured others, at most the longest for each.
     """

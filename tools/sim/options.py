@@ -73,7 +73,8 @@ class Options:
         suspect_every_s: mean pause between two needless recoveries or give-ups; 0 for none.
         skew_ms: how far wall clocks are apart at the start.
         follows_wall: False for a purely logical cluster clock.
-        timeout_s: what clients give a command. dead: how many voters stay dead until all other nodes have come to rest.
+        timeout_s: what clients give a command.
+        dead: how many voters stay dead until all other nodes have come to rest.
         power_cut: at the end all nodes stop at once and start again.
         changes_every_s: mean pause between two changes of the membership; 0 for none.
         names_again: the chance that a change is of a node on an empty file that takes the name of a voter that left.

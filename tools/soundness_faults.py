@@ -60,7 +60,7 @@ def given_ids_are_nothing() -> list[Patch]:
 def cursors_stay_where_they_were() -> list[Patch]:
     """A cursor that is opened on one index after another is taken to be on the first."""
 
-    def stay(program: list[Op]) -> list[Op]:
+    def stay(program: list[Op], _check: object = None) -> list[Op]:
         first: dict[int, Op] = {}
         return [
             op._replace(p2=first.setdefault(op.p1, op).p2) if op.name in ("OpenRead", "ReopenIdx") else op

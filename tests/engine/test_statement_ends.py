@@ -74,11 +74,13 @@ def test_time_grows_with_the_text(text: str) -> None:
     for look in LOOKS:
         spent = []
         for count in (20_000, 80_000):
-            sql = TEXTS[text](count)
-            began = time.process_time()
-            with suppress(UsageError):
-                look(sql)
-            spent.append(time.process_time() - began)
+            sql, tries = TEXTS[text](count), []
+            for _ in range(3):  # other programs evict this one's memory from the cache of the processor
+                began = time.process_time()
+                with suppress(UsageError):
+                    look(sql)
+                tries.append(time.process_time() - began)
+            spent.append(min(tries))
         assert spent[1] < max(0.25, 10 * spent[0]), spent
 
 

@@ -140,10 +140,15 @@ def test_a_row_of_a_stream_has_its_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sql", "text"),
     [
-        (("SELECT instr(?, 'b')", ["a" * 3_000_000]), r"instr\(\) in a statement .* at most 2097152 bytes"),
-        (("SELECT trim(?, 'ab')", ["c" * 300_000]), r"trim\(\) .* at most 262144"),
+        (("SELECT instr(?, 'b')", ["a" * 3_000_000]), r"instr\(\) in a statement .* at most 1048576 bytes"),
+        (("SELECT trim(?, 'ab')", ["c" * 300_000]), r"trim\(\) .* at most 98304"),
         (("INSERT INTO t SELECT 7, replace(?, 'a', 'b')", ["c" * 3_000_000]), r"replace\(\)"),
         (("SELECT 'a' LIKE ?", ["%a" * 600]), "a pattern of LIKE or GLOB may have 1000 bytes"),
+        (("SELECT ? LIKE ?", ["a" * 5_000_000, "%" + "a" * 90 + "b%"]), "may have values of at most 4194304 bytes"),
+        (("SELECT ? GLOB '*" + "[ab]" * 40 + "c*'", ["a" * 5_000_000]), "may have values of at most 4194304 bytes"),
+        (("SELECT 'a' LIKE hex(zeroblob(?))", [40]), "64 as the value of a column or an expression"),
+        (("SELECT json_patch(?, ?)", ['{"a":1}' + " " * 400_000, '{"b":1}']), r"json_patch\(\) .* at most 327680"),
+        (("SELECT jsonb_patch(?, ?)", ['{"a":1}' + " " * 400_000, '{"b":1}']), r"jsonb_patch\(\)"),
         ("CREATE INDEX i ON doc(trim(text, '[1,'))", r"trim\(\)"),
     ],
 )
@@ -232,3 +237,36 @@ def test_only_potentially_long_statements_are_watched(
     monkeypatch.setattr(Interrupter, "begin", noted)
     node.engine.execute(request(sql), 0.01)
     assert bool(begun) == (sql in WATCHED)
+
+
+def members(prefix: str) -> str:
+    return "{" + ",".join(f'"{prefix}{number:07d}":1' for number in range(25_000)) + "}"
+
+
+ADVERSE: list[tuple[str, list[object]]] = [
+    ("SELECT instr(?, ?)", ["a" * (1 << 20), "a" * (1 << 19) + "b"]),
+    ("SELECT replace(?, ?, '')", ["a" * (1 << 20), "a" * (1 << 19) + "b"]),
+    ("SELECT trim(?, ?)", ["z" * (96 << 10), "".join(chr(0x100 + n % 0x5000) for n in range(32 << 10)) + "z"]),
+    ("SELECT unhex(?, ?)", ["-" * (96 << 10), "+" * (96 << 10) + "-"]),
+    ("SELECT length(json_patch(?, ?))", [members("a"), members("b")]),
+    ("SELECT ? LIKE ?", ["a" * (60 << 20), "%" + "a" * 60 + "b%"]),
+    ("SELECT ? GLOB ?", ["a" * (60 << 20), "*" + "[ab]" * 14 + "c*"]),
+    ("SELECT ? LIKE ?", ["a" * (4 << 20), "%" + "a" * 900 + "b%"]),
+    ("SELECT ? GLOB ?", ["a" * (4 << 20), "*" + ("[" + "b" * 60 + "a]") * 14 + "c*"]),
+    (f"SELECT length(json_insert(?{', ?, 1' * 60}))", ["[" + "1," * 2_000_000 + "1]", *["$[#]"] * 60]),
+]
+
+
+@pytest.mark.parametrize("sql", ADVERSE)
+def test_longest_taken_call_ends_in_seconds(make_node: MakeNode, sql: Sql) -> None:
+    """A call that nothing can interrupt takes at most about as long as a node takes to stop."""
+    node = make_node()
+    node.save()
+    workspace = Workspace(node.engine.beside())
+    workspace.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
+    began = time.thread_time()
+    with suppress(TooLargeError):
+        workspace.execute(request(sql))
+    assert time.thread_time() - began < 15  # about 4 on the machine that the lengths were measured on
+    workspace.end()
+    workspace.close()

@@ -74,7 +74,7 @@ class Batches:
         snapshot.until = limits.seconds() + limits.statement_s
         was_interrupted = False
         try:
-            with snapshot.statement(self._lengths):
+            with snapshot.statement(self._lengths, self._params):
                 try:
                     if self._is_stopped:
                         raise apsw.InterruptError
@@ -89,7 +89,9 @@ class Batches:
                 if snapshot.is_refused:
                     raise limits.memory.refusal("the reading was ended") from None
                 raise self._interrupted() from None
-            raise too_long(error, self._lengths, self._piece.sql) or translate(error, self._piece.sql) from error
+            raise too_long(error, self._lengths, self._piece.sql, self._params) or translate(
+                error, self._piece.sql
+            ) from error
         except UnicodeDecodeError:
             raise SqlError(
                 "the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=self._piece.sql

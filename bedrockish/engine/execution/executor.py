@@ -411,7 +411,7 @@ class Executor:
             self._ids.begin()
         if not lengths.is_brief:
             self._watch(db)
-        shorten(db, lengths, in_loop=in_loop, most=most)
+        shorten(db, lengths, in_loop=in_loop, most=most, params=params)
         try:
             if piece.columns:
                 rows, size = self._fetch(db, text, params, room, can_cache=piece.can_cache)
@@ -431,11 +431,11 @@ class Executor:
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
             said = translate(error, piece.sql, self._db.system_errno)
-            raise too_long(error, lengths, piece.sql) or said from error
+            raise too_long(error, lengths, piece.sql, params) or said from error
         except UnicodeDecodeError:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:
-            restore(db, lengths, in_loop=in_loop, most=most)
+            restore(db, lengths, most=most)
             if not lengths.is_brief:
                 self.forget()
         if self.capture.failure is not None:

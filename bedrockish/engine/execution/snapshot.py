@@ -107,28 +107,29 @@ class Snapshot:
         return self.limits.seconds() > self.until or self._budget.seems_over()
 
     @contextmanager
-    def statement(self, lengths: Lengths, *, in_loop: bool = False) -> Iterator[None]:
-        """Let a statement run in time and in memory, with values of these lengths; ``until`` says how long.
+    def statement(self, lengths: Lengths, params: Params, *, in_loop: bool = False) -> Iterator[None]:
+        """Let a statement run in time and in memory, with values of these lengths; ``until`` is its deadline.
 
         Args:
-            lengths: what its program says.
+            lengths: the lengths that its program allows.
+            params: its parameters.
             in_loop: it runs in the node's loop.
         """
-        self._begin(lengths, in_loop=in_loop)
+        self._begin(lengths, params, in_loop=in_loop)
         try:
             yield
         finally:
-            self._end(lengths, in_loop=in_loop)
+            self._end(lengths)
 
-    def _begin(self, lengths: Lengths, *, in_loop: bool) -> None:
+    def _begin(self, lengths: Lengths, params: Params, *, in_loop: bool) -> None:
         self.is_refused = False
         if not lengths.is_brief:
             self.number = self.limits.memory.begin()
             self._interrupter.begin(self._db)
-        shorten(self._db, lengths, in_loop=in_loop, most=self._most_bytes)
+        shorten(self._db, lengths, in_loop=in_loop, most=self._most_bytes, params=params)
 
-    def _end(self, lengths: Lengths, *, in_loop: bool) -> None:
-        restore(self._db, lengths, in_loop=in_loop, most=self._most_bytes)
+    def _end(self, lengths: Lengths) -> None:
+        restore(self._db, lengths, most=self._most_bytes)
         if not lengths.is_brief:
             self._interrupter.end()
             self.limits.memory.end(self.number)
@@ -240,7 +241,7 @@ class Snapshot:
         in_loop = self._budget.is_brief
         self._holder.scope = scope
         cursor = self._db.cursor()
-        self._begin(lengths, in_loop=in_loop)
+        self._begin(lengths, params, in_loop=in_loop)
         try:
             cursor.execute(piece.sql, params, can_cache=piece.can_cache)
             return fetch(cursor, limits, self.number, room)
@@ -253,11 +254,11 @@ class Snapshot:
                 raise out_of_time(limits, piece.sql) from None
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
-            raise too_long(error, lengths, piece.sql) or translate(error, piece.sql) from error
+            raise too_long(error, lengths, piece.sql, params) or translate(error, piece.sql) from error
         except UnicodeDecodeError:
             raise SqlError("the result has a text that is not UTF-8; select CAST(... AS BLOB)", sql=piece.sql) from None
         finally:
-            self._end(lengths, in_loop=in_loop)
+            self._end(lengths)
             self._budget.allow(_FOREVER)
             self._holder.scope = None
             cursor.close(True)

@@ -27,7 +27,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.execution.workspace import Work, Workspace
-from bedrockish.engine.sqlite.limits import TakesLongError
+from bedrockish.engine.sqlite.limits import MANY_PARAMETERS, TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.storage.column_drop import drops_column
 from bedrockish.engine.storage.index_plan import makes_index
@@ -150,9 +150,8 @@ class Executions:
         return self._node.engine.only_writes(request.texts) and not self._takes_long(request)
 
     def _takes_long(self, request: Request) -> bool:
-        """Whether a request takes long as a rule; hardly any text at hardly any node has ever done so."""
-        workers = self._node.workers
-        return bool(workers.long_texts) and workers.expects(*request.texts)
+        """Return whether a request takes long as a rule, or has a text that is long."""
+        return self._node.workers.expects(*request.texts)
 
     def _others(self, group: tuple[int, ...]) -> list[Request]:
         """Return the requests of a group up to the first that has to be executed on its own."""
@@ -253,12 +252,14 @@ def _in_worker(request: Request, workspace: Workspace) -> Prepared:
 
 
 def _is_bulky(request: Request) -> bool:
-    """Whether a request brings a value so large that writing it would keep the loop from others for too long.
+    """Return whether a request brings so large a value, or so many, that writing them would hold up the loop.
 
-    SQLite cannot be interrupted while it copies one.
+    SQLite cannot be interrupted while it copies a value, and binding parameters cannot be interrupted either.
     """
     for statement in request.statements:
         params = statement.params or ()
+        if len(params) > MANY_PARAMETERS:
+            return True
         for value in params.values() if isinstance(params, Mapping) else params:
             if isinstance(value, bytes | str) and len(value) > BULKY_BYTES:
                 return True

@@ -127,8 +127,8 @@ def test_a_row_of_a_stream_has_its_time(tmp_path: Path) -> None:
     desk.node.engine.flush()
     interactive = desk.interactive
     text = f"{ROWS} SELECT count(*) FROM n CROSS JOIN page WHERE text GLOB '*{'[b-za]' * 40}b'"
-    piece, params = compile_read(interactive.parts, Statement(text))
-    rows = Batches(interactive.readers.take(), piece, params, interactive.parts.executor.lengths(piece))
+    piece, params, plan = compile_read(interactive.parts.executor, Statement(text))
+    rows = Batches(interactive.readers.take(), piece, params, plan.lengths)
     began = time.thread_time()
     with pytest.raises(TooLargeError, match="no further row"):
         rows.take()

@@ -40,8 +40,8 @@ def test_a_stream_that_is_stopped_as_its_batch_ends_interrupts_nobody_on_its_con
     node.engine.flush()
     transactions = interactive(node)
     snapshot = transactions.readers.take()
-    piece, params = compile_read(transactions.parts, Statement("SELECT 1", ()))
-    batches = Batches(snapshot, piece, params, transactions.parts.executor.lengths(piece))
+    piece, params, plan = compile_read(transactions.parts.executor, Statement("SELECT 1", ()))
+    batches = Batches(snapshot, piece, params, plan.lengths)
     assert batches.take()[1:] == (1, False)
     batches.stop()
     batches.close()
@@ -82,7 +82,7 @@ def test_a_pragma_is_set_for_its_own_request_only(make_node: MakeNode, how: str)
     match how:
         case "stream":
             with pytest.raises(UnsupportedError):
-                compile_read(transactions.parts, text)
+                compile_read(transactions.parts.executor, text)
         case "explain":
             node.engine.explain(text)
         case "transaction":

@@ -24,8 +24,8 @@ def desk(tmp_path: Path) -> Desk:
 
 def batches(desk: Desk, sql: str, *params: object) -> Batches:
     interactive = desk.interactive
-    piece, values = compile_read(interactive.parts, Statement(sql, params))
-    return Batches(interactive.readers.take(), piece, values, interactive.parts.executor.lengths(piece))
+    piece, values, plan = compile_read(interactive.parts.executor, Statement(sql, params))
+    return Batches(interactive.readers.take(), piece, values, plan.lengths)
 
 
 def test_all_rows_in_order_and_no_batch_much_longer_than_its_bound(desk: Desk) -> None:
@@ -70,9 +70,9 @@ def test_a_reading_is_stopped_from_another_thread(desk: Desk) -> None:
 def test_stream_declares_its_reads(desk: Desk) -> None:
     """For a strict one, a majority is asked about it."""
     parts = desk.interactive.parts
-    piece, params = compile_read(parts, Statement("SELECT v FROM t WHERE id = ?", (7,)))
+    _, params, plan = compile_read(parts.executor, Statement("SELECT v FROM t WHERE id = ?", (7,)))
     snapshot = desk.interactive.readers.take()
-    access_set = access_set_of(parts, piece, params, snapshot)
+    access_set = access_set_of(parts.executor, plan, params, snapshot)
     desk.interactive.readers.give_back(snapshot)
     assert access_set.read_points
     assert not access_set.read_ranges

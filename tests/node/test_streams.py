@@ -61,7 +61,7 @@ async def test_strict_stream_reads_at_the_confirmed_moment(tmp_path: Path) -> No
     majority = Majority(desk)
     snapshots = Snapshots(desk.node.engine, desk.interactive.readers, durable, Boundary())
     damaged = cast(Any, None)
-    streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, Bounds(), damaged)
+    streams = Streams(desk.interactive, cast(Node, StillCore()), majority, snapshots, Bounds(), damaged, damaged)
     statement = Statement("SELECT id FROM t", None)
     for read, expected in ((STRICT, [(1,), (2,)]), ("session", [(1,), (2,), (3,)])):
         owner = object()

@@ -10,8 +10,9 @@ import apsw
 from bedrockish.access_sets.analysis import AccessSetBuilder
 from bedrockish.access_sets.call_costs import Lengths, too_long
 from bedrockish.access_sets.change_capture import row_bytes
+from bedrockish.access_sets.readset import ReadPlan
 from bedrockish.api.requests import Result, Statement, encode_results
-from bedrockish.engine.execution.interfaces import Parts
+from bedrockish.engine.execution.executor import Executor
 from bedrockish.engine.execution.snapshot import Snapshot
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.statements.classify import READ, Piece
@@ -22,28 +23,28 @@ BATCH_BYTES = 256 << 10  # of rows, after which a batch is sent
 BATCH_S = 0.1  # seconds, after which it is sent if it has a row
 
 
-def compile_read(parts: Parts, statement: Statement, user: str = "") -> tuple[Piece, tuple[Any, ...]]:
-    """Return the one statement of a text, which must read, and its parameters; nothing is run.
+def compile_read(executor: Executor, statement: Statement, user: str = "") -> tuple[Piece, tuple[Any, ...], ReadPlan]:
+    """Return the one statement of a text, which must read, its parameters and its plan; nothing is run.
 
     Raises:
         SqlError: SQLite does not understand it, or its parameters.
         UnsupportedError: it writes, or there are several.
     """
     found = None
-    for piece, params in parts.executor.pieces(statement, user):
+    for piece, params in executor.pieces(statement, user):
         if piece.kind != READ or piece.setting:
             raise UnsupportedError("only a statement that reads can be streamed; use execute for this one")
         if found is not None:
             raise UnsupportedError("a stream is the result of one statement; leave out what follows it")
         found = piece, params
     assert found is not None  # a text without a statement has been refused
-    return found
+    return *found, executor.analysis.plan(found[0])
 
 
-def access_set_of(parts: Parts, piece: Piece, params: tuple[Any, ...], snapshot: Snapshot) -> AccessSet:
-    """Return what a statement reads on a snapshot."""
-    gatherer = AccessSetBuilder(parts.executor.analysis, serializable=True)
-    gatherer.read(parts.executor.analysis.plan(piece), params, snapshot.query)
+def access_set_of(executor: Executor, plan: ReadPlan, params: tuple[Any, ...], snapshot: Snapshot) -> AccessSet:
+    """Return the access set of a statement that reads on a snapshot."""
+    gatherer = AccessSetBuilder(executor.analysis, serializable=True)
+    gatherer.read(plan, params, snapshot.query)
     return gatherer.rows([], [])
 
 

@@ -26,12 +26,12 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.snapshot import fetch
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
-from bedrockish.engine.sqlite.limits import Budget, Limits, TakesLongError, out_of_time
+from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS, Budget, Limits, TakesLongError, out_of_time
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Guard, Piece
 from bedrockish.engine.statements.clock_functions import Scope
-from bedrockish.engine.statements.expansion import Expansion
+from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
 from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.rowid_allocator import AutoIds
@@ -293,6 +293,12 @@ class Executor:
         if rights is not None:
             rights.check(piece, self._views)
         return piece, after
+
+    def is_long(self, statement: Statement) -> bool:
+        """Return whether compiling a text, or binding its parameters, would hold up the loop."""
+        if len(statement.sql) > LONG_TEXT or len(statement.params or ()) > MANY_PARAMETERS:
+            return True
+        return statement.sql not in self._texts and self._guard.expansion.added(statement.sql) > LOOP_TOKENS
 
     def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Piece, tuple[Any, ...]]]:
         """Yield the compiled statements of a text with their parameters; each is to be run before the next is asked.

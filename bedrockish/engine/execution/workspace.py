@@ -17,9 +17,11 @@ import apsw
 from bedrockish.access_sets.call_costs import bound
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.growing import Growing
+from bedrockish.access_sets.readset import ReadPlan
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.cursor import compile_read
 from bedrockish.engine.execution.ddl_execution import execute_mixed
 from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, refused_on
 from bedrockish.engine.execution.explain import explain
@@ -147,6 +149,10 @@ class Workspace:
             return self._inside(lambda writer: explain(writer.executor, statement, user, columns=columns))
         finally:
             self._unlock()
+
+    def compile_read(self, statement: Statement, user: str) -> tuple[Piece, tuple[Any, ...], ReadPlan]:
+        """Compile a statement that is to be streamed, as ``cursor.compile_read`` does."""
+        return self._inside(lambda writer: compile_read(writer.executor, statement, user))
 
     def _unlock(self) -> None:
         self._beside.locks.release(self.scope.command)
@@ -374,8 +380,13 @@ class Work:
             raise self._end
         return self._interactive.finish(self.session)
 
-    def resume(self, begun: "Begun", piece: Piece, params: tuple[Any, ...]) -> "Resumed":
-        """Run a statement of a transaction that is open in the loop, after doing its changes again."""
+    def resume(self, begun: "Begun", statement: Statement | tuple[Piece, tuple[Any, ...]]) -> "Resumed":
+        """Run a statement of a transaction that is open in the loop, after doing its changes again.
+
+        Args:
+            begun: the transaction so far.
+            statement: a compiled statement with its parameters, or a text that is compiled here.
+        """
         session, executor = self.session, self._writer.executor
         executor.reader = None
         session.base, session.schema = dict(self.applied), self.schema_version
@@ -385,7 +396,10 @@ class Work:
         result: Result | None = None
         error: BedrockishError | None = None
         try:
-            result, _ = self._interactive.run(session, piece, params, self._room)
+            pieces = self._interactive.pieces(session, statement) if isinstance(statement, Statement) else [statement]
+            for piece, params in pieces:
+                session.looked_behind = session.looked_behind or piece.looks_behind
+                result, _ = self._interactive.run(session, piece, params, self._room)
         except BedrockishError as caught:
             error = caught
         self._interactive.leave()

@@ -16,6 +16,8 @@ import apsw
 from bedrockish.errors import MemoryFullError, StatementTimeoutError, TooLargeError
 
 RECENT_S = 60.0
+LONG_TEXT = 32 << 10  # characters of a text, above which it is compiled in a worker
+MANY_PARAMETERS = 5_000  # of a statement, above which they are bound in a worker
 SMALL_TIMES = 2  # requests that are small as a rule are refused only when so many times as much is taken as may be
 
 

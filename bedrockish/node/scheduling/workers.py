@@ -27,6 +27,7 @@ from bedrockish.core.protocol.events import Overtaken
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.engine.sqlite.limits import LONG_TEXT
 from bedrockish.engine.statements.clock_functions import Scope
 from bedrockish.errors import (
     BedrockishError,
@@ -171,9 +172,13 @@ class WorkerPool:
     # -- what the runtime does -------------------------------------------------------------------------------------
 
     def expects(self, *texts: str) -> bool:
-        """Whether one of these texts takes long as a rule, by the median of the last times, so that the loop need not
-        try.
+        """Return whether the loop need not try these texts.
+
+        Either one of them is so long that compiling it would hold up the loop, or one took long as a rule, by the
+        median of the last times.
         """
+        if any(len(text) > LONG_TEXT for text in texts):
+            return True
         if not self.long_texts:
             return False
         return any(2 * sum(times) > len(times) for times in map(self.long_texts.get, texts) if times is not None)
@@ -181,6 +186,8 @@ class WorkerPool:
     def took_long(self, sql: str) -> None:
         """Remember a text whose request was over the loop's budget; once is not a rule."""
         self.counts["over_budget"] += 1
+        if len(sql) > LONG_TEXT:
+            return
         if sql not in self.long_texts:
             if len(self.long_texts) >= TEXTS_MAX:
                 del self.long_texts[next(iter(self.long_texts))]

@@ -14,6 +14,7 @@ from typing import Any
 
 import trio
 
+from bedrockish.access_sets.readset import ReadPlan
 from bedrockish.api.requests import NOTHING, SESSION, STRICT, Answer, Request, Result, Token, encode_results
 from bedrockish.api.wire import FETCH, STREAM
 from bedrockish.config.config import Bounds
@@ -36,6 +37,7 @@ from bedrockish.errors import (
 )
 from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
+from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector
@@ -87,6 +89,7 @@ class Streams:
         snapshots: of what is applied.
         bounds: how many, and how long.
         damaged: told of an error after which the node must stop.
+        workers: compile long texts.
     """
 
     def __init__(
@@ -97,9 +100,10 @@ class Streams:
         snapshots: Snapshots,
         bounds: Bounds,
         damaged: Callable[[DamagedError], None],
+        workers: WorkerPool,
     ) -> None:
         self._interactive, self._core, self._submit, self._snapshots = interactive, core, submit, snapshots
-        self._bounds, self._damaged = bounds, damaged
+        self._bounds, self._damaged, self._workers = bounds, damaged, workers
         self._open: dict[str, Stream] = {}
         self._opening: dict[str, object] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
@@ -170,14 +174,14 @@ class Streams:
         caught_up = replace(request, read=SESSION, statements=())
         await self._submit(caught_up, lambda: self._read_on(dict(engine.applied), AccessSet()))
         while True:
-            piece, params = await self._compile(request)
             version = engine.schema_version
+            piece, params, plan = await self._compile(request)
             snapshot, base = await self._snapshots.take()
             try:
                 if version == engine.schema_version and (
                     request.read != STRICT
                     or await self._is_current(
-                        request, self._read_on(base, access_set_of(interactive.parts, piece, params, snapshot))
+                        request, self._read_on(base, access_set_of(interactive.parts.executor, plan, params, snapshot))
                     )
                 ):
                     break
@@ -187,7 +191,7 @@ class Streams:
             self._snapshots.give_back(snapshot)
         state, now = self._core.state, time.monotonic()
         token = Token(base, state.read_clock())
-        batches = Batches(snapshot, piece, params, interactive.parts.executor.lengths(piece))
+        batches = Batches(snapshot, piece, params, plan.lengths)
         return Stream(request.command, owner, piece.columns, token, snapshot, batches, now, now)
 
     def _read_on(self, base: Vector, access_set: AccessSet) -> Prepared:
@@ -207,16 +211,19 @@ class Streams:
             return False
         return True
 
-    async def _compile(self, request: Request) -> tuple[Piece, tuple[Any, ...]]:
+    async def _compile(self, request: Request) -> tuple[Piece, tuple[Any, ...], ReadPlan]:
         """Compile the statement on a schema that is good enough for a refusal, too.
 
         Raises:
             UsageError: as ``compile_read``.
         """
-        parts, engine = self._interactive.parts, self._interactive.engine
+        executor, engine = self._interactive.parts.executor, self._interactive.engine
+        statement, user = request.statements[0], request.user
         while True:
             try:
-                return compile_read(parts, request.statements[0], request.user)
+                if executor.is_long(statement):
+                    return await self._workers.run(request, lambda workspace: workspace.compile_read(statement, user))
+                return compile_read(executor, statement, user)
             except SqlError as error:
                 if is_in_the_text(error):
                     raise

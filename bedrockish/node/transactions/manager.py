@@ -105,7 +105,7 @@ class Transactions:
         self.boundary = boundary
         self.snapshots = Snapshots(engine, self._interactive.readers, durable, self.boundary)
         self.builds = Builds(engine, core.state, durable, self.boundary)
-        self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail)
+        self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
         self._schema_transactions = SchemaTransactions(engine, self._interactive, durable, self.boundary)
         self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
         self._open: dict[str, Open] = {}
@@ -450,6 +450,14 @@ class Transactions:
         session, interactive = one.session, self._interactive
         taken = 0
         last: Result | None = None
+        if self._runner.is_long(statement):
+            try:
+                last, taken = yield from self._runner.run_long(session, one.request, statement)
+            except ClockNeededError:
+                yield partial(self._take_clock, one)
+                last, taken = yield from self._runner.run_long(session, one.request, statement)
+            self._find(one.owner, one.name)
+            return last, taken
         for piece, params in interactive.pieces(session, statement):
             if interactive.needs_snapshot(session, piece):
                 yield from self._snapshot(one)

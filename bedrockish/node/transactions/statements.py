@@ -1,10 +1,11 @@
 """Statements of open transactions: in the loop as long as they are short, else in threads."""
 
 from functools import partial
+from typing import Any
 
 import trio
 
-from bedrockish.api.requests import Request, Result
+from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.coordinator.revalidation import invalidated, overtaken
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
@@ -48,7 +49,21 @@ class StatementRunner:
         self._interactive.start(session)
         if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
             return (yield from wait(partial(self._on_snapshot, session, piece, params, room)))
-        return (yield from wait(partial(self._on_overlay, session, request, piece, params)))
+        return (yield from wait(partial(self._on_overlay, session, request, (piece, params))))
+
+    def is_long(self, statement: Statement) -> bool:
+        """Return whether a text is to be compiled in a worker.
+
+        Raises:
+            TooLargeError: it may not be compiled anywhere.
+        """
+        return self._interactive.parts.executor.is_long(statement)
+
+    def run_long(self, session: Session, request: Request, statement: Statement) -> Steps[tuple[Result, int]]:
+        """Compile and run a text in a worker; return the result of its last statement. Raises as ``run``."""
+        self._interactive.check_schema(session)
+        self._interactive.start(session)
+        return (yield from wait(partial(self._on_overlay, session, request, statement)))
 
     async def _on_snapshot(
         self, session: Session, piece: Piece, params: tuple[object, ...], room: int
@@ -71,7 +86,7 @@ class StatementRunner:
         return Result(piece.columns, rows, -1, session.lastrowid or None), size
 
     async def _on_overlay(
-        self, session: Session, request: Request, piece: Piece, params: tuple[object, ...]
+        self, session: Session, request: Request, statement: Statement | tuple[Piece, tuple[Any, ...]]
     ) -> tuple[Result, int]:
         """Run it on a newer snapshot, after the transaction's own changes, if nothing has changed that it rests on."""
         self._interactive.step_out(session)
@@ -80,7 +95,7 @@ class StatementRunner:
 
         def resume(workspace: Workspace) -> Resumed:
             def run(work: Work) -> Resumed:
-                return work.resume(begun, piece, params)
+                return work.resume(begun, statement)
 
             return workspace.work(run, request.user, serializable=serializable, stays_open=True)
 
@@ -102,6 +117,7 @@ class StatementRunner:
         session.lastrowid, session.over = done.lastrowid, done.over
         session.unsure = session.unsure or done.unsure
         session.wrote = session.wrote or done.wrote
+        session.looked_behind = session.looked_behind or done.looked_behind
         if resumed.error is not None:
             raise resumed.error
         assert resumed.result is not None

@@ -32,12 +32,12 @@ ACCOUNTS, CLIENTS, TRANSFERS = 12, 6, 80
 KILLS, DIES = 4, 1
 ROWS_MAX, CHARACTERS_MAX = 8, 44
 INTRODUCTION = """\
-What people ask of a journal, and how to ask it.
+Frequent questions to a journal, and the queries for them.
 Each function takes tables of the [data source](spark.md) or of an export and returns a DataFrame.
 Nothing is brought to your machine before you show it.
 
 The answers below are those of three nodes on one machine.
-Six clients move money between twelve accounts, and B is killed and started again several times meanwhile.
+Six clients move money between twelve accounts, while B is killed and started again several times.
 
 ```python
 from pyspark.sql import functions as F
@@ -87,7 +87,7 @@ QUESTIONS = [
     ),
     Question(
         "What changed in the last hour?",
-        "The net of it: each row once, before and after. What came and went in between is left out.",
+        "The net of it: each row once, before and after. Rows that came and went in between are left out.",
         'hour_ago = F.current_timestamp() - F.expr("INTERVAL 1 HOUR")\n'
         "answer = questions.changed_since(changes, hour_ago)",
     ),
@@ -99,7 +99,7 @@ QUESTIONS = [
     Question(
         "Who meets whom?",
         "How often a transaction of one leader used a key that one of another leader had just written, or the reverse. "
-        "Much beside the grey diagonal says: send what belongs together to one node.",
+        "High counts off the grey diagonal mean: send related data to one node.",
         "answer = questions.meetings(access_sets, within_ms=1000)\nplots.meetings_heat_map(answer, picture)",
         "meetings.png",
     ),

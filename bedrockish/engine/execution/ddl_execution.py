@@ -217,7 +217,7 @@ class Mixed:
     def _one(self, piece: Piece, text: str, room: int) -> tuple[Result, int]:
         db = self._db
         allowed = None
-        if piece.kind != SCHEMA and first_word(text) != "EXPLAIN":
+        if (piece.kind != SCHEMA or piece.fills) and first_word(text) != "EXPLAIN":
             allowed = self._check_stable(text)
         db.set_last_insert_rowid(0)
         try:

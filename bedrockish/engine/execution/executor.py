@@ -229,6 +229,8 @@ class Executor:
                         raise MixesError
                     run.set(piece)
                     continue
+                if piece.fills:
+                    raise MixesError
                 if piece.kind == SCHEMA:
                     if self._budget.is_brief and self._tables.definitions.are_many:
                         raise TakesLongError(piece.sql)  # when it is rolled back, SQLite has to read all of them

@@ -96,7 +96,7 @@ class Interactive:
         if first.isalpha() and first not in "CcAaDdPp":  # nearly all, and cheaper than to read it
             return False
         return (
-            first_word(statement.sql) in ("CREATE", "ALTER", "DROP")
+            first_word(statement.sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
             or pragmas.is_replicated(statement.sql)
             or pragmas.is_keys_off(statement.sql)
         )

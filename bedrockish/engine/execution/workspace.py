@@ -33,6 +33,7 @@ from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder, Scope
+from bedrockish.engine.storage.database_file import ANALYSIS_ROWS
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
@@ -260,6 +261,7 @@ class _Writer:
             db.pragma("cache_size", -WRITER_KIB)
             db.pragma("foreign_keys", 1)
             db.pragma("recursive_triggers", 0)
+            db.pragma("analysis_limit", ANALYSIS_ROWS)
             db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
             db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
             bound(db, limits.length_bytes)

@@ -44,6 +44,8 @@ _DDL = {
     apsw.SQLITE_CREATE_VTABLE,
     apsw.SQLITE_DROP_VTABLE,
 }
+_FILLS = {apsw.SQLITE_CREATE_TABLE, apsw.SQLITE_SELECT}
+_OF_NODE = "CREATE TABLE ... AS SELECT would copy the catalogue, which is each node's own; insert the values instead"
 _OF_MODULES = {apsw.SQLITE_CREATE_VTABLE, apsw.SQLITE_DROP_VTABLE}
 _TEMP = {
     apsw.SQLITE_CREATE_TEMP_TABLE,
@@ -76,7 +78,6 @@ _REFUSED = {
     apsw.SQLITE_SAVEPOINT: _BEGIN,
     apsw.SQLITE_ATTACH: "other files are not replicated; leave out ATTACH and copy the rows in with INSERTs",
     apsw.SQLITE_DETACH: "other files are not replicated; leave out DETACH",
-    apsw.SQLITE_ANALYZE: "planner statistics are not replicated; leave out ANALYZE; INDEXED BY steers the planner",
     **dict.fromkeys(
         _TEMP, "temporary objects are not kept between requests; use WITH ... AS (...) or an ordinary table"
     ),
@@ -106,6 +107,7 @@ class Piece:
         writes: the tables that it changes, likewise.
         named: what ``virtual_reads`` must know of it.
         configures: it changes what SQLite's counter of schema changes does not count.
+        fills: it makes a table and its rows, CREATE TABLE ... AS SELECT.
     """
 
     sql: str
@@ -124,6 +126,7 @@ class Piece:
     writes: frozenset[str] = frozenset()
     named: frozenset[str] = frozenset()
     configures: bool = False
+    fills: bool = False
     _behind: bool | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -162,6 +165,8 @@ class _Seen:
     given: set[str] = field(default_factory=set)
     ours: bool = False
     catalogue: bool = False
+    analyzes: bool = False
+    reads_catalogue: bool = False
     secret: bool = False
     by_views: set[str] = field(default_factory=set)
     reads: set[str] = field(default_factory=set)
@@ -234,7 +239,7 @@ class Guard:
             TakesLongError: compiling it would hold up the loop.
         """
         sql = self._admitted(sql, ours=ours, is_limited=is_limited)
-        seen = self._seen = _Seen(ours=ours)
+        seen = self._seen = _Seen(ours=ours, analyzes=first_word(sql) == "ANALYZE")
         piece: Piece | None = None
         deferred = self._db.pragma(pragmas.DEFER) if first_word(sql) == "PRAGMA" else None
 
@@ -248,7 +253,7 @@ class Guard:
             whole = seen.catalogue or bool(cursor.is_explain) or (apsw.SQLITE_PRAGMA in seen.actions and not setting)
             rest, tables, inner = sql[len(text) :], frozenset(seen.tables), frozenset(seen.inner)
             piece = Piece(text, kind, names, columns, tables, whole, rest, setting, inner, declared=declared)
-            self._see_virtual(piece, seen)
+            self._complete(piece, seen)
             piece.needs = ADMIN if seen.secret else _NEEDS[piece.kind]
             piece.reads, piece.writes, piece.named = map(frozenset, (seen.reads, seen.writes, seen.named))
             return False
@@ -284,8 +289,12 @@ class Guard:
             return Piece(sql, EMPTY, (), (), frozenset(), False, "")
         return piece
 
-    def _see_virtual(self, piece: Piece, seen: _Seen) -> None:
-        """Complete what is known of a statement that makes a virtual table, or in a schema that has one."""
+    def _complete(self, piece: Piece, seen: _Seen) -> None:
+        """Note whether a statement fills a table or gathers statistics, and which virtual tables it uses."""
+        piece.configures = seen.analyzes
+        piece.fills = piece.kind == SCHEMA and seen.actions >= _FILLS and apsw.SQLITE_ALTER_TABLE not in seen.actions
+        if piece.fills and seen.reads_catalogue:
+            seen.refusal = seen.refusal or _OF_NODE
         if apsw.SQLITE_CREATE_VTABLE in seen.actions and not self.allows_virtual():
             seen.refusal = seen.refusal or _TOO_OLD
         if not self.virtual.tables:
@@ -330,19 +339,8 @@ class Guard:
         if seen.given:
             return SCHEMA if seen.given & {*pragmas.REPLICATED} else READ
         # IF EXISTS of nothing, and CREATE INDEX IF NOT EXISTS of one that is there, do nothing, silently.
-        if actions & _DDL or first_word(text) in ("CREATE", "DROP"):
-            if (
-                apsw.SQLITE_CREATE_TABLE in actions
-                and apsw.SQLITE_SELECT in actions
-                and apsw.SQLITE_ALTER_TABLE not in actions
-            ):
-                seen.refusal = (
-                    "CREATE TABLE ... AS SELECT mixes schema and rows; "
-                    "send CREATE TABLE and then INSERT ... SELECT, together if they belong together"
-                )
+        if actions & _DDL or seen.analyzes or first_word(text) in ("CREATE", "DROP"):
             return SCHEMA
-        if apsw.SQLITE_REINDEX in actions:
-            seen.refusal = "REINDEX is not needed here: leave it out"
         if cursor.is_readonly:
             return READ
         if not actions & {apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE} and not seen.refusal:
@@ -395,6 +393,7 @@ class Guard:
                 return _PAST_PACKS.format(inside or f"main.{first}", second)
             if name in _CATALOGUE or name.startswith("pragma_"):
                 seen.catalogue = True
+                seen.reads_catalogue = seen.reads_catalogue or second != "ROWID" or inside is not None
             elif first != ROWS:
                 seen.tables.add(first)
             return None
@@ -404,7 +403,7 @@ class Guard:
                 return None
             seen.writes.add(first)
             seen.named.add(first if action != apsw.SQLITE_INSERT else f"-{first}")
-            if is_ours(name) or (name.startswith("sqlite_") and not seen.actions & _DDL):
+            if is_ours(name) or (name.startswith("sqlite_") and not seen.analyzes and not seen.actions & _DDL):
                 return _ONLY_READ.format(first)
             seen.tables.add(first)
             return None

@@ -68,10 +68,13 @@ _SETS_SILENTLY = frozenset({"synchronous"})
 def answered(sql: str) -> str:
     """Return a text with a SELECT for its first statement if that is a PRAGMA of ``ANSWERED``; any other as it is.
 
+    VACUUM and REINDEX become a SELECT without rows.
+
     Such a PRAGMA is part of a program's first lines on SQLite. What it wants is either so already (each commit is
     durable before it is acknowledged, readers hold up no writer) or without meaning here.
     """
-    if first_word(sql) != "PRAGMA":
+    first = first_word(sql)
+    if first not in ("PRAGMA", "REINDEX", "VACUUM"):
         return sql
     try:
         words = list(islice(walk(sql), WORDS_MAX))
@@ -79,6 +82,8 @@ def answered(sql: str) -> str:
         return sql
     end = next((place for place, token in enumerate(words) if token.text == ";"), len(words))
     rest = sql[words[end].start :] if end < len(words) else ""
+    if first != "PRAGMA":  # a node gives free pages back, and checks its indexes, by itself
+        return sql if any(token.is_word("INTO") for token in words[:end]) else "SELECT 1 WHERE 0" + rest
     at = 3 if words[2:3] and words[2].text == "." else 1
     name = (words[at].name or "").lower() if at < end else ""
     if name not in ANSWERED:

@@ -31,6 +31,7 @@ INCREMENTAL = 2  # auto_vacuum: free pages can be given back to the disk, some a
 CACHE_KIB = 64 << 10
 WIDE_KIB = 256 << 10  # while a batch has something large
 _PROMISES = ("cut", "safe", "settled", "joining", "lost")  # of a file that has taken part in something
+ANALYSIS_ROWS = 1_000  # that ANALYZE looks at in each index, about: it runs in the node's loop
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
 
@@ -312,6 +313,7 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
     db.pragma("cache_size", -CACHE_KIB)
     db.pragma("foreign_keys", 1)
     db.pragma("recursive_triggers", 0)
+    db.pragma("analysis_limit", ANALYSIS_ROWS)
     db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # no writing of the catalogue or of shadow tables
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
     bound(db, limits.length_bytes)

@@ -10,6 +10,7 @@ from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.build import Build, remove_leftovers
 from bedrockish.errors import DamagedError
+from bedrockish.sqltext.statement_ends import first_word
 from bedrockish_journal.model.changes import Step, decode_statements, decode_steps
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Txid
@@ -91,11 +92,20 @@ class Versions:
         try:
             with self._noticing() as changed:
                 failure = run(self._db, steps)
+                if not failure and any(first_word(step.sql) == "ANALYZE" for step in steps):
+                    self._forget_own_statistics()
         except apsw.SQLError as error:
             what = f"a change of the schema, {'; '.join(step.sql for step in steps)!r}, gave: {error}"
             raise DamagedError(f"{what}; {WITHOUT_PLUGIN}") from error
         self._settle(failure, [step.sql for step in steps] if not failure else (), changed)
         return failure
+
+    def _forget_own_statistics(self) -> None:
+        """Remove the statistics of the node's own tables: its statements are written for the plans without them."""
+        kept = "SELECT name FROM main.sqlite_schema WHERE name IN ('sqlite_stat1', 'sqlite_stat4')"
+        for (name,) in self._db.execute(kept).fetchall():
+            self._db.execute(f"DELETE FROM main.{name} WHERE tbl GLOB 'bedrockish_*'")
+        self._db.execute("ANALYZE main.sqlite_schema", can_cache=False)  # which only reads them again
 
     def _settle(self, failure: str, statements: Sequence[str], changed: Collection[str]) -> None:
         self.current += 1

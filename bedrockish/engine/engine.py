@@ -566,7 +566,7 @@ class Engine:
             self._is_begun = False
             self._control("COMMIT")
             self.batches += 1
-            self.publication.wrote(self.batches, self.schema_version)
+            self.publication.wrote(self.batches, self.schema_version, is_log_ending=self.may_finish_log)
             self._batch.clear()
             if self.staged.attached:
                 self.staged.detach()

@@ -30,7 +30,7 @@ BATCHES = 64  # the last ones, of which the page tells how much of the WAL belon
 SILENT_NS = 4_000_000_000  # without a heartbeat for so long, a node counts as gone, as on a link
 TORN_TRIES, TORN_S = 200, 0.0001
 _HEAD = Struct("<8sQI")  # magic, sequence, checksum of the facts
-_FACTS = Struct("<I16sIIQQQQQQQ")
+_FACTS = Struct("<I16sIIQQQQQQQI")
 _FACTS_AT = _HEAD.size
 _FACTS_END = _FACTS_AT + _FACTS.size
 _BATCH = Struct("<QI8sQI")  # batch, frames, salts, schema, checksum of these
@@ -58,6 +58,7 @@ class Facts(NamedTuple):
         durable: the last batch that is on the disk.
         heartbeat: when the node last ran, in nanoseconds since the kernel's start, time asleep included.
         safe: the clock up to which nothing can appear any more.
+        is_log_ending: 1 if the write-ahead log is about to start over, which a held snapshot prevents; else 0.
     """
 
     mode: int
@@ -71,6 +72,7 @@ class Facts(NamedTuple):
     durable: int
     heartbeat: int
     safe: int
+    is_log_ending: int
 
     @property
     def why_not(self) -> str:
@@ -154,6 +156,7 @@ class Page:
             batches,
             now_ns(),
             0,
+            0,
         )
         with self._lock:
             self._map[_BATCHES_AT : _BATCHES_AT + BATCHES * _BATCH.size] = bytes(BATCHES * _BATCH.size)
@@ -164,15 +167,15 @@ class Page:
         """The node's mode, as it is published."""
         return self._facts.mode
 
-    def wrote(self, number: int, frames: int, salts: bytes, schema: int) -> None:
-        """Tell that a batch is in the WAL, and how many frames belong to it."""
+    def wrote(self, number: int, frames: int, salts: bytes, schema: int, is_log_ending: bool = False) -> None:
+        """Tell that a batch is in the WAL, how many frames belong to it, and whether the WAL is to start over."""
         entry = _BATCH.pack(number, frames, salts, schema, 0)[:-4]
         place = _BATCHES_AT + number % BATCHES * _BATCH.size
         with self._lock:
             if self._map.closed:
                 return
             self._map[place : place + _BATCH.size] = entry + crc32(entry).to_bytes(4, "little")
-            self._facts = self._facts._replace(written=number)
+            self._facts = self._facts._replace(written=number, is_log_ending=int(is_log_ending))
             self._put()
 
     def synced(self, number: int) -> None:
@@ -222,7 +225,7 @@ class Published:
     def __init__(self, database: str, pause: Callable[[float], None] = time.sleep) -> None:
         self.database, self._pause = database, pause
         self._said = b""
-        self._facts = Facts(STOPPED, b"", 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._facts = Facts(STOPPED, b"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         path = page_path(database)
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -129,6 +129,7 @@ class LocalReads:
         self._used = False  # since the keeper has looked
         self._pins = 0
         self._pinned_at = 0.0
+        self._is_log_ending = False  # held between two reads, a snapshot would keep the log from starting over
         self._is_lost = False  # a snapshot that a block holds was let go
         self._until = _FOREVER
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``_seen``
@@ -190,6 +191,9 @@ class LocalReads:
                 self._until = _FOREVER
             moment = reader.moment
             assert moment is not None
+            if self._is_log_ending and not self._pins:
+                for one in self._readers:
+                    one.end()
             if moment is not self._told[0] or token is not self._told[1]:
                 self._told = moment, token, _seen(moment, token)
             return found, self._told[2]
@@ -308,6 +312,7 @@ class LocalReads:
                 self._is_lost = True
                 raise ResultLostError(f"the snapshot was not read for {PINNED_S:g} s and was let go; take another one")
             return first
+        self._is_log_ending = bool(facts.is_log_ending)
         moment = first.moment
         if moment is None or moment.batch < facts.durable:
             first = self._move_on(facts)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,20 @@ def test_read_without_a_snapshot_leaves_an_undurable_batch_to_the_node(bench: Be
     assert bench.rows() is None
     bench.engine.sync()
     assert bench.rows() == [(1,)]
+
+
+def test_write_ahead_log_starts_over_under_constant_reads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, most = bench.engine, 0
+    monkeypatch.setattr(engine, "_limits", replace(engine._limits, wal_frames=20, wal_frames_max=60))
+    for number in range(300):
+        bench.write("INSERT INTO t VALUES (randomblob(9000))")
+        engine.sync()
+        if engine.checkpoint_due:
+            engine.checkpoint()
+        rows = bench.rows("stale")
+        assert rows is None or len(rows) == number + 1
+        most = max(most, engine.wal_frames)
+    assert most < 200, "every snapshot that a program holds between two reads keeps the log from starting over"
 
 
 def test_session_sees_no_older_moment_than_it_has_seen(bench: Bench) -> None:

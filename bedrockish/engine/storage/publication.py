@@ -14,8 +14,8 @@ from bedrockish_journal.storage import schema_history
 class Publishes(Protocol):
     """The page that tells programs of the machine which batches are durable. Any thread may call it."""
 
-    def wrote(self, number: int, frames: int, salts: bytes, schema: int) -> None:
-        """Tell that a batch is in the WAL, how many frames belong to it, and which schema is in force."""
+    def wrote(self, number: int, frames: int, salts: bytes, schema: int, is_log_ending: bool = False) -> None:
+        """Tell that a batch is in the WAL, its frames and schema, and whether the WAL is about to start over."""
 
     def synced(self, number: int) -> None:
         """Tell that all batches up to this one are on the disk."""
@@ -54,10 +54,10 @@ class Publication:
             self._clocks = schema_history.clocks(self._db)
         moment_row.write(self._db, moment_row.FileMoment(batch, applied, clock, schema, *self._clocks, self.members))
 
-    def wrote(self, batch: int, schema: int) -> None:
-        """Tell that a batch is in the WAL."""
+    def wrote(self, batch: int, schema: int, *, is_log_ending: bool = False) -> None:
+        """Tell that a batch is in the WAL, and whether the WAL is about to start over."""
         if self._page is not None:
-            self._page.wrote(batch, self._wal.frames, salt_of(self._wal.descriptor), schema)
+            self._page.wrote(batch, self._wal.frames, salt_of(self._wal.descriptor), schema, is_log_ending)
 
     def synced(self, batch: int) -> None:
         """Tell that all batches up to this one are durable; any thread may."""

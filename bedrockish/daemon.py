@@ -287,6 +287,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             donor=donor,
             begin=partial(runtime.begin, owner=link),
             transactions=runtime.transactions,
+            commit_prepared=runtime.transactions.begin_prepared,
             upkeep=runtime.upkeep,
             caught=runtime.faults.caught,
             memory=runtime.engine.memory,

@@ -9,6 +9,7 @@ call's: a reply with it is about the link itself. Unknown fields are ignored, un
     {"id": 7, "op": "member", "command": "c0…", "change": {"action": "add", "node": "D", "address": "host:port", …},
      "token": bytes | null, "timeout": 10.0}
     {"id": 7, "op": "begin" | "statements" | "commit" | "rollback", …}                        like "execute"
+    {"id": 7, "op": "commit", "prepared": bytes, …}           of a transaction that a program has executed
     {"id": 7, "op": "settle", "digest": bytes, …}         like "execute", with the digest of the command's request
     {"id": 7, "op": "stream" | "fetch" | "close", …}      like "execute"; the reply to a stream has "more": true | false
     {"id": 7, "op": "outcome", "command": "c0…"}          {"id": 7, "op": "status" | "nodes" | "ping"}
@@ -77,12 +78,14 @@ class Step:
     ``begin`` may bring the first statements. Nodes of release 0.1.0 run none of them, and answer without results.
 
     ``settle`` makes sure that the command has happened or never will; the results are empty if it never will.
+    A ``commit`` with ``prepared`` brings the transaction that a program has executed on the node's file.
     Or one of a streamed result: ``stream`` opens it (columns, no rows), ``fetch`` takes rows, ``close`` gives it up.
     """
 
     id: int
     request: Request
     op: str
+    prepared: bytes = b""
 
 
 @value
@@ -176,7 +179,9 @@ def encode_call(call: Call) -> bytes:
             }
         case Execute(number, request) | Step(number, request):
             try:
-                return _encode_request(number, call.op if isinstance(call, Step) else EXECUTE, request)
+                if isinstance(call, Step):
+                    return _encode_request(number, call.op, request, call.prepared if call.op == COMMIT else b"")
+                return _encode_request(number, EXECUTE, request)
             except (cbor2.CBORError, ValueError) as error:
                 raise UsageError(f"a text in the request cannot be sent: {error}") from error
         case AskOutcome(number, command):
@@ -214,7 +219,10 @@ def decode_call(payload: bytes, user: str = "") -> Call:
     op = packed.get("op")
     try:
         if op in STEPS or op in STREAM_STEPS:
-            return Step(number, _decode_request(packed, user, least=int(op in (STATEMENTS, STREAM))), op)
+            prepared = packed.get("prepared", b"") if op == COMMIT else b""
+            if type(prepared) is not bytes:
+                raise UsageError("a prepared transaction should be bytes")
+            return Step(number, _decode_request(packed, user, least=int(op in (STATEMENTS, STREAM))), op, prepared)
         if op in (EXECUTE, CALL):
             return Execute(number, _decode_request(packed, user))
         if op == MEMBER:
@@ -316,13 +324,14 @@ def _statement(place: int, pair: object) -> Statement:
     return Statement(pair[0], check_params(pair[1]))
 
 
-def _encode_request(number: int, op: str, request: Request) -> bytes:
+def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"") -> bytes:
     """Return a request as bytes: a map, put together by hand, for the encoder takes its time by the list and the map.
 
     Its work is its statements, or a command that it calls by name.
     """
     token, named = request.token, request.call
     count = 8 + (named is not None) + bool(request.longest_s) + bool(request.trace) + bool(request.digest)
+    count += bool(prepared)
     parts = [
         _encode_head(_MAP, count),
         b"\x62id",
@@ -346,6 +355,8 @@ def _encode_request(number: int, op: str, request: Request) -> bytes:
         parts += (b"\x6astatements", _encode_head(_LIST, len(request.statements)))
         for statement in request.statements:
             parts += (b"\x82", cbor2.dumps(statement.sql), _encode_params(statement.params))
+    if prepared:
+        parts += (b"\x68prepared", cbor2.dumps(prepared))
     if request.longest_s:
         parts += (b"\x67longest", _FLOAT.pack(0xFB, request.longest_s))
     if request.trace:

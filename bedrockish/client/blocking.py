@@ -19,7 +19,7 @@ from bedrockish.client.blocking_transaction import BlockingTransaction, held
 from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.cursor import BlockingRowStream, held_stream
 from bedrockish.client.discovery import in_order_now
-from bedrockish.client.local_file import open_local
+from bedrockish.client.local_file import local_steps, open_local
 from bedrockish.client.request_builder import Statements, Where, target_of
 from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.schemas import SchemaVersion
@@ -38,8 +38,25 @@ class SocketClient(SocketDriver, Session):
 
     def _close(self) -> None:
         super()._close()
+        self._close_file()
+
+    async def _in_place(self, method: Callable[..., T], *arguments: Any) -> T:
+        """Do something that takes as long as a statement: in this thread."""
+        return method(*arguments)
+
+    @property
+    def has_open_transactions(self) -> bool:
+        """Whether a transaction or a result is open, at a node or here."""
+        here = self.local_steps is not None and self.local_steps.transactions.has_any
+        return here or super().has_open_transactions
+
+    def interrupt(self) -> None:
+        """Have all calls that other threads wait for end now, and the statements that they run here."""
+        super().interrupt()
         if self.local is not None:
-            self.local.close()
+            self.local.interrupt()
+        if self.local_steps is not None:
+            self.local_steps.transactions.stop()
 
 
 class Connection:
@@ -344,7 +361,7 @@ def open_socket_client(target: Target, token: bytes | None, entry: Entry | None 
     entry = entry or entry_of(target)
     local = open_local(target)
     client = SocketClient(replace(target, addresses=in_order_now(target, entry)), token, entry)
-    client.local = local
+    client.local, client.local_steps = local, local_steps(client, local)
     try:
         run(client.ping)
         client.learn()

@@ -12,6 +12,7 @@ from bedrockish.errors import UnavailableError
 from bedrockish.local.page import socket_path
 
 if TYPE_CHECKING:
+    from bedrockish.client.local_steps import Calls, LocalSteps
     from bedrockish.local.reads import LocalReads
 
 SUFFIXES = (".sqlite", ".sqlite3", ".db")
@@ -28,6 +29,16 @@ def located(target: Target) -> Target:
         return target
     path = os.path.realpath(target.local)
     return replace(target, local=path, addresses=(Address(socket_path(path), 0), *target.addresses))
+
+
+def local_steps(session: "Calls", reads: "LocalReads | None") -> "LocalSteps | None":
+    """Return what runs a session's open transactions in this process; None without a file."""
+    if reads is None:
+        return None
+    from bedrockish.client.local_steps import LocalSteps
+    from bedrockish.local.transactions import LocalTransactions
+
+    return LocalSteps(session, LocalTransactions(reads), reads.database)
 
 
 def open_local(target: Target) -> "LocalReads | None":

@@ -32,7 +32,7 @@ from bedrockish.client.request_builder import (
 from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import What, settled
 from bedrockish.client.schemas import SchemaCalls
-from bedrockish.client.transaction import Farewell, Options, Transaction, run_transaction, shielded, transaction
+from bedrockish.client.transaction import Call, Farewell, Options, Transaction, run_transaction, shielded, transaction
 from bedrockish.errors import (
     BedrockishError,
     CommandIdError,
@@ -44,6 +44,7 @@ from bedrockish.errors import (
 )
 
 if TYPE_CHECKING:
+    from bedrockish.client.local_steps import LocalSteps
     from bedrockish.local.reads import LocalReads
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
 
     target: Target
     local: "LocalReads | None" = None  # reads a node's file in this process
+    local_steps: "LocalSteps | None" = None  # runs open transactions there
     _core: ClientCore
 
     _farewell: Farewell = staticmethod(shielded)
@@ -304,7 +306,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             OutcomeUnknownError: it cannot be told whether it happened; ``settle`` asks again.
             BedrockishError: it did not happen; ``retry`` says whether running all of it again can help.
         """
-        return transaction(self._call, self._options(isolation, read, timeout))
+        return transaction(self._steps, self._options(isolation, read, timeout))
 
     async def begin(
         self,
@@ -317,7 +319,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
 
         Nothing is sent: BEGIN goes with the first statement.
         """
-        return Transaction(self._call, self._options(isolation, read, timeout), self._farewell)
+        return Transaction(self._steps, self._options(isolation, read, timeout), self._farewell)
 
     async def run_transaction(
         self,
@@ -340,7 +342,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             OutcomeUnknownError: it cannot be told whether it happened.
             BedrockishError: it did not happen.
         """
-        return await run_transaction(self._call, self._options(isolation, read, timeout), function, args)
+        return await run_transaction(self._steps, self._options(isolation, read, timeout), function, args)
 
     async def settle(self, command: str, *, timeout: float | None = None) -> bool:  # noqa: ASYNC109
         """Make sure that a transaction, by the ``command`` of its COMMIT, has happened (True), or never will (False).
@@ -362,6 +364,18 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             if not error.details.get("happened"):
                 raise
         return True
+
+    @property
+    def _steps(self) -> Call:
+        """The call that does the steps of an open transaction."""
+        return self._call if self.local_steps is None else self.local_steps.call
+
+    def _close_file(self) -> None:
+        """Close the node's file, and the transactions that are open on it."""
+        if self.local_steps is not None:
+            self.local_steps.transactions.close()
+        if self.local is not None:
+            self.local.close()
 
     def _file(self) -> "LocalReads":
         """Return what reads the node's file here.

@@ -1,8 +1,9 @@
 """The trio client: the core on real links. One client may be used by many tasks at once; they share one link."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import trio
 
@@ -11,7 +12,7 @@ from bedrockish.api.wire import NODES, Ask, Told
 from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.discovery import in_order, members_of
 from bedrockish.client.driver import Driver
-from bedrockish.client.local_file import open_local
+from bedrockish.client.local_file import local_steps, open_local
 from bedrockish.client.request_builder import URL_VARIABLE as URL_VARIABLE
 from bedrockish.client.request_builder import Statements as Statements
 from bedrockish.client.request_builder import Where
@@ -19,6 +20,7 @@ from bedrockish.client.request_builder import target_of as target_of
 from bedrockish.client.session import Session
 from bedrockish.errors import BedrockishError
 
+T = TypeVar("T")
 AT_ONCE_S = 0.02  # how long a read of the node's file may hold the loop; then it goes on in a thread
 LEARN_S = 30.0  # how often a client in use asks who belongs to the cluster
 
@@ -48,8 +50,17 @@ class Client(Driver, Session):
 
     def _close(self) -> None:
         super()._close()
-        if self.local is not None:
-            self.local.close()
+        self._close_file()
+
+    async def _in_place(self, method: Callable[..., T], *arguments: Any) -> T:
+        """Do something that takes as long as a statement: in a thread, so that the loop goes on."""
+        return await trio.to_thread.run_sync(method, *arguments)
+
+    @property
+    def has_open_transactions(self) -> bool:
+        """Whether a transaction or a result is open, at a node or here."""
+        here = self.local_steps is not None and self.local_steps.transactions.has_any
+        return here or super().has_open_transactions
 
     async def _keep_learning(self) -> None:
         """Ask who belongs to the cluster, at once and then as long as this client is in use."""
@@ -89,7 +100,7 @@ async def open_client(
     local = open_local(target)
     async with trio.open_nursery() as nursery:
         client = Client(target, token, nursery, entry)
-        client.local = local
+        client.local, client.local_steps = local, local_steps(client, local)
         nursery.start_soon(client._alarm.run)
         try:
             await client.ping()

@@ -26,7 +26,14 @@ from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.storage import moment_row
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.moment_row import FileMoment
-from bedrockish.errors import BedrockishError, ForbiddenError, ResultLostError, SqlError, UnavailableError
+from bedrockish.errors import (
+    BedrockishError,
+    DeadlineError,
+    ForbiddenError,
+    ResultLostError,
+    SqlError,
+    UnavailableError,
+)
 from bedrockish.local import connections
 from bedrockish.local.page import READING, SILENT_NS, Facts, Published, now_ns
 from bedrockish_journal.model.membership import ADMIN, read_membership
@@ -35,6 +42,7 @@ from bedrockish_journal.model.vector import covers
 TEXTS_MAX = 2_000  # compiled texts that are remembered
 AGAIN_S = 0.1  # between two attempts to open the file
 IDLE_S = 0.1  # a snapshot that is not read for so long is let go
+DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its moment is durable, and between two looks
 PINNED_S = 60.0  # one that a block holds, and that is not read for so long, is let go as well
 _FOREVER = float("inf")
 STEPS = 4_000  # SQLite's own steps between two looks at the clock
@@ -117,11 +125,13 @@ class LocalReads:
 
     Attributes:
         published: the node's page; None before the first ``open``.
+        on_tick: called twice in ``IDLE_S``, by the thread that releases snapshots.
     """
 
     def __init__(self, database: str, user: str = "") -> None:
         self.database, self._user = database, user
         self.lock = threading.RLock()
+        self.on_tick: Callable[[], None] = lambda: None
         self.published: Published | None = None
         self._readers: list[_Reader] = []  # the first holds what is read; the second what will be read next
         self._try_at = 0.0
@@ -131,11 +141,11 @@ class LocalReads:
         self._pinned_at = 0.0
         self._is_log_ending = False  # held between two reads, a snapshot would keep the log from starting over
         self._is_lost = False  # a snapshot that a block holds was let go
-        self._until = _FOREVER
-        self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``_seen``
+        self._until = self._budget_s = _FOREVER
+        self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
         self._access = Access()
         self._members = -1
-        self._is_closed = False
+        self._is_closed = self._is_interrupted = self._is_running = False
 
     def open(self) -> None:
         """Open the file.
@@ -161,17 +171,20 @@ class LocalReads:
             TimeoutError: they have run for ``budget_s`` and are not done.
             ResultLostError: the snapshot that a block holds was let go.
             ForbiddenError: the user may not.
+            DeadlineError: the program has interrupted it.
         """
         if not self._pins and level not in (SESSION, STALE):
             return None
         with self.lock:
             try:
+                self._budget_s = budget_s
                 reader = self._reader(token, level)
                 if reader is None:
                     return None
                 if budget_s != _FOREVER:
                     self._until = time.monotonic() + budget_s
                 found: list[Rows] = []
+                self._is_running = True
                 for sql, params in statements:
                     rows = self._run(reader, sql, params)
                     if rows is None:
@@ -180,6 +193,8 @@ class LocalReads:
             except (ResultLostError, ForbiddenError):
                 raise
             except apsw.InterruptError as error:
+                if self._is_interrupted:
+                    raise interrupted() from None
                 if time.monotonic() > self._until:
                     raise TimeoutError from None
                 self._leave_to_node(statements, error)
@@ -188,14 +203,14 @@ class LocalReads:
                 self._leave_to_node(statements, error)
                 return None
             finally:
-                self._until = _FOREVER
+                self._until, self._is_interrupted, self._is_running = _FOREVER, False, False
             moment = reader.moment
             assert moment is not None
             if self._is_log_ending and not self._pins:
                 for one in self._readers:
                     one.end()
             if moment is not self._told[0] or token is not self._told[1]:
-                self._told = moment, token, _seen(moment, token)
+                self._told = moment, token, seen_by(moment, token)
             return found, self._told[2]
 
     def _leave_to_node(self, statements: Sequence[tuple[str, Params]], error: Exception) -> None:
@@ -241,6 +256,13 @@ class LocalReads:
             rights.check(piece, reader.views)
         return piece
 
+    def interrupt(self) -> None:
+        """Have the read that another thread does end now; it raises ``DeadlineError``."""
+        if self._is_running:
+            self._is_interrupted = True
+            for reader in self._readers:
+                reader.db.interrupt()
+
     def _is_late(self) -> bool:
         return self._until != _FOREVER and time.monotonic() > self._until
 
@@ -258,6 +280,17 @@ class LocalReads:
             yield
         finally:
             self.unpin()
+
+    def facts(self) -> Facts | None:
+        """Return the page's facts; None while no node serves the file. The caller has ``lock``."""
+        if self._process != os.getpid():
+            self._abandon()
+        try:
+            if self._is_closed or (not self._readers and not self._open()) or self.published is None:
+                return None
+            return self.published.facts()
+        except BedrockishError:
+            return None
 
     def pin(self, level: str, token: Callable[[], Token], timeout_s: float) -> None:
         """Hold a snapshot until ``unpin``. Raises what ``snapshot`` says."""
@@ -317,11 +350,20 @@ class LocalReads:
         if moment is None or moment.batch < facts.durable:
             first = self._move_on(facts)
             moment = first.moment
-        if moment is None or (moment.batch > facts.durable and moment.batch > published.facts().durable):
+        if moment is None or (moment.batch > facts.durable and not self._becomes_durable(published, moment.batch)):
             return None
-        if level != STALE and not _may_see(moment, token):
+        if level != STALE and not may_see(moment, token):
             return None
         return first
+
+    def _becomes_durable(self, published: Published, batch: int) -> bool:
+        """Whether a batch is durable within a moment: only a first read after a pause may have to wait for that."""
+        until = time.monotonic() + min(DURABLE_S, self._budget_s)
+        while published.facts().durable < batch:
+            if time.monotonic() > until:
+                return False
+            time.sleep(PAUSE_S)
+        return True
 
     def _move_on(self, facts: Facts) -> _Reader:
         """Take a newer snapshot, if one is durable; else go on with the old one, if there is one."""
@@ -421,7 +463,12 @@ class LocalReads:
             self.published = None
 
 
-def _may_see(moment: FileMoment, token: Token) -> bool:
+def interrupted() -> DeadlineError:
+    """Return the error of a statement that the program has interrupted."""
+    return DeadlineError("the program interrupted the call; it did not happen", interrupted=True)
+
+
+def may_see(moment: FileMoment, token: Token) -> bool:
     """Whether a snapshot has all that a session has seen, and no older schema."""
     if not token.vector:
         return True
@@ -430,7 +477,7 @@ def _may_see(moment: FileMoment, token: Token) -> bool:
     return covers(moment.vector, token.vector)
 
 
-def _seen(moment: FileMoment, token: Token) -> Token:
+def seen_by(moment: FileMoment, token: Token) -> Token:
     """Return what a session has seen that has read this moment."""
     clock = max(moment.clock, moment.in_force, token.clock)
     if clock == token.clock and covers(token.vector, moment.vector):
@@ -466,6 +513,7 @@ class _Keeper:
                 held = list(self._held)
             for one in held:
                 one.release()
+                one.on_tick()
             del held
 
 

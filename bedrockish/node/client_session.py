@@ -46,10 +46,12 @@ from bedrockish.errors import (
     OutcomeUnknownError,
     TooLargeError,
     UnavailableError,
+    UnsupportedError,
     UsageError,
 )
 from bedrockish.node.rights import check_call, check_call_by_token
 from bedrockish_net.errors import Code, LinkClosedError, LocalProtocolError
+from bedrockish_net.handshake import is_local
 from bedrockish_net.stream import Link
 
 logger = logging.getLogger(__name__)
@@ -212,6 +214,7 @@ async def serve_client(
     user: str = "",
     access: Access | None = None,
     why_out: Callable[[], str] | None = None,
+    commit_prepared: "Callable[[Request, bytes], Answer | Rest] | None" = None,
 ) -> None:
     """Answer one client until its link is over; what it began goes on. Somebody else runs the link.
 
@@ -227,11 +230,13 @@ async def serve_client(
         user: who the client is; empty if nobody had to say when it came.
         access: what users may do.
         why_out: tells why the client may not stay, empty if it may; None: it may for as long as it likes.
+        commit_prepared: commits a transaction that a program of the machine has executed on the node's file.
         caught: takes damage, or an exception that no call was expected to raise, and returns the answer to that call.
     """
     loan = Loan(donor)
     session = _Session(link, node, loan, begin, in_flight_max, transactions, upkeep, caught)
     session.user, session.access, session.why_out = user, access or Access(), why_out
+    session.commit_prepared = commit_prepared
     session.count_by(memory or Memory())
     try:
         async with trio.open_nursery() as nursery:
@@ -253,11 +258,13 @@ class _Session:
 
     Attributes:
         user: who the client is; empty if nobody had to say when it came.
+        commit_prepared: commits a transaction that a program of the machine has executed.
         access: what users may do.
         why_out: tells why the client may not stay.
     """
 
     user = ""
+    commit_prepared: "Callable[[Request, bytes], Answer | Rest] | None" = None
     access: Access
     why_out: Callable[[], str] | None = None
 
@@ -442,6 +449,14 @@ class _Session:
     def _step(self, call: Step) -> Answer | Rest:
         if self._transactions is None:
             raise UsageError("this node keeps no interactive transactions")
+        if call.prepared:
+            if not is_local(self._link.stream):
+                raise UnsupportedError(
+                    "a transaction that a program has executed on a node's file is committed by the socket next to the "
+                    "file only; it did not happen: run it again"
+                )
+            assert self.commit_prepared is not None, "a node that listens on a Unix socket commits them"
+            return self.commit_prepared(call.request, call.prepared)
         return self._transactions.begin(self._link, call.op, call.request)
 
     async def _do_upkeep(self, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,11 +107,17 @@ def test_no_read_waits_for_a_disk(bench: Bench) -> None:
         assert bench.rows() == []
 
 
-def test_read_without_a_snapshot_leaves_an_undurable_batch_to_the_node(bench: Bench) -> None:
+def test_read_without_a_snapshot_waits_a_moment_and_asks_the_node(bench: Bench) -> None:
     bench.write("INSERT INTO t VALUES (1)")
     for reader in bench.reads._readers:
         reader.end()
+    began = time.monotonic()
     assert bench.rows() is None
+    assert time.monotonic() - began >= reads.DURABLE_S
+    timer = threading.Timer(reads.DURABLE_S / 4, bench.engine.sync)
+    timer.start()
+    assert bench.rows() == [(1,)]
+    timer.join()
     bench.engine.sync()
     assert bench.rows() == [(1,)]
 

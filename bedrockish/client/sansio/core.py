@@ -192,6 +192,12 @@ class ClientCore:
             self._leave(self._current, now)
         return self._pump(now)
 
+    @property
+    def address(self) -> Address | None:
+        """Where the next call goes; None while no link is open."""
+        link = None if self._current is None else self._links.get(self._current)
+        return link.address if link is not None and link.is_open else None
+
     def has_only_read(self, command: str) -> bool:
         """Whether a command was answered lately, and has left nothing in the journal by which to settle it."""
         return command in self._only_read
@@ -464,7 +470,8 @@ class ClientCore:
         wire_call: Call
         match call.what:
             case Step():
-                wire_call = Step(call_number, self._attempt(call, call.what.request, now), call.what.op)
+                what = call.what
+                wire_call = Step(call_number, self._attempt(call, what.request, now), what.op, what.prepared)
             case Request():
                 wire_call = Execute(call_number, self._attempt(call, call.what, now))
             case AskOutcome():

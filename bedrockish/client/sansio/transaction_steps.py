@@ -35,7 +35,7 @@ What = Request | AskOutcome | Ask | Step
 
 def name_of(what: What) -> str | None:
     """Return the transaction whose link a call must go on; None for a call that any node can answer."""
-    if isinstance(what, Step) and what.op not in (BEGIN, SETTLE, STREAM):
+    if isinstance(what, Step) and what.op not in (BEGIN, SETTLE, STREAM) and not what.prepared:
         return what.request.command
     return None
 
@@ -76,7 +76,7 @@ def is_harmless(what: Step) -> bool:
 
 def settling(what: Step) -> Step:
     """Return what to ask when the answer to a COMMIT was lost."""
-    return replace(what, op=SETTLE, request=replace(what.request, digest=OPEN))
+    return replace(what, op=SETTLE, request=replace(what.request, digest=OPEN), prepared=b"")
 
 
 def settled(request: Request) -> Step:

@@ -94,6 +94,11 @@ class Workspace:
             self.is_broken = True
             raise UnavailableError(f"the node cannot read its file once more ({error}); try again") from error
 
+    def move_to(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
+        """Tell the moment of the snapshot that ``begin`` has taken, where only the snapshot itself tells it."""
+        self._base, self._version, self._moment = dict(base), schema_version, moment
+        self._applied_clock = applied_clock
+
     def stop(self, error: BedrockishError) -> None:
         """Let what runs in the thread end soon, with this error."""
         self._stopped = error
@@ -201,6 +206,24 @@ class Workspace:
             raise self._stopped from None
         finally:
             self._leave(writer)
+
+    def open_work(self, session: Session) -> "Work":
+        """Return a transaction that stays open between its statements, until ``leave_work``.
+
+        Raises:
+            BedrockishError: what ``stop`` was given, or the file cannot be read.
+        """
+        writer = self._open()
+        if self._stopped is not None:
+            raise self._stopped
+        writer.begin()
+        self.scope.begin(session.command, session.clock, self._base)
+        return Work(writer, self._base, self._version, session, self.scope, self._applied_clock)
+
+    def leave_work(self) -> None:
+        """Roll back the overlay: the transaction is over here."""
+        if self._writer is not None:
+            self._leave(self._writer)
 
     def hold(self, limit_bytes: int) -> "_Writer":
         """Return the connection that writes, inside its transaction until ``leave``; with memory for so many bytes.

@@ -18,7 +18,7 @@ from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.core.protocol.records import Membership, Vote
 from bedrockish.engine.sqlite.bind import INT_MAX
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
-from bedrockish.errors import ConstraintError
+from bedrockish.errors import ConstraintError, UsageError
 from bedrockish_journal.model.changes import Value, decode_changes
 from bedrockish_journal.model.transaction import ROWS
 
@@ -101,6 +101,26 @@ class AutoIds:
         self._seen.clear()
         if self._home is not None:
             self._stripes, self._own = self._home._stripes, self._home._own
+
+    def lease(self, db: apsw.Connection, table: str, above: int, count: int) -> list[int]:
+        """Return ids of a table that no other transaction gets, all above one and in rising order.
+
+        Returns:
+            ``count`` of them, or fewer where the ids come to an end.
+
+        Raises:
+            UsageError: the table does not exist, or has no ids.
+        """
+        self.begin()
+        known = self._tables.get(table)
+        if known is None or known.rowid is None:
+            raise UsageError(f"table {table!r:.80} has no ids to lease; give the id in the statement")
+        above = max(above, self._in_table(db, table), self._highest.get(table, above))
+        first = above + 1 + (self._own - above - 1) % self._stripes
+        ids = [one for one in range(first, first + count * self._stripes, self._stripes) if one <= INT_MAX]
+        if ids:
+            self._highest[table] = ids[-1]
+        return ids
 
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
         """Return the error for the table whose ids have come to an end, which SQLite calls a full disk, or None."""

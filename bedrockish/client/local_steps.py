@@ -1,0 +1,226 @@
+"""Open transactions on a node's file: their steps run in this process, and COMMIT is one call.
+
+It stands between a transaction and the calls of its session: a step of a transaction that runs here is done here, any
+other goes to the node. So the classes, errors and answers of a transaction are those of a URL.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from bedrockish.api.requests import (
+    NOTHING,
+    STRICT,
+    Answer,
+    Request,
+    Result,
+    Statement,
+    Token,
+    decode_results,
+    encode_results,
+)
+from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
+from bedrockish.client.sansio.core import ClientCore
+from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.errors import BedrockishError, ConflictError, UnsupportedError, UsageError
+from bedrockish.local.page import socket_path
+from bedrockish.local.prepared import encode_prepared
+from bedrockish.local.transactions import (
+    LEASE,
+    IdsNeededError,
+    LocalTransaction,
+    LocalTransactions,
+    Logged,
+    NodeNeededError,
+)
+
+T = TypeVar("T")
+TOGETHER = 100  # statements that run again at the node in one round trip
+
+
+class Calls(Protocol):
+    """The session whose transactions these are."""
+
+    _core: ClientCore
+
+    async def _call(self, what: What, timeout_s: float) -> Answered | Told: ...
+    async def _in_place(self, method: Callable[..., T], *arguments: Any) -> T: ...
+
+
+class LocalSteps:
+    """Runs the steps of a session's open transactions where they belong.
+
+    Args:
+        session: makes the calls to the node.
+        transactions: those that run in this process.
+        database: the node's file.
+    """
+
+    def __init__(self, session: Calls, transactions: LocalTransactions, database: str) -> None:
+        self._session, self.transactions = session, transactions
+        self._socket = socket_path(database)
+        self._node_next = False  # the next transaction begins at the node: the last one could not be moved there
+
+    async def call(self, what: What, timeout_s: float) -> Answered | Told:
+        """Do a step of a transaction. Raises what the node's answer would raise."""
+        session = self._session
+        if not isinstance(what, Step):
+            return await session._call(what, timeout_s)
+        one = self.transactions.find(what.request.command)
+        if what.op == BEGIN and one is None:
+            one = await self._begin(what.request)
+        if one is None:
+            return await session._call(what, timeout_s)
+        if what.op == ROLLBACK:
+            self.transactions.forget(what.request.command)
+            return Answered(0, Answer(NOTHING, Token()))
+        if what.op == COMMIT:
+            return await self._commit(one, what, timeout_s)
+        assert what.op in (BEGIN, STATEMENTS)
+        return await self._statements(one, what, timeout_s)
+
+    async def _begin(self, request: Request) -> LocalTransaction | None:
+        core = self._session._core
+        at_node, self._node_next = self._node_next, False
+        address = core.address
+        if at_node or address is None or address.host != self._socket:
+            return None
+        one = await self._session._in_place(self.transactions.begin, replace(request, statements=(), token=core.token))
+        if one is not None:
+            core.see(one.seen)
+        return one
+
+    async def _statements(self, one: LocalTransaction, what: Step, timeout_s: float) -> Answered:
+        command, results = what.request.command, list[Result]()
+        for place, statement in enumerate(what.request.statements):
+            try:
+                results.append(await self._run(one, statement, timeout_s))
+            except NodeNeededError as error:
+                return await self._move(one, what, place, results, error, timeout_s)
+            except UsageError as error:
+                error.details = {**error.details, "statement": place}
+                if one.is_over:
+                    self.transactions.forget(command)
+                    told = f"{error.message}; the transaction was rolled back"
+                    raise type(error)(told, **error.details, ended=True) from error
+                if what.op == BEGIN:
+                    error.details = {**error.details, BEGUN: True}
+                raise
+            except BedrockishError:
+                self.transactions.forget(command)
+                raise
+        return Answered(0, Answer(encode_results(results), one.seen))
+
+    async def _run(self, one: LocalTransaction, statement: Statement, timeout_s: float) -> Result:
+        while True:
+            try:
+                return await self._session._in_place(one.run, statement)
+            except IdsNeededError as wanted:
+                await self._lease(wanted, timeout_s)
+
+    async def _lease(self, wanted: IdsNeededError, timeout_s: float) -> None:
+        """Get ids from the node.
+
+        Raises:
+            NodeNeededError: it gives none to this program.
+        """
+        table, above = wanted.details["table"], wanted.details["above"]
+        asked = {"do": "lease", "table": table, "above": above, "count": LEASE}
+        try:
+            reply = await self._session._call(Ask(0, UPKEEP, asked=asked), timeout_s)
+        except UsageError as error:
+            raise NodeNeededError(error.message) from error
+        told = reply.value if isinstance(reply, Told) else None
+        ids = told.get("ids") if isinstance(told, dict) else None
+        if not isinstance(ids, list) or not ids or any(type(one) is not int or one <= above for one in ids):
+            raise NodeNeededError(f"the node leases no ids of {table}")
+        self.transactions.ids.note_lease(table, ids)
+
+    async def _commit(self, one: LocalTransaction, what: Step, timeout_s: float) -> Answered | Told:
+        command, session = what.request.command, self._session
+        try:
+            prepared = await session._in_place(one.finish)
+        except UsageError:
+            raise
+        except BedrockishError:
+            self.transactions.forget(command)
+            raise
+        self.transactions.forget(command)
+        if prepared.readonly and one.request.read != STRICT:
+            return Answered(0, Answer(prepared.result, one.seen))
+        request = replace(
+            what.request, statements=(), read=one.request.read, isolation=one.request.isolation, token=Token()
+        )
+        return await session._call(Step(0, request, COMMIT, encode_prepared(prepared)), timeout_s)
+
+    # -- on to the node --------------------------------------------------------------------------------------------
+
+    async def _move(
+        self,
+        one: LocalTransaction,
+        what: Step,
+        place: int,
+        results: list[Result],
+        why: NodeNeededError,
+        timeout_s: float,
+    ) -> Answered:
+        """Run the transaction so far again at the node, and its step to the end there.
+
+        Raises:
+            ConflictError: it did something else there.
+            UnsupportedError: it is too long for that.
+        """
+        log = one.log
+        self.transactions.forget(what.request.command)
+        if log is None:
+            self._node_next = True
+            raise UnsupportedError(
+                f"the statement needs the node ({why.message}), and the transaction is too long to move there; run "
+                "the statement earlier in the transaction, or connect to a URL"
+            )
+        op = BEGIN
+        for first in _runs(log):
+            await self._again(what.request, first, op, timeout_s)
+            op = STATEMENTS
+        rest = replace(what.request, statements=what.request.statements[place:])
+        try:
+            reply = await self._session._call(Step(0, rest, op), timeout_s)
+        except BedrockishError as error:
+            if isinstance(error.details.get("statement"), int):
+                error.details = {**error.details, "statement": error.details["statement"] + place}
+            raise
+        assert isinstance(reply, Answered)
+        return Answered(0, replace(reply.answer, results=encode_results([*results, *_results(reply)])))
+
+    async def _again(self, request: Request, logged: Sequence[Logged], op: str, timeout_s: float) -> None:
+        """Run statements again at the node, which must give there what they gave here."""
+        statements = tuple(one.statement for one in logged)
+        try:
+            reply = await self._session._call(Step(0, replace(request, statements=statements), op), timeout_s)
+            is_same = logged[-1].told is not None and _results(reply) == [one.told for one in logged]
+        except UsageError as error:
+            is_same = logged[-1].told is None and error.message == logged[-1].failure and not error.details.get("ended")
+        if not is_same:
+            self._node_next = True
+            await self._session._call(Step(0, replace(request, statements=()), ROLLBACK), timeout_s)
+            raise ConflictError(
+                "the transaction was moved to the node, and another one has changed what it rests on; it "
+                "did not happen: run it again"
+            )
+
+
+def _runs(log: Sequence[Logged]) -> list[list[Logged]]:
+    """Return statements in groups: those that failed alone, others up to ``TOGETHER`` in one."""
+    found: list[list[Logged]] = []
+    for one in log:
+        is_alone = one.told is None or not found or found[-1][-1].told is None or len(found[-1]) >= TOGETHER
+        if is_alone:
+            found.append([one])
+        else:
+            found[-1].append(one)
+    return found
+
+
+def _results(reply: Answered | Told) -> list[Result]:
+    assert isinstance(reply, Answered)
+    return decode_results(reply.answer.results)

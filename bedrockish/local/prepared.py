@@ -1,0 +1,113 @@
+"""A transaction that a program has executed, as the bytes of its COMMIT, and the checks of the node that takes it.
+
+A program that may open the file is trusted with the read sets of its transactions. Its node still checks the form, so that a
+fault of the program ends the transaction and not the cluster.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import cbor2
+
+from bedrockish.access_sets.catalog import Index
+from bedrockish.access_sets.definitions import folded
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.executor import Known
+from bedrockish.engine.execution.prepared_size import check_size
+from bedrockish.engine.statements.rights import Rights
+from bedrockish.errors import ConflictError, UsageError
+from bedrockish_journal.model.access_set import AccessSet, object_of
+from bedrockish_journal.model.changes import decode_changes
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.membership import READER, WRITER
+from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.model.vector import check
+
+
+def encode_prepared(prepared: Prepared) -> bytes:
+    """Return a transaction of rows as bytes."""
+    keys = prepared.access_set.pack()
+    return cbor2.dumps(
+        [dict(prepared.base), prepared.schema, prepared.readonly, keys, prepared.changes, prepared.result]
+    )
+
+
+def decode_prepared(data: bytes) -> Prepared:
+    """Read what ``encode_prepared`` wrote.
+
+    Raises:
+        UsageError: the bytes are something else.
+        TooLargeError: the transaction cannot be sent to the other nodes.
+    """
+    try:
+        base, schema, readonly, keys, changes, result = cbor2.loads(data)
+        if type(schema) is not int or type(readonly) is not bool:
+            raise UsageError("a prepared transaction has the version of its schema, and tells whether it only reads")
+        if type(changes) is not bytes or type(result) is not bytes or (readonly and changes):
+            raise UsageError("a prepared transaction has its changes and its result as bytes")
+        prepared = Prepared(check(base), schema, readonly, ROWS, AccessSet.unpack(keys), changes, result)
+    except (cbor2.CBORError, EntryMalformedError, ValueError, TypeError) as error:
+        raise UsageError(f"these {len(data)} bytes are not a prepared transaction: {error}") from error
+    check_size(prepared)
+    return prepared
+
+
+@dataclass(slots=True)
+class _Does:
+    """A transaction as the rights see it: as if it were one statement."""
+
+    sql: str
+    needs: int
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+
+def check_prepared(
+    prepared: Prepared,
+    applied: Mapping[str, int],
+    known: Known,
+    rights: Rights | None,
+) -> None:
+    """Check a transaction that a program has prepared against the node's own file.
+
+    Args:
+        prepared: the transaction.
+        applied: the commits that the node has applied.
+        known: the tables of the schema in force.
+        rights: of the user; None: the user may do everything.
+
+    Raises:
+        UsageError: it rests on commits that this node does not have, or changes rows of unknown form.
+        ConflictError: the schema has changed since.
+        ForbiddenError: the user may not read or write one of its tables.
+    """
+    late = [f"{leader}{tick}" for leader, tick in prepared.base.items() if applied.get(leader, 0) < tick]
+    if late:
+        raise UsageError(f"the transaction rests on {', '.join(late)}, which this node has not applied; run it again")
+    written = set[str]()
+    try:
+        for change in decode_changes(prepared.changes) if prepared.changes else ():
+            table = known.tables.by_name.get(change.table)
+            if table is None or tuple(change.columns) != tuple(table.columns):
+                raise ConflictError(
+                    f"table {change.table} has another form since the transaction began; it did not happen: run it "
+                    "again",
+                    table="schema",
+                )
+            written.add(change.table)
+    except EntryMalformedError as error:
+        raise UsageError(f"the changes of the prepared transaction cannot be read: {error}") from error
+    if rights is None:
+        return
+    keys = prepared.access_set
+    indexes = {index.object: index.table for index in known.schema.roots.values() if isinstance(index, Index)}
+    reads = _tables(keys.read_points, indexes) | _tables((low for low, _ in keys.read_ranges), indexes)
+    written |= _tables(keys.write_points, indexes) | _tables((low for low, _ in keys.write_ranges), indexes)
+    needs = READER if prepared.readonly else WRITER
+    rights.check(_Does("COMMIT", needs, frozenset(reads), frozenset(written)))
+
+
+def _tables(keys: Iterable[bytes], indexes: Mapping[str, str]) -> set[str]:
+    """Return the tables that keys belong to; an object that is not known counts as a table of its name."""
+    names = {object_of(key) for key in keys}
+    return {folded(indexes.get(name, name.partition(":")[2])) for name in names if not name.startswith("e:")}

@@ -1,0 +1,503 @@
+"""Open transactions of a program, executed in its own process on a node's file. The node hears of them at COMMIT.
+
+Each runs in a ``Workspace``: a snapshot that is durable, and a private overlay on it, by the engine's own executor. Its
+COMMIT is one message with the keys that it has read and written, and the rows; the node certifies it as it certifies
+its own open transactions. Until then the node holds nothing for it, and a program that dies leaves nothing there.
+
+Some statements need the node: those that change the schema, and those that call ``transaction_clock()``,
+``cluster_clock()``, ``skip_locked()`` or a function of a plugin. Then the statements so far run again at the node. If
+each gives there what it gave here, the transaction goes on at the node, else it has lost to another one.
+"""
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+
+import apsw
+
+from bedrockish.access_sets.analysis import Analysis, Precision
+from bedrockish.access_sets.table_layout import Tables
+from bedrockish.api.requests import SERIALIZABLE, STALE, Request, Result, Statement
+from bedrockish.core.protocol.records import Membership, Prepared, decode_membership
+from bedrockish.engine.execution.executor import Known
+from bedrockish.engine.execution.interfaces import Beside
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.workspace import Work, Workspace
+from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.engine.statements.rights import Access
+from bedrockish.engine.statements.row_locks import RowLocks
+from bedrockish.engine.statements.rowid_allocator import AutoIds
+from bedrockish.engine.storage import moment_row
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.moment_row import FileMoment
+from bedrockish.engine.storage.overlay_vfs import Moment
+from bedrockish.errors import (
+    BedrockishError,
+    DeadlineError,
+    SqlError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
+from bedrockish.local import connections
+from bedrockish.local.page import SERVING, Facts, Published
+from bedrockish.local.reads import LocalReads, interrupted, may_see, seen_by
+from bedrockish.sqltext.statement_ends import first_word
+from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, parse_control
+
+IDLE_MAX = 8  # workspaces that are kept for the next transaction
+OPEN_S = 60.0  # after which a transaction is rolled back: its snapshot holds up the node's checkpoints
+DURABLE_S, PAUSE_S = 1.0, 0.0002  # how long to wait until the newest moment is durable, and between two looks
+LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, that can be run again at the node
+LEASE = 64  # ids that the node gives at a time
+
+
+class NodeNeededError(UsageError):
+    """Raised inside: a statement needs the node, so the transaction has to go on there."""
+
+    code = "node_needed"
+
+
+class IdsNeededError(UsageError):
+    """Raised inside: a statement gives ids of a table, and the lease of ids is used up.
+
+    ``details["table"]`` and ``details["above"]`` say which ids are wanted.
+    """
+
+    code = "ids_needed"
+
+
+@dataclass(slots=True)
+class Logged:
+    """A statement that was run: its result, or the error that it gave."""
+
+    statement: Statement
+    told: Result | None
+    failure: str = ""
+
+
+class LeasedIds(AutoIds):
+    """Ids that the node has leased to this process: no other transaction of the cluster gets them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._leases: dict[str, list[int]] = {}  # of each table, the next id last
+
+    def twin(self) -> "LeasedIds":
+        """Return one for another connection, which takes from the same leases."""
+        other = LeasedIds()
+        other._home, other._highest, other._leases = self, self._highest, self._leases
+        return other
+
+    def note_lease(self, table: str, ids: list[int]) -> None:
+        """Note ids that the node has given for a table, in rising order."""
+        self._leases[table] = ids[::-1]
+
+    def _next(self, db: apsw.Connection, table: str) -> int | None:
+        above = self._in_table(db, table)
+        leased = self._leases.get(table, [])
+        while leased:
+            found = leased.pop()
+            if found > above:
+                return found
+        raise IdsNeededError("the lease of ids is used up", table=table, above=above)
+
+
+@dataclass(slots=True, eq=False)
+class _Schema:
+    """Parts that all workspaces of one file share."""
+
+    known: Known
+    membership: Membership
+    version: int
+    members: int
+    access: Access = field(default_factory=Access)
+    precision: Precision = field(default_factory=Precision)
+
+
+class _Place:
+    """A workspace on a node's file, and the generation of the page under which its files were opened."""
+
+    def __init__(self, owner: "LocalTransactions", published: Published, facts: Facts) -> None:
+        self._published, self.facts = published, facts
+        self._dbs: list[apsw.Connection] = []
+        self._wal = -1
+        reader = self._connect()
+        try:
+            reader.execute("ROLLBACK")
+            self._wal = os.open(published.database + "-wal", os.O_RDONLY | os.O_CLOEXEC)
+            self.schema = owner.schema(reader, -1)
+            self._first: apsw.Connection | None = reader
+            locks = RowLocks(lambda: self.schema.known.schema)
+            beside = Beside(
+                self._reader,
+                lambda _db: None,
+                self._wal,
+                owner.ids,
+                Limits(),
+                locks,
+                lambda: self.schema.known,
+                self.schema.access,
+                self.schema.precision,
+            )
+            self.workspace = Workspace(beside)
+            self.workspace.scope.locks = None  # rows are locked at the node
+            self.workspace.scope.tick = _needs_node
+        except BaseException:
+            self._release()
+            raise
+
+    def _connect(self) -> apsw.Connection:
+        db = connections.connect(self._published, self.facts)
+        self._dbs.append(db)
+        return db
+
+    def _reader(self) -> apsw.Connection:
+        """Give the workspace its reader, which was opened and checked before."""
+        found, self._first = self._first, None
+        assert found is not None
+        return found
+
+    @property
+    def reader(self) -> apsw.Connection:
+        """The connection that holds the snapshot."""
+        return self._dbs[0]
+
+    def close(self) -> None:
+        """Close the files."""
+        try:
+            self.workspace.end()
+            self.workspace.close()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        for db in self._dbs:
+            connections.close(db, (self.facts.device, self.facts.inode))
+        self._dbs.clear()
+        if self._wal >= 0:
+            os.close(self._wal)
+            self._wal = -1
+
+
+def _needs_node() -> int:
+    raise NodeNeededError("the clock of the cluster is the node's")
+
+
+class LocalTransaction:
+    """One open transaction of this process. One thread at a time uses it.
+
+    Attributes:
+        request: its BEGIN.
+        seen: the session's token after its snapshot.
+        log: the statements so far; None: too many to be run again at the node.
+    """
+
+    def __init__(self, owner: "LocalTransactions", place: _Place, request: Request, moment: FileMoment) -> None:
+        self._owner, self._place, self.request = owner, place, request
+        self.seen = seen_by(moment, request.token)
+        self.since = time.monotonic()
+        self.log: list[Logged] | None = []
+        self._logged = 0
+        self._ended: BedrockishError | None = None
+        self._lock = threading.RLock()  # of the thread that runs a statement
+        session = Session(request.isolation == SERIALIZABLE, request.command, request.user, base_clock=moment.clock)
+        self._session = session
+        self._work: Work = place.workspace.open_work(session)
+
+    @property
+    def lastrowid(self) -> int | None:
+        """Rowid of the row that the transaction inserted last."""
+        return self._session.lastrowid or None
+
+    def run(self, statement: Statement) -> Result:
+        """Run one statement, or SAVEPOINT, RELEASE and ROLLBACK TO.
+
+        Raises:
+            NodeNeededError: the transaction has to go on at the node.
+            IdsNeededError: ids have to be leased; then the statement is to be run again.
+            BedrockishError: as at the node; the transaction can go on after a usage error, unless ``is_over``.
+        """
+        if self._ended is not None:
+            raise self._ended
+        try:
+            with self._lock:
+                result = self._run(statement)
+        except (NodeNeededError, IdsNeededError):
+            raise
+        except ClockNeededError as error:
+            raise NodeNeededError(error.message) from error
+        except UnsupportedError as error:  # the node says so, or it knows a way
+            raise NodeNeededError(error.message) from error
+        except SqlError as error:
+            if "no such function" in error.message or "no such collation" in error.message:
+                raise NodeNeededError(error.message) from error
+            self._note(Logged(statement, None, error.message))
+            raise
+        except UsageError as error:
+            self._note(Logged(statement, None, error.message))
+            raise
+        self._note(Logged(statement, result))
+        return result
+
+    def _run(self, statement: Statement) -> Result:
+        control = parse_control(statement.sql)
+        if control is None:
+            if self._work._interactive.is_schema(statement) or first_word(statement.sql) == "EXPLAIN":
+                raise NodeNeededError("the schema changes at the node")
+            return self._work.run(statement)
+        match control.kind:
+            case _ if control.kind == SAVEPOINT:
+                self._work.mark(control.name)
+            case _ if control.kind == RELEASE:
+                self._session.release(control.name)
+            case _ if control.kind == ROLLBACK_TO:
+                self._work.rollback_to(control.name)
+            case _:
+                raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
+        return Result((), [], -1, self.lastrowid)
+
+    def _note(self, one: Logged) -> None:
+        if self.log is None:
+            return
+        self.log.append(one)
+        if one.told is not None:
+            self._logged += sum(len(row) for row in one.told.rows) * 16
+        if len(self.log) > LOG_MAX or self._logged > LOG_BYTES:
+            self.log = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether SQLite itself has ended the transaction because of a statement."""
+        return self._session.over
+
+    def finish(self) -> Prepared:
+        """Return the transaction as the node certifies it; it stays open if this raises.
+
+        Raises:
+            ConstraintError: a deferred foreign key is broken.
+            UnavailableError: the node has stopped, or has exchanged its file, since the transaction began.
+        """
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            self._owner.check_generation(self._place.facts)
+            return self._work.finish()
+
+    def end(self, error: BedrockishError | None = None) -> None:
+        """Roll back what is left of it, and give the workspace back. Ending it twice is fine."""
+        if self._ended is None:
+            self._ended = error or UnavailableError("the transaction is over; begin another one")
+            self._owner.give_back(self._place)
+
+    def end_late(self, error: BedrockishError) -> None:
+        """End it if no thread runs a statement of it now; else that statement ends, and the next look ends the rest."""
+        if not self._lock.acquire(blocking=False):
+            self.stop(error)
+            return
+        try:
+            self.end(error)
+        finally:
+            self._lock.release()
+
+    def stop(self, error: BedrockishError) -> None:
+        """Have the statement that another thread runs end with this error."""
+        self._place.workspace.stop(error)
+
+
+class LocalTransactions:
+    """The open transactions of one session of a program.
+
+    Args:
+        reads: the session's reads, which know the file and its page.
+
+    Attributes:
+        ids: leased by the node.
+    """
+
+    def __init__(self, reads: LocalReads) -> None:
+        self._reads = reads
+        self._lock = threading.Lock()
+        self._idle: list[_Place] = []
+        self._schema: _Schema | None = None
+        self.ids = LeasedIds()
+        self._process = os.getpid()
+        self._is_closed = False
+        self._open: dict[str, LocalTransaction] = {}
+        reads.on_tick = self.end_late
+
+    def begin(self, request: Request) -> LocalTransaction | None:
+        """Begin a transaction on the newest moment; None: it is to begin at the node."""
+        if self._is_closed:
+            return None
+        if self._process != os.getpid():
+            self._abandon()
+        place = None
+        try:
+            published, facts = self._serving()
+            if published is None or facts is None:
+                return None
+            place = self._place(published, facts)
+            moment = self._snapshot(place, published, request)
+            if moment is None:
+                self.give_back(place)
+                return None
+            made = LocalTransaction(self, place, request, moment)
+        except (BedrockishError, apsw.Error, OSError):
+            if place is not None:
+                self._close(place)
+            return None  # the node says what is wrong
+        self._open[request.command] = made
+        return made
+
+    def find(self, command: str) -> LocalTransaction | None:
+        """Return the open transaction of a command."""
+        return self._open.get(command)
+
+    def forget(self, command: str) -> None:
+        """A transaction is over here."""
+        found = self._open.pop(command, None)
+        if found is not None:
+            found.end()
+
+    def end_late(self) -> None:
+        """End transactions that have been open for too long: each holds up the node's checkpoints."""
+        late = time.monotonic() - OPEN_S
+        if self._process == os.getpid():
+            for one in [one for one in list(self._open.values()) if one.since < late]:
+                one.end_late(DeadlineError(f"the transaction was open for {OPEN_S:g} s; it did not happen"))
+
+    @property
+    def has_any(self) -> bool:
+        """Whether the session has an open transaction here."""
+        return bool(self._open)
+
+    def stop(self) -> None:
+        """Have the statements that other threads run end now; their transactions are lost."""
+        for one in list(self._open.values()):
+            one.stop(interrupted())
+
+    def close(self) -> None:
+        """Close all of them, and the file."""
+        self._is_closed = True
+        for command in list(self._open):
+            self.forget(command)
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for place in idle:
+            self._close(place)
+
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    def _serving(self) -> tuple[Published | None, Facts | None]:
+        """Return the page, and its facts if the node leads transactions now."""
+        with self._reads.lock:
+            facts = self._reads.facts()
+            published = self._reads.published
+        if published is None or facts is None or facts.mode != SERVING or facts.why_not:
+            return None, None
+        return published, facts
+
+    def _place(self, published: Published, facts: Facts) -> _Place:
+        while True:
+            with self._lock:
+                place = self._idle.pop() if self._idle else None
+            if place is None:
+                return _Place(self, published, facts)
+            if place.facts.generation == facts.generation and place.facts.since == facts.since:
+                return place
+            self._close(place)
+
+    def _snapshot(self, place: _Place, published: Published, request: Request) -> FileMoment | None:
+        """Take the newest snapshot once it is durable; None if the session may not see it yet."""
+        workspace, until = place.workspace, time.monotonic() + DURABLE_S
+        for _ in range(3):
+            workspace.begin({}, 0, Moment(0, b"", 0), 0)
+            moment = moment_row.read(system.get_meta(place.reader, moment_row.KEY))
+            if moment is None:
+                return None
+            while moment.batch > self._durable(published):
+                if time.monotonic() > until:
+                    return None
+                time.sleep(PAUSE_S)
+            batch = published.batch(moment.batch)
+            if batch is None:  # so many batches were written since that the page has forgotten it
+                workspace.end()
+                continue
+            if request.read != STALE and not may_see(moment, request.token):
+                return None
+            place.schema = self.schema(place.reader, moment.schema, moment.members)
+            workspace.move_to(
+                moment.vector, moment.schema, Moment(batch.frames, batch.salts, moment.batch), moment.clock
+            )
+            return moment
+        return None
+
+    def _durable(self, published: Published) -> int:
+        with self._reads.lock:
+            return published.facts().durable
+
+    def schema(self, db: apsw.Connection, version: int, members: int = -1) -> _Schema:
+        """Return what is known of the schema and the members that a connection sees."""
+        known = self._schema
+        if known is not None and known.version == version and known.members == members:
+            return known
+        if version < 0 and known is not None:
+            return known
+        membership = decode_membership(system.get_meta(db, "membership"))
+        found = int(system.get_meta(db, "schema_version"))
+        if known is None or known.version != found:
+            tables = Tables(db, known.known.tables if known is not None else None)
+            before = known.known.schema if known is not None else None
+            schema = Analysis(db, lambda _db: None, before, tables.definitions).schema
+            made = _Schema(Known(tables, schema), membership, found, membership.version)
+            if known is not None:
+                made.access, made.precision = known.access, known.precision
+        else:
+            made = _Schema(known.known, membership, found, membership.version, known.access, known.precision)
+        made.access.learn(membership.users, membership.nodes)
+        made.precision.learn(membership.level)
+        self.ids.use_members(system.get_meta(db, "node"), membership)
+        self._schema = made
+        return made
+
+    def check_generation(self, facts: Facts) -> None:
+        """Make sure that the node still serves the file on which a transaction has run.
+
+        Raises:
+            UnavailableError: it does not; the transaction did not happen.
+        """
+        _, now = self._serving()
+        if now is None or (now.generation, now.since) != (facts.generation, facts.since):
+            raise UnavailableError(
+                "the node has stopped, or has exchanged its file, since the transaction began; it did not happen: run "
+                "it again"
+            )
+
+    def give_back(self, place: _Place) -> None:
+        """Keep a workspace for the next transaction."""
+        try:
+            place.workspace.leave_work()
+            place.workspace.end()
+        except (BedrockishError, apsw.Error):
+            place.workspace.is_broken = True
+        with self._lock:
+            if not (self._is_closed or place.workspace.is_broken or len(self._idle) >= IDLE_MAX):
+                self._idle.append(place)
+                return
+        self._close(place)
+
+    @staticmethod
+    def _close(place: _Place) -> None:
+        try:
+            place.close()
+        except (BedrockishError, apsw.Error, OSError):
+            return
+
+    def _abandon(self) -> None:
+        """Begin again after a fork: the connections are the parent's."""
+        connections.abandon((self._idle, self._open))
+        self._idle, self._open, self._process = [], {}, os.getpid()
+        self._lock = threading.Lock()

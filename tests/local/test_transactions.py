@@ -1,0 +1,605 @@
+"""Open transactions that run in the program: the answers, errors and guarantees of a URL, and one call at COMMIT."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import bedrockish
+from bedrockish import dbapi
+from bedrockish.api.requests import Request, Token
+from bedrockish.api.wire import COMMIT, Step
+from bedrockish.client.blocking import Connection
+from bedrockish.client.socket_driver import run
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    ConstraintError,
+    DeadlineError,
+    SqlError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
+from bedrockish.local import transactions
+from bedrockish.local.prepared import decode_prepared, encode_prepared
+from bedrockish.local.transactions import LocalTransactions
+from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.changes import encode_changes
+from tools.cluster import LocalCluster, LocalNode, local_cluster
+
+
+def here(db: Connection) -> LocalTransactions:
+    steps = db._client.local_steps
+    assert steps is not None
+    return steps.transactions
+
+
+@pytest.fixture
+def db(node: LocalNode, table: str) -> Iterator[Connection]:
+    with bedrockish.connect(node.database) as made:
+        made.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a UNIQUE, b INTEGER CHECK (b >= 0))")
+        made.execute(f"INSERT INTO {table} VALUES (1, 'one', 10), (2, 'two', 20)")
+        yield made
+        assert not here(made).has_any
+
+
+@pytest.fixture
+def other(alone: LocalCluster) -> Iterator[Connection]:
+    with bedrockish.connect(alone.url(), token=None) as made:
+        yield made
+
+
+def test_node_hears_of_a_transaction_at_commit(db: Connection, other: Connection, node: LocalNode, table: str) -> None:
+    with db.transaction() as tx:
+        assert tx.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
+        before, began = node.processor_s(), time.monotonic()
+        for _ in range(2_000):
+            assert tx.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 1").rowcount == 1
+        assert node.processor_s() - before < 0.1 * (time.monotonic() - began) + 0.1
+        assert tx.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 2010
+        assert here(db).has_any
+        assert other.status()["open_transactions"] == 0
+    assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 2010
+    other.token = db.token
+    assert other.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 2010
+
+
+def test_commit_tells_its_place_and_happens_once(db: Connection, table: str) -> None:
+    opened = db.begin()
+    opened.execute(f"INSERT INTO {table} VALUES (3, 'three', 3)")
+    place = opened.commit().place
+    assert place is not None
+    assert place[0] == "A"
+    assert db.settle(opened.command)
+    assert not db.settle("c" * 20 + "never")
+
+
+def test_rollback_leaves_nothing(db: Connection, table: str) -> None:
+    with pytest.raises(ZeroDivisionError), db.transaction() as tx:
+        assert tx.execute(f"DELETE FROM {table}").rowcount / 0
+    assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
+    opened = db.begin()
+    opened.execute(f"DELETE FROM {table}")
+    opened.rollback()
+    opened.rollback()
+    assert db.execute(f"SELECT count(*) FROM {table}").value() == 2
+
+
+def test_reader_needs_no_message(db: Connection, table: str) -> None:
+    with db.transaction() as tx:
+        assert tx.execute(f"SELECT count(*) FROM {table}").value() == 2
+        command = tx.command
+    assert db._client._core.has_only_read(command) is False, "no call was made for it"
+
+
+def test_snapshot_of_a_transaction_stays(db: Connection, other: Connection, table: str) -> None:
+    with db.transaction() as tx:
+        assert tx.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
+        other.execute(f"UPDATE {table} SET b = 11 WHERE id = 1")
+        other.execute(f"INSERT INTO {table} VALUES (9, 'nine', 9)")
+        assert tx.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
+        assert tx.execute(f"SELECT count(*) FROM {table}").value() == 2
+
+
+@pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
+def test_read_set_counts_only_when_serializable(db: Connection, other: Connection, table: str, isolation: str) -> None:
+    """Write skew: each of two transactions reads the row that the other one writes."""
+    opened = db.begin(isolation=isolation)
+    assert opened.execute(f"SELECT b FROM {table} WHERE id = 2").value() == 20
+    opened.execute(f"UPDATE {table} SET b = 0 WHERE id = 1")
+    other.execute(f"UPDATE {table} SET b = 21 WHERE id = 2")
+    if isolation == "snapshot":
+        opened.commit()
+        return
+    with pytest.raises(ConflictError) as error:
+        opened.commit()
+    assert table in error.value.details["table"]
+    assert error.value.details["other"]
+    assert error.value.retry
+
+
+def test_write_of_one_row_by_two_is_a_conflict(db: Connection, other: Connection, table: str) -> None:
+    for isolation in ("serializable", "snapshot"):
+        opened = db.begin(isolation=isolation)
+        opened.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 1")
+        other.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 1")
+        with pytest.raises(ConflictError):
+            opened.commit()
+
+
+def test_phantom_is_a_conflict(db: Connection, other: Connection, table: str) -> None:
+    opened = db.begin()
+    assert opened.execute(f"SELECT count(*) FROM {table} WHERE id > 1").value() == 1
+    opened.execute(f"INSERT INTO {table} VALUES (100, 'h', 1)")
+    other.execute(f"INSERT INTO {table} VALUES (50, 'f', 1)")
+    with pytest.raises(ConflictError):
+        opened.commit()
+
+
+def test_run_transaction_runs_again(db: Connection, other: Connection, table: str) -> None:
+    tries = 0
+
+    def work(tx: Any) -> int:
+        nonlocal tries
+        tries += 1
+        found = tx.execute(f"SELECT b FROM {table} WHERE id = 1").value()
+        if tries == 1:
+            other.execute(f"UPDATE {table} SET b = 30 WHERE id = 1")
+        tx.execute(f"UPDATE {table} SET b = ? WHERE id = 1", (found + 1,))
+        return int(found)
+
+    assert db.run_transaction(work) == 30
+    assert tries == 2
+    assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 31
+
+
+def test_savepoints(db: Connection, table: str) -> None:
+    with db.transaction() as tx:
+        tx.execute(f"INSERT INTO {table} VALUES (3, 'three', 3)")
+        with pytest.raises(ConstraintError), tx.savepoint():
+            tx.run([f"INSERT INTO {table} VALUES (4, 'four', 4)", f"INSERT INTO {table} VALUES (5, 'one', 5)"])
+        tx.run(["SAVEPOINT x", f"DELETE FROM {table}", "ROLLBACK TO x", "RELEASE x"])
+        with pytest.raises(SqlError, match="no such savepoint"):
+            tx.execute("RELEASE y")
+        assert tx.execute(f"SELECT id FROM {table} ORDER BY id").rows == [(1,), (2,), (3,)]
+    assert db.execute(f"SELECT id FROM {table} ORDER BY id").rows == [(1,), (2,), (3,)]
+
+
+def test_triggers_foreign_keys_generated_columns_and_returning(db: Connection, other: Connection, table: str) -> None:
+    for sql in (
+        f"CREATE TABLE {table}p(id INTEGER PRIMARY KEY, n INTEGER, twice AS (2 * n), s AS (n + 1) STORED)",
+        f"CREATE TABLE {table}c(id INTEGER PRIMARY KEY, p REFERENCES {table}p ON DELETE CASCADE DEFERRABLE INITIALLY "
+        "DEFERRED)",
+        f"CREATE TABLE {table}log(what)",
+        f"CREATE TRIGGER {table}t AFTER INSERT ON {table}p BEGIN INSERT INTO {table}log VALUES ('new ' || new.twice); "
+        "END",
+    ):
+        other.execute(sql)
+    db.token = other.token
+    with db.transaction() as tx:
+        found = tx.execute(f"INSERT INTO {table}p(id, n) VALUES (1, 7), (2, 8) RETURNING id, twice, s")
+        assert found.rows == [(1, 14, 8), (2, 16, 9)]
+        tx.execute(f"INSERT INTO {table}c VALUES (2, 1)")
+        assert tx.execute(f"SELECT what FROM {table}log ORDER BY 1").rows == [("new 14",), ("new 16",)]
+        tx.execute(f"INSERT INTO {table}c VALUES (3, 2)")
+        tx.execute(f"DELETE FROM {table}p WHERE id = 2")
+        assert tx.execute(f"SELECT id FROM {table}c").rows == [(2,)]
+    assert db.execute(f"SELECT id FROM {table}c").rows == [(2,)]
+    assert db.execute(f"SELECT id, twice, s FROM {table}p").rows == [(1, 14, 8)]
+
+
+def test_deferred_constraint_can_be_mended(db: Connection, other: Connection, table: str) -> None:
+    other.execute(f"CREATE TABLE {table}p(id INTEGER PRIMARY KEY)")
+    other.execute(f"CREATE TABLE {table}c(p REFERENCES {table}p DEFERRABLE INITIALLY DEFERRED)")
+    db.token = other.token
+    with db.transaction() as tx:
+        tx.execute(f"INSERT INTO {table}c VALUES (3)")
+        with pytest.raises(ConstraintError, match="FOREIGN KEY"):
+            tx.commit()
+        assert tx.is_open
+        tx.execute(f"INSERT INTO {table}p VALUES (3)")
+    assert db.execute(f"SELECT p FROM {table}c").rows == [(3,)]
+
+
+def test_parent_that_is_deleted_meanwhile_is_a_conflict(db: Connection, other: Connection, table: str) -> None:
+    other.execute(f"CREATE TABLE {table}p(id INTEGER PRIMARY KEY)")
+    other.execute(f"CREATE TABLE {table}c(id INTEGER PRIMARY KEY, p REFERENCES {table}p)")
+    other.execute(f"INSERT INTO {table}p VALUES (1)")
+    db.token = other.token
+    for isolation in ("serializable", "snapshot"):
+        opened = db.begin(isolation=isolation)
+        opened.execute(f"INSERT INTO {table}c(p) VALUES (1)")
+        other.execute(f"DELETE FROM {table}p")
+        with pytest.raises(ConflictError):
+            opened.commit()
+        other.execute(f"INSERT INTO {table}p VALUES (1)")
+        db.token = other.token
+
+
+def test_programs_and_node_give_each_row_its_own_id(
+    node: LocalNode, db: Connection, other: Connection, table: str
+) -> None:
+    """The node leases blocks of ids: no program loses to another one because both insert."""
+    other.execute(f"CREATE TABLE {table}i(id INTEGER PRIMARY KEY AUTOINCREMENT, a)")
+    lost: list[BedrockishError] = []
+
+    def insert() -> None:
+        with bedrockish.connect(node.database, token=other.token) as mine:
+            for number in range(40):
+                try:
+                    with mine.transaction() as tx:
+                        first = tx.execute(f"INSERT INTO {table}i(a) VALUES (?)", (number,)).lastrowid
+                        again = tx.execute(f"INSERT INTO {table}i(a) VALUES (?) RETURNING id", (number,)).value()
+                        assert first is not None
+                        assert again > first
+                except ConflictError as error:
+                    lost.append(error)
+
+    threads = [threading.Thread(target=insert) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(100):
+        other.execute(f"INSERT INTO {table}i(a) VALUES (?)", (number,))
+    for thread in threads:
+        thread.join()
+    assert not lost
+    assert other.execute(f"SELECT count(*), count(DISTINCT id) FROM {table}i").one() == (420, 420)
+
+
+ERRORS: tuple[tuple[str, Any], ...] = (
+    ("INSERT INTO {t} VALUES (1, 'x', 1)", None),
+    ("INSERT INTO {t} VALUES (7, 'two', 1)", None),
+    ("INSERT INTO {t} VALUES (7, 'x', -1)", None),
+    ("UPDATE {t} SET id = 'text'", None),
+    ("INSERT INTO nothing VALUES (1)", None),
+    ("SELEC", None),
+    ("SELECT ?", ()),
+    ("PRAGMA defer_foreign_keys = ON", None),
+    ("ATTACH 'x' AS y", None),
+    ("INSERT INTO bedrockish_meta VALUES (1, 2)", None),
+    ("SELECT abs(-9223372036854775808)", None),
+    ("SELECT no_such_function(1)", None),
+    ("INSERT OR ROLLBACK INTO {t} VALUES (1, 'x', 1)", None),
+    ("INSERT OR FAIL INTO {t} VALUES (8, 'eight', 8), (1, 'x', 1), (10, 'ten', 10)", None),
+    ("SELECT RAISE(ABORT, 'x')", None),
+    ("SELECT CAST(x'ff' AS TEXT)", None),
+)
+
+
+@pytest.mark.parametrize("place", range(len(ERRORS)))
+def test_errors_are_those_of_a_url(db: Connection, other: Connection, table: str, place: int) -> None:
+    sql, params = ERRORS[place]
+    told = []
+    for one in (db, other):
+        opened = one.begin()
+        opened.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 2")
+        with pytest.raises(BedrockishError) as error:
+            opened.execute(sql.format(t=table), params)
+        rows = opened.execute(f"SELECT * FROM {table} ORDER BY id").rows if opened.is_open else None
+        told.append((type(error.value), error.value.message, error.value.details, opened.is_open, rows))
+        opened.rollback()
+        one.token = db.token
+    assert told[0] == told[1]
+
+
+NODES = (
+    "SELECT transaction_clock() > 0",
+    "SELECT cluster_clock() > 0",
+    "SELECT skip_locked('{t}', 1)",
+    "CREATE TABLE {t}x(a)",
+    "ALTER TABLE {t} ADD COLUMN c",
+    "EXPLAIN QUERY PLAN SELECT 1",
+)
+
+
+@pytest.mark.parametrize("place", range(len(NODES)))
+@pytest.mark.parametrize("first", [True, False])
+def test_statement_that_needs_the_node_moves_the_transaction_there(
+    db: Connection, table: str, place: int, first: bool
+) -> None:
+    opened = db.begin()
+    if not first:
+        assert opened.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
+        opened.execute(f"UPDATE {table} SET b = 11 WHERE id = 1")
+        with pytest.raises(ConstraintError):
+            opened.execute(f"INSERT INTO {table} VALUES (1, 'x', 1)")
+        opened.execute("SAVEPOINT s")
+        assert here(db).has_any
+    opened.execute(NODES[place].format(t=table))
+    assert not here(db).has_any
+    opened.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 1")
+    opened.commit(timeout=30)
+    assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == (11 if first else 12)
+
+
+def test_moved_transaction_that_would_do_something_else_has_lost(db: Connection, other: Connection, table: str) -> None:
+    opened = db.begin()
+    assert opened.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
+    other.execute(f"UPDATE {table} SET b = 99 WHERE id = 1")
+    with pytest.raises(ConflictError, match="moved to the node"):
+        opened.execute("SELECT cluster_clock()")
+    opened.rollback()
+    with db.transaction() as tx:  # the next one begins at the node
+        tx.execute("SELECT cluster_clock()")
+    assert other.status()["open_transactions"] == 0
+
+
+def test_transaction_id_is_that_of_the_commit(db: Connection) -> None:
+    opened = db.begin()
+    assert opened.execute("SELECT transaction_id()").value() == opened.command
+    opened.rollback()
+
+
+def test_schema_that_has_changed_ends_a_transaction(db: Connection, other: Connection, table: str) -> None:
+    opened = db.begin()
+    opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
+    other.execute(f"ALTER TABLE {table} ADD COLUMN c DEFAULT 5")
+    with pytest.raises(ConflictError):
+        opened.commit()
+    db.token = other.token
+    with db.transaction() as tx:
+        assert tx.execute(f"SELECT c FROM {table} WHERE id = 1").value() == 5
+        assert here(db).has_any
+        tx.execute(f"UPDATE {table} SET c = 6 WHERE id = 1")
+    assert db.execute(f"SELECT c FROM {table} WHERE id = 1").value() == 6
+
+
+def test_strict_reader_is_certified(db: Connection, other: Connection, table: str) -> None:
+    opened = db.begin(read="strict")
+    assert opened.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10
+    other.execute(f"UPDATE {table} SET b = 11 WHERE id = 1")
+    with pytest.raises(ConflictError):
+        opened.commit()
+    with db.transaction(read="strict") as tx:
+        tx.execute(f"SELECT b FROM {table} WHERE id = 1")
+
+
+def test_transaction_covers_the_token_of_its_session(db: Connection, other: Connection, table: str) -> None:
+    for number in range(10, 40):
+        other.execute(f"INSERT INTO {table} VALUES ({number}, {number}, 1)")
+        db.token = other.token
+        with db.transaction() as tx:
+            assert tx.execute(f"SELECT max(id) FROM {table}").value() == number
+
+
+def test_transaction_that_is_open_for_too_long_is_rolled_back(
+    db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its snapshot holds up the node's checkpoints; the thread that releases idle snapshots ends it."""
+    monkeypatch.setattr(transactions, "OPEN_S", 0.3)
+    opened = db.begin()
+    opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
+    place = here(db)._open[opened.command]._place
+    until = time.monotonic() + 5
+    while place.reader.in_transaction and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not place.reader.in_transaction
+    with pytest.raises(DeadlineError, match="was open for"):
+        opened.execute("SELECT 1")
+    opened.rollback()
+
+
+def test_interrupt_ends_a_statement(db: Connection, table: str) -> None:
+    long = f"WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n, {table}"
+    opened = db.begin()
+    opened.execute(f"UPDATE {table} SET b = 1 WHERE id = 1")
+    for what in (opened.execute, db._client.execute):
+        timer = threading.Timer(0.3, db.interrupt)
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(DeadlineError) as error:
+            what(long) if what is opened.execute else run(what, long)  # type: ignore[arg-type]
+        assert error.value.details["interrupted"]
+        assert time.monotonic() - began < 5
+        timer.join()
+    opened.rollback()
+
+
+def test_dbapi_runs_its_transactions_here(node: LocalNode, db: Connection, other: Connection, table: str) -> None:
+    with dbapi.connect(node.database, autocommit=False) as mine:
+        assert mine.execute(f"SELECT b FROM {table} WHERE id = 1").fetchone() == (10,)
+        mine.execute(f"UPDATE {table} SET b = 12 WHERE id = 1")
+        mine.executemany(
+            f"INSERT INTO {table}(a, b) VALUES (?, ?)", [(f"x{number}", number) for number in range(2_500)]
+        )
+        assert mine._link._client.has_open_transactions
+        with pytest.raises(dbapi.IntegrityError):
+            mine.execute(f"INSERT INTO {table} VALUES (1, 'x', 1)")
+    other.token = mine.token
+    assert other.execute(f"SELECT count(*) FROM {table}").value() == 2_502
+    mine.close()
+
+
+def test_trio_client_runs_its_transactions_here(node: LocalNode, db: Connection, table: str) -> None:
+    async def work() -> None:
+        async with bedrockish.open_client(node.database) as client:
+            client.token = db.token
+            async with client.transaction() as tx:
+                await tx.execute(f"UPDATE {table} SET b = 77 WHERE id = 1")
+                assert client.local_steps is not None
+                assert client.local_steps.transactions.has_any
+            assert (await client.execute(f"SELECT b FROM {table} WHERE id = 1")).value() == 77
+
+    trio.run(work)
+
+
+def test_child_of_a_fork_has_no_transaction(node: LocalNode, db: Connection, table: str) -> None:
+    code = f"""
+import os, bedrockish
+db = bedrockish.connect({str(node.database)!r})
+with db.transaction() as tx:
+    tx.execute("UPDATE {table} SET b = 5 WHERE id = 1")
+    if not os.fork():
+        os._exit(0)
+    os.wait()
+print(db.execute("SELECT b FROM {table} WHERE id = 1").value())
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.stdout == "5\n", told.stderr
+
+
+# -- the COMMIT at the node ------------------------------------------------------------------------------------------
+
+
+def prepared(**changes: Any) -> Prepared:
+    given: dict[str, Any] = {
+        "base": {},
+        "schema": 0,
+        "readonly": False,
+        "changes": encode_changes([]),
+        "result": b"\x80",
+    }
+    given |= changes
+    return Prepared(
+        given["base"], given["schema"], given["readonly"], "rows", AccessSet(), given["changes"], given["result"]
+    )
+
+
+def send(db: Connection, data: bytes) -> Any:
+    return run(db._client._call, Step(0, Request(f"c{os.urandom(8).hex()}", (), timeout_s=5.0), COMMIT, data), 5.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x",
+        b"\x80",
+        encode_prepared(prepared())[:-1],
+        encode_prepared(prepared(base={"A": 1 << 50})),
+        encode_prepared(prepared(changes=b"nonsense")),
+        encode_prepared(prepared(readonly=True)),
+    ],
+)
+def test_commit_of_another_form_is_refused(db: Connection, data: bytes) -> None:
+    with pytest.raises(UsageError):
+        send(db, data)
+
+
+def test_commit_is_taken_by_the_socket_only(other: Connection) -> None:
+    """By the address anybody could claim to have read nothing."""
+    with pytest.raises(UnsupportedError, match="by the socket next to the file only"):
+        send(other, encode_prepared(prepared()))
+
+
+def test_prepared_transaction_keeps_its_form() -> None:
+    one = prepared(base={"A": 3, "B": 7}, schema=4)
+    assert decode_prepared(encode_prepared(one)) == one
+
+
+def test_killed_program_leaves_nothing(node: LocalNode, db: Connection, other: Connection, table: str) -> None:
+    code = f"""
+import bedrockish, sys, time
+db = bedrockish.connect({str(node.database)!r})
+tx = db.begin()
+tx.execute("UPDATE {table} SET b = 1000 WHERE id = 1")
+print("ready", flush=True)
+time.sleep(60)
+"""
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"ready\n"
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    program.stdout.close()
+    assert other.status()["open_transactions"] == 0
+    other.execute(f"UPDATE {table} SET b = b + 1 WHERE id = 1")
+    assert other.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 11
+
+
+def test_commit_after_a_restart_of_the_node_did_not_happen(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        with bedrockish.connect(node.database) as db:
+            db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+            opened = db.begin()
+            opened.execute("INSERT INTO t VALUES (1)")
+            node.kill()
+            node.start()
+            trio.run(cluster.wait_ready, 0)
+            with pytest.raises(UnavailableError, match="since the transaction began"):
+                opened.commit()
+            opened.rollback()
+            with db.transaction() as tx:
+                tx.execute("INSERT INTO t VALUES (2)")
+            assert db.execute("SELECT id FROM t").rows == [(2,)]
+
+
+def test_transfers_of_programs_at_all_nodes_keep_the_sum(tmp_path: Path) -> None:
+    """Three nodes, a program at each file and one by URL: serializable transfers, while nodes are killed."""
+    with local_cluster(tmp_path / "three") as cluster:
+
+        async def ready() -> None:
+            for place in range(3):
+                await cluster.wait_ready(place)
+
+        trio.run(ready)
+        with bedrockish.connect(cluster.url()) as first:
+            first.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER CHECK (balance >= 0))")
+            first.execute("INSERT INTO account VALUES (1, 100), (2, 100), (3, 100), (4, 100)")
+            token = first.token
+        over, done, wrong = threading.Event(), [0] * 4, list[object]()
+        places: list[Any] = [cluster.url(1, options=f"local={node.database}") for node in cluster.nodes]
+
+        def transfer(place: int, where: str) -> None:
+            with bedrockish.connect(where, token=token) as db:
+                number = place
+                while not over.is_set():
+                    number += 1
+                    source, target = 1 + number % 4, 1 + (number * 7 + place) % 4
+                    try:
+                        db.run_transaction(move, source, target, timeout=5)
+                        done[place] += 1
+                        total = db.execute("SELECT sum(balance) FROM account", timeout=5).value()
+                        if total != 400:
+                            wrong.append(total)
+                    except BedrockishError as error:
+                        if isinstance(error, UsageError) and not isinstance(error, ConstraintError):
+                            wrong.append(error)
+
+        move: Callable[..., None] = _move
+        threads = [
+            threading.Thread(target=transfer, args=(place, where))
+            for place, where in enumerate([*places, cluster.url()])
+        ]
+        for thread in threads:
+            thread.start()
+        for victim in (0, 2):
+            time.sleep(2)
+            cluster.nodes[victim].kill()
+            time.sleep(1)
+            cluster.nodes[victim].start()
+        time.sleep(3)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert all(done)
+        with bedrockish.connect(cluster.url()) as last:
+            assert last.execute("SELECT sum(balance) FROM account", read="strict", timeout=20).value() == 400
+
+
+def _move(tx: Any, source: int, target: int) -> None:
+    balance = tx.execute("SELECT balance FROM account WHERE id = ?", (source,)).value()
+    other = tx.execute("SELECT balance FROM account WHERE id = ?", (target,)).value()
+    if balance >= 10 and source != target:
+        tx.execute("UPDATE account SET balance = ? WHERE id = ?", (balance - 10, source))
+        tx.execute("UPDATE account SET balance = ? WHERE id = ?", (other + 10, target))
+
+
+def test_token_is_not_needed_for_a_first_transaction(node: LocalNode) -> None:
+    with bedrockish.connect(node.database) as db:
+        assert db._client._core.token == Token()
+        with db.transaction() as tx:
+            tx.execute("SELECT 1")
+            assert here(db).has_any

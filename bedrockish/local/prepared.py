@@ -1,7 +1,7 @@
 """A transaction that a program has executed, as the bytes of its COMMIT, and the checks of the node that takes it.
 
-A program that may open the file is trusted with the read sets of its transactions. Its node still checks the form, so that a
-fault of the program ends the transaction and not the cluster.
+A program that may open the file is trusted with the read sets of its transactions. Its node still checks the form, so
+that a fault of the program ends the transaction and not the cluster.
 """
 
 from collections.abc import Iterable, Mapping

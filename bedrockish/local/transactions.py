@@ -26,6 +26,7 @@ from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.workspace import Work, Workspace
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import ClockNeededError
+from bedrockish.engine.statements.expansion import Expansion
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
@@ -452,7 +453,8 @@ class LocalTransactions:
             tables = Tables(db, known.known.tables if known is not None else None)
             before = known.known.schema if known is not None else None
             schema = Analysis(db, lambda _db: None, before, tables.definitions).schema
-            made = _Schema(Known(tables, schema), membership, found, membership.version)
+            expansion = Expansion(tables.definitions, known.known.expansion if known is not None else None)
+            made = _Schema(Known(tables, schema, expansion), membership, found, membership.version)
             if known is not None:
                 made.access, made.precision = known.access, known.precision
         else:

@@ -30,7 +30,7 @@ def test_the_numbers_are_the_defaults() -> None:
         f"at most {limits.frame_bytes_max // MIB} MiB (configurable)",
         f"no HELLO within {limits.hello_seconds:g} s",
         f"nothing heard for {limits.ping_seconds:g} s | PING",
-        f"nothing heard for {limits.silence_seconds:g} s | GOODBYE",
+        f"no bytes accepted and none received for {limits.silence_seconds:g} s | GOODBYE",
         f"{limits.outbox_bytes_max // MIB} MiB are waiting for it | between",
         f"{limits.inbox_bytes_max // MIB} MiB are waiting for it | stops",
     ):

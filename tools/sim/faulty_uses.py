@@ -146,7 +146,12 @@ USES: dict[str, Fault] = {
     ),
     "once is as often as one likes": fault(
         "an interactive transaction is lost when what it read has changed",
-        (once, "overtaken", "found = first_conflict(state.commit_window, access_set, base, spans)", "found = None"),
+        (
+            once,
+            "overtaken",
+            "found = first_conflict(state.commit_window, access_set, base, spans, keeps_base=keeps_base)",
+            "found = None",
+        ),
         **_TALKS,
     ),
     "kept, whatever others did": fault(

@@ -93,6 +93,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "node":  # the package of that name, which can be called
+        from importlib import import_module
+
+        return import_module("bedrockish.node")
     if name not in _HOMES:
         raise AttributeError(f"module 'bedrockish' has no attribute {name!r}")
     from importlib import import_module

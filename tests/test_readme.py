@@ -88,8 +88,10 @@ def test_programs_say_which_python_is_missing(program: str, tmp_path: Path) -> N
 def test_configuration_and_example_work(tmp_path: Path) -> None:
     """The README's ``init`` makes three nodes, and they run its example."""
     (example,) = blocks("python")
+    (first,) = re.findall(r"^with .*", example, flags=re.MULTILINE)
+    (on_cluster,) = re.findall(r"`(with bedrockish\.connect\(.*?\) as db:)`", README)
     (line,) = (line for line in commands() if line.startswith("bedrockish init"))
-    given = sorted(set(re.findall(r"\b74\d\d\b", line + example)))
+    given = sorted(set(re.findall(r"\b74\d\d\b", line + on_cluster)))
     assert len(given) == 3
     ports = {port: str(free) for port, free in zip(given, free_ports(3), strict=True)}
 
@@ -102,10 +104,11 @@ def test_configuration_and_example_work(tmp_path: Path) -> None:
     with running(tmp_path / place):
         with connect(f"bedrockish://{','.join(nodes)}/?connect_timeout=30") as db:
             db.execute("SELECT 1")
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            exec(moved(example), {})
-    assert said.getvalue() == "[(1, 70), (2, 30)]\n"
+        for text in (example, moved(example.replace(first, on_cluster))):
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said):
+                exec(text, {})
+            assert said.getvalue() == "[(1, 70), (2, 30)]\n"
 
 
 @pytest.mark.cluster

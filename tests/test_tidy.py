@@ -77,6 +77,7 @@ MAY_IMPORT = {
     "bedrockish/client": (
         "bedrockish !bedrockish.core !bedrockish.engine !bedrockish.node bedrockish_net bedrockish_journal cbor2 trio"
     ),
+    "bedrockish/testing.py": "bedrockish.embedded pytest",
     "bedrockish/http": (
         "bedrockish !bedrockish.cli bedrockish_journal.feed bedrockish_net trio starlette hypercorn "
         "prometheus_client wsproto"
@@ -150,7 +151,8 @@ FLOORS = (
     "bedrockish.commands",
     "bedrockish.client.sansio",
     "bedrockish.client",
-    "bedrockish_journal.spark",
+    "bedrockish_journal.spark bedrockish.embedded",
+    "bedrockish.testing",
     "pyspark_bedrockish bedrockish.config bedrockish_journal.audit bedrockish_journal.arrow",
     "bedrockish.node.scheduling",
     "bedrockish.node.cluster bedrockish.node.transactions bedrockish.node.admin",
@@ -169,6 +171,7 @@ ENTRY_POINTS = {
     "bedrockish.django.base",
     "bedrockish.django.functions",
     "bedrockish.sqlalchemy.asynchronous",
+    "bedrockish.testing",
     "bedrockish_journal.arrow",
     "bedrockish_journal.spark.lake",
     "examples.notes.app",

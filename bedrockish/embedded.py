@@ -1,0 +1,189 @@
+"""A real node as a child process of a program: for tests, scripts, notebooks and applications of one machine.
+
+The node is the one that ``bedrockish serve`` runs. It ends when its block ends, when ``stop`` is called, and when the
+program ends in whatever way: it reads a pipe that only the program has open.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import weakref
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bedrockish.client.blocking import Connection, connect
+from bedrockish.errors import ConfigError, UnavailableError
+from bedrockish.local.page import Published
+
+READY_S, STOP_S, LOOK_S = 60.0, 20.0, 0.02
+_SERVE = """
+import os, signal, sys, threading
+
+def watch():
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=watch, daemon=True).start()
+sys.argv = ["bedrockish", "serve", "--config", sys.argv[1]]
+from bedrockish.cli.main import main
+main()
+"""
+_ALONE = """node = "A"
+database = "A.sqlite"
+listen = "127.0.0.1:{port}"
+
+[peers]
+A = "127.0.0.1:{port}"
+"""
+
+
+class Node:
+    """A node that this program has started. Get one from ``bedrockish.node``; stop it after use.
+
+    Attributes:
+        path: the node's file.
+        log: the file with its log.
+    """
+
+    def __init__(self, config: str | PathLike[str] | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="bedrockish-") if config is None else None
+        if self._folder is not None:
+            place = Path(self._folder.name) / "A.toml"
+            place.write_text(_ALONE.format(port=_free_port()), encoding="utf-8")
+        else:
+            place = Path(os.fspath(config or "")).absolute()
+        self.path = _database(place)
+        self.log = place.with_suffix(".log")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, place.name],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=place.parent,
+                process_group=0,  # Ctrl-C reaches the program, which then stops its node
+            )
+        self._finalizer = weakref.finalize(self, _stop, self._process, self._folder)
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def process(self) -> int:
+        """Id of the node's process."""
+        return self._process.pid
+
+    def connect(self, *, token: bytes | None = None) -> Connection:
+        """Open a session by the node's file. See ``bedrockish.connect``."""
+        return connect(self.path, token=token)
+
+    def stop(self) -> None:
+        """Stop the node in order; the files of a temporary one are removed. Stopping twice is fine.
+
+        Connections to it have to be closed by then, or get errors.
+        """
+        self._finalizer()
+
+    def _wait_ready(self) -> None:
+        """Return when the node serves.
+
+        Raises:
+            ConfigError: it has ended instead.
+            UnavailableError: it does not serve in time.
+        """
+        until = time.monotonic() + READY_S
+        while True:
+            if self._process.poll() is not None:
+                raise ConfigError(f"the node has ended at its start: {self._last_words()}")
+            if self._serves():
+                return
+            if time.monotonic() > until:
+                raise UnavailableError(f"the node does not serve within {READY_S:g} s: {self._last_words()}")
+            time.sleep(LOOK_S)
+
+    def _serves(self) -> bool:
+        try:
+            published = Published(str(self.path))
+        except UnavailableError:
+            return False
+        try:
+            facts = published.facts()
+            if facts.process != self._process.pid or facts.why_not:
+                return False
+            connect(self.path).close()
+        except UnavailableError:
+            return False
+        finally:
+            published.close()
+        return True
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(lines[-8:]) or "its log is empty"
+
+
+def node(config: str | PathLike[str] | None = None) -> Node:
+    """Start a real node as a child process: ``with bedrockish.node() as node: db = node.connect()``.
+
+    Args:
+        config: path of the node's configuration; None: a temporary node on its own, whose files are removed with it.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        UnavailableError: the node does not serve in time.
+    """
+    return Node(config)
+
+
+def _free_port() -> int:
+    """Return a port of this machine that no program listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def _database(config: Path) -> Path:
+    """Return the path of the file that a configuration names.
+
+    Raises:
+        ConfigError: the configuration cannot be read, or names none.
+    """
+    try:
+        named: Any = tomllib.loads(config.read_text(encoding="utf-8")).get("database")
+    except OSError as error:
+        raise ConfigError(f"{config} cannot be read: {error.strerror}; give the path of a configuration") from error
+    except ValueError as error:
+        raise ConfigError(f"{config} is not TOML: {error}; correct it") from error
+    if not isinstance(named, str):
+        raise ConfigError(f"{config} names no database; add the key 'database' with the path of a file")
+    return config.parent / named
+
+
+def _stop(process: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirectory[str] | None") -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if folder is not None:
+        folder.cleanup()

@@ -1,0 +1,91 @@
+"""``bedrockish.node``: a real node that lives as long as the program wants it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bedrockish
+from bedrockish.embedded import Node, node
+from bedrockish.errors import ConfigError, UnavailableError
+from tools.cluster import clean_environment, free_ports
+
+pytest_plugins = ["bedrockish.testing"]
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_temporary_node_serves_and_leaves_nothing() -> None:
+    with bedrockish.node() as running:
+        assert isinstance(running, Node)
+        with running.connect() as db:
+            db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+            db.execute("INSERT INTO t VALUES (1, 'one')")
+            assert db.read_here("SELECT a FROM t", None, "session") is not None
+        folder, process = running.path.parent, running.process
+        assert folder.exists()
+    assert not folder.exists()
+    assert not is_alive(process)
+    running.stop()
+
+
+def test_fixture_gives_a_node(bedrockish_node: Node) -> None:
+    with bedrockish_node.connect() as db:
+        assert db.execute("SELECT 1").value() == 1
+
+
+def test_node_with_a_configuration_keeps_its_file(tmp_path: Path) -> None:
+    config = tmp_path / "A.toml"
+    (port,) = free_ports(1)
+    where = f'"127.0.0.1:{port}"'
+    config.write_text(f'node = "A"\ndatabase = "A.sqlite"\nlisten = {where}\n\n[peers]\nA = {where}\n')
+    with node(config) as running, running.connect() as db:
+        db.execute("CREATE TABLE t(a)")
+        db.execute("INSERT INTO t VALUES (7)")
+    with node(config) as running, running.connect() as db:
+        assert db.execute("SELECT a FROM t").value() == 7
+    with pytest.raises(UnavailableError):
+        bedrockish.connect(tmp_path / "A.sqlite")
+
+
+def test_node_ends_with_its_program() -> None:
+    """Also if the program is killed: the node reads a pipe that ends then."""
+    code = "import bedrockish, time; n = bedrockish.node(); print(n.process, n.path.parent, flush=True); time.sleep(60)"
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=clean_environment())
+    assert program.stdout is not None
+    process, folder = program.stdout.readline().decode().split()
+    assert is_alive(int(process))
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    program.stdout.close()
+    until = time.monotonic() + 20
+    while is_alive(int(process)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_alive(int(process))
+    for path in Path(folder).iterdir():
+        path.unlink()
+    Path(folder).rmdir()
+
+
+def test_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        node(tmp_path / "none.toml")
+    (tmp_path / "A.toml").write_text("node = ")
+    with pytest.raises(ConfigError, match="not TOML"):
+        node(tmp_path / "A.toml")
+    (tmp_path / "A.toml").write_text('node = "A"')
+    with pytest.raises(ConfigError, match="names no database"):
+        node(tmp_path / "A.toml")
+    (tmp_path / "A.toml").write_text('node = "A"\ndatabase = "A.sqlite"\nlisten = "nowhere"\n')
+    with pytest.raises(ConfigError, match="has ended at its start"):
+        node(tmp_path / "A.toml")

@@ -1,7 +1,7 @@
 """A real node as a child process of a program: for tests, scripts, notebooks and applications of one machine.
 
-The node is the one that ``bedrockish serve`` runs. It ends when its block ends, when ``stop`` is called, and when the
-program ends in whatever way: it reads a pipe that only the program has open.
+``bedrockish serve`` runs the node. It ends with its block, with ``stop``, and with the program, also if that is killed:
+it reads a pipe that only the program has open.
 """
 
 import os
@@ -95,9 +95,9 @@ class Node:
         return connect(self.path, token=token)
 
     def stop(self) -> None:
-        """Stop the node in order; the files of a temporary one are removed. Stopping twice is fine.
+        """Stop the node gracefully and remove the files of a temporary one. Stopping twice is fine.
 
-        Connections to it have to be closed by then, or get errors.
+        A connection that is still open gets errors from then on.
         """
         self._finalizer()
 

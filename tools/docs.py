@@ -154,11 +154,12 @@ def quorums() -> list[str]:
 
 
 def rooms() -> list[str]:
-    """Return the table of the folders: what each is for, as its own docstring says."""
+    """Return the table of the folders, with the first paragraph of each docstring."""
     lines = ["| room | what it is for |", "| --- | --- |"]
     for top in ("bedrockish", "journal/bedrockish_journal", "net/bedrockish_net"):
         for path in sorted((ROOT / top).rglob("__init__.py")):
-            said = paragraphs(ast.get_docstring(ast.parse(path.read_text())) or "").replace("``", "`")
+            whole = paragraphs(ast.get_docstring(ast.parse(path.read_text())) or "").replace("``", "`")
+            said = whole.partition("\n\n")[0]
             room = path.parent.relative_to(ROOT).as_posix()
             lines.append(f"| `{room}` | {' '.join(said.split())} |")
     return lines

@@ -62,6 +62,16 @@ class CommandIdError(UsageError):
         super().__init__(message, **{**details, "decided": True})
 
 
+class ForeignClusterError(UsageError):
+    """Raised when a session token or a cursor of the change feed is of another cluster. Nothing happened.
+
+    What it stands for was never seen here: a database that was restored into a new cluster is another cluster.
+    ``details`` has ``given`` and ``cluster``, the two ids.
+    """
+
+    code = "foreign_cluster"
+
+
 class SqlError(UsageError):
     """Raised when SQLite refuses a statement: syntax, a missing table, a wrong number of parameters. Nothing happened.
 

@@ -22,10 +22,12 @@ from bedrockish.api.requests import (
     Statement,
     Token,
     check_args,
+    check_cluster,
     check_params,
     check_timeout,
     decode_results,
-    decode_token,
+    open_token,
+    seal_token,
 )
 from bedrockish.api.url import suggest
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX
@@ -41,6 +43,7 @@ from bedrockish.errors import (
     UsageError,
     pack_error,
 )
+from bedrockish.sqltext.session_values import shown_names
 from bedrockish.sqltext.single_statement import check_statement
 
 BLOB, FLOAT = "base64", "float"
@@ -253,6 +256,7 @@ def read_request(
     pairs: Sequence[tuple[str, str]],
     key: str | None,
     fresh: str,
+    cluster_id: str,
     *,
     read_only: bool,
 ) -> Request:
@@ -263,9 +267,11 @@ def read_request(
         pairs: the options in the URL.
         key: the header Idempotency-Key.
         fresh: the id of the command if none is given.
+        cluster_id: of the cluster that is asked, which a token has to name.
         read_only: refuse it if it writes.
 
     Raises:
+        ForeignClusterError: the token is of another cluster.
         UsageError: an option is wrong.
     """
     options: dict[str, str] = {}
@@ -291,10 +297,17 @@ def read_request(
         timeout_s = check_timeout(float(options.get("timeout", "30")))
     except ValueError as error:
         raise UsageError(f"timeout={options['timeout']!r} is not a number of seconds") from error
-    token = decode_token(_token_bytes(options.get("token", "")))
+    token = _read_token(options.get("token", ""), cluster_id)
     if isinstance(work, Named):
         return Request(command, (), read, isolation, token, timeout_s, call=work)
     return Request(command, work, read, isolation, token, timeout_s, read_only=read_only)
+
+
+def _read_token(text: str, cluster_id: str) -> Token:
+    token, given = open_token(_token_bytes(text))
+    if text:
+        check_cluster("the session token", given, cluster_id)
+    return token
 
 
 def _token_bytes(text: str) -> bytes:
@@ -331,19 +344,19 @@ def unique_names(columns: Sequence[str]) -> list[str]:
     return names
 
 
-def pack_answer(answer: Answer, *, objects: bool = False) -> dict[str, Any]:
+def pack_answer(answer: Answer, cluster_id: str, *, objects: bool = False) -> dict[str, Any]:
     """Return an answer as plain values, ready for ``write_json``; rows as arrays or as ``objects``."""
     return {
         "results": [_result(result, objects=objects) for result in decode_results(answer.results)],
         "place": None if answer.place is None else list(answer.place),
         "attempts": answer.attempts,
-        "token": pack_token(answer.token),
+        "token": pack_token(answer.token, cluster_id),
     }
 
 
-def pack_token(token: Token) -> str:
-    """Return a token as a text."""
-    return base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+def pack_token(token: Token, cluster_id: str) -> str:
+    """Return a token of a cluster as a text."""
+    return base64.urlsafe_b64encode(seal_token(token, cluster_id)).decode().rstrip("=")
 
 
 def pack_row(row: Sequence[Any]) -> list[Any]:
@@ -366,9 +379,10 @@ def pack_object(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
 
 
 def _result(result: Result, *, objects: bool) -> dict[str, Any]:
-    names = unique_names(result.columns) if objects else []
+    columns = shown_names(result.columns)
+    names = unique_names(columns) if objects else []
     return {
-        "columns": list(result.columns),
+        "columns": list(columns),
         "rows": [pack_object(names, row) if objects else pack_row(row) for row in result.rows],
         "rowcount": result.rowcount,
         "lastrowid": result.lastrowid,

@@ -15,7 +15,7 @@ import cbor2
 
 from bedrockish.common.levels import LEVEL
 from bedrockish.common.trace_context import came_with
-from bedrockish.errors import ProtocolMismatchError, UsageError
+from bedrockish.errors import ForeignClusterError, ProtocolMismatchError, UsageError
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import DIGEST_BYTES
 from bedrockish_journal.model.value import value
@@ -81,6 +81,46 @@ def decode_token(data: bytes | None) -> Token:
         return Token(check(vector), clock)
     except (cbor2.CBORError, ValueError, TypeError, EntryMalformedError) as error:
         raise UsageError(f"this is not a session token: {error}") from error
+
+
+def seal_token(token: Token, cluster_id: str) -> bytes:
+    """Return a token as bytes that name its cluster, to be kept outside of a session; empty for the empty token."""
+    return b"" if token == Token() else cbor2.dumps([dict(token.vector), token.clock, cluster_id])
+
+
+def open_token(data: bytes | None) -> tuple[Token, str]:
+    """Read a sealed token; return it with the id of its cluster, which is empty in a token of an earlier release.
+
+    Raises:
+        UsageError: the bytes are not a token.
+    """
+    try:
+        found = cbor2.loads(data) if data else None
+    except (cbor2.CBORError, ValueError, TypeError):
+        found = None
+    if isinstance(found, list) and len(found) == 3 and isinstance(found[2], str):
+        return decode_token(cbor2.dumps(found[:2])), found[2]
+    return decode_token(data), ""
+
+
+def check_cluster(what: str, given: str, own: str) -> None:
+    """Make sure that a token or a cursor is of the cluster that is asked.
+
+    Args:
+        what: the thing that was given, for the error.
+        given: the id of its cluster; empty if it names none.
+        own: the id of the cluster that is asked.
+
+    Raises:
+        ForeignClusterError: they differ.
+    """
+    if given != own:
+        whose = f"of the cluster {given}" if given else "of no cluster"
+        raise ForeignClusterError(
+            f"{what}: it is {whose}, and this is the cluster {own or 'without an id'}; begin without it here",
+            given=given,
+            cluster=own,
+        )
 
 
 @value
@@ -219,6 +259,11 @@ def _digest(given: list[object]) -> bytes:
         return sha256(cbor2.dumps(given, canonical=True)).digest()[:DIGEST_BYTES]
     except (cbor2.CBORError, ValueError) as error:
         raise UsageError(f"a text in the request is no Unicode: {error}; send it as bytes") from error
+
+
+def part_digest(request: Request, number: int) -> bytes:
+    """Return the digest of one of the statements of a request, each of which is a transaction of its own."""
+    return _digest(["part", digest_of(request), number])
 
 
 OPEN, SETTLED = _digest(["open"]), _digest(["settled"])

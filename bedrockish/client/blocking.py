@@ -103,6 +103,15 @@ class Connection:
     def token(self, token: bytes) -> None:
         self._client.token = token
 
+    @property
+    def cluster_id(self) -> str:
+        """The id of the cluster that this session is bound to, or has reached; empty if it has reached none."""
+        return self._client.cluster_id
+
+    def belong(self, what: str, cluster_id: str) -> None:
+        """Bind the session to a cluster, because of a cursor of it. See ``ClientCore.belong``."""
+        self._client.belong(what, cluster_id)
+
     def leave_node(self) -> None:
         """Go on at another node, if there is one."""
         self._client.leave_node()

@@ -22,6 +22,7 @@ from bedrockish.errors import (
     UnavailableError,
     UsageError,
 )
+from bedrockish.sqltext.session_values import shown_names
 
 CLOSE_S = 2.0  # how long anybody tries to tell a node that a stream is not wanted any more
 
@@ -68,7 +69,7 @@ class RowStream:
         request = self._request
         reply = await self._calls._call(Step(0, request, STREAM), request.timeout_s)
         assert isinstance(reply, Answered)
-        self.columns = rows_of(reply.answer, 1)[0].columns
+        self.columns = shown_names(rows_of(reply.answer, 1)[0].columns)
         self._request = replace(request, statements=())
         self._is_over = not reply.answer.more
         self._ask()

@@ -8,12 +8,11 @@ from typing import assert_never
 
 import trio
 
-from bedrockish.api.requests import decode_token
 from bedrockish.api.url import Target
 from bedrockish.api.wire import Answered, Ask, Told
 from bedrockish.client import tracing
 from bedrockish.client.credentials import Entry
-from bedrockish.client.sansio.core import ClientCore
+from bedrockish.client.sansio.core import open_core
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.common.deadline_timer import Alarm
@@ -40,7 +39,7 @@ class Driver:
     def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery, entry: Entry) -> None:
         self.target = target
         self._entry = entry
-        self._core = ClientCore(target, random.random, decode_token(token))
+        self._core = open_core(target, random.random, token)
         self._nursery = nursery
         self._links: dict[int, Link] = {}
         self._scopes: dict[int, trio.CancelScope] = {}

@@ -118,6 +118,7 @@ class Changes:
 
     Raises:
         UsageError: ``after`` is not a cursor.
+        ForeignClusterError: it is a cursor of another cluster.
         PrunedError: what comes after it was removed from the journal.
         UnavailableError: no node can be reached; with ``follow``, for ``silent_s`` nothing new can have come.
     """
@@ -135,6 +136,7 @@ class Changes:
         self._client, self._follow, self._hold = client, follow, hold
         self._held = -math.inf
         self._feed = _feed(after, tables)
+        client.belong("the cursor", self._feed.cluster)
         self._page: deque[Committed] = deque()
         self._wait = False
         self._progress = _Progress(silent_s)
@@ -174,6 +176,7 @@ class Changes:
             self._progress.failed(error)
             self._wait = True
             return
+        self._feed.belong(self._client.cluster_id)
         self._page.extend(_take(self._feed, rows))
         self._progress.page(self._feed)
         self._wait = self._feed.is_last
@@ -202,6 +205,7 @@ def blocking_changes(
 ) -> Iterator[Committed]:
     """Yield what ``Changes`` gives, for a blocking connection."""
     feed, progress = _feed(after, tables), _Progress(silent_s)
+    connection.belong("the cursor", feed.cluster)
     while True:
         sql, params = feed.question(PAGE_ROWS)
         try:
@@ -211,6 +215,7 @@ def blocking_changes(
                 raise
             progress.failed(error)
         else:
+            feed.belong(connection.cluster_id)
             yield from _take(feed, rows)
             progress.page(feed)
             if not feed.is_last:

@@ -86,6 +86,7 @@ class Pool:
             self._places.release()
             raise
         assert isinstance(kept, Kept)
+        kept.client.values.reset()
         if self._token is not None:
             kept.client.token = self._token
         return kept
@@ -228,6 +229,7 @@ class ConnectionPool:
         try:
             self._check_open()
             client = self._alive() or self._open()
+            client.values.reset()
             with self._lock:
                 token = self._token
             if token is not None:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bedrockish.api.requests import (
@@ -24,6 +25,7 @@ from bedrockish.api.url import Target, parse_url
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, Answered, Told
 from bedrockish.client.local_file import is_path, located
 from bedrockish.errors import CommandIdError, ConfigError, ProtocolMismatchError, UsageError
+from bedrockish.sqltext.session_values import SessionValues, shown_names
 from bedrockish.sqltext.single_statement import check_statement
 from bedrockish_journal.model.command_id import make_id
 
@@ -114,6 +116,23 @@ def command_rows(command: str, answer: Answer, statements: int) -> list[Rows]:
             reason="settled",
         )
     return rows_of(answer, statements)
+
+
+def with_values(statements: tuple[Statement, ...], values: SessionValues) -> tuple[Statement, ...]:
+    """Return the statements of a request with the values of its session written into them."""
+    texts = [statement.sql for statement in statements]
+    written = values.write_all(texts)
+    if written == texts:
+        return statements
+    return tuple(replace(one, sql=sql) for one, sql in zip(statements, written, strict=True))
+
+
+def seen(results: list[Rows], values: SessionValues) -> list[Rows]:
+    """Let a session learn from results, and return them with the names of columns as the session wrote them."""
+    values.see(results)
+    return [
+        one if (names := shown_names(one.columns)) is one.columns else replace(one, columns=names) for one in results
+    ]
 
 
 def map_of(reply: Answered | Told) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from bedrockish.api.requests import (
     Rows,
     Token,
     check_timeout,
-    decode_token,
+    open_token,
     rows_of,
+    seal_token,
 )
 from bedrockish.api.url import Target
 from bedrockish.api.wire import PING, SETTLE, Answered, Ask, AskOutcome, Step, Told
@@ -28,6 +29,8 @@ from bedrockish.client.request_builder import (
     make_call,
     make_request,
     new_command,
+    seen,
+    with_values,
 )
 from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import What, settled
@@ -42,6 +45,7 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
+from bedrockish.sqltext.session_values import SessionValues
 
 if TYPE_CHECKING:
     from bedrockish.client.local_steps import LocalSteps
@@ -84,11 +88,27 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
     @property
     def token(self) -> bytes:
         """What this session has seen. Hand it to another client to let that one see it too."""
-        return self._core.token.encode()
+        return seal_token(self._core.token, self._core.cluster_id)
 
     @token.setter
     def token(self, token: bytes) -> None:
-        self._core.see(decode_token(token))
+        seen, cluster_id = open_token(token)
+        self._core.belong("the session token", cluster_id)
+        self._core.see(seen)
+
+    @property
+    def values(self) -> SessionValues:
+        """What ``last_insert_rowid()``, ``changes()`` and ``total_changes()`` return in this session."""
+        return self._core.values
+
+    @property
+    def cluster_id(self) -> str:
+        """The id of the cluster that this session is bound to, or has reached; empty if it has reached none."""
+        return self._core.cluster_id
+
+    def belong(self, what: str, cluster_id: str) -> None:
+        """Bind the session to a cluster, because of a cursor of it. See ``ClientCore.belong``."""
+        self._core.belong(what, cluster_id)
 
     async def execute(
         self,
@@ -157,7 +177,10 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
                 return found
         timeout_s = self._seconds(timeout)
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
-        return await self._command(request, timeout_s, resend=resend, named=command is not None)
+        if command is None:  # a named command is sent again as it was
+            request = replace(request, statements=with_values(request.statements, self._core.values))
+        found = await self._command(request, timeout_s, resend=resend, named=command is not None)
+        return seen(found, self._core.values)
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process if they only read and its file may show them; None: the node is to be asked.
@@ -266,6 +289,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
     def new_stream(self, sql: str, params: Params, timeout_s: float | None, read: str | None) -> RowStream:
         """Return what ``stream`` opens, for the caller to ``open`` and close."""
         read, seconds = read or self.target.read, self._seconds(timeout_s)
+        sql = self._core.values.write(sql)
         return RowStream(self, make_request(new_command(), [(sql, params)], read, SERIALIZABLE, seconds))
 
     async def change_members(
@@ -390,7 +414,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
     def _options(self, isolation: str, read: str | None, timeout_s: float | None) -> Options:
         read = read or self.target.read
         check_modes(read, isolation)
-        return Options(read, isolation, self._seconds(timeout_s))
+        return Options(read, isolation, self._seconds(timeout_s), self._core.values)
 
     async def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:  # noqa: ASYNC109
         """Return the results of a command that happened; None if the node that was asked does not know of it (yet).

@@ -21,14 +21,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar, assert_never, cast
 
-from bedrockish.api.requests import decode_token
 from bedrockish.api.url import Target
 from bedrockish.api.wire import NODES, Answered, Ask, Told
 from bedrockish.client import tracing
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
 from bedrockish.client.driver import LIMITS, explain_end
-from bedrockish.client.sansio.core import ClientCore
+from bedrockish.client.sansio.core import ClientCore, open_core
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import BedrockishError, ClientClosedError
@@ -79,7 +78,7 @@ class SocketDriver:
     def __init__(self, target: Target, token: bytes | None, entry: Entry) -> None:
         self.target = target
         self._entry = entry
-        self._core = ClientCore(target, random.random, decode_token(token))
+        self._core = open_core(target, random.random, token)
         self._lock = threading.RLock()  # of all that follows
         self._whole = _Whole(self._begin_anew)
         self._links: dict[int, SocketLink] = {}
@@ -319,9 +318,10 @@ class SocketDriver:
         for number in list(self._waiting):
             self._outcomes.setdefault(number, lost)
             self._ring(number)
-        cluster_id = self._core.cluster_id
+        before = self._core
         self._core = ClientCore(self.target, random.random, token)
-        self._core.cluster_id = cluster_id
+        self._core.cluster_id, self._core.is_bound = before.cluster_id, before.is_bound
+        self._core.values = before.values
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:

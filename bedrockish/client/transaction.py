@@ -9,17 +9,18 @@ is found out.
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import trio
 
 from bedrockish.api.requests import NOTHING, Params, Request, Rows, Statement, check_params, check_timeout, rows_of
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told
-from bedrockish.client.request_builder import new_command
+from bedrockish.client.request_builder import new_command, seen, with_values
 from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
+from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.single_statement import check_statement
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ class Options:
     read: str
     isolation: str
     timeout_s: float
+    values: SessionValues = field(default_factory=SessionValues)
 
 
 class Transaction:
@@ -118,14 +120,16 @@ class Transaction:
         for statement in statements:
             sql, params = (statement, None) if isinstance(statement, str) else statement
             made.append(Statement(check_statement(sql), check_params(params)))
+        values = self._options.values
+        made = list(with_values(tuple(made), values))
         self._check_open()
         if not self._is_begun:
             reply = await self._step(BEGIN, tuple(made), timeout)
             if reply.answer.results != NOTHING:
-                return rows_of(reply.answer, len(made))
+                return seen(rows_of(reply.answer, len(made)), values)
             # A node of release 0.1.0 has begun it, and has left the statements.
         reply = await self._step(STATEMENTS, tuple(made), timeout)
-        return rows_of(reply.answer, len(made))
+        return seen(rows_of(reply.answer, len(made)), values)
 
     def next_mark(self) -> str:
         """Return a name for another savepoint."""

@@ -4,13 +4,13 @@ import inspect
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, Rows, check_timeout
+from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, check_timeout
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking import connect as open_link
 from bedrockish.client.request_builder import Where, target_of
@@ -449,17 +449,21 @@ class Connection:
         """Ask anew: the schema was changed."""
         self._declared_types.clear()
 
-    def _script(self, sql: str) -> Rows:
-        """Run a statement of a script: nothing begins a transaction but BEGIN."""
+    def _script(self, section: Sequence[str]) -> None:
+        """Run a statement of a script, or several as one transaction; nothing begins another one but BEGIN."""
 
-        def work(session: Session) -> Rows:
+        def work(session: Session) -> None:
             before, session.autocommit = session.autocommit, True
             try:
-                return session.run(sql, None, kind_of(sql))
+                if len(section) > 1 and not session.in_transaction:
+                    session.run_section(section)
+                else:
+                    for sql in section:
+                        session.run(sql, None, kind_of(sql))
             finally:
                 session.autocommit = before
 
-        return self._run(work)
+        self._run(work)
 
 
 def _elsewhere(what: str) -> str:

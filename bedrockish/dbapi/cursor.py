@@ -1,6 +1,6 @@
 """The cursor of PEP 249. A result is complete when ``execute`` returns: fetching never waits and never fails midway."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Protocol, Self, TypeVar
@@ -9,6 +9,7 @@ from bedrockish.api.requests import Rows
 from bedrockish.dbapi.errors import DatabaseError, ProgrammingError
 from bedrockish.dbapi.session import Session
 from bedrockish.dbapi.values import adapt_all, converter_of, declared_converter, type_codes
+from bedrockish.sqltext.keys_off_sections import sections
 from bedrockish.sqltext.statement_ends import is_nothing, is_single, split
 from bedrockish.sqltext.statement_kinds import OTHER, READ, SCHEMA, WRITE, inserts, kind_of
 
@@ -47,7 +48,7 @@ class Owner(Protocol):
     def _run(self, what: Callable[[Session], T]) -> T: ...
     def _declared(self, sql: str) -> list[str | None]: ...
     def _forget_types(self) -> None: ...
-    def _script(self, sql: str) -> Rows: ...
+    def _script(self, section: Sequence[str]) -> None: ...
 
 
 class Cursor:
@@ -199,8 +200,8 @@ class Cursor:
         self._forget()
         self._rowcount = -1
         self._connection._run(lambda session: session.commit())
-        for sql in split(sql_script):
-            self._connection._script(sql)
+        for section in sections(list(split(sql_script))):
+            self._connection._script(section)
         return self
 
     def _check_sql(self, sql: str) -> str:

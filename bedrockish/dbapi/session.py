@@ -63,6 +63,7 @@ class Session:
         self.changes = 0
         self._open: BlockingTransaction | None = None
         self._implicit = False
+        self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
         self._unchecked = False  # the node was told that the open transaction does not enforce foreign keys
         self._wrote = False  # in the open transaction
         self._marks: list[str] = []
@@ -95,7 +96,7 @@ class Session:
             self._trace(sql)
             return self._switch(*switch)
         self._prepare(kind, sql)
-        if kind == SCHEMA and not self.foreign_keys and not self._unchecked:
+        if kind == SCHEMA and not self.foreign_keys and not self._unchecked and not self._is_switched:
             rows = self._unenforced(sql, params)
         elif self._open is None and not self._begins(kind):
             rows = self.link.execute(sql, params, timeout=self.timeout_s, read=self.read, isolation=self.isolation)
@@ -140,6 +141,17 @@ class Session:
         self.changes += total
         return total
 
+    def run_section(self, texts: Sequence[str]) -> None:
+        """Run statements of a script, the first of which is PRAGMA foreign_keys = OFF, as one transaction.
+
+        Raises:
+            BedrockishError: see the client's; nothing of them happened.
+        """
+        for sql in texts:
+            self._trace(sql)
+        self.link.transact(list(texts), timeout=self.timeout_s, isolation=self.isolation)
+        self.foreign_keys = False
+
     def _begins(self, kind: str) -> bool:
         """Whether a statement of a kind opens a transaction."""
         if self.autocommit == LEGACY_TRANSACTION_CONTROL:
@@ -155,11 +167,17 @@ class Session:
         self._trace(sql)
 
     def _switch(self, name: str, on: bool | None) -> Rows:
-        """Do a PRAGMA that is the connection's own. As in SQLite, nothing is switched while a transaction is open."""
+        """Do a PRAGMA that is the connection's own; in an open transaction, ``foreign_keys`` is the transaction's."""
         if on is None:
-            return Rows((name,), [(int(self.foreign_keys and name == "foreign_keys"),)])
-        if name == "foreign_keys" and self._open is None:
+            enforced = not self._unchecked if self._open is not None else self.foreign_keys
+            return Rows((name,), [(int(enforced and name == "foreign_keys"),)])
+        if name != "foreign_keys":
+            return NOTHING
+        if self._open is None:
             self.foreign_keys = on
+        elif on == self._unchecked:  # else the transaction is so already
+            self._inside([(f"PRAGMA foreign_keys = {'ON' if on else 'OFF'}", None)])
+            self._unchecked, self._is_switched = not on, True
         return NOTHING
 
     def _unenforced(self, sql: str, params: Any) -> Rows:
@@ -198,6 +216,7 @@ class Session:
     def _begin(self, *, implicit: bool) -> BlockingTransaction:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
         self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
+        self._is_switched = False
         self._marks, self._began_by_mark = [], False
         return opened
 

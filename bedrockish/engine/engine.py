@@ -709,6 +709,7 @@ class Engine:
         """Return a connection that only reads, with what plugins add; may be called in a helper thread."""
         reader = apsw.Connection(self._file, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
         reader.set_busy_timeout(5_000)
+        reader.pragma("foreign_keys", 1)  # so that a client is told what holds for the writer
         bound(reader, self._limits.length_bytes)
         self._prepare(reader)
         store.unpack_on(reader)

@@ -26,7 +26,7 @@ from bedrockish.api.json_forms import (
     read_statements,
     write_json,
 )
-from bedrockish.api.requests import NOTHING, Answer, Named, Statement, decode_results, decode_token
+from bedrockish.api.requests import NOTHING, Answer, Named, Statement, decode_results, part_digest
 from bedrockish.api.requests import Request as Command
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX
 from bedrockish.client.credentials import Entry
@@ -48,6 +48,7 @@ from bedrockish.node.admin.troubles import not_ready
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.rights import check_seeing, check_upkeep
+from bedrockish.sqltext.session_values import SessionValues, asks_values
 from bedrockish_net.limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -162,30 +163,32 @@ class Handlers:
 
     async def query(self, request: Request) -> Response:
         """Run statements that only read."""
-        return await self._one(request, *await _command(request, read_only=True))
+        return await self._one(request, *await self._command(request, read_only=True))
 
     async def ask(self, request: Request) -> Response:
         """Run the statement in the URL, which only reads."""
-        return await self._one(request, *_question(request))
+        return await self._one(request, *self._question(request))
 
     async def stream(self, request: Request) -> Response:
         """Run one statement that only reads, and write its rows as they come."""
-        command, objects = await _command(request, read_only=True)
-        return await streamed(self._node.transactions.streams, command, objects=objects)
+        command, objects = await self._command(request, read_only=True)
+        return await streamed(self._node.transactions.streams, command, self._cluster_id, objects=objects)
 
     async def ask_stream(self, request: Request) -> Response:
         """Run the statement in the URL, which only reads, and write its rows as they come."""
-        command, objects = _question(request)
-        return await streamed(self._node.transactions.streams, command, objects=objects)
+        command, objects = self._question(request)
+        return await streamed(self._node.transactions.streams, command, self._cluster_id, objects=objects)
 
     async def transaction(self, request: Request) -> Response:
         """Run statements as one transaction."""
-        return await self._one(request, *await _command(request, read_only=False))
+        return await self._one(request, *await self._command(request, read_only=False))
 
     async def _one(self, request: Request, command: Command, objects: bool) -> Response:
         answer = await self._node.submit(command)
         purse_of(request).add_answer(len(answer.results))
-        return await _in_time(len(answer.results), lambda: _answered(command.command, answer, objects=objects))
+        return await _in_time(
+            len(answer.results), lambda: _answered(command.command, answer, self._cluster_id, objects=objects)
+        )
 
     async def command(self, request: Request) -> Response:
         """Call a command of the application's by name."""
@@ -194,33 +197,42 @@ class Handlers:
         if len(name) > COMMAND_CHARACTERS_MAX:
             raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
         args = await trio.to_thread.run_sync(read_args, body) if len(body) > IN_THREAD_BYTES else read_args(body)
-        command = _request(request, Named(name, args), _pairs(request), read_only=False)
+        command = self._request(request, Named(name, args), _pairs(request), read_only=False)
         answer = await self._node.submit(command)
         purse_of(request).add_answer(len(answer.results))
-        return await _in_time(len(answer.results), lambda: _called(command.command, answer))
+        return await _in_time(len(answer.results), lambda: _called(command.command, answer, self._cluster_id))
 
     async def execute(self, request: Request) -> Response:
         """Run statements one after the other, each a transaction of its own; stop at the first that fails."""
-        whole, objects = await _command(request, read_only=False)
+        whole, objects = await self._command(request, read_only=False)
         many, token = len(whole.statements) > 1, whole.token
         deadline = trio.current_time() + whole.timeout_s
         answers: list[Answer] = []
-        purse = purse_of(request)
+        purse, values = purse_of(request), SessionValues()
+        asks = any(map(asks_values, whole.texts))
         for number, statement in enumerate(whole.statements, 1):
             left_s = max(0.001, deadline - trio.current_time())
             name = f"{whole.command}.{number}" if many else whole.command
             try:
                 purse.check()
-                answer = await self._node.submit(
-                    replace(whole, command=name, statements=(statement,), token=token, timeout_s=left_s)
-                )
+                part = replace(whole, command=name, statements=(statement,), token=token, timeout_s=left_s)
+                if many:
+                    part = replace(part, digest=part_digest(whole, number))
+                if asks:
+                    written = replace(statement, sql=values.write(statement.sql))
+                    part = replace(part, statements=(written,))
+                answer = await self._node.submit(part)
             except BedrockishError as error:
                 error.details = {**error.details, "statement": number, "done": number - 1}
                 raise
             answers.append(answer)
             purse.add_answer(len(answer.results))
-            token = decode_token(answer.token.encode())
-        return await _in_time(purse.answered, lambda: _executed(whole.command, answers, objects=objects))
+            if asks:
+                values.see(decode_results(answer.results))
+            token = answer.token
+        return await _in_time(
+            purse.answered, lambda: _executed(whole.command, answers, self._cluster_id, objects=objects)
+        )
 
     async def status(self, _request: Request) -> Response:
         """Say what the node says about itself."""
@@ -293,6 +305,33 @@ class Handlers:
         """Say what all this is."""
         return json_reply(document())
 
+    @property
+    def _cluster_id(self) -> str:
+        return self._node.core.state.roster.membership.cluster_id
+
+    async def _command(self, request: Request, *, read_only: bool) -> tuple[Command, bool]:
+        body = await _json_body(request)
+        statements = (
+            await trio.to_thread.run_sync(read_statements, body)
+            if len(body) > IN_THREAD_BYTES
+            else read_statements(body)
+        )
+        objects, pairs = read_shape(_pairs(request))
+        return self._request(request, statements, pairs, read_only=read_only), objects
+
+    def _question(self, request: Request) -> tuple[Command, bool]:
+        statements, pairs = read_question(_pairs(request))
+        objects, pairs = read_shape(pairs)
+        asked = read_request(statements, pairs, None, new_command(), self._cluster_id, read_only=True)
+        return replace(asked, user=user_of(request)), objects
+
+    def _request(
+        self, request: Request, work: tuple[Statement, ...] | Named, pairs: list[tuple[str, str]], *, read_only: bool
+    ) -> Command:
+        key = request.headers.get(KEY)
+        asked = read_request(work, pairs, key, new_command(), self._cluster_id, read_only=read_only)
+        return replace(asked, user=user_of(request))
+
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
@@ -300,30 +339,8 @@ def _number(text: str) -> int:
     return int(text)
 
 
-async def _command(request: Request, *, read_only: bool) -> tuple[Command, bool]:
-    body = await _json_body(request)
-    statements = (
-        await trio.to_thread.run_sync(read_statements, body) if len(body) > IN_THREAD_BYTES else read_statements(body)
-    )
-    objects, pairs = read_shape(_pairs(request))
-    return _request(request, statements, pairs, read_only=read_only), objects
-
-
-def _question(request: Request) -> tuple[Command, bool]:
-    statements, pairs = read_question(_pairs(request))
-    objects, pairs = read_shape(pairs)
-    return replace(read_request(statements, pairs, None, new_command(), read_only=True), user=user_of(request)), objects
-
-
 def _pairs(request: Request) -> list[tuple[str, str]]:
     return read_pairs(request.scope["query_string"])
-
-
-def _request(
-    request: Request, work: tuple[Statement, ...] | Named, pairs: list[tuple[str, str]], *, read_only: bool
-) -> Command:
-    asked = read_request(work, pairs, request.headers.get(KEY), new_command(), read_only=read_only)
-    return replace(asked, user=user_of(request))
 
 
 async def _json_body(request: Request) -> bytes:
@@ -362,19 +379,19 @@ async def _in_time(size: int, make: Callable[[], bytes]) -> Response:
     return raw_reply(await trio.to_thread.run_sync(make, limiter=WRITERS))
 
 
-def _answered(command: str, answer: Answer, *, objects: bool) -> bytes:
-    return write_json({**pack_answer(answer, objects=objects), "command": command})
+def _answered(command: str, answer: Answer, cluster_id: str, *, objects: bool) -> bytes:
+    return write_json({**pack_answer(answer, cluster_id, objects=objects), "command": command})
 
 
-def _called(command: str, answer: Answer) -> bytes:
+def _called(command: str, answer: Answer, cluster_id: str) -> bytes:
     ((value,),) = decode_results(answer.results)[0].rows
-    packed = pack_answer(replace(answer, results=NOTHING))
+    packed = pack_answer(replace(answer, results=NOTHING), cluster_id)
     del packed["results"]
     return write_json({"value": pack_value(value), **packed, "command": command})
 
 
-def _executed(command: str, answers: list[Answer], *, objects: bool) -> bytes:
-    packed = [pack_answer(answer, objects=objects) for answer in answers]
+def _executed(command: str, answers: list[Answer], cluster_id: str, *, objects: bool) -> bytes:
+    packed = [pack_answer(answer, cluster_id, objects=objects) for answer in answers]
     results = []
     for one in packed:
         results += [{**result, "place": one["place"]} for result in one["results"]]

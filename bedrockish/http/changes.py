@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bedrockish.api.json_forms import read_pairs, write_json
-from bedrockish.api.requests import STALE, Statement, decode_results
+from bedrockish.api.requests import STALE, Statement, check_cluster, decode_results
 from bedrockish.api.requests import Request as Command
 from bedrockish.api.url import suggest
 from bedrockish.client.request_builder import new_command
@@ -105,6 +105,10 @@ async def changes(node: Runtime, request: Request) -> Response:
         feed = Feed(asked.after, asked.tables)
     except CursorError as error:
         raise UsageError(str(error)) from error
+    cluster_id = node.core.state.roster.membership.cluster_id
+    if feed.cluster:
+        check_cluster("the cursor", feed.cluster, cluster_id)
+    feed.belong(cluster_id)
     user = user_of(request)
     if asked.hold is not None:
         check_upkeep(node.engine.access, {"do": "hold"}, user)

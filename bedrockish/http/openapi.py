@@ -10,7 +10,7 @@ from bedrockish import __version__
 from bedrockish.api.json_forms import SHAPES
 from bedrockish.api.requests import ISOLATIONS, READ_LEVELS
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, STATEMENTS_MAX
-from bedrockish_journal.feed.change_feed import PLACE_PATTERN
+from bedrockish_journal.feed.change_feed import CLUSTER_PATTERN, PLACE_PATTERN
 
 Schema = dict[str, Any]
 WAIT_S_MAX = 300  # of a long poll; a proxy in between gives up earlier
@@ -378,7 +378,7 @@ VECTOR = {
 FEED = [
     _parameter(
         "after",
-        {"type": "string", "pattern": rf"^({PLACE_PATTERN}(\+{PLACE_PATTERN})*)?$"},
+        {"type": "string", "pattern": rf"^(({CLUSTER_PATTERN}:)?{PLACE_PATTERN}(\+{PLACE_PATTERN})*)?$"},
         "The cursor of a line, or of a copy; empty, as before the first transaction: the beginning.",
     ),
     _parameter("table", {"type": "string"}, "Only changes of this table; may be given several times."),

@@ -13,7 +13,7 @@ from bedrockish.node.transactions.cursors import Stream, Streams
 LINES = "application/x-ndjson"
 
 
-async def streamed(streams: Streams, request: Request, *, objects: bool) -> Response:
+async def streamed(streams: Streams, request: Request, cluster_id: str, *, objects: bool) -> Response:
     """Return the response for a statement that reads.
 
     Its first line has the columns, then each row is an array, or stands in an object as ``row``; the last line is an
@@ -23,13 +23,14 @@ async def streamed(streams: Streams, request: Request, *, objects: bool) -> Resp
         BedrockishError: it cannot be read.
     """
     stream = await streams.open(object(), request)
-    return LinesReply(_lines(streams, stream, objects=objects), LINES)
+    return LinesReply(_lines(streams, stream, cluster_id, objects=objects), LINES)
 
 
-async def _lines(streams: Streams, stream: Stream, *, objects: bool) -> AsyncGenerator[bytes]:
+async def _lines(streams: Streams, stream: Stream, cluster_id: str, *, objects: bool) -> AsyncGenerator[bytes]:
     names = unique_names(stream.columns) if objects else []
     try:
-        yield _line({"columns": list(stream.columns), "token": pack_token(stream.token), "command": stream.name})
+        token = pack_token(stream.token, cluster_id)
+        yield _line({"columns": list(stream.columns), "token": token, "command": stream.name})
         more = True
         while more:
             encoded, more = await streams.fetch(stream)

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import bedrockish
-from bedrockish.api.requests import Answer, Request, decode_token
+from bedrockish.api.requests import Answer, Request, open_token
 from bedrockish.errors import ClientClosedError, ConfigError, ConstraintError, OutcomeUnknownError, UnavailableError
 from tests.client.scripted import ScriptedNode, answer, running
 
@@ -115,7 +115,7 @@ def test_token_goes_from_one_connection_to_another() -> None:
     with in_background(ScriptedNode()) as url, bedrockish.connect(url) as first, bedrockish.connect(url) as second:
         first.transact(["INSERT INTO t VALUES (1)"])
         second.token = first.token
-        assert decode_token(second.token).vector == {"A": 1}
+        assert open_token(second.token)[0].vector == {"A": 1}
 
 
 def test_mistakes_and_absence_are_told_when_connecting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,10 @@ class Nodes:
     ) -> None:
         self._safe, self._clock, self._holds, self._errors = safe, clock, holds, deque(errors)
         self.left = self.pages = self.asked_to_hold = 0
+        self.cluster_id = ""
+
+    def belong(self, what: str, cluster_id: str) -> None:
+        assert not cluster_id, what
 
     async def execute(self, *_: Any, **__: Any) -> Rows:
         self.pages += 1

@@ -7,10 +7,13 @@ dot-commands in it, or ends with ROLLBACK. Every other statement is a transactio
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from bedrockish.errors import UsageError
+from bedrockish.sqltext.keys_off_sections import OFF, ON, section_end
 from bedrockish.sqltext.statement_ends import after_nothing, statement_end
-from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, parse_control
+from bedrockish.sqltext.statement_kinds import SCHEMA, kind_of, switch_of
+from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,56 @@ def items(text: str, source: str) -> Iterator[Piece | Dot]:
         yield Piece(text[begin:at].rstrip(), f"{source}:{line}")
 
 
+def _with_keys_off(pieces: list[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
+    """Yield pieces, and as one unit those that run as one transaction because foreign keys are off for them.
+
+    Where a script's own transaction follows PRAGMA foreign_keys = OFF, the PRAGMA goes into it.
+    """
+    at = 0
+    waiting: Piece | None = None  # the PRAGMA, for the next transaction that changes the schema
+    is_open = False
+    while at < len(pieces):
+        piece = pieces[at]
+        at += 1
+        if isinstance(piece, Dot):
+            yield piece
+            continue
+        control = parse_control(piece.sql)
+        if control is not None:
+            is_open = control.kind == BEGIN or (is_open and control.kind not in (COMMIT, ROLLBACK))
+            yield piece
+            if control.kind == BEGIN and waiting is not None and _changes_schema(pieces, at):
+                yield waiting
+        elif is_open or switch_of(piece.sql) not in (OFF, ON):
+            yield piece
+        elif switch_of(piece.sql) == ON:
+            waiting = None
+            yield piece
+        else:
+            following = takewhile(lambda one: isinstance(one, Piece), pieces[at - 1 :])
+            texts = [one.sql for one in following if isinstance(one, Piece)]
+            end = at - 1 + section_end(texts, 0)
+            if end > at:
+                yield Unit(tuple(one for one in pieces[at - 1 : end] if isinstance(one, Piece)))
+                at = end
+            elif any(parse_control(text) == Control(BEGIN) for text in texts):
+                waiting = piece
+            else:
+                yield piece
+
+
+def _changes_schema(pieces: list[Piece | Dot], at: int) -> bool:
+    """Whether a transaction changes the schema whose statements begin at a place."""
+    for piece in pieces[at:]:
+        if isinstance(piece, Piece):
+            control = parse_control(piece.sql)
+            if control is not None and control.kind in (COMMIT, ROLLBACK):
+                return False
+            if kind_of(piece.sql) == SCHEMA:
+                return True
+    return False
+
+
 def group(pieces: Iterable[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
     """Yield transactions as they become complete; as single pieces those that need an open transaction.
 
@@ -63,7 +116,10 @@ def group(pieces: Iterable[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
     """
     begin: Piece | None = None
     block: list[Piece | Dot] = []
-    for piece in pieces:
+    for piece in _with_keys_off(list(pieces)):
+        if isinstance(piece, Unit):
+            yield piece
+            continue
         control = parse_control(piece.sql) if isinstance(piece, Piece) else None
         kind = control.kind if control is not None else ""
         if kind == BEGIN:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
-from bedrockish.api.requests import STRICT, Request, Token
+from bedrockish.api.requests import STRICT, Request, Token, check_cluster, open_token
 from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import (
     CLOSE,
@@ -72,6 +72,7 @@ from bedrockish.errors import (
     TooLargeError,
     UnavailableError,
 )
+from bedrockish.sqltext.session_values import SessionValues
 from bedrockish_journal.model.vector import merge
 from bedrockish_net.limits import Limits
 
@@ -135,6 +136,8 @@ class ClientCore:
     ) -> None:
         self.token = token or Token()
         self.cluster_id = ""
+        self.values = SessionValues()
+        self.is_bound = False  # to the cluster of that id, by a token or a cursor
         self.route = Route(target, backoff or Backoff(), draw)
         self._target = target
         self._draw = draw
@@ -185,6 +188,20 @@ class ClientCore:
     def see(self, token: Token) -> None:
         """Let the session have seen what another one has."""
         self.token = self._merged(token)
+
+    def belong(self, what: str, cluster_id: str) -> None:
+        """Bind the session to a cluster, since a token or a cursor of it was given.
+
+        Args:
+            what: the thing that was given, for the error.
+            cluster_id: the id of its cluster; empty if it names none, which binds to nothing.
+
+        Raises:
+            ForeignClusterError: the session is bound to another cluster.
+        """
+        if cluster_id:
+            check_cluster(what, cluster_id, self.cluster_id or cluster_id)
+            self.cluster_id, self.is_bound = cluster_id, True
 
     def leave(self, now: float) -> list[Effect]:
         """Go on at another node, if there is one; what is under way stays where it is."""
@@ -261,7 +278,7 @@ class ClientCore:
     @property
     def _has_acted(self) -> bool:
         """Whether this session has seen or written anything, or may have: else one cluster is as good as another."""
-        return self.token != Token() or any(call.lost for call in self._calls.values())
+        return self.is_bound or self.token != Token() or any(call.lost for call in self._calls.values())
 
     def closed(self, link: int, error: BedrockishError, now: float) -> list[Effect]:
         """A link could not be opened, or an open one died."""
@@ -543,3 +560,16 @@ class ClientCore:
     def _number(self) -> int:
         self._numbers += 1
         return self._numbers
+
+
+def open_core(target: Target, draw: Callable[[], float], token: bytes | None) -> ClientCore:
+    """Return the core of a client that has seen what a token says.
+
+    Raises:
+        UsageError: the bytes are not a token.
+    """
+    core = ClientCore(target, draw)
+    seen, cluster_id = open_token(token)
+    core.belong("the session token", cluster_id)
+    core.see(seen)
+    return core

@@ -28,7 +28,7 @@ from bedrockish.core.replica.voter import Voting
 from bedrockish.core.state.certifier import Conflict, Known, claim, command_key
 from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
-from bedrockish.errors import BedrockishError, ReadOnlyError, forgotten, told_too_early
+from bedrockish.errors import BedrockishError, ReadOnlyError, UsageError, forgotten, told_too_early
 from bedrockish_journal.model.access_set import AccessSet, is_clock
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid
@@ -72,6 +72,8 @@ class Coordinator:
             state.timers.set(asked.timeout_s * 1000, "request_deadline", each)
             if state.has_seen(asked.token):
                 ready.append(inflight)
+            elif state.clock.is_absurd(asked.token.clock):
+                self.replies.finish(inflight, UsageError(requests.FORGED))
             else:
                 self._behind[each] = inflight
                 # What the session has seen exists somewhere: it is fetched, for its COMMIT may never come here by

@@ -386,6 +386,12 @@ def is_lost(attempt: Attempt, state: State, *, patient: bool) -> bool:
     return lost > len(state.roster.voters) - state.roster.quorum
 
 
+FORGED = (
+    "the session token: its clock is further ahead than any clock of this cluster can be, so no node gave it; "
+    "leave it out, or use the token of the last answer"
+)
+
+
 def lagging(error: BedrockishError) -> BedrockishError:
     """Return a refusal as it is told by a node that knows that it does not have everything yet."""
     return type(error)(error.message, **{**error.details, "lagging": True})

@@ -226,6 +226,8 @@ class State:
 
     def has_seen(self, token: Token) -> bool:
         """Whether this node has all that a session has seen, and the schema in force then."""
+        if token.clock > self.clock.value and self.clock.is_absurd(token.clock):
+            return False
         # Its session has seen the schema that follows; here it would find the old one.
         if self.schema.scheduled is not None and self.schema.is_behind(token.clock):
             return False

@@ -8,12 +8,14 @@ at the activation (``engine.mixed``). What the transaction did before its first 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import apsw
 
 from bedrockish.api.requests import Result, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.ddl_execution import Mixed
+from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interfaces import Beside
 from bedrockish.engine.execution.open_transaction import Logged
 from bedrockish.engine.execution.workspace import Workspace
@@ -126,6 +128,14 @@ class Draft:
             raise UnavailableError(f"the private copy of the database failed: {error.message}; run it again") from error
         finally:
             self.is_over = self.is_over or not self._writer.db.in_transaction
+
+    def columns(self, statement: Statement) -> list[dict[str, Any]]:
+        """Return the columns of a statement's result, with their declared types; nothing is run.
+
+        Raises:
+            SqlError: SQLite does not accept it.
+        """
+        return explain(self._writer.executor, statement, self._user, columns=True)
 
     def control(self, control: Control) -> None:
         """Do SAVEPOINT, RELEASE or ROLLBACK TO.

@@ -77,11 +77,10 @@ class Interactive:
             piece, params = next(found, (None, ()))
             if piece is None:
                 return
-            if piece.setting == pragmas.DEFER:
+            if piece.setting == pragmas.DEFER and pragmas.turns_on(piece.sql):
                 pragmas.settle(self._db)
                 raise UnsupportedError(
-                    "in an open transaction, foreign keys are put off by declaring them DEFERRABLE INITIALLY DEFERRED; "
-                    f"PRAGMA {pragmas.DEFER} works in a request only",
+                    f"PRAGMA {pragmas.DEFER}: in an open transaction it must be a text of its own; send it alone",
                     sql=piece.sql,
                 )
             if piece.setting and pragmas.is_keys_off(piece.sql):
@@ -99,6 +98,7 @@ class Interactive:
             first_word(statement.sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
             or pragmas.is_replicated(statement.sql)
             or pragmas.is_keys_off(statement.sql)
+            or pragmas.is_deferring(statement.sql)
         )
 
     def needs_snapshot(self, session: Session, piece: Piece) -> bool:

@@ -58,6 +58,10 @@ _OF_SCHEMA = frozenset(  # PRAGMAs that show definitions only
 )
 _NEEDS = {READ: READER, WRITE: WRITER, SCHEMA: OWNER, EMPTY: 0}
 _CATALOGUE = {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "sqlite_sequence"}
+_SEQUENCE = (
+    "sqlite_sequence: each node keeps its own; leave it out, or load a dump or a file of SQLite, which writes it, with "
+    "'bedrockish import'"
+)
 _ONLY_READ = "{} belongs to the database itself and can only be read"
 # What SQLite says of a statement that would change the journal, which is a view on a node's connections.
 _AT_VIEW = re.compile("(cannot modify)|may not be (?:indexed|altered)|add a column to|drop column from|trigger on view")
@@ -404,7 +408,7 @@ class Guard:
             seen.writes.add(first)
             seen.named.add(first if action != apsw.SQLITE_INSERT else f"-{first}")
             if is_ours(name) or (name.startswith("sqlite_") and not seen.analyzes and not seen.actions & _DDL):
-                return _ONLY_READ.format(first)
+                return _SEQUENCE if name == "sqlite_sequence" else _ONLY_READ.format(first)
             seen.tables.add(first)
             return None
         if action == apsw.SQLITE_FUNCTION and (second or "").lower() == FUNCTION and not seen.ours:

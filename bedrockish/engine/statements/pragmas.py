@@ -35,34 +35,47 @@ SETTINGS = frozenset({DEFER, "foreign_keys"})
 _ON = frozenset({"1", "on", "yes", "true"})
 KEYS_OFF = (
     "foreign keys are always enforced for rows; PRAGMA foreign_keys = OFF is for transactions that change the schema, "
-    "and PRAGMA defer_foreign_keys = ON checks them at the end of a request"
+    "and PRAGMA defer_foreign_keys = ON checks them at the end of a request; 'bedrockish import' loads a dump"
 )
 
 
 # What programs on SQLite ask of a connection, and what is true of a node: it is not theirs to set, and as good already.
 ANSWERED = {
+    "analysis_limit": "0 AS analysis_limit",
     "auto_vacuum": None,
     "automatic_index": None,
     "busy_timeout": "0 AS timeout",
     "cache_size": None,
     "cache_spill": None,
+    "cell_size_check": "0 AS cell_size_check",
+    "checkpoint_fullfsync": "0 AS checkpoint_fullfsync",
+    "encoding": None,
+    "fullfsync": "0 AS fullfsync",
+    "hard_heap_limit": "0 AS hard_heap_limit",
+    "incremental_vacuum": None,
     "journal_mode": "'wal' AS journal_mode",
     "journal_size_limit": "-1 AS journal_size_limit",
     "locking_mode": "'normal' AS locking_mode",
+    "max_page_count": "1073741823 AS max_page_count",
     "mmap_size": "0 AS mmap_size",
     "optimize": None,
     "page_size": None,
     "read_uncommitted": None,
+    "recursive_triggers": None,
     "secure_delete": "0 AS secure_delete",
+    "shrink_memory": None,
+    "soft_heap_limit": "0 AS soft_heap_limit",
     "synchronous": "2 AS synchronous",
     "temp_store": None,
     "threads": "0 AS threads",
+    "trusted_schema": "1 AS trusted_schema",
     "wal_autocheckpoint": "1000 AS wal_autocheckpoint",
     "wal_checkpoint": "0 AS busy, -1 AS log, -1 AS checkpointed",
 }
 """For each PRAGMA what it answers; None: setting it answers nothing, asking is SQLite's."""
 
-_SETS_SILENTLY = frozenset({"synchronous"})
+_SETS_SILENTLY = frozenset({"cell_size_check", "checkpoint_fullfsync", "fullfsync", "synchronous", "trusted_schema"})
+_ACTS = frozenset({"incremental_vacuum", "optimize", "shrink_memory"})  # without a value, they ask for nothing
 
 
 def answered(sql: str) -> str:
@@ -90,7 +103,7 @@ def answered(sql: str) -> str:
         return sql
     sets = at + 1 < end and words[at + 1].text in ("=", "(")
     tells = ANSWERED[name]
-    if tells is None and not sets and name != "optimize":
+    if tells is None and not sets and name not in _ACTS:
         return sql  # asking is SQLite's
     silent = tells is None or (sets and name in _SETS_SILENTLY)
     return ("SELECT 1 WHERE 0" if silent else f"SELECT {tells}") + rest
@@ -143,6 +156,11 @@ def turns_on(sql: str) -> bool:
 def is_keys_off(sql: str) -> bool:
     """Whether a text is PRAGMA foreign_keys = OFF."""
     return given(sql)[0] == "foreign_keys" and not turns_on(sql)
+
+
+def is_deferring(sql: str) -> bool:
+    """Whether a text is PRAGMA defer_foreign_keys = ON."""
+    return given(sql)[0] == DEFER and turns_on(sql)
 
 
 def apply(db: apsw.Connection, sql: str) -> None:

@@ -17,6 +17,7 @@ from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.wal import sync_directory
 from bedrockish.errors import ConfigError
 from bedrockish_journal.feed.change_feed import cursor_of_copy
+from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.store import applied
 
@@ -98,6 +99,8 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
             found = db.execute("SELECT max(clock) FROM bedrockish_journal").fetchone()
             clock = int(found[0] or 0) if found is not None else 0
             safe = int(system.get_meta(db, "safe") or 0)
+            said = system.get_meta(db, "membership")
+            cluster = read_membership(said).cluster_id if isinstance(said, bytes) else ""
             query = (  # a change of the schema counts by the clock from which on it is in force
                 "SELECT clock, origin FROM bedrockish_journal WHERE repeat = 0 AND kind <> 'schema' AND clock > ?1 "
                 "UNION ALL SELECT activates, leader FROM bedrockish_schema "
@@ -122,7 +125,7 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
             compact.unlink()
         raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error
     make_plain(copy)
-    return vector, clock, str(cursor_of_copy(safe, above))
+    return vector, clock, str(cursor_of_copy(safe, above, cluster))
 
 
 def put_in_place(copy: Path, path: Path) -> None:

@@ -6,10 +6,11 @@ and what it had open is rolled back, since nobody can tell that its client has g
 
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import takewhile
 from typing import Any
 
 import trio
@@ -70,7 +71,7 @@ class Pipelines:
 
         async def alone(request: Request) -> Response:
             session = self._new(request)
-            session.purse = purse_of(request)
+            session.purse, session.ends = purse_of(request), True
             try:
                 asked = await self._read(request, _read_object)
                 response = await session.answer({**asked, "type": kind})
@@ -101,7 +102,8 @@ class Pipelines:
             kept.session.purse = purse_of(request)
             results = []
             try:
-                for one in requests:
+                for place, one in enumerate(requests):
+                    kept.session.ends = is_last_work(requests[place + 1 :])
                     results.append(await _answered(kept.session, one, is_protobuf))
                 baton = self._keep(kept)
             except BaseException:
@@ -205,6 +207,12 @@ class Pipelines:
         while True:
             await trio.sleep(IDLE_S / 4)
             self._close_late()
+
+
+def is_last_work(following: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a stream is closed by the requests that follow in its call, and nothing is run before that."""
+    kinds = list(takewhile(lambda kind: kind != "close", (one.get("type") for one in following)))
+    return len(kinds) < len(following) and set(kinds) <= {"get_autocommit", "close_sql", "store_sql", "describe"}
 
 
 async def _answered(session: Session, asked: dict[str, Any], is_protobuf: bool) -> dict[str, Any]:

@@ -10,11 +10,12 @@ import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol
 
 from bedrockish.api.requests import Answer, Request, Result, Statement, Token, decode_results
 from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS
-from bedrockish.errors import BedrockishError, UnavailableError, UsageError
+from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.http.libsql.structures import (
     Json,
     Step,
@@ -31,12 +32,19 @@ from bedrockish.http.libsql.structures import (
 from bedrockish.http.purse import Purse
 from bedrockish.node.transactions.cursors import Stream, Streams
 from bedrockish.sqltext import transaction_control as control
+from bedrockish.sqltext.keys_off_sections import sections
+from bedrockish.sqltext.session_values import SessionValues, shown_names
+from bedrockish.sqltext.single_statement import check_statement
 from bedrockish.sqltext.statement_ends import split
-from bedrockish.sqltext.statement_kinds import READ, SCHEMA, kind_of, switch_of, verb_of
+from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, switch_of, verb_of
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 TIMEOUT_S = 30.0
-KEYS_OFF = Statement("PRAGMA foreign_keys = OFF")
+KEYS_OFF, KEYS_ON = Statement("PRAGMA foreign_keys = OFF"), Statement("PRAGMA foreign_keys = ON")
+LAST = (
+    "this call, in which nothing follows; send {} and what it is for in one batch, one executeMultiple(), migrate() or "
+    "transaction()"
+)
 DECLARED_MAX = 500  # texts whose declared types are remembered
 READONLY = (["BEGIN", "READONLY"], ["BEGIN", "TRANSACTION", "READONLY"])  # libSQL's own way to begin what only reads
 _SEQUENCE = {"sequence", "execute", "batch", "describe", "store_sql", "close_sql", "get_autocommit"}
@@ -49,6 +57,9 @@ class Transacts(Protocol):
 
     async def handle(self, owner: object, op: str, request: Request) -> Answer:
         """Do one step of a transaction."""
+
+    async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
+        """Return the columns of a statement's result, as an open transaction sees the tables."""
 
     def end_owner(self, owner: object) -> None:
         """End the transactions and results that belong to ``owner``."""
@@ -96,10 +107,12 @@ class Session:
         closed: whether it is over.
         purse: of the call that is answered now.
         user: whose it is; empty if nobody has to say.
+        ends: whether the stream ends with the request that is answered now, as the call that brought it says.
     """
 
     purse: Purse | None = None
     user = ""
+    ends = False
 
     def __init__(self, node: Runs, declared: DeclaredTypes, texts: Texts | None = None) -> None:
         self._node, self._declared = node, declared
@@ -110,6 +123,9 @@ class Session:
         self._lost: BedrockishError | None = None  # why that one is over before the program ended it
         self._keys = True  # PRAGMA foreign_keys, which is the connection's own
         self._unchecked = False  # the open transaction has been told that it is off
+        self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
+        self._changes_schema = False  # the open transaction, so that the node knows less of its tables than itself
+        self._values = SessionValues()
         self.closed = False
 
     @property
@@ -137,14 +153,21 @@ class Session:
         match kind:
             case "execute":
                 step = read_step(asked.get("stmt"), self._texts)
-                result = await self.execute(step.statement)
-                types = await self._declared.of(step.statement.sql, self.user) if result.columns else []
+                result = await self.execute(step.statement, is_last=self.ends)
+                types = await self._types(step.statement.sql) if result.columns else []
                 return {"type": kind, "result": write_result(result, types, want_rows=step.want_rows)}
             case "batch":
                 return {"type": kind, "result": await self._batch(read_batch(asked.get("batch"), self._texts))}
             case "sequence":
-                for sql in split(self._texts.text(asked, "sequence")):
-                    await self.execute(Statement(sql))
+                texts = list(split(self._texts.text(asked, "sequence")))
+                done = 0
+                for section in sections(texts):
+                    done += len(section)
+                    if len(section) > 1 and self.autocommit:
+                        await self._run_section(section)
+                        continue
+                    for sql in section:
+                        await self.execute(Statement(sql), is_last=self.ends and done == len(texts))
                 return {"type": kind}
             case "describe":
                 return {"type": kind, "result": await self._describe(self._texts.text(asked, "describe"))}
@@ -160,72 +183,140 @@ class Session:
                 raise UsageError(f"{kind!r} is no request that a stream knows")
         return {"type": kind}
 
+    async def _run_section(self, texts: Sequence[str]) -> None:
+        """Run statements of a script, the first of which is PRAGMA foreign_keys = OFF, as one transaction."""
+        if self.purse is not None:
+            self.purse.check()
+        answer = await self._node.submit(self._request(tuple(map(Statement, texts))))
+        self._token, self._keys = answer.token, False
+        self._results(answer)
+
     async def _describe(self, sql: str) -> dict[str, Any]:
-        (told,) = await self._node.explain(Statement(sql), self.user, columns=True)
-        columns = [{"name": name, "decltype": kind} for name, kind in told["columns"]]
+        check_statement(sql)
+        is_own = self._is_own(sql)  # nodes see no such text
+        try:
+            columns = [] if is_own else (await self._columns(sql))["columns"]
+        except UnsupportedError:  # its text is right, and running it says why a node does not
+            columns = []
         return {
             "params": [{"name": name} for name in parameter_names(sql)],
-            "cols": columns,
+            "cols": [{"name": name, "decltype": kind} for name, kind in columns],
             "is_explain": verb_of(sql) == "EXPLAIN",
-            "is_readonly": kind_of(sql) == READ,
+            "is_readonly": is_own or kind_of(sql) == READ,
         }
+
+    def _is_own(self, sql: str) -> bool:
+        """Whether a statement returns no rows, and is done by the stream or by the open transaction itself."""
+        if parse_begin(sql) is not None or control.parse_control(sql) is not None:
+            return True
+        switched = switch_of(sql)
+        return switched is not None and switched[1] is not None
+
+    async def _columns(self, sql: str) -> dict[str, Any]:
+        """Return what the node says of a result's columns, inside of the open transaction if there is one."""
+        if self._open is None:
+            (told,) = await self._node.explain(Statement(sql), self.user, columns=True)
+        else:
+            (told,) = await self._node.transactions.columns(self._owner, self._open.command, Statement(sql))
+        return told
+
+    async def _types(self, sql: str) -> list[str | None]:
+        """Return the declared types of a result's columns; nothing where they cannot be told."""
+        if not self._changes_schema:
+            return await self._declared.of(sql, self.user)
+        try:
+            return [kind for _, kind in (await self._columns(sql))["columns"]]
+        except BedrockishError:
+            return []
 
     # -- statements ------------------------------------------------------------------------------------------------
 
-    async def execute(self, statement: Statement) -> Result:
+    async def execute(self, statement: Statement, *, is_last: bool = False) -> Result:
         """Run one statement: in the open transaction, or as one of its own.
+
+        Args:
+            statement: a text with one statement.
+            is_last: the stream ends with it, so what it leaves open or set would have no effect.
 
         Raises:
             BedrockishError: it failed.
         """
+        check_statement(statement.sql)
         asked = parse_begin(statement.sql)
         if asked is not None:
-            return await self._control(asked.kind)
+            if is_last and asked.kind == control.BEGIN and self.autocommit:
+                raise UsageError(f"BEGIN: the transaction would end with {LAST.format('BEGIN')}")
+            return await self._control(asked.kind, is_readonly=is_readonly(statement.sql))
         if self._lost is not None:
             raise self._lost
         switched = switch_of(statement.sql)
         if switched is not None and (switched[0] == "foreign_keys" or not switched[1]):
-            return self._switch(*switched)
+            if is_last and switched == ("foreign_keys", False) and self.autocommit:
+                raise UsageError(f"PRAGMA foreign_keys: the setting would end with {LAST.format('the PRAGMA')}")
+            return await self._switch(*switched)
         if self.purse is not None:
             self.purse.check()
+        self._check_readonly(statement.sql)
+        statement = replace(statement, sql=self._values.write(statement.sql))
         statements = self._with_keys((statement,))
         if self._open is None:
             answer = await self._node.submit(self._request(statements))
             self._token = answer.token
         else:
+            changes = kind_of(statement.sql) == SCHEMA
             answer = await self._step(STATEMENTS, statements)
             self._unchecked = self._unchecked or len(statements) > 1
+            self._changes_schema = self._changes_schema or changes
         return self._results(answer)[-1]
+
+    def _check_readonly(self, sql: str) -> None:
+        if self._open is not None and self._open.read_only and kind_of(sql) in (WRITE, SCHEMA):
+            raise UsageError(
+                "the transaction was begun to read only, and this statement writes; nothing of it happened: begin the "
+                'transaction or the batch with the mode "write"',
+                sql=sql,
+            )
 
     def _results(self, answer: Answer) -> list[Result]:
         if self.purse is not None:
             self.purse.add_answer(len(answer.results))
-        return decode_results(answer.results)
+        results = decode_results(answer.results)
+        self._values.see(results)
+        return [replace(one, columns=shown_names(one.columns)) for one in results]
 
-    def _switch(self, name: str, on: bool | None) -> Result:
-        """Do a PRAGMA that is the connection's own. As in SQLite, nothing is switched while a transaction is open."""
+    async def _switch(self, name: str, on: bool | None) -> Result:
+        """Do a PRAGMA that is the stream's own; in an open transaction, ``foreign_keys`` is the transaction's."""
         if on is None:
-            return Result((name,), [(int(self._keys and name == "foreign_keys"),)])
-        if name == "foreign_keys" and self.autocommit:
+            enforced = self._keys if self._open is None else not self._unchecked
+            return Result((name,), [(int(enforced and name == "foreign_keys"),)])
+        if name != "foreign_keys":
+            return Result((), [])
+        if self._open is None:
             self._keys = on
+        elif on == self._unchecked:  # else the transaction is so already
+            await self._step(STATEMENTS, (KEYS_ON if on else KEYS_OFF,))
+            self._unchecked, self._is_switched, self._changes_schema = not on, True, True
         return Result((), [])
 
     def _with_keys(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
         """Return statements, and before them what the node must know of foreign keys if they change the schema."""
         changes = any(kind_of(statement.sql) == SCHEMA for statement in statements)
-        return (KEYS_OFF, *statements) if changes and not self._keys and not self._unchecked else statements
+        if self._keys or not changes or (self._open is not None and (self._unchecked or self._is_switched)):
+            return statements
+        return (KEYS_OFF, *statements)
 
-    def _request(self, statements: tuple[Statement, ...] = ()) -> Request:
-        return Request(uuid.uuid4().hex, statements, token=self._token, timeout_s=TIMEOUT_S, user=self.user)
+    def _request(self, statements: tuple[Statement, ...] = (), *, is_readonly: bool = False) -> Request:
+        request = Request(uuid.uuid4().hex, statements, token=self._token, timeout_s=TIMEOUT_S, user=self.user)
+        return replace(request, read_only=True) if is_readonly else request
 
-    async def _control(self, kind: str) -> Result:
+    async def _control(self, kind: str, *, is_readonly: bool = False) -> Result:
         done = Result((), [])
         if kind == control.BEGIN:
             if not self.autocommit:
                 raise UsageError("cannot start a transaction within a transaction; COMMIT or ROLLBACK first")
-            opening = self._request()
+            opening = self._request(is_readonly=is_readonly)
             await self._node.transactions.handle(self._owner, BEGIN, opening)
-            self._open, self._unchecked = opening, False
+            self._open, self._unchecked, self._is_switched, self._changes_schema = opening, False, False, False
             return done
         if self.autocommit:
             raise UsageError(f"cannot {kind.lower()}: no transaction is active")
@@ -309,7 +400,7 @@ class Session:
                         async for entry in rows:
                             yield entry
                 else:
-                    result = await self.execute(step.statement)
+                    result = await self.execute(step.statement, is_last=self.ends and place == len(steps) - 1)
                     for entry in await self._whole(place, step, result):
                         yield entry
                 outcomes[place] = True
@@ -318,7 +409,7 @@ class Session:
                 yield {"type": "step_error", "step": place, "error": write_error(error)}
 
     async def _whole(self, place: int, step: Step, result: Result) -> list[dict[str, Any]]:
-        types = await self._declared.of(step.statement.sql, self.user) if result.columns else []
+        types = await self._types(step.statement.sql) if result.columns else []
         rows = result.rows if step.want_rows else []
         return [
             {"type": "step_begin", "step": place, "cols": write_columns(result.columns, types)},
@@ -329,10 +420,12 @@ class Session:
     async def _read(self, place: int, statement: Statement) -> AsyncGenerator[dict[str, Any]]:
         """Read the rows of a SELECT in pieces, from one snapshot."""
         streams = self._node.transactions.streams
-        stream: Stream = await streams.open(self._owner, self._request((statement,)))
+        check_statement(statement.sql)
+        written = replace(statement, sql=self._values.write(statement.sql))
+        stream: Stream = await streams.open(self._owner, self._request((written,)))
         try:
             types = await self._declared.of(statement.sql, self.user)
-            yield {"type": "step_begin", "step": place, "cols": write_columns(stream.columns, types)}
+            yield {"type": "step_begin", "step": place, "cols": write_columns(shown_names(stream.columns), types)}
             more = True
             while more:
                 encoded, more = await streams.fetch(stream)
@@ -353,8 +446,13 @@ class Session:
         commit = inner.stop
         entries = await self._whole(0, steps[0], nothing)
         try:
-            statements = self._with_keys(tuple(steps[place].statement for place in inner))
-            answer = await self._node.submit(self._request(statements))
+            written = self._values.write_all([steps[place].statement.sql for place in inner])
+            pairs = zip(inner, written, strict=True)
+            statements = self._with_keys(tuple(replace(steps[place].statement, sql=sql) for place, sql in pairs))
+            for statement in statements:
+                check_statement(statement.sql)
+            is_reading = is_readonly(steps[0].statement.sql)
+            answer = await self._node.submit(self._request(statements, is_readonly=is_reading))
         except UsageError:
             return None
         except BedrockishError as error:
@@ -366,10 +464,15 @@ class Session:
         return entries + await self._whole(commit, steps[commit], nothing)
 
 
+def is_readonly(sql: str) -> bool:
+    """Whether a text is libSQL's BEGIN of a transaction that only reads."""
+    return sql.strip().rstrip(";").upper().split() in READONLY
+
+
 def parse_begin(sql: str) -> control.Control | None:
     """Return BEGIN, COMMIT or ROLLBACK if a text is one of them, libSQL's ``BEGIN TRANSACTION READONLY`` among them."""
     found = control.parse_control(sql)
-    if found is None and sql.strip().rstrip(";").upper().split() in READONLY:
+    if found is None and is_readonly(sql):
         return control.Control(control.BEGIN)
     return found if found is not None and found.kind in (control.BEGIN, control.COMMIT, control.ROLLBACK) else None
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import trio
 
+from bedrockish.api.requests import check_cluster
 from bedrockish.common.levels import PACKS
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
@@ -208,6 +209,8 @@ class Upkeep:
             cursor = parse_cursor(after)
         except JournalError as error:
             raise UsageError(str(error)) from error
+        if cursor.cluster:
+            check_cluster("the cursor", cursor.cluster, state.roster.membership.cluster_id)
         removed = Cursor(*self._engine.journal.horizon)
         if not release and cursor < removed:
             raise UsageError(f"the journal begins after {removed} already; begin with a copy of the tables")

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -53,6 +53,15 @@ class SchemaTransactions:
             await self._start(session, room)
         draft = self._draft(session)
         return await self._in_thread(session, lambda: draft.run(statement, room))
+
+    async def columns(self, session: Session, statement: Statement) -> list[dict[str, Any]]:
+        """Return the columns of a statement's result, as the private copy has the tables.
+
+        Raises:
+            BedrockishError: as ``Draft.columns``.
+        """
+        draft = self._draft(session)
+        return await self._in_thread(session, lambda: draft.columns(statement))
 
     async def control(self, session: Session, control: Control) -> None:
         """Do SAVEPOINT, RELEASE or ROLLBACK TO.

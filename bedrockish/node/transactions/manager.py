@@ -326,6 +326,35 @@ class Transactions:
             self._end(one, UsageError("the transaction was rolled back"))
         return Answer(NOTHING, Token())
 
+    async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
+        """Return the columns of a statement's result, with declared types, as an open transaction sees the tables.
+
+        Args:
+            owner: the client's link.
+            command: the id of the transaction.
+            statement: one that is not run.
+
+        Raises:
+            BedrockishError: it cannot be compiled, or there is no such transaction.
+        """
+        return await steps.run(self._columns(owner, command, statement))
+
+    def _columns(self, owner: object, command: str, statement: Statement) -> steps.Steps[list[dict[str, Any]]]:
+        one = self._find(owner, command)
+        one.busy += 1
+        try:
+            yield from self._take_turn(one)
+            try:
+                if one.session.draft is not None:
+                    run = partial(self._schema_transactions.columns, one.session, statement)
+                    return (yield from steps.wait(run))
+                return self._engine.explain(statement, one.session.user, columns=True)
+            finally:
+                one.turn.release()
+        finally:
+            one.busy -= 1
+            one.touched = time.monotonic()
+
     def _take_turn(self, one: Open) -> steps.Steps[None]:
         """Wait for the transaction's earlier steps, and until no other thread has the writer."""
         try:
@@ -634,6 +663,8 @@ class Transactions:
     def _commit(self, one: Open, request: Request) -> steps.Steps[Answer]:
         begun, session = one.request, one.session
         last = replace(begun, statements=(), digest=OPEN, timeout_s=request.timeout_s, longest_s=request.longest_s)
+        if begun.read_only and session.draft is not None:
+            raise UsageError("the transaction was begun to read only, and it has changed the schema; roll it back")
         if session.draft is not None:
             drafted = yield from steps.wait(partial(self._schema_transactions.finish, session))
             self._find(one.owner, one.name)
@@ -644,6 +675,8 @@ class Transactions:
             except UsageError as error:  # the data forbade it when it was to come into force
                 raise type(error)(error.message, **{**error.details, "ended": True}) from error
         prepared = self._interactive.finish(session)
+        if begun.read_only and not prepared.readonly:
+            raise UsageError("the transaction was begun to read only, and it has written; roll it back")
         token = self._token(one)
         self._close(one)
         if prepared.readonly and begun.read != STRICT and not prepared.clock:

@@ -19,6 +19,7 @@ from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, deco
 PAGE_BYTES = 4 << 20  # of transactions, after which a page ends; one is as large as it is
 LAST_LEADER = "~"  # comes after every name of a node
 PLACE_PATTERN = r"[0-9]{1,19}\.[^+]{0,64}"  # clock and leader
+CLUSTER_PATTERN = r"[0-9a-f]{16}"  # the id of a cluster
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The first row tells how far the journal was pruned and what safe time is; the others are the page. One statement, so
@@ -75,24 +76,28 @@ class Cursor:
         clock: the transaction's clock.
         leader: who led it first.
         seen: later ones that its reader has already, because it began with a copy that had them.
+        cluster: the id of the cluster; empty in a cursor of an earlier release.
     """
 
     clock: int = 0
     leader: str = ""
     seen: "tuple[Cursor, ...]" = field(default=(), compare=False)
+    cluster: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return "+".join([f"{self.clock}.{self.leader}", *map(str, self.seen)])
+        whose = f"{self.cluster}:" if self.cluster else ""
+        return whose + "+".join([f"{self.clock}.{self.leader}", *map(str, self.seen)])
 
 
-def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]]) -> Cursor:
+def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]], cluster: str = "") -> Cursor:
     """Return the place from which whoever has a copy of a node's tables goes on.
 
     Args:
         safe: safe time in the copy: everything up to it is there.
         above: clock and leader of what is there beyond.
+        cluster: the id of the node's cluster.
     """
-    return Cursor(safe, LAST_LEADER, tuple(sorted(Cursor(*one) for one in above)))
+    return Cursor(safe, LAST_LEADER, tuple(sorted(Cursor(*one) for one in above)), cluster)
 
 
 def parse_cursor(text: str | None) -> Cursor:
@@ -103,6 +108,11 @@ def parse_cursor(text: str | None) -> Cursor:
     """
     if not text:
         return Cursor()
+    cluster, colon, place = text.partition(":")
+    if colon and re.fullmatch(CLUSTER_PATTERN, cluster) is not None and place:
+        found = parse_cursor(place)
+        if not found.cluster:
+            return replace(found, cluster=cluster)
     text, *seen = text.split("+")
     if seen:
         return replace(parse_cursor(text), seen=tuple(parse_cursor(one or "?") for one in seen))
@@ -168,14 +178,21 @@ class Feed:
         cursor: the place after the last transaction that was read, left out or not.
         safe: up to which clock the node said that nothing can appear any more.
         is_last: whether the last page was the last one for now.
+        cluster: the id of the cluster, which the cursors of all that is taken name; empty until it is set.
     """
 
     def __init__(self, after: str | None = None, tables: Collection[str] | None = None) -> None:
         self.cursor = parse_cursor(after)
+        self.cluster = self.cursor.cluster
         self.safe = 0
         self.is_last = False
         self._limit = 0
         self._tables = None if tables is None else {table.lower() for table in tables}
+
+    def belong(self, cluster: str) -> None:
+        """Have the cursors of all that is taken name a cluster, by its id."""
+        if cluster != self.cluster:
+            self.cluster, self.cursor = cluster, replace(self.cursor, cluster=cluster)
 
     def question(self, limit: int) -> tuple[str, tuple[Any, ...]]:
         """Return the statement and parameters that ask a node for the next transactions, ``limit`` at most."""
@@ -204,7 +221,7 @@ class Feed:
             here = Cursor(clock, origin)
             assert here > self.cursor, "a feed goes forward"
             is_known = here in self.cursor.seen
-            cursor = replace(here, seen=tuple(one for one in self.cursor.seen if one > here))
+            cursor = replace(here, cluster=self.cluster, seen=tuple(one for one in self.cursor.seen if one > here))
             found = None
             if not is_known:
                 try:

@@ -1,0 +1,111 @@
+"""What SQLite keeps for each connection, and a node keeps for none: the values that a few functions of SQL return.
+
+``last_insert_rowid()``, ``changes()`` and ``total_changes()`` belong to the session that asks. A session learns them
+from the results of its statements, and writes them into the text of a later statement, which any node may run. Pure.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bedrockish.sqltext.statement_kinds import READ, kind_of, verb_of
+from bedrockish.sqltext.tokenizer import NotTokensError, tokens
+
+_MENTIONED = re.compile(r"(?:last_insert_rowid|changes)[\"'`\]]?\s*(?:\(|/\*|--)", re.IGNORECASE)
+TEXT_MAX = 1 << 16  # characters; a longer text is data rather than a program's question
+_WRITTEN = re.compile(r"\(/\*(.*?)\*/-?[0-9]+\)", re.DOTALL)
+_NAMES = {"last_insert_rowid", "changes", "total_changes"}
+
+
+class _Counted(Protocol):
+    """The counts of a statement's result."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows the statement changed; -1 for one that changes none by nature."""
+
+    @property
+    def lastrowid(self) -> int | None:
+        """The rowid of the row inserted last, or None."""
+
+
+@dataclass(slots=True)
+class SessionValues:
+    """The values of one session, as its connection to SQLite would have them.
+
+    Attributes:
+        last_insert_rowid: rowid of the row that the session inserted last; 0 before the first.
+        changes: rows that the last INSERT, UPDATE or DELETE changed.
+        total_changes: rows changed since the session began.
+    """
+
+    last_insert_rowid: int = 0
+    changes: int = 0
+    total_changes: int = 0
+
+    def see(self, results: Sequence[_Counted]) -> None:
+        """Learn from the results of statements, in their order."""
+        for one in results:
+            if one.rowcount >= 0:
+                self.changes = one.rowcount
+                self.total_changes += one.rowcount
+            if one.lastrowid:
+                self.last_insert_rowid = one.lastrowid
+
+    def reset(self) -> None:
+        """Begin as a new session does."""
+        self.last_insert_rowid = self.changes = self.total_changes = 0
+
+    def write(self, sql: str) -> str:
+        """Return a statement with the session's values in the place of the functions.
+
+        >>> SessionValues(last_insert_rowid=7).write("SELECT last_insert_rowid()")
+        'SELECT (/*last_insert_rowid()*/7)'
+        """
+        if len(sql) > TEXT_MAX or not asks_values(sql) or verb_of(sql) in ("CREATE", "ALTER"):
+            return sql  # in a trigger or a view, the functions are those of the statement that runs it
+        try:
+            found = tokens(sql)
+        except NotTokensError:
+            return sql
+        parts: list[str] = []
+        at = 0
+        for name, opening, closing in zip(found, found[1:], found[2:], strict=False):
+            called = (name.name or "").lower() if name.kind in ("word", "quoted") else ""
+            if called not in _NAMES or opening.text != "(" or closing.text != ")":
+                continue
+            end = closing.start + 1
+            shown = sql[name.start : end]
+            shown = shown if "*/" not in shown else f"{called}()"
+            parts += (sql[at : name.start], f"(/*{shown}*/{getattr(self, called)})")
+            at = end
+        return "".join([*parts, sql[at:]])
+
+    def write_all(self, texts: Sequence[str]) -> list[str]:
+        """Return the statements of one request with the values in them, as far as the session can know these.
+
+        Behind a statement that may write, the node knows the values of the request, and the session does not.
+        """
+        found = list(texts)
+        for place, sql in enumerate(texts):
+            found[place] = self.write(sql)
+            if kind_of(sql) != READ:
+                break
+        return found
+
+
+def asks_values(sql: str) -> bool:
+    """Whether a text may call one of the functions."""
+    return _MENTIONED.search(sql) is not None
+
+
+def shown_names(columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a result's columns as they are without the session's values in the text.
+
+    >>> shown_names(("(/*last_insert_rowid()*/7)", "n"))
+    ('last_insert_rowid()', 'n')
+    """
+    if not any("(/*" in name for name in columns):
+        return columns
+    return tuple(_WRITTEN.sub(r"\1", name) for name in columns)

@@ -1,0 +1,300 @@
+"""The same statements at every door: the same rows and errors, or a refusal that names the door's limit.
+
+Each sequence is run on tables of its own at each door, as one program would run it there: statement by statement, or as
+one script or batch where the door has no other way. What comes out is compared, and so is what is left in the tables.
+"""
+
+import json
+import random
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import sqlalchemy
+import trio
+
+import bedrockish.dbapi
+from bedrockish import connect
+from bedrockish.errors import BedrockishError
+from tests.cluster.story import ready
+from tools.cluster import LocalCluster, clean_environment
+
+pytestmark = pytest.mark.cluster
+
+Outcome = list[Any]  # of each statement: its rows, or "error"; only the last ones where the door tells no more
+LIMITED = "limit"  # the door refuses the sequence, and says so
+
+
+@dataclass(frozen=True)
+class World:
+    """One node, and the doors to it."""
+
+    cluster: LocalCluster
+
+    @property
+    def url(self) -> str:
+        return self.cluster.url()
+
+    def hrana(self, *asked: dict[str, Any]) -> list[dict[str, Any]]:
+        body = json.dumps({"baton": None, "requests": [*asked, {"type": "close"}]}).encode()
+        where = f"http://127.0.0.1:{self.cluster.nodes[0].http_port}/v2/pipeline"
+        request = urllib.request.Request(where, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            found: list[dict[str, Any]] = json.load(reply)["results"]
+        return found
+
+    def post(self, path: str, body: object) -> Any:
+        where = f"http://127.0.0.1:{self.cluster.nodes[0].http_port}{path}"
+        request = urllib.request.Request(where, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            with error:
+                return json.load(error)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    cluster = LocalCluster(tmp_path_factory.mktemp("doors") / "one", ("A",))
+    cluster.add_http()
+    cluster.write_files()
+    try:
+        cluster.nodes[0].start()
+        trio.run(ready, cluster)
+        yield World(cluster)
+    finally:
+        cluster.stop()
+
+
+def plain(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    return [list(row) for row in rows]
+
+
+# -- doors -------------------------------------------------------------------------------------------------------------
+
+
+def native(world: World, texts: list[str]) -> Outcome:
+    found: Outcome = []
+    with connect(world.url) as db:
+        for sql in texts:
+            try:
+                found.append(plain(db.execute(sql).rows))
+            except BedrockishError as error:
+                if "PRAGMA foreign_keys = OFF is for transactions" in error.message:
+                    return [LIMITED]
+                found.append("error")
+    return found
+
+
+def dbapi(world: World, texts: list[str]) -> Outcome:
+    found: Outcome = []
+    db = bedrockish.dbapi.connect(world.url, isolation_level=None)
+    try:
+        for sql in texts:
+            try:
+                found.append(plain(db.execute(sql).fetchall()))
+            except bedrockish.dbapi.Error:
+                found.append("error")
+    finally:
+        db.close()
+    return found
+
+
+def alchemy(world: World, texts: list[str]) -> Outcome:
+    found: Outcome = []
+    engine = sqlalchemy.create_engine(world.url, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            for sql in texts:
+                try:
+                    result = connection.exec_driver_sql(sql)
+                    found.append(plain(result.fetchall()) if result.returns_rows else [])
+                except sqlalchemy.exc.DBAPIError:
+                    found.append("error")
+    finally:
+        engine.dispose()
+    return found
+
+
+def http(world: World, texts: list[str]) -> Outcome:
+    """Stop at the first statement that fails, as the door does."""
+    answer = world.post("/db/execute", texts)
+    if "results" in answer:
+        return [one["rows"] for one in answer["results"]]
+    if "leave out BEGIN, COMMIT" in answer["message"] or "PRAGMA foreign_keys = OFF is for" in answer["message"]:
+        return [LIMITED]
+    return ["error"]
+
+
+def _value(value: dict[str, Any]) -> Any:
+    return int(value["value"]) if value["type"] == "integer" else value.get("value")
+
+
+def _rows(result: dict[str, Any]) -> list[list[Any]]:
+    return [[_value(value) for value in row] for row in result["rows"]]
+
+
+def libsql_execute(world: World, texts: list[str]) -> Outcome:
+    """One stream, as a WebSocket client or a transaction of @libsql/client has."""
+    answers = world.hrana(*({"type": "execute", "stmt": {"sql": sql}} for sql in texts))[:-1]
+    if any("would end with this call" in one.get("error", {}).get("message", "") for one in answers):
+        return [LIMITED]
+    return [_rows(one["response"]["result"]) if one["type"] == "ok" else "error" for one in answers]
+
+
+def libsql_batch(world: World, texts: list[str]) -> Outcome:
+    batch = {"steps": [{"stmt": {"sql": sql}} for sql in texts]}
+    (answer, _) = world.hrana({"type": "batch", "batch": batch})
+    result = answer["response"]["result"]
+    if any(error and "would end with this call" in error["message"] for error in result["step_errors"]):
+        return [LIMITED]
+    pairs = zip(result["step_results"], result["step_errors"], strict=True)
+    return ["error" if error else _rows(found) for found, error in pairs]
+
+
+def libsql_sequence(world: World, texts: list[str]) -> Outcome:
+    """Nothing is told but whether all went well; a script stops at its first error."""
+    (answer, _) = world.hrana({"type": "sequence", "sql": "\n;\n".join(texts)})
+    return [] if answer["type"] == "ok" else ["error"]
+
+
+def dbapi_script(world: World, texts: list[str]) -> Outcome:
+    db = bedrockish.dbapi.connect(world.url)
+    try:
+        db.executescript("\n;\n".join(texts))
+    except bedrockish.dbapi.Error:
+        return ["error"]
+    finally:
+        db.close()
+    return []
+
+
+def shell(world: World, texts: list[str]) -> Outcome:
+    command = [sys.executable, "-m", "bedrockish.cli.main", "sql", world.url]
+    script = "\n;\n".join(texts) + ";\n"
+    env = clean_environment()
+    done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert "Traceback" not in done.stderr
+    return ["error"] if done.returncode else []
+
+
+STEPWISE: dict[str, Callable[[World, list[str]], Outcome]] = {
+    one.__name__: one for one in (native, dbapi, alchemy, libsql_execute, libsql_batch)
+}
+SCRIPTED: dict[str, Callable[[World, list[str]], Outcome]] = {
+    one.__name__: one for one in (http, libsql_sequence, dbapi_script, shell)
+}
+
+# -- sequences ---------------------------------------------------------------------------------------------------------
+
+BEFORE = [
+    "CREATE TABLE p_{n}(id INTEGER PRIMARY KEY, v TEXT)",
+    "CREATE TABLE c_{n}(id INTEGER PRIMARY KEY, p INT REFERENCES p_{n}(id) ON DELETE CASCADE)",
+    "INSERT INTO p_{n} VALUES (1, 'a'), (2, 'b')",
+    "INSERT INTO c_{n} VALUES (10, 1), (20, 2)",
+]
+LEFT = ["SELECT * FROM p_{n} ORDER BY id", "SELECT * FROM c_{n} ORDER BY id"]
+PLAIN = [
+    "SELECT v FROM p_{n} ORDER BY id",
+    "INSERT INTO p_{n} VALUES (3, 'c') RETURNING id",
+    "INSERT INTO p_{n} VALUES (1, 'twice')",
+    "INSERT INTO c_{n} VALUES (30, 99)",
+    "UPDATE p_{n} SET v = v || '!' WHERE id < 3",
+    "DELETE FROM p_{n} WHERE id = 2",
+    "SELECT last_insert_rowid(), changes(), total_changes()",
+    "SELECT last_insert_rowid()",
+    "INSERT INTO c_{n} VALUES (40, last_insert_rowid())",
+    "SELECT nothing FROM nowhere",
+    "PRAGMA foreign_keys",
+    "PRAGMA recursive_triggers = ON",
+    "PRAGMA journal_mode = WAL",
+    "; SELECT 1",
+    "SELECT 1; SELECT 2",
+    "SELECT 1 -- the end",
+    "VACUUM",
+    "PRAGMA writable_schema = ON",
+]
+REDEFINE = [
+    "CREATE TABLE new_{n}(id INTEGER PRIMARY KEY, v TEXT NOT NULL)",
+    "INSERT INTO new_{n} SELECT * FROM p_{n}",
+    "DROP TABLE p_{n}",
+    "ALTER TABLE new_{n} RENAME TO p_{n}",
+]
+OFF, ON = "PRAGMA foreign_keys = OFF", "PRAGMA foreign_keys = ON"
+FIXED = {
+    "keys off around": [OFF, *REDEFINE, ON],
+    "keys off inside": ["BEGIN", OFF, *REDEFINE, "COMMIT"],
+    "keys off before BEGIN": [OFF, "BEGIN", *REDEFINE, "COMMIT", ON],
+    "keys off after a read": ["BEGIN", "SELECT count(*) FROM p_{n}", OFF, *REDEFINE, ON, "COMMIT"],
+    "keys off and deferred": ["BEGIN", "PRAGMA defer_foreign_keys = ON", OFF, *REDEFINE, ON, "COMMIT"],
+    "keys off for rows": ["BEGIN", OFF, "DELETE FROM p_{n}", "COMMIT"],
+    "rolled back": ["BEGIN", "DELETE FROM c_{n}", "ROLLBACK", "SELECT count(*) FROM c_{n}"],
+    "a savepoint": ["BEGIN", "SAVEPOINT a", "DELETE FROM c_{n}", "ROLLBACK TO a", "RELEASE a", "COMMIT"],
+}
+
+
+def rolled(seed: int) -> list[str]:
+    luck = random.Random(seed)
+    texts = [luck.choice(PLAIN) for _ in range(luck.randrange(2, 7))]
+    if luck.random() < 0.5:
+        at = luck.randrange(len(texts))
+        texts = [*texts[:at], "BEGIN", *texts[at:], luck.choice(["COMMIT", "ROLLBACK"])]
+    return texts
+
+
+SEQUENCES = {**FIXED, **{f"seed {seed}": rolled(seed) for seed in range(25)}}
+_number = iter(range(1_000_000))
+
+
+def outcome(world: World, door: Callable[[World, list[str]], Outcome], texts: list[str]) -> tuple[Outcome, Outcome]:
+    """Return what a door told, and what was left in the tables after it."""
+    n = next(_number)
+    with connect(world.url) as db:
+        for sql in BEFORE:
+            db.execute(sql.format(n=n))
+        told = door(world, [sql.format(n=n) for sql in texts])
+        left: Outcome = []
+        for sql in LEFT:
+            try:
+                left.append(plain(db.execute(sql.format(n=n)).rows))
+            except BedrockishError:
+                left.append("gone")
+    return told, left
+
+
+def up_to_error(texts: list[str], told: Outcome) -> list[str] | None:
+    """Return what a script does up to its first error, which a door that goes on has told; None if there is none."""
+    return texts[: told.index("error")] if "error" in told else None
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_doors_that_go_on_after_an_error_tell_the_same(world: World, name: str) -> None:
+    texts = SEQUENCES[name]
+    found = {door: outcome(world, run, texts) for door, run in STEPWISE.items()}
+    expected = found["dbapi"]
+    for door, (told, left) in found.items():
+        if told != [LIMITED]:
+            assert (told, left) == expected, (door, texts, found)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_doors_that_stop_at_an_error_leave_the_same(world: World, name: str) -> None:
+    texts = [sql for sql in SEQUENCES[name] if not sql.startswith((";", "SELECT 1; "))]  # a script's are two statements
+    told, left = outcome(world, dbapi, texts)
+    failed = "error" in told
+    if failed:  # a script that stops leaves nothing of a transaction that is open then
+        _, left = outcome(world, dbapi, texts[: told.index("error")])
+    for door, run in SCRIPTED.items():
+        said, there = outcome(world, run, texts)
+        if said == [LIMITED]:
+            continue
+        is_section = texts[0] == OFF and "BEGIN" not in texts
+        assert ("error" in said) == (failed and not is_section), (door, texts, told, said)
+        if door == "shell" and failed:
+            continue  # the shell reads a script whole, and sends a transaction as one
+        assert is_section or there == left, (door, texts, left, there)

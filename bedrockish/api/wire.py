@@ -231,7 +231,7 @@ def decode_call(payload: bytes, user: str = "") -> Call:
             return AskOutcome(number, _command(packed))
         if op == EXPLAIN:
             asked = packed.get("asked")
-            asked = {"columns": True} if isinstance(asked, Mapping) and asked.get("columns") is True else None
+            asked = _read_explained(asked) if isinstance(asked, Mapping) else None
             return Ask(number, op, statement=_statement(1, packed.get("statement")), asked=asked)
     except UsageError as error:
         raise MalformedCallError(error.message, number) from error
@@ -241,6 +241,14 @@ def decode_call(payload: bytes, user: str = "") -> Call:
     if op == CHUNK and type(packed.get("offset")) is int:
         return AskChunk(number, packed["offset"])
     raise MalformedCallError(f"there is no operation {op!r}; there is {', '.join(OPS)}", number)
+
+
+def _read_explained(asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what is asked of a statement's columns: as an open ``transaction`` sees the tables, if it is named."""
+    if asked.get("columns") is not True:
+        return None
+    transaction = asked.get("transaction")
+    return {"columns": True} | ({"transaction": transaction} if isinstance(transaction, str) else {})
 
 
 def _command(packed: Mapping[str, Any]) -> str:

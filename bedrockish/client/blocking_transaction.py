@@ -47,6 +47,11 @@ class BlockingTransaction:
         found: list[Rows] = self._call(self._opened.run, statements, timeout=timeout)
         return found
 
+    def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
+        """Return name and declared type of each column of a statement's result; see ``Transaction.columns``."""
+        found: list[tuple[str, str | None]] = self._call(self._opened.columns, sql, timeout=timeout)
+        return found
+
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """Roll back what is done in the block if it ends with an exception."""

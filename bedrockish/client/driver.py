@@ -48,6 +48,7 @@ class Driver:
         self._alarm = Alarm(self._core.deadline, trio.current_time, self._woken)
         self._is_closed = False
         self._calls_made = 0
+        self._process = os.getpid()
 
     @property
     def is_closed(self) -> bool:
@@ -72,6 +73,10 @@ class Driver:
         """Begin a call; ``_wait`` for the number that is returned, or ``_cancel`` it."""
         if self._is_closed:
             raise ClientClosedError("this client is closed; open another")
+        if self._process != os.getpid():
+            raise ClientClosedError(
+                f"this client was opened before a fork and belongs to process {self._process}; open another in this one"
+            )
         self._calls_made += not isinstance(what, Ask)
         number, effects = self._core.call(what, timeout_s, trio.current_time())
         self._waiting[number] = trio.Event()

@@ -20,6 +20,7 @@ from bedrockish.api.requests import check_timeout
 from bedrockish.api.url import Target
 from bedrockish.client.blocking import Connection, SocketClient, open_socket_client
 from bedrockish.client.credentials import Entry, entry_of
+from bedrockish.client.fork import watch_forks
 from bedrockish.client.request_builder import Where
 from bedrockish.client.socket_driver import run
 from bedrockish.client.trio_client import Client, open_client, target_of
@@ -189,6 +190,15 @@ class ConnectionPool:
         self._clients: set[SocketClient] = set()  # all of them, lent or not
         self._is_closed = False
         self._finalizer = weakref.finalize(self, _close_all, self._clients, self._lock)
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """Leave all clients to the parent process, and begin without one."""
+        self._free.clear()
+        self._clients.clear()
+        self._places, self._lock = threading.Semaphore(self.size), threading.Lock()
+        if self._finalizer.detach() is not None:
+            self._finalizer = weakref.finalize(self, _close_all, self._clients, self._lock)
 
     def __enter__(self) -> Self:
         return self
@@ -277,6 +287,11 @@ class ConnectionPool:
 
     def _give(self, client: SocketClient, *, usable: bool) -> None:
         """Take a client back; one that is broken, or that left something open, is closed."""
+        if client not in self._clients:  # it was lent before a fork, or the pool is closed
+            client._close()
+            if self._is_closed:
+                self._places.release()
+            return
         with self._lock:
             if self._token is not None:
                 client.token = self._token

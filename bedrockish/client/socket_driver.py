@@ -27,6 +27,7 @@ from bedrockish.client import tracing
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
 from bedrockish.client.driver import LIMITS, explain_end
+from bedrockish.client.fork import watch_forks
 from bedrockish.client.sansio.core import ClientCore, open_core
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
@@ -78,6 +79,7 @@ class SocketDriver:
     def __init__(self, target: Target, token: bytes | None, entry: Entry) -> None:
         self.target = target
         self._entry = entry
+        self._is_inherited = False
         self._core = open_core(target, random.random, token)
         self._lock = threading.RLock()  # of all that follows
         self._whole = _Whole(self._begin_anew)
@@ -91,6 +93,10 @@ class SocketDriver:
         self._is_reading = False  # some thread is
         self._is_closed = False
         self._calls_made, self._calls_learnt = 0, -1
+        self._open_poll()
+        watch_forks(self)
+
+    def _open_poll(self) -> None:
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
@@ -98,6 +104,19 @@ class SocketDriver:
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
         self._polled: dict[int, tuple[int, int]] = {}  # of a link: its socket, and what it is polled for
+
+    def after_fork(self) -> None:
+        """Leave all links to the parent process, and begin without one."""
+        for link in self._links.values():
+            link.abandon()
+        if not self._is_closed:
+            self._free()
+            self._open_poll()
+        self._lock, self._whole = threading.RLock(), _Whole(self._begin_anew)
+        self._core = self._core.heir()
+        for kept in (self._links, self._dials, self._hung_up, self._outcomes, self._waiting):
+            kept.clear()
+        self._learning, self._is_reading, self._is_inherited = None, False, True
 
     @property
     def is_closed(self) -> bool:
@@ -125,6 +144,9 @@ class SocketDriver:
         with self._lock, self._whole:
             if self._is_closed:
                 raise ClientClosedError("this client is closed; open another")
+            if self._is_inherited:
+                self._is_inherited = False
+                KEEPER.add(self)
             self._calls_made += not isinstance(what, Ask)
             number, effects = self._core.call(what, timeout_s, time.monotonic())
             self._waiting[number] = None
@@ -424,11 +446,15 @@ class Keeper:
         self._clients: weakref.WeakSet[SocketDriver] = weakref.WeakSet()
         self._process = 0
 
+    def after_fork(self) -> None:
+        """Begin without a thread, which a fork does not take along."""
+        self._lock, self._process = threading.Lock(), 0
+
     def add(self, client: SocketDriver) -> None:
         """Look after a client until it is closed or forgotten."""
         with self._lock:
             self._clients.add(client)
-            if self._process != os.getpid():  # a fork takes no threads along
+            if not self._process:
                 self._process = os.getpid()
                 threading.Thread(target=self._run, name="bedrockish-keeper", daemon=True).start()
 
@@ -447,3 +473,4 @@ class Keeper:
 
 
 KEEPER = Keeper()
+watch_forks(KEEPER)

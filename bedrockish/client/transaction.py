@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import trio
 
 from bedrockish.api.requests import NOTHING, Params, Request, Rows, Statement, check_params, check_timeout, rows_of
-from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, STATEMENTS, Answered, Step, Told
-from bedrockish.client.request_builder import new_command, seen, with_values
+from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
+from bedrockish.client.request_builder import columns_of, new_command, seen, with_values
 from bedrockish.client.sansio.retry import Backoff
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
@@ -130,6 +130,17 @@ class Transaction:
             # A node of release 0.1.0 has begun it, and has left the statements.
         reply = await self._step(STATEMENTS, tuple(made), timeout)
         return seen(rows_of(reply.answer, len(made)), values)
+
+    async def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:  # noqa: ASYNC109
+        """Return name and declared type of each column of a statement's result, as this transaction sees the tables.
+
+        Raises:
+            BedrockishError: SQLite does not accept it, or the transaction is over.
+        """
+        self._check_open()
+        asked = {"columns": True} | ({"transaction": self.command} if self._is_begun else {})
+        seconds = self._options.timeout_s if timeout is None else check_timeout(timeout)
+        return columns_of(await self._call(Ask(0, EXPLAIN, statement=Statement(sql), asked=asked), seconds))
 
     def next_mark(self) -> str:
         """Return a name for another savepoint."""

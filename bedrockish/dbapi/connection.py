@@ -13,10 +13,12 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 from bedrockish.api.requests import ISOLATIONS, READ_LEVELS, SESSION, check_timeout
 from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking import connect as open_link
+from bedrockish.client.fork import watch_forks
 from bedrockish.client.request_builder import Where, target_of
 from bedrockish.dbapi import callbacks, errors
 from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Cursor, RowFactory
 from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
+from bedrockish.dbapi.local_functions import LocalFunctions, elsewhere
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
 from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
 from bedrockish.errors import BedrockishError
@@ -85,9 +87,11 @@ class Connection:
         except BedrockishError as error:
             raise standing_for(error) from error
         self._tracer: Callable[[str], object] | None = None
+        self._local = LocalFunctions()
         self._opened = link, Session(link, read or target.read or SESSION, seconds, self._trace)
         self.detect_types = detect_types
         self._lock = threading.RLock()
+        watch_forks(self)
         self.row_factory: RowFactory | None = None
         self.text_factory: Callable[[bytes], Any] = str
         self._declared_types: dict[str, tuple[float, list[str | None]]] = {}
@@ -335,30 +339,31 @@ class Connection:
             except Exception:
                 callbacks.report()
 
-    def create_function(self, name: str, /, *_: Any, **__: Any) -> None:
-        """Refuse: a function of the program does not exist on the nodes.
+    def create_function(self, name: str, narg: int, func: Any, *, deterministic: bool = False) -> None:
+        """Note that the program has a function, which no node has: a statement that needs it raises.
+
+        A plugin of the nodes may have one of this name; then statements use that.
 
         Raises:
-            NotSupportedError: always.
+            NotSupportedError: SQLite has a function of this name, which the nodes would run.
         """
         self._check()
-        raise NotSupportedError(_elsewhere(f"the function {name}"))
+        self._local.add("function", name, is_removed=func is None)
 
-    def create_aggregate(self, name: str, /, *_: Any, **__: Any) -> None:
-        """Refuse, as ``create_function``."""
+    def create_aggregate(self, name: str, n_arg: int, aggregate_class: Any) -> None:
+        """Note that the program has an aggregate, as ``create_function``."""
         self._check()
-        raise NotSupportedError(_elsewhere(f"the aggregate {name}"))
+        self._local.add("aggregate", name, is_removed=aggregate_class is None)
 
-    def create_window_function(self, name: str, /, *_: Any, **__: Any) -> None:
-        """Refuse, as ``create_function``."""
+    def create_window_function(self, name: str, num_params: int, aggregate_class: Any, /) -> None:
+        """Note that the program has a window function, as ``create_function``."""
         self._check()
-        raise NotSupportedError(_elsewhere(f"the window function {name}"))
+        self._local.add("window function", name, is_removed=aggregate_class is None)
 
     def create_collation(self, name: str, callback: Any, /) -> None:
-        """Refuse, as ``create_function``; None, which removes one in sqlite3, does nothing."""
+        """Note that the program has a collation, as ``create_function``."""
         self._check()
-        if callback is not None:
-            raise NotSupportedError(_elsewhere(f"the collation {name}"))
+        self._local.add("collation", name, is_removed=callback is None)
 
     def set_authorizer(self, authorizer_callback: Any) -> None:
         """Refuse all but None: what a program may do is decided at the nodes."""
@@ -384,7 +389,7 @@ class Connection:
     def enable_load_extension(self, enabled: bool, /) -> None:
         """Refuse to enable: extensions would be needed at every node."""
         if enabled:
-            raise NotSupportedError(_elsewhere("an extension"))
+            raise NotSupportedError(elsewhere("an extension"))
 
     def serialize(self, *, name: str = "main") -> bytes:
         """Refuse: the file is at the nodes.
@@ -414,6 +419,10 @@ class Connection:
         """Refuse, as ``getlimit``."""
         return self.getlimit(category)
 
+    def after_fork(self) -> None:
+        """Begin with a lock of its own in a forked child, since another thread may have held the parent's."""
+        self._lock = threading.RLock()
+
     # -- for cursors -----------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
@@ -430,16 +439,16 @@ class Connection:
             try:
                 return what(self._session)
             except BedrockishError as error:
-                raise standing_for(error) from error
+                raise self._local.explained(standing_for(error)) from error
 
     def _declared(self, sql: str) -> list[str | None]:
         """Return the declared types of a statement's columns: asked once for a text, and anew after a minute."""
+        if self._session.has_own_schema:
+            return self._run(lambda session: [declared for _, declared in session.columns(sql)])
         kept = self._declared_types.get(sql)
         if kept is not None and time.monotonic() - kept[0] < DECLARED_S:
             return kept[1]
-        types = self._run(
-            lambda session: [declared for _, declared in self._link.columns(sql, timeout=session.timeout_s)]
-        )
+        types = self._run(lambda session: [declared for _, declared in session.columns(sql)])
         if len(self._declared_types) >= DECLARED_MAX:
             self._declared_types.clear()
         self._declared_types[sql] = (time.monotonic(), types)
@@ -464,13 +473,6 @@ class Connection:
                 session.autocommit = before
 
         self._run(work)
-
-
-def _elsewhere(what: str) -> str:
-    return (
-        f"{what} would exist in this program only, but SQL runs on the nodes; put it into a plugin of the nodes "
-        "(docs/commands.md), or compute in Python"
-    )
 
 
 def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:

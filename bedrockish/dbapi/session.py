@@ -18,8 +18,17 @@ from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking_transaction import BlockingTransaction
 from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.transaction import BATCH
-from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError
-from bedrockish.sqltext.statement_kinds import PRAGMA, READ, SCHEMA, WRITE, kind_of, switch_of
+from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError, UnsupportedError
+from bedrockish.sqltext.statement_kinds import (
+    PRAGMA,
+    READ,
+    SCHEMA,
+    WRITE,
+    compares_like,
+    exact_like_of,
+    kind_of,
+    switch_of,
+)
 from bedrockish.sqltext.transaction_control import (
     BEGIN,
     COMMIT,
@@ -51,6 +60,7 @@ class Session:
         schema_commits: a schema statement is a transaction of its own, and commits what was done before it.
         foreign_keys: whether transactions that change the schema enforce them; all others always do.
         changes: rows changed since the connection was opened.
+        exact_like: the program has set PRAGMA case_sensitive_like, so that statements with LIKE are refused.
     """
 
     def __init__(self, link: Link, read: str, timeout_s: float, trace: Callable[[str], None]) -> None:
@@ -61,11 +71,12 @@ class Session:
         self.schema_commits = False
         self.foreign_keys = True
         self.changes = 0
+        self.exact_like = False
         self._open: BlockingTransaction | None = None
         self._implicit = False
         self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
         self._unchecked = False  # the node was told that the open transaction does not enforce foreign keys
-        self._wrote = False  # in the open transaction
+        self._wrote = self._changes_schema = False  # in the open transaction
         self._marks: list[str] = []
         self._began_by_mark = False
 
@@ -91,6 +102,17 @@ class Session:
         if control is not None:
             self._trace(sql)
             return self._control(control, sql)
+        exact = exact_like_of(sql) if kind == PRAGMA else None
+        if exact is not None:
+            self._trace(sql)
+            self.exact_like = exact
+            return NOTHING
+        if self.exact_like and compares_like(sql):
+            raise UnsupportedError(
+                "LIKE: this connection has set PRAGMA case_sensitive_like, and at the nodes LIKE ignores the case of "
+                "ASCII letters; use GLOB or instr(), or switch the PRAGMA off",
+                sql=sql,
+            )
         switch = switch_of(sql) if kind == PRAGMA else None
         if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):
             self._trace(sql)
@@ -104,6 +126,21 @@ class Session:
             rows = self._inside([(sql, params)])[0]
         self.changes += max(0, rows.rowcount)
         return rows
+
+    @property
+    def has_own_schema(self) -> bool:
+        """Whether the open transaction has changed the schema, so that it sees other tables than everybody else."""
+        return self._open is not None and self._changes_schema
+
+    def columns(self, sql: str) -> list[tuple[str, str | None]]:
+        """Return name and declared type of each column of a statement's result, as the session sees the tables.
+
+        Raises:
+            BedrockishError: see the client's.
+        """
+        if self._open is not None and self._changes_schema:
+            return self._open.columns(sql, timeout=self.timeout_s)
+        return self.link.columns(sql, timeout=self.timeout_s)
 
     def stream(self, sql: str, params: Any) -> BlockingRowStream:
         """Open the result of a statement that reads, beside all transactions.
@@ -208,7 +245,9 @@ class Session:
         raise AssertionError("the last try returns or raises")
 
     def _do(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
-        self._wrote = self._wrote or any(kind_of(sql) not in (READ, PRAGMA) for sql, _ in statements)
+        kinds = [kind_of(sql) for sql, _ in statements]
+        self._wrote = self._wrote or any(kind not in (READ, PRAGMA) for kind in kinds)
+        self._changes_schema = self._changes_schema or SCHEMA in kinds
         return opened.run(statements, timeout=self.timeout_s)
 
     # -- transactions ----------------------------------------------------------------------------------------------
@@ -216,7 +255,7 @@ class Session:
     def _begin(self, *, implicit: bool) -> BlockingTransaction:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
         self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
-        self._is_switched = False
+        self._is_switched = self._changes_schema = False
         self._marks, self._began_by_mark = [], False
         return opened
 

@@ -43,7 +43,7 @@ from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.build import Build, remove_copied
 from bedrockish.engine.storage.column_drop import ColumnDrop, DropPlan, plan_drop
-from bedrockish.engine.storage.database_file import FileLock, Founding, PageCache, connect, place_of
+from bedrockish.engine.storage.database_file import FileLock, Founding, PageCache, connect, place_of, set_up_reader
 from bedrockish.engine.storage.index_build import IndexBuild
 from bedrockish.engine.storage.index_plan import IndexPlan, plan_index
 from bedrockish.engine.storage.journal_tables import DamagedEntries, Journal
@@ -708,8 +708,7 @@ class Engine:
     def open_reader(self) -> apsw.Connection:
         """Return a connection that only reads, with what plugins add; may be called in a helper thread."""
         reader = apsw.Connection(self._file, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-        reader.set_busy_timeout(5_000)
-        reader.pragma("foreign_keys", 1)  # so that a client is told what holds for the writer
+        set_up_reader(reader)
         bound(reader, self._limits.length_bytes)
         self._prepare(reader)
         store.unpack_on(reader)

@@ -142,6 +142,9 @@ class Transacts(Protocol):
             BedrockishError: as ``Transactions.handle``.
         """
 
+    async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
+        """Return the columns of a statement's result, as an open transaction sees the tables."""
+
     def end_owner(self, owner: object) -> None:
         """End the transactions that belong to ``owner``."""
 
@@ -428,6 +431,8 @@ class _Session:
             if isinstance(call, Step):
                 found = rest or self._step(call)
                 reply = Answered(call.id, found if isinstance(found, Answer) else await found())
+            elif isinstance(call, Ask) and (name := (call.asked or {}).get("transaction")) and call.op == EXPLAIN:
+                reply = Told(call.id, await self._columns(name, call.statement))
             elif isinstance(call, Ask) and call.op == UPKEEP:
                 reply = Told(call.id, await self._do_upkeep(call.asked or {}))
             else:
@@ -458,6 +463,11 @@ class _Session:
             assert self.commit_prepared is not None, "a node that listens on a Unix socket commits them"
             return self.commit_prepared(call.request, call.prepared)
         return self._transactions.begin(self._link, call.op, call.request)
+
+    async def _columns(self, transaction: str, statement: Statement | None) -> list[dict[str, Any]]:
+        if self._transactions is None or statement is None:
+            raise UsageError("this node keeps no interactive transactions")
+        return await self._transactions.columns(self._link, transaction, statement)
 
     async def _do_upkeep(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         if self._upkeep is None:

@@ -22,6 +22,11 @@ _SWITCH = re.compile(
 )
 
 
+_EXACT_LIKE = re.compile(
+    r"\s*PRAGMA\s+(?:main\s*\.\s*)?case_sensitive_like\s*[=(]\s*['\"]?(\w+)['\"]?\s*\)?\s*;?\s*", re.IGNORECASE
+)
+
+
 def switch_of(sql: str) -> tuple[str, bool | None] | None:
     """Return the name of the connection's own PRAGMA in a statement, and its new value; None for a query.
 
@@ -33,6 +38,20 @@ def switch_of(sql: str) -> tuple[str, bool | None] | None:
         return None
     value = found[2]
     return found[1].lower(), None if value is None else value.lower() in ("1", "on", "yes", "true")
+
+
+def exact_like_of(sql: str) -> bool | None:
+    """Return what a statement sets PRAGMA case_sensitive_like to; None if it is another statement."""
+    found = _EXACT_LIKE.fullmatch(sql)
+    return None if found is None else found[1].lower() in ("1", "on", "yes", "true")
+
+
+def compares_like(sql: str) -> bool:
+    """Whether a statement uses LIKE."""
+    try:
+        return any(token.is_word("LIKE") for token in walk(sql))
+    except NotTokensError:
+        return False
 
 
 def verb_of(sql: str) -> str:

@@ -151,6 +151,11 @@ class SocketLink:
             self._end(Code.SHUTDOWN, f"{self._connection.local.node} closed the link")
         self._sock.close()
 
+    def abandon(self) -> None:
+        """Close this process's copy of the socket without a word: after a fork the link is the parent's."""
+        self._end(Code.SHUTDOWN, "the link belongs to the parent process")
+        self._sock.close()
+
     def _end(self, code: str, reason: str) -> None:
         if self.over is None:
             self.over = LinkClosedError(code, reason)

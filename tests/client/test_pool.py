@@ -1,12 +1,13 @@
 """Pools: bounded, with a deadline, without what is broken, for tasks and for threads."""
 
 import threading
+from typing import Any
 
 import pytest
 import trio
 
 from bedrockish import connect_pool, open_pool
-from bedrockish.api.requests import NOTHING, Answer, Request, Token, open_token
+from bedrockish.api.requests import NOTHING, Answer, Request, Statement, Token, open_token
 from bedrockish.api.wire import COMMIT, ROLLBACK
 from bedrockish.client import pool as pools
 from bedrockish.errors import ClientClosedError, DeadlineError, UnavailableError, UsageError
@@ -25,6 +26,9 @@ class Opens:
     def begin(self, owner: object, op: str, request: Request) -> Answer:
         self.steps.append(op)
         return answer() if request.statements else Answer(NOTHING, Token(), None)
+
+    async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
+        raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")
 
     def end_owner(self, owner: object) -> None:
         self.steps.append("gone")

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -141,6 +142,9 @@ class _Noting:
 
         return rest
 
+    async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
+        raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")
+
     def end_owner(self, _owner: object) -> None:
         """The client has gone."""
 
@@ -177,6 +181,9 @@ class _AtOnce:
             return Answer(NOTHING, Token())
 
         return rest
+
+    async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
+        raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")
 
     def end_owner(self, _owner: object) -> None:
         """The client has gone."""

@@ -7,7 +7,7 @@ import cbor2
 import pytest
 import trio
 
-from bedrockish.api.requests import NOTHING, Answer, Request, Token, open_token
+from bedrockish.api.requests import NOTHING, Answer, Request, Statement, Token, open_token
 from bedrockish.api.wire import SETTLE, Failed, Told, decode_reply
 from bedrockish.client.trio_client import open_client
 from bedrockish.errors import (
@@ -274,6 +274,9 @@ async def test_an_error_of_a_command_sent_again_speaks_of_all_attempts() -> None
             if isinstance(found, BedrockishError):
                 raise found
             return found
+
+        async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
+            raise AssertionError(f"{owner} asks for the columns of {statement} in {command}")
 
         def end_owner(self, owner: object) -> None:
             pass

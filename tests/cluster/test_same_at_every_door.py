@@ -211,6 +211,8 @@ PLAIN = [
     "INSERT INTO c_{n} VALUES (40, last_insert_rowid())",
     "SELECT nothing FROM nowhere",
     "PRAGMA foreign_keys",
+    "SELECT name FROM sqlite_schema WHERE name LIKE '%e%_{n}' OR name LIKE 'bed%' ORDER BY name",
+    "SELECT count(*) FROM main.sqlite_master m WHERE m.name LIKE 'bed%'",
     "PRAGMA recursive_triggers = ON",
     "PRAGMA journal_mode = WAL",
     "; SELECT 1",

@@ -77,7 +77,7 @@ def test_common_pragmas_are_answered_truthfully(connection: db.Connection, pragm
 
 
 @pytest.mark.parametrize(
-    "pragma", ["recursive_triggers=ON", "case_sensitive_like=ON", "query_only=ON", "writable_schema=ON"]
+    "pragma", ["trusted_schema=OFF", "ignore_check_constraints=ON", "query_only=ON", "writable_schema=ON"]
 )
 def test_pragmas_that_would_change_the_meaning_of_sql_are_refused(connection: db.Connection, pragma: str) -> None:
     """Silence would let the program believe that the pragma took effect."""
@@ -204,10 +204,10 @@ def test_a_blob_is_read_as_a_file(made: db.Connection) -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda c: c.create_function("f", 1, abs),
-        lambda c: c.create_aggregate("f", 1, object),
-        lambda c: c.create_window_function("f", 1, object),
-        lambda c: c.create_collation("f", lambda _a, _b: 0),
+        lambda c: c.create_function("lower", 1, abs),
+        lambda c: c.create_aggregate("SUM", 1, object),
+        lambda c: c.create_window_function("rank", 1, object),
+        lambda c: c.create_collation("NOCASE", lambda _a, _b: 0),
         lambda c: c.set_authorizer(print),
         lambda c: c.set_progress_handler(print, 1),
         lambda c: c.serialize(),
@@ -226,6 +226,29 @@ def test_unsupported_features_raise_typed_errors_with_a_way_out(
         use(connection)
 
 
+@pytest.mark.parametrize(
+    ("register", "sql", "names"),
+    [
+        (lambda c: c.create_function("regexp", 2, max), "SELECT 'a' REGEXP 'b'", "the function regexp"),
+        (lambda c: c.create_function(name="uuid4", narg=0, func=str), "SELECT uuid4()", "the function uuid4"),
+        (lambda c: c.create_aggregate("middle", 2, object), "SELECT middle(1, 2)", "the aggregate middle"),
+        (lambda c: c.create_window_function("mine", 1, object), "SELECT mine(1) OVER ()", "the window function mine"),
+        (lambda c: c.create_collation("words", max), "SELECT 1 ORDER BY 'a' COLLATE words", "the collation words"),
+        (lambda c: c.execute("PRAGMA case_sensitive_like = true"), "SELECT 'a' LIKE 'A'", "case_sensitive_like"),
+    ],
+)
+def test_what_a_program_registers_at_connect_is_refused_where_a_statement_needs_it(
+    connection: db.Connection, register: Callable[[Any], object], sql: str, names: str
+) -> None:
+    """MLflow, Airflow, Peewee and Pony register functions as soon as they have connected, and seldom use them."""
+    register(connection)
+    assert connection.execute("SELECT power(2, 3), 'like'").fetchone() == (8, "like")
+    with pytest.raises(db.NotSupportedError, match=names):
+        connection.execute(sql)
+    with pytest.raises(db.OperationalError, match="no such function: unknown_one"):
+        connection.execute("SELECT unknown_one()")
+
+
 def test_none_removes_a_callback(connection: db.Connection) -> None:
     """None means: no callback."""
     seen: list[str] = []
@@ -237,6 +260,10 @@ def test_none_removes_a_callback(connection: db.Connection) -> None:
     connection.set_authorizer(None)
     connection.set_progress_handler(None, 1)
     connection.create_collation("f", None)
+    connection.create_function("g", 1, len)
+    connection.create_function("g", 1, None)
+    with pytest.raises(db.OperationalError, match="no such function: g"):
+        connection.execute("SELECT g(1)")
     assert db.complete_statement("SELECT 1;")
     assert db.adapt(1, None, 2) == 2
     with pytest.raises(db.OperationalError, match="no such table"):
@@ -395,3 +422,58 @@ def test_interrupt_ends_a_call_of_another_thread(url: str) -> None:
         connection.close()
         with pytest.raises(db.ProgrammingError, match="closed"):
             connection.interrupt()
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [
+            "CREATE TABLE {t}(id INTEGER PRIMARY KEY, at TIMESTAMP)",
+            "INSERT INTO {t}(at) VALUES ('2026-01-01 00:00:00')",
+        ],
+        ["CREATE TABLE {t}(id INTEGER)", "ALTER TABLE {t} ADD COLUMN at TIMESTAMP", "INSERT INTO {t} VALUES (1, NULL)"],
+        ["CREATE TABLE o{t}(at TIMESTAMP)", "ALTER TABLE o{t} RENAME TO {t}"],
+        ["CREATE TABLE o{t}(at TIMESTAMP)", "CREATE VIEW {t} AS SELECT at FROM o{t}"],
+    ],
+)
+def test_declared_types_are_those_of_the_open_transaction(url: str, texts: list[str]) -> None:
+    found = []
+    for connection in (
+        db.connect(url, detect_types=db.PARSE_DECLTYPES, isolation_level=None),
+        sqlite3.connect(":memory:", detect_types=sqlite3.PARSE_DECLTYPES, isolation_level=None),
+    ):
+        connection.execute("BEGIN")
+        for sql in texts:
+            connection.execute(sql.format(t="own"))
+        found.append(connection.execute("SELECT at FROM own").fetchall())
+        connection.execute("ROLLBACK")
+        with pytest.raises((db.OperationalError, sqlite3.OperationalError), match="no such table"):
+            connection.execute("SELECT at FROM own")
+        connection.close()
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("mode", [{}, {"isolation_level": None}, {"autocommit": True}, {"autocommit": False}])
+def test_last_insert_rowid_and_changes_belong_to_the_connection(url: str, mode: dict[str, Any]) -> None:
+    connection, other = db.connect(url, **mode), db.connect(url)
+    asked = "SELECT last_insert_rowid(), changes(), total_changes()"
+    name = f"counted{abs(hash(str(mode)))}"
+    connection.execute(f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, x TEXT)")
+    connection.commit()
+    first = connection.execute(f"INSERT INTO {name}(x) VALUES ('a') RETURNING id").fetchone()[0]
+    assert connection.execute(asked).fetchone() == (first, 1, 1)
+    connection.commit()
+    assert connection.execute(asked).fetchone() == (first, 1, 1)
+    assert [column[0] for column in connection.execute(asked).description or ()] == [
+        "last_insert_rowid()",
+        "changes()",
+        "total_changes()",
+    ]
+    connection.execute(f"UPDATE {name} SET x = changes() WHERE id < 0")
+    assert connection.execute(asked).fetchone() == (first, 0, 1)
+    assert other.execute(asked).fetchone() == (0, 0, 0)
+    connection.execute(f"INSERT INTO {name}(id, x) VALUES (last_insert_rowid() + 1, changes())")
+    assert connection.execute(f"SELECT x FROM {name} WHERE id = last_insert_rowid()").fetchone() == ("0",)
+    connection.rollback()
+    connection.close()
+    other.close()

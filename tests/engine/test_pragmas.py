@@ -56,7 +56,7 @@ def test_checks_may_be_put_off_for_one_request(family: TestNode) -> None:
     with pytest.raises(ConstraintError):
         family.run(defer, "PRAGMA defer_foreign_keys = OFF", CHILD, PARENT)
     with pytest.raises(UnsupportedError):
-        family.run(defer + "; PRAGMA recursive_triggers = ON")
+        family.run(defer + "; PRAGMA case_sensitive_like = ON")
     with pytest.raises(ConstraintError):
         family.run(CHILD, PARENT)
 

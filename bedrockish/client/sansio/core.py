@@ -81,6 +81,10 @@ DIAL_TIMEOUT_S = 3.0
 ONLY_READ_MAX = 1_000  # commands that have only read, of which that is remembered
 PATIENCE_S = 2.5  # what the first node gets of a command's time if there are others; doubled with each attempt
 DEATHS_MAX = 2  # links that died with a call on them: it may be the call that ends the nodes, so no third one gets it
+INHERITED = (
+    "the transaction or the result: it was opened before a fork and belongs to the parent process, where it goes on; "
+    "roll it back here, which ends nothing there, and open another"
+)
 UNCERTAIN = (OutcomeUnknownError, DamagedError)
 PAYLOAD_BYTES_MAX = Limits().frame_bytes_max
 
@@ -137,6 +141,7 @@ class ClientCore:
         self.token = token or Token()
         self.cluster_id = ""
         self.values = SessionValues()
+        self._inherited: frozenset[str] = frozenset()  # transactions and streams that are open in the parent process
         self.is_bound = False  # to the cluster of that id, by a token or a cursor
         self.route = Route(target, backoff or Backoff(), draw)
         self._target = target
@@ -202,6 +207,13 @@ class ClientCore:
         if cluster_id:
             check_cluster(what, cluster_id, self.cluster_id or cluster_id)
             self.cluster_id, self.is_bound = cluster_id, True
+
+    def heir(self) -> "ClientCore":
+        """Return the core of the same session in a forked child, which has none of its links and transactions."""
+        core = ClientCore(self._target, self._draw, self.token, self._backoff)
+        core.cluster_id, core.is_bound, core.values = self.cluster_id, self.is_bound, replace(self.values)
+        core._inherited = self._inherited | frozenset(self._homes)
+        return core
 
     def leave(self, now: float) -> list[Effect]:
         """Go on at another node, if there is one; what is under way stays where it is."""
@@ -471,7 +483,8 @@ class ClientCore:
                 self._send(link, self._links[link], number, now, effects)
             else:
                 self._forget(number)
-                effects.append(Finish(number, call.error or gone(call.what, "another node", self.route.error)))
+                error = call.error or gone(call.what, "another node", self.route.error)
+                effects.append(Finish(number, ClientClosedError(INHERITED) if name in self._inherited else error))
         return ready
 
     def _dial(self, now: float, effects: list[Effect]) -> None:

@@ -16,6 +16,7 @@ from bedrockish.api.wire import (
     BEGUN,
     CLOSE,
     COMMIT,
+    EXPLAIN,
     ROLLBACK,
     SETTLE,
     STREAM,
@@ -37,6 +38,8 @@ def name_of(what: What) -> str | None:
     """Return the transaction whose link a call must go on; None for a call that any node can answer."""
     if isinstance(what, Step) and what.op not in (BEGIN, SETTLE, STREAM) and not what.prepared:
         return what.request.command
+    if isinstance(what, Ask) and what.op == EXPLAIN and what.asked is not None:
+        return what.asked.get("transaction")
     return None
 
 

@@ -17,6 +17,7 @@ from bedrockish.engine.derived.commands import configures
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
+from bedrockish.engine.statements.catalogue import with_users_tables
 from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
 from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS, opened
@@ -328,7 +329,7 @@ class Guard:
         if hidden:
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
         sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
-        sql = pragmas.answered(opened(sql) if is_limited else sql)
+        sql = pragmas.answered(sql if ours else with_users_tables(opened(sql) if is_limited else sql))
         if self.expansion.added(sql) > LOOP_TOKENS and self.is_in_loop():
             raise TakesLongError(sql)
         return sql

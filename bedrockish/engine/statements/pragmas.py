@@ -68,13 +68,12 @@ ANSWERED = {
     "synchronous": "2 AS synchronous",
     "temp_store": None,
     "threads": "0 AS threads",
-    "trusted_schema": "1 AS trusted_schema",
     "wal_autocheckpoint": "1000 AS wal_autocheckpoint",
     "wal_checkpoint": "0 AS busy, -1 AS log, -1 AS checkpointed",
 }
 """For each PRAGMA what it answers; None: setting it answers nothing, asking is SQLite's."""
 
-_SETS_SILENTLY = frozenset({"cell_size_check", "checkpoint_fullfsync", "fullfsync", "synchronous", "trusted_schema"})
+_SETS_SILENTLY = frozenset({"cell_size_check", "checkpoint_fullfsync", "fullfsync", "synchronous"})
 _ACTS = frozenset({"incremental_vacuum", "optimize", "shrink_memory"})  # without a value, they ask for nothing
 
 

@@ -368,3 +368,9 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         system.complete(db)
         remove_leftovers(db)  # of a process that was killed
     db.execute("COMMIT")
+
+
+def set_up_reader(reader: apsw.Connection) -> None:
+    """Set what is per connection on one that only reads."""
+    reader.set_busy_timeout(5_000)
+    reader.pragma("foreign_keys", 1)  # a client that asks is told what holds for the writer

@@ -1,0 +1,138 @@
+"""Functions, aggregates and collations that a program registers, although its SQL runs on the nodes.
+
+Many programs register some as soon as they have connected, and never use most of them. So a registration is noted, and
+the error comes with the statement that needs one which no node has. A name of SQLite's own is another matter: the nodes
+would run SQLite's function without a word, so registering another one in its place is refused.
+"""
+
+import re
+
+from bedrockish.dbapi.errors import Error, NotSupportedError
+
+_MISSING = re.compile(r"no such (?:function|collation sequence): (\S+)")
+# SQLite's functions whose meaning a program could change. Those of mathematics mean the same wherever they are.
+_BUILT_IN = frozenset(
+    [
+        "abs",
+        "avg",
+        "changes",
+        "char",
+        "coalesce",
+        "concat",
+        "concat_ws",
+        "count",
+        "cume_dist",
+        "date",
+        "datetime",
+        "dense_rank",
+        "first_value",
+        "format",
+        "glob",
+        "group_concat",
+        "hex",
+        "ifnull",
+        "iif",
+        "instr",
+        "json",
+        "json_array",
+        "json_array_length",
+        "json_each",
+        "json_extract",
+        "json_group_array",
+        "json_group_object",
+        "json_insert",
+        "json_object",
+        "json_patch",
+        "json_quote",
+        "json_remove",
+        "json_replace",
+        "json_set",
+        "json_tree",
+        "json_type",
+        "json_valid",
+        "julianday",
+        "lag",
+        "last_insert_rowid",
+        "last_value",
+        "lead",
+        "length",
+        "like",
+        "lower",
+        "ltrim",
+        "max",
+        "min",
+        "nth_value",
+        "ntile",
+        "nullif",
+        "octet_length",
+        "percent_rank",
+        "printf",
+        "quote",
+        "random",
+        "randomblob",
+        "rank",
+        "replace",
+        "round",
+        "row_number",
+        "rtrim",
+        "sign",
+        "soundex",
+        "strftime",
+        "string_agg",
+        "substr",
+        "substring",
+        "sum",
+        "time",
+        "timediff",
+        "total",
+        "total_changes",
+        "trim",
+        "typeof",
+        "unhex",
+        "unicode",
+        "unixepoch",
+        "upper",
+        "zeroblob",
+    ]
+)
+_COLLATIONS = frozenset({"binary", "nocase", "rtrim"})
+
+
+class LocalFunctions:
+    """The functions, aggregates and collations that one connection's program has registered."""
+
+    def __init__(self) -> None:
+        self._what: dict[str, str] = {}  # by name in lower case: the kind of it, with its name
+
+    def add(self, kind: str, name: str, *, is_removed: bool = False) -> None:
+        """Note a registration, or that it is taken back.
+
+        Args:
+            kind: ``function``, ``aggregate``, ``window function`` or ``collation``.
+            name: under which it is registered.
+            is_removed: sqlite3 was given None, which removes it.
+
+        Raises:
+            NotSupportedError: SQLite has one of this name, which the nodes would run.
+        """
+        key = str(name).lower()
+        if is_removed:
+            self._what.pop(key, None)
+            return
+        if key in (_COLLATIONS if kind == "collation" else _BUILT_IN):
+            raise NotSupportedError(elsewhere(f"the {kind} {name}, which SQLite has as well,"))
+        self._what[key] = f"the {kind} {name}"
+
+    def explained(self, error: Error) -> Error:
+        """Return the error to raise for one that a node has answered: another one if it lacks what was registered."""
+        found = _MISSING.search(str(error))
+        what = self._what.get(found[1].lower()) if found is not None else None
+        return error if what is None else NotSupportedError(elsewhere(what), details=error.details)
+
+
+def elsewhere(what: str) -> str:
+    """Return the text for a function that exists in the program only."""
+    return (
+        f"{what} would exist in this program only, but SQL runs on the nodes; put it into a plugin of the nodes "
+        "(docs/commands.md), or compute in Python"
+    )

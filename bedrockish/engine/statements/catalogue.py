@@ -1,0 +1,76 @@
+"""The catalogue as a client sees it: with the user's tables. The node's own are shown where a statement names them.
+
+A program that lists tables would take the node's journal for tables of its own, and offer to drop or to rename them.
+"""
+
+from functools import lru_cache
+
+from bedrockish.access_sets.system_names import PREFIX
+from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
+
+_OWN = f"NOT LIKE '{PREFIX.replace('_', '~_')}%' ESCAPE '~'"
+_COLUMNS = "SELECT {}type, name, tbl_name, rootpage, sql FROM main."
+_WORD = PREFIX.rstrip("_")
+# A name that a common table expression has hides the table of that name, unless that is qualified.
+_FILTERED = {
+    "sqlite_master": f"sqlite_master AS NOT MATERIALIZED ({_COLUMNS}sqlite_master WHERE tbl_name {_OWN})",
+    "sqlite_schema": f"sqlite_schema AS NOT MATERIALIZED ({_COLUMNS}sqlite_schema WHERE tbl_name {_OWN})",
+    "pragma_table_list": f"""pragma_table_list AS NOT MATERIALIZED
+  (SELECT schema, name, type, ncol, wr, strict FROM main.pragma_table_list WHERE name {_OWN})""",
+}
+_TABLE_LIST = f"SELECT schema, name, type, ncol, wr, strict FROM pragma_table_list WHERE name {_OWN}"
+_ROWID = frozenset({"rowid", "oid", "_rowid_"})
+
+
+@lru_cache(500)
+def with_users_tables(sql: str) -> str:
+    """Return a statement that lists tables so that it lists the user's; as it is if it names a table of the node's.
+
+    Only one statement that reads is changed, and one that asks for all columns and for rowids is not.
+    """
+    lower = sql.lower()
+    if _WORD in lower or not ("sqlite_master" in lower or "sqlite_schema" in lower or "table_list" in lower):
+        return sql
+    try:
+        found = tokens(sql)
+    except NotTokensError:
+        return sql  # SQLite itself will say what is wrong with it
+    if found and found[-1].text == ";":
+        found = found[:-1]
+    if not found or any(token.text == ";" for token in found):
+        return sql
+    if found[0].is_word("PRAGMA"):
+        names = [(token.name or token.text).lower() for token in found[1:]]
+        return _TABLE_LIST if names in (["table_list"], ["main", ".", "table_list"]) else sql
+    if not found[0].is_word("SELECT", "WITH"):
+        return sql
+    asks_rowid = any((token.name or "").lower() in _ROWID for token in found)
+    stars = any(token.text == "*" and found[place - 1].text != "(" for place, token in enumerate(found))
+    return sql if asks_rowid and stars else _filtered(sql, found, "rowid, " if asks_rowid else "")
+
+
+def _filtered(sql: str, found: list[Token], rowid: str) -> str:
+    """Return a SELECT with the catalogues that it reads filtered, and without the qualifier in front of their names."""
+    cut: list[tuple[int, int]] = []
+    tables: set[str] = set()
+    for place, token in enumerate(found):
+        name = (token.name or "").lower() if token.kind in ("word", "quoted") else ""
+        following = found[place + 1].text if place + 1 < len(found) else ""
+        if name not in _FILTERED or (name.startswith("pragma_") and following == "("):
+            continue
+        tables.add(name)
+        if place >= 2 and found[place - 1].text == "." and (found[place - 2].name or "").lower() == "main":
+            cut.append((found[place - 2].start, token.start))
+    if not tables:
+        return sql
+    texts = ", ".join(_FILTERED[table].format(rowid) for table in sorted(tables))
+    if found[0].is_word("SELECT"):
+        begin, head = found[0].start, f"WITH {texts} "
+    else:
+        begin, head = found[2 if found[1].is_word("RECURSIVE") else 1].start, f"{texts}, "
+    parts = [sql[:begin], head]
+    at = begin
+    for start, end in cut:
+        parts.append(sql[at:start])
+        at = end
+    return "".join([*parts, sql[at:]])

@@ -1,0 +1,45 @@
+"""Which tables a client finds in the catalogue: the user's, and those of the node where it names them."""
+
+import apsw
+import pytest
+
+from bedrockish.engine.statements.catalogue import with_users_tables
+
+
+@pytest.fixture
+def db() -> apsw.Connection:
+    found = apsw.Connection(":memory:")
+    found.execute("CREATE TABLE bedrockish_x(a PRIMARY KEY); CREATE TABLE t(a); CREATE INDEX i ON t(a)")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        ("SELECT name FROM sqlite_master", ["t", "i"]),
+        ("SELECT name FROM sqlite_schema;", ["t", "i"]),
+        ('SELECT "name" FROM main."sqlite_master" ORDER BY rowid DESC', ["i", "t"]),
+        ("SELECT main.sqlite_master.name FROM main.sqlite_master WHERE type = 'table'", ["t"]),
+        ("WITH RECURSIVE a AS (SELECT name FROM SQLITE_MASTER) SELECT * FROM a", ["t", "i"]),
+        ("SELECT m.name FROM sqlite_master m JOIN pragma_table_info(m.name) p", ["t"]),
+        ("SELECT name FROM pragma_table_list WHERE name NOT LIKE 'sqlite%'", ["t"]),
+        ("SELECT name FROM main.pragma_table_list WHERE name NOT LIKE 'sqlite%'", ["t"]),
+        ("SELECT count(*) FROM sqlite_master", [2]),
+        ("SELECT name FROM sqlite_master WHERE name = 'bedrockish_x'", ["bedrockish_x"]),
+        ("SELECT 'sqlite_master'", ["sqlite_master"]),
+    ],
+)
+def test_the_catalogue_lists_the_user_s_tables(db: apsw.Connection, sql: str, rows: list[object]) -> None:
+    assert [value for (value,) in db.execute(with_users_tables(sql))] == rows
+
+
+def test_pragma_table_list_keeps_its_columns(db: apsw.Connection) -> None:
+    for sql in ("PRAGMA table_list", "pragma main.table_list;"):
+        plain, ours = db.execute(sql), db.execute(with_users_tables(sql))
+        assert [one[0] for one in plain.description] == [one[0] for one in ours.description]
+        assert "bedrockish_x" not in [row[1] for row in ours]
+
+
+@pytest.mark.parametrize("sql", ["SELECT rowid, * FROM sqlite_master", "SELECT 1; SELECT * FROM sqlite_master", "'"])
+def test_other_texts_stay_as_they_are(sql: str) -> None:
+    assert with_users_tables(sql) == sql

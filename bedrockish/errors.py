@@ -65,7 +65,7 @@ class CommandIdError(UsageError):
 class ForeignClusterError(UsageError):
     """Raised when a session token or a cursor of the change feed is of another cluster. Nothing happened.
 
-    What it stands for was never seen here: a database that was restored into a new cluster is another cluster.
+    A database that was restored into a new cluster is another cluster, without the history of the first.
     ``details`` has ``given`` and ``cluster``, the two ids.
     """
 

@@ -98,7 +98,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
 
     @property
     def values(self) -> SessionValues:
-        """What ``last_insert_rowid()``, ``changes()`` and ``total_changes()`` return in this session."""
+        """The values of ``last_insert_rowid()``, ``changes()`` and ``total_changes()`` in this session."""
         return self._core.values
 
     @property

@@ -1,4 +1,4 @@
-"""What becomes of an exception of a callback: as in sqlite3, it is dropped, or printed if asked for."""
+"""Exceptions of callbacks: as in sqlite3, they are dropped, or printed if the program asks for that."""
 
 import sys
 import traceback

@@ -161,7 +161,7 @@ class Connection:
             try:
                 self.commit()
             except BaseException:
-                if self.in_transaction:  # a deferred constraint is broken: nobody is there to mend it
+                if self.in_transaction:  # a deferred constraint is broken, and the block that could repair it is over
                     self.rollback()
                 raise
         elif not self._link.closed:
@@ -236,12 +236,12 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called."""
+        """Return whether ``close`` was called."""
         return self._link.closed
 
     @property
     def token(self) -> bytes:
-        """What this session has seen. Hand it to another connection to let that one see it too."""
+        """The token of this session. Another connection to which it is assigned sees at least as much."""
         self._check()
         return self._link.token
 
@@ -285,7 +285,7 @@ class Connection:
         """Copy the database of one moment into an empty one of sqlite3. For a file of a node: ``bedrockish backup``.
 
         Raises:
-            TypeError: the target is no connection of sqlite3.
+            TypeError: the target is not a connection of sqlite3.
             ProgrammingError: it is not empty.
         """
         self._check()
@@ -442,7 +442,7 @@ class Connection:
                 raise self._local.explained(standing_for(error)) from error
 
     def _declared(self, sql: str) -> list[str | None]:
-        """Return the declared types of a statement's columns: asked once for a text, and anew after a minute."""
+        """Return the declared types of a statement's columns: asked once for a text, and again after a minute."""
         if self._session.has_own_schema:
             return self._run(lambda session: [declared for _, declared in session.columns(sql)])
         kept = self._declared_types.get(sql)
@@ -455,7 +455,7 @@ class Connection:
         return types
 
     def _forget_types(self) -> None:
-        """Ask anew: the schema was changed."""
+        """Drop the declared types: the schema was changed."""
         self._declared_types.clear()
 
     def _script(self, section: Sequence[str]) -> None:
@@ -482,7 +482,7 @@ def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
         Args:
             url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session``; by default the environment
                 variable BEDROCKISH_URL.
-            timeout: seconds for each call; by default, and for 0, what the URL says. Nobody waits for a lock here.
+            timeout: seconds for each call; by default, and for 0, what the URL says. No call waits for a lock.
             check_same_thread, cached_statements, uri: have no effect: threads may share a connection, statements are
                 compiled at the nodes, and a URL is always one.
             factory: class of the connection.

@@ -25,7 +25,7 @@ RowFactory = Callable[["Cursor", tuple[Any, ...]], Any]
 
 
 class Owner(Protocol):
-    """What a cursor needs of the connection that made it."""
+    """The connection as its cursors use it."""
 
     row_factory: RowFactory | None
     text_factory: Callable[[bytes], Any]
@@ -33,7 +33,7 @@ class Owner(Protocol):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open."""
+        """Return whether a transaction is open."""
 
     def commit(self) -> None:
         """Commit the open transaction."""
@@ -102,10 +102,10 @@ class Cursor:
 
     @property
     def description(self) -> tuple[Column, ...] | None:
-        """Seven items for each column, of which the name and the type code are told; None without a result.
+        """Seven items for each column, of which name and type code are set; None without a result.
 
         The type code compares equal to STRING and the like. With PARSE_DECLTYPES it is the declared type of the column;
-        for what has none, and without, that of the column's first value that is not NULL.
+        otherwise, and for a column without one, it is the type of the first value that is not NULL.
         """
         if self._description is None and self._columns:
             codes = type_codes(len(self._columns), self._rows)
@@ -237,10 +237,7 @@ class Cursor:
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def fetchone(self) -> Any:
-        """Return the next row; None when there is no more.
-
-        As in sqlite3, there is none after a statement without a result.
-        """
+        """Return the next row; None after the last one, and after a statement without a result, as in sqlite3."""
         self._check()
         if self._place >= len(self._rows):
             return None

@@ -82,15 +82,15 @@ class InternalError(DatabaseError):
 class ProgrammingError(DatabaseError):
     """Raised for a mistake in the program: a wrong number of parameters, several statements, a closed connection.
 
-    As in sqlite3, what is no SQL text at all is a ``TypeError``, and a bad ``isolation_level`` a ``ValueError``.
+    As in sqlite3, SQL that is not a text raises a ``TypeError``, and a bad ``isolation_level`` a ``ValueError``.
     """
 
 
 class NotSupportedError(DatabaseError):
-    """Raised for what a replicated database cannot do. The text names the way out."""
+    """Raised for a feature that a replicated database does not have. The text names the way out."""
 
 
-BINDINGS = "parameter"  # in what is said about their number or names
+BINDINGS = "parameter"  # a word of the errors about their number or names
 
 # The first class that fits is taken, so a class comes before its base.
 _STANDS_FOR: tuple[tuple[type[BedrockishError], type[Error]], ...] = (

@@ -49,13 +49,13 @@ KEYS_OFF = "PRAGMA foreign_keys = OFF"
 
 
 class Session:
-    """What runs a connection's statements.
+    """The transactions of one connection, and the statements that it runs in them and outside.
 
     Attributes:
         autocommit: True, False or ``LEGACY_TRANSACTION_CONTROL``.
         isolation_level: sqlite3's: None for no transactions of its own in the legacy habit.
         isolation: ``serializable`` or ``snapshot``.
-        read: read level of what runs outside of transactions.
+        read: read level of statements that run outside of transactions.
         timeout_s: seconds for each call.
         schema_commits: a schema statement is a transaction of its own, and commits what was done before it.
         foreign_keys: whether transactions that change the schema enforce them; all others always do.
@@ -129,7 +129,7 @@ class Session:
 
     @property
     def has_own_schema(self) -> bool:
-        """Whether the open transaction has changed the schema, so that it sees other tables than everybody else."""
+        """Whether the open transaction has changed the schema, so that it sees other tables than other clients."""
         return self._open is not None and self._changes_schema
 
     def columns(self, sql: str) -> list[tuple[str, str | None]]:
@@ -143,7 +143,7 @@ class Session:
         return self.link.columns(sql, timeout=self.timeout_s)
 
     def stream(self, sql: str, params: Any) -> BlockingRowStream:
-        """Open the result of a statement that reads, beside all transactions.
+        """Open the result of a statement that reads, outside of all transactions.
 
         Raises:
             BedrockishError: see the client's.
@@ -227,7 +227,7 @@ class Session:
         return rows
 
     def _inside(self, statements: list[Statement]) -> list[Rows]:
-        """Run statements in the open transaction; open one if there is none."""
+        """Run statements in the open transaction, or in a new one."""
         fresh = self._open is None
         for tries in range(FIRST_TRIES):
             opened = self._open or self._begin(implicit=True)
@@ -236,12 +236,12 @@ class Session:
             except BedrockishError as error:
                 if opened.is_open:
                     raise
-                if isinstance(error, ConstraintError):  # it says ROLLBACK for this case, and so it is no transaction
+                if isinstance(error, ConstraintError):  # it says ROLLBACK for this case, which ends the transaction
                     self._forget()
                     raise
                 if not fresh or not error.retry or isinstance(error, DeadlineError) or tries == FIRST_TRIES - 1:
                     raise
-                self.rollback()  # nobody has seen anything of it, so it can be done again
+                self.rollback()  # the program has seen nothing of it, so it can run again
         raise AssertionError("the last try returns or raises")
 
     def _do(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:

@@ -1,4 +1,4 @@
-"""What programs read from ``sqlite3`` besides PEP 249: numbers of SQLite, and the names of its result codes."""
+"""The constants of ``sqlite3`` beyond PEP 249: numbers of SQLite, and the names of its result codes."""
 
 import sqlite3
 

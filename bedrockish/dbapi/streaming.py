@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class StreamingCursor(Cursor):
-    """Get one from ``connection.cursor(StreamingCursor)``.
+    """A cursor that reads rows as they are fetched, from ``connection.cursor(StreamingCursor)``.
 
-    A statement that reads is not part of a transaction and begins none: its rows are those of one moment, and whoever
-    fetches may find that the rest is lost (``OperationalError``, ``code`` ``result_lost``). Everything else, and all
+    A statement that reads is not part of a transaction and begins none: its rows are those of one moment, and a
+    fetch may find that the rest is lost (``OperationalError``, ``code`` ``result_lost``). Everything else, and all
     that is executed while a transaction is open, is as with any cursor.
     """
 

@@ -1,6 +1,6 @@
 """Values on their way in and out: type objects and constructors of PEP 249, adapters and converters as in sqlite3.
 
-SQLite stores None, integers of 64 bits, floats, texts and bytes. What else a program passes is adapted to one of them.
+SQLite stores None, integers of 64 bits, floats, texts and bytes. Other values are adapted to one of them.
 """
 
 import datetime
@@ -38,7 +38,7 @@ def TimestampFromTicks(ticks: float) -> datetime.datetime:  # noqa: N802
 
 
 class TypeObject:
-    """What a column's ``type_code`` is compared with: equal to the code of every type that belongs to it."""
+    """A type object of PEP 249: equal to the ``type_code`` of each column whose type belongs to it."""
 
     def __init__(self, name: str, fits: Callable[[str], bool]) -> None:
         self._name, self._fits = name, fits
@@ -91,7 +91,7 @@ def type_codes(width: int, rows: Sequence[tuple[Any, ...]]) -> list[str | None]:
 
 
 class PrepareProtocol:
-    """What ``__conform__`` of a value is asked for, as in sqlite3: a value that SQLite can store."""
+    """The protocol that is passed to ``__conform__`` of a value, as in sqlite3, for a value that SQLite can store."""
 
 
 def _date(value: datetime.date) -> str:
@@ -114,7 +114,7 @@ _nothing = object()
 
 
 def register_adapter(cls: type, adapter: Callable[[Any], Any], /) -> None:
-    """Have values of exactly this class stored as what ``adapter(value)`` returns."""
+    """Store values of exactly this class as the results of ``adapter(value)``."""
     adapters[cls, PrepareProtocol] = adapter
 
 

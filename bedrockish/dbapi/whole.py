@@ -1,4 +1,4 @@
-"""What reads more than a result: one value as a file, a database as a script, a database into a sqlite3 connection."""
+"""Readers of more than a result: one value as a file, a database as a script, a database into a sqlite3 connection."""
 
 import io
 import sqlite3
@@ -196,7 +196,7 @@ def copy(run: Run, target: sqlite3.Connection) -> None:
     """Copy the database of one moment into an empty database of ``sqlite3``.
 
     Raises:
-        TypeError: the target is no sqlite3 connection.
+        TypeError: the target is not a sqlite3 connection.
         ProgrammingError: it has tables.
     """
     if not isinstance(target, sqlite3.Connection):

@@ -1,9 +1,9 @@
-"""Which statements of a script run as one transaction because foreign keys are off for them. Pure.
+"""Sections of a script that run as one transaction because foreign keys are off in them. Pure.
 
-A script on SQLite switches ``PRAGMA foreign_keys`` off, makes a table anew under another name, and switches it on. At a
+A script on SQLite switches ``PRAGMA foreign_keys`` off, rebuilds a table under another name, and switches it on. At a
 node each statement would be a transaction of its own, whose foreign keys are checked at its end; in between, the
-children of the dropped table have no parent. So what stands between OFF and ON is one transaction, and happens as a
-whole or not at all.
+children of the dropped table have no parent. So the statements between OFF and ON are one transaction, which happens
+as a whole or not at all.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What SQLite keeps for each connection, and a node keeps for none: the values that a few functions of SQL return.
+"""The values of a session that SQLite keeps for each connection and that a few functions of SQL return.
 
 ``last_insert_rowid()``, ``changes()`` and ``total_changes()`` belong to the session that asks. A session learns them
 from the results of its statements, and writes them into the text of a later statement, which any node may run. Pure.
@@ -96,7 +96,7 @@ class SessionValues:
 
 
 def asks_values(sql: str) -> bool:
-    """Whether a text may call one of the functions."""
+    """Return whether a text may call one of the functions."""
     return _MENTIONED.search(sql) is not None
 
 

@@ -47,7 +47,7 @@ def exact_like_of(sql: str) -> bool | None:
 
 
 def compares_like(sql: str) -> bool:
-    """Whether a statement uses LIKE."""
+    """Return whether a statement uses LIKE."""
     try:
         return any(token.is_word("LIKE") for token in walk(sql))
     except NotTokensError:

@@ -1,7 +1,7 @@
 """The same statements at every door: the same rows and errors, or a refusal that names the door's limit.
 
-Each sequence is run on tables of its own at each door, as one program would run it there: statement by statement, or as
-one script or batch where the door has no other way. What comes out is compared, and so is what is left in the tables.
+Each sequence is run on tables of its own at each door: statement by statement, or as one script or batch where the door
+has no other way. The test compares the answers, and the rows that are left in the tables.
 """
 
 import json
@@ -31,7 +31,7 @@ LIMITED = "limit"  # the door refuses the sequence, and says so
 
 @dataclass(frozen=True)
 class World:
-    """One node, and the doors to it."""
+    """Reaches one node through each of its doors."""
 
     cluster: LocalCluster
 
@@ -254,7 +254,7 @@ _number = iter(range(1_000_000))
 
 
 def outcome(world: World, door: Callable[[World, list[str]], Outcome], texts: list[str]) -> tuple[Outcome, Outcome]:
-    """Return what a door told, and what was left in the tables after it."""
+    """Return the answers of a door, and the rows that are left in the tables."""
     n = next(_number)
     with connect(world.url) as db:
         for sql in BEFORE:
@@ -270,7 +270,7 @@ def outcome(world: World, door: Callable[[World, list[str]], Outcome], texts: li
 
 
 def up_to_error(texts: list[str], told: Outcome) -> list[str] | None:
-    """Return what a script does up to its first error, which a door that goes on has told; None if there is none."""
+    """Return the statements before the first error of a script; None if all succeed."""
     return texts[: told.index("error")] if "error" in told else None
 
 

@@ -237,7 +237,7 @@ def test_unsupported_features_raise_typed_errors_with_a_way_out(
         (lambda c: c.execute("PRAGMA case_sensitive_like = true"), "SELECT 'a' LIKE 'A'", "case_sensitive_like"),
     ],
 )
-def test_what_a_program_registers_at_connect_is_refused_where_a_statement_needs_it(
+def test_registered_functions_raise_in_statements_that_need_them(
     connection: db.Connection, register: Callable[[Any], object], sql: str, names: str
 ) -> None:
     """MLflow, Airflow, Peewee and Pony register functions as soon as they have connected, and seldom use them."""

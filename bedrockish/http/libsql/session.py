@@ -101,12 +101,12 @@ class DeclaredTypes:
 
 
 class Session:
-    """One stream. Its requests come one after the other; who calls sees to that.
+    """One stream. The caller sends its requests one after the other.
 
     Attributes:
         closed: whether it is over.
         purse: of the call that is answered now.
-        user: whose it is; empty if nobody has to say.
+        user: the name of the caller; empty at a node without users.
         ends: whether the stream ends with the request that is answered now, as the call that brought it says.
     """
 

@@ -90,11 +90,11 @@ class Cursor:
 
 
 def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]], cluster: str = "") -> Cursor:
-    """Return the place from which whoever has a copy of a node's tables goes on.
+    """Return the place from which the reader of a copy of a node's tables goes on.
 
     Args:
         safe: safe time in the copy: everything up to it is there.
-        above: clock and leader of what is there beyond.
+        above: clock and leader of the later commits that the copy has.
         cluster: the id of the node's cluster.
     """
     return Cursor(safe, LAST_LEADER, tuple(sorted(Cursor(*one) for one in above)), cluster)

@@ -17,6 +17,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import URL, Engine
 
 from bedrockish.sqlalchemy.again import repeated
+from bedrockish.sqlalchemy.for_update import claim_of
 from bedrockish.sqlalchemy.urls import client_url, last_of
 
 SERIALIZABLE, SNAPSHOT, AUTOCOMMIT = "SERIALIZABLE", "SNAPSHOT", "AUTOCOMMIT"
@@ -26,6 +27,15 @@ LOST = ("unavailable", "closed", "protocol")
 
 class BedrockishContext(SQLiteExecutionContext):
     """Runs one statement."""
+
+    def pre_exec(self) -> None:
+        """Write the rows that a SELECT … FOR UPDATE is about to read."""
+        super().pre_exec()  # type: ignore[no-untyped-call]
+        if getattr(self.invoked_statement, "_for_update_arg", None) is not None:
+            params = self.compiled_parameters[0] if self.compiled_parameters else {}
+            claim = claim_of(self.invoked_statement, dict(params))
+            if claim is not None:
+                self.root_connection.execute(claim)
 
     def create_server_side_cursor(self) -> Any:
         """Return a cursor whose rows come as they are fetched; asked for with ``stream_results`` or ``yield_per``."""

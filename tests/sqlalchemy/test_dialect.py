@@ -9,7 +9,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine, inspect, text
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, OperationalError
+from sqlalchemy.exc import ArgumentError, CompileError, DataError, IntegrityError, OperationalError
 
 from bedrockish.dbapi import InterfaceError
 from bedrockish.errors import ConfigError
@@ -246,3 +246,47 @@ def test_results_that_are_asked_for_as_streams_come_in_parts(engine: Engine) -> 
         connection.exec_driver_sql("INSERT INTO streamed VALUES (1), (2)")
         rows = connection.execution_options(stream_results=True).exec_driver_sql("SELECT id FROM streamed").all()
         assert [row[0] for row in rows] == [1, 2]
+
+
+@pytest.mark.parametrize("level", ["SNAPSHOT", "SERIALIZABLE"])
+def test_for_update_makes_two_transactions_that_select_one_row_conflict(engine: Engine, level: str) -> None:
+    metadata = MetaData()
+    study = Table("study", metadata, Column("id", Integer, primary_key=True), Column("x", Integer))
+    trial = Table("trial", metadata, Column("id", Integer, primary_key=True), Column("study", Integer))
+    metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(study.insert(), [{"id": 1, "x": 5}, {"id": 2, "x": 6}])
+    isolated = engine.execution_options(isolation_level=level)
+    locked = study.select().where(study.c.id == 1).with_for_update()
+    with isolated.connect() as one, isolated.connect() as two:
+        assert one.execute(locked).one() == (1, 5)
+        assert two.execute(locked).one() == (1, 5)
+        one.execute(trial.insert(), {"id": 1, "study": 1})
+        two.execute(trial.insert(), {"id": 2, "study": 1})
+        one.commit()
+        with pytest.raises(OperationalError) as caught:
+            two.commit()
+        assert getattr(caught.value.orig, "retry", False)
+        two.rollback()
+        # Another row is another matter, and so is a cached statement with another value.
+        other = study.select().where(study.c.id == 2).with_for_update()
+        assert one.execute(locked).one() == (1, 5)
+        assert two.execute(other).one() == (2, 6)
+        one.commit()
+        two.commit()
+
+
+def test_for_update_without_a_key_is_refused(engine: Engine) -> None:
+    bare = Table("bare", MetaData(), Column("x", Integer))
+    bare.metadata.create_all(engine)
+    with engine.connect() as connection, pytest.raises(CompileError, match="has no primary key"):
+        connection.execute(bare.select().with_for_update())
+
+
+def test_the_scheme_of_sqlite_with_our_driver_is_ours(cluster: LocalCluster) -> None:
+    """For programs that accept URLs of a few databases only."""
+    made = create_engine(cluster.url().replace("bedrockish://", "sqlite+bedrockish://"))
+    with made.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    assert (made.dialect.name, made.dialect.driver) == ("sqlite", "bedrockish")
+    made.dispose()

@@ -1,0 +1,60 @@
+"""``SELECT … FOR UPDATE``, which SQLite does not have, as a read that conflicts.
+
+A database with locks lets one transaction at a time hold a row. Here no row is locked: the rows that such a statement
+selects are written, with the values that they have, just before they are read. So of two transactions that select one
+row for update, the one that commits later loses and can run again, in snapshot isolation as well.
+"""
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Table, tuple_, update
+from sqlalchemy.exc import CompileError
+
+UNSUPPORTED = "FOR UPDATE: {}; select the rows of one table that has a primary key, or write a row that both change"
+
+
+def claim_of(statement: Any, params: dict[str, Any]) -> Any:
+    """Return the UPDATE that writes the rows which a SELECT … FOR UPDATE selects; None for any other statement.
+
+    Args:
+        statement: of SQLAlchemy's core or ORM.
+        params: the values of its parameters that have names.
+
+    Raises:
+        CompileError: the rows of its tables have no keys by which they could be written.
+    """
+    wanted = getattr(statement, "_for_update_arg", None)
+    if wanted is None or wanted.read or not isinstance(statement, Select):
+        return None
+    table = _table(statement, wanted.of)
+    keys: list[ColumnElement[Any]] = list(table.primary_key)
+    if not keys:
+        raise CompileError(UNSUPPORTED.format(f"the table {table.name} has no primary key"))
+    selected = _without_lock(statement).with_only_columns(*keys, maintain_column_froms=True).params(params)
+    key = keys[0] if len(keys) == 1 else tuple_(*keys)
+    return (
+        update(table)
+        .where(key.in_(selected))
+        .values({keys[0].name: keys[0]})
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _without_lock(statement: Select[Any]) -> Select[Any]:
+    plain = statement._generate()
+    plain._for_update_arg = None
+    return plain
+
+
+def _table(statement: Select[Any], of: Any) -> Table:
+    """Return the table whose rows are selected: that which FOR UPDATE OF names, else the first one."""
+    named = [getattr(one, "table", one) for one in of or ()]
+    for found in [*named, *statement.get_final_froms()]:
+        while not isinstance(found, Table):
+            inner = getattr(found, "left", None)
+            if inner is None:
+                break
+            found = inner
+        if isinstance(found, Table):
+            return found
+    raise CompileError(UNSUPPORTED.format("the statement selects from no table"))

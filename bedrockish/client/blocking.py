@@ -26,6 +26,7 @@ from bedrockish.client.schemas import SchemaVersion
 from bedrockish.client.session import Session
 from bedrockish.client.socket_driver import KEEPER, SocketDriver, run
 from bedrockish.errors import BedrockishError, UnsupportedError, UsageError
+from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
 
 T = TypeVar("T")
@@ -111,6 +112,16 @@ class Connection:
     def belong(self, what: str, cluster_id: str) -> None:
         """Bind the session to a cluster, because of a cursor of it. See ``ClientCore.belong``."""
         self._client.belong(what, cluster_id)
+
+    def copy_values(self) -> SessionValues:
+        """Return a copy of the values of ``last_insert_rowid()`` and its like in this session."""
+        return replace(self._client.values)
+
+    def restore_values(self, values: SessionValues) -> None:
+        """Set the values of ``last_insert_rowid()`` and its like to those of a copy."""
+        own = self._client.values
+        own.last_insert_rowid, own.changes = values.last_insert_rowid, values.changes
+        own.total_changes = values.total_changes
 
     def leave_node(self) -> None:
         """Go on at another node, if there is one."""

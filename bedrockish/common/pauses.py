@@ -19,3 +19,11 @@ class Pauses:
             return None
         self._at_most_s = min(LONGEST_S, 2 * at_most_s)
         return at_most_s * random.random()
+
+    def wait(self) -> bool:
+        """Wait for the next pause; return whether there is time left for another attempt."""
+        pause_s = self.draw()
+        if pause_s is None:
+            return False
+        time.sleep(pause_s)
+        return True

@@ -70,6 +70,7 @@ class Connection:
         isolation: str = "serializable",
         autocommit: bool | int = LEGACY_TRANSACTION_CONTROL,
         schema_commits: bool = False,
+        replay: bool = False,
         token: bytes | None = None,
     ) -> None:
         if type(detect_types) is not int or not 0 <= detect_types <= PARSE_COLNAMES | PARSE_DECLTYPES:
@@ -96,7 +97,7 @@ class Connection:
         self.text_factory: Callable[[bytes], Any] = str
         self._declared_types: dict[str, tuple[float, list[str | None]]] = {}
         try:
-            self._session.schema_commits = schema_commits
+            self._session.schema_commits, self._session.replay = schema_commits, replay
             self.isolation, self.isolation_level, self.autocommit = isolation, isolation_level, autocommit
         except BaseException:
             self.close()
@@ -491,6 +492,8 @@ def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
             isolation: ``serializable`` or ``snapshot``.
             isolation_level: sqlite3's; None for no implicit transactions.
             autocommit: sqlite3's; False for the standard's habit, where every statement is in a transaction.
+            replay: run a transaction that lost against another one again, statement by statement, and go on as if it
+                had not lost if each is answered as before; else the error is raised as without it.
             schema_commits: let CREATE, ALTER and DROP be transactions of their own, and commit what was done before, as
                 MySQL does; otherwise they join the transaction that is open.
             detect_types: ``PARSE_COLNAMES`` to have columns named ``x [typename]`` converted, ``PARSE_DECLTYPES`` those

@@ -18,7 +18,9 @@ from bedrockish.client.blocking import Connection as Link
 from bedrockish.client.blocking_transaction import BlockingTransaction
 from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.transaction import BATCH
+from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError, UnsupportedError
+from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.statement_kinds import (
     PRAGMA,
     READ,
@@ -43,6 +45,7 @@ from bedrockish.sqltext.transaction_control import (
 Statement = tuple[str, Any]
 
 LEGACY_TRANSACTION_CONTROL = -1
+REPLAYS, REPLAYED_MAX = 5, 1_000  # times that a lost transaction is run again; statements that it may have
 FIRST_TRIES = 5  # times that a first statement is run, as long as it is lost, before a caller hears of it
 NOTHING = Rows((), [])
 KEYS_OFF = "PRAGMA foreign_keys = OFF"
@@ -60,6 +63,7 @@ class Session:
         schema_commits: a schema statement is a transaction of its own, and commits what was done before it.
         foreign_keys: whether transactions that change the schema enforce them; all others always do.
         changes: rows changed since the connection was opened.
+        replay: run a transaction that was lost to another one again, and go on if it is told the same.
         exact_like: the program has set PRAGMA case_sensitive_like, so that statements with LIKE are refused.
     """
 
@@ -71,7 +75,9 @@ class Session:
         self.schema_commits = False
         self.foreign_keys = True
         self.changes = 0
-        self.exact_like = False
+        self.exact_like = self.replay = False
+        self._replayed: list[tuple[list[Statement], list[Rows]]] = []  # of the open transaction
+        self._values = SessionValues()  # as the open transaction found them
         self._open: BlockingTransaction | None = None
         self._implicit = False
         self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
@@ -239,6 +245,8 @@ class Session:
                 if isinstance(error, ConstraintError):  # it says ROLLBACK for this case, which ends the transaction
                     self._forget()
                     raise
+                if not fresh and self._replay_after(error):
+                    continue
                 if not fresh or not error.retry or isinstance(error, DeadlineError) or tries == FIRST_TRIES - 1:
                     raise
                 self.rollback()  # the program has seen nothing of it, so it can run again
@@ -248,7 +256,42 @@ class Session:
         kinds = [kind_of(sql) for sql, _ in statements]
         self._wrote = self._wrote or any(kind not in (READ, PRAGMA) for kind in kinds)
         self._changes_schema = self._changes_schema or SCHEMA in kinds
-        return opened.run(statements, timeout=self.timeout_s)
+        results = opened.run(statements, timeout=self.timeout_s)
+        if self.replay:
+            self._replayed.append((statements, results))
+        return results
+
+    def _replay_after(self, error: BedrockishError) -> bool:
+        """Run a lost transaction again up to where it was; return whether it was told the same as before.
+
+        Then it goes on as if it had not been lost. It stays lost if it would be told anything else, such as another id
+        for a new row, or if it has too many statements.
+        """
+        log = list(self._replayed)
+        if not error.retry or not log or sum(len(statements) for statements, _ in log) > REPLAYED_MAX:
+            return False
+        implicit, marks, by_mark = self._implicit, self._marks, self._began_by_mark
+        flags = self._unchecked, self._is_switched, self._changes_schema, self._wrote
+        pauses = Pauses(self.timeout_s)
+        for _ in range(REPLAYS):
+            if not pauses.wait():
+                return False
+            if self._open is not None:
+                self._open.rollback()
+            opened = self._begin(implicit=implicit)
+            self._marks, self._began_by_mark = marks, by_mark
+            self._unchecked, self._is_switched, self._changes_schema, self._wrote = flags
+            self._replayed = list(log)
+            self.link.restore_values(self._values)
+            try:
+                if all(_is_same(opened.run(texts, timeout=self.timeout_s), told) for texts, told in log):
+                    return True
+            except BedrockishError as again:
+                if again.retry:
+                    continue
+            opened.rollback()
+            return False
+        return False
 
     # -- transactions ----------------------------------------------------------------------------------------------
 
@@ -256,6 +299,7 @@ class Session:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
         self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
         self._is_switched = self._changes_schema = False
+        self._replayed, self._values = [], self.link.copy_values()
         self._marks, self._began_by_mark = [], False
         return opened
 
@@ -271,6 +315,10 @@ class Session:
         if not by_text:
             self._trace("COMMIT")
         try:
+            self._open.commit(timeout=self.timeout_s)
+        except BedrockishError as error:
+            if self._open.is_open or not self._replay_after(error):
+                raise
             self._open.commit(timeout=self.timeout_s)
         finally:
             if not self._open.is_open:  # else a deferred constraint is broken, and it can be mended
@@ -321,6 +369,16 @@ class Session:
             return
         self._do(self._open, [(sql, None)])
         del self._marks[place + (control.kind == ROLLBACK_TO) :]
+
+
+def _is_same(found: list[Rows], told: list[Rows]) -> bool:
+    """Return whether statements were answered as before."""
+    parts = zip(found, told, strict=True)
+    return all(
+        (one.columns, one.rows, one.rowcount, one.lastrowid)
+        == (other.columns, other.rows, other.rowcount, other.lastrowid)
+        for one, other in parts
+    )
 
 
 def _rowcount(results: list[Rows]) -> int:

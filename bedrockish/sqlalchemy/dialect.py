@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL, Engine
 
 from bedrockish.sqlalchemy.again import repeated
 from bedrockish.sqlalchemy.for_update import claim_of
-from bedrockish.sqlalchemy.urls import client_url, last_of
+from bedrockish.sqlalchemy.urls import client_url, is_yes, last_of
 
 SERIALIZABLE, SNAPSHOT, AUTOCOMMIT = "SERIALIZABLE", "SNAPSHOT", "AUTOCOMMIT"
 # After these the connection's node is gone, or was never one: what is pooled may be as stale as this one.
@@ -85,7 +85,9 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
         given = dict(url.query)
         hosts = given.pop("host", ())
         options = {name: last_of(value) for name, value in given.items()}
-        extra = {name: options.pop(name) for name in ("isolation",) if name in options}
+        extra: dict[str, Any] = {name: options.pop(name) for name in ("isolation",) if name in options}
+        if "replay" in options:
+            extra["replay"] = is_yes(options.pop("replay"), "replay")
         return [client_url(url, options, [hosts] if isinstance(hosts, str) else hosts)], {
             **extra,
             "autocommit": False,

@@ -52,6 +52,17 @@ def client_url(url: URL, options: dict[str, str], hosts: Sequence[str] = ()) -> 
     return f"{SCHEME}://{login}{'@' if login else ''}{every}/" + (f"?{urlencode(options)}" if options else "")
 
 
+def is_yes(value: str, name: str) -> bool:
+    """Return whether an option of a URL says yes.
+
+    Raises:
+        ConfigError: it says neither yes nor no.
+    """
+    if value not in ("yes", "no"):
+        raise ConfigError(f"the option {name}: {value!r} is neither yes nor no; write {name}=yes")
+    return value == "yes"
+
+
 def last_of(value: str | Sequence[str]) -> str:
     """Return the value of an option that a URL may name several times."""
     return value if isinstance(value, str) else value[-1]

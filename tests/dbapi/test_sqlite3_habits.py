@@ -477,3 +477,45 @@ def test_last_insert_rowid_and_changes_belong_to_the_connection(url: str, mode: 
     connection.rollback()
     connection.close()
     other.close()
+
+
+def test_replay_runs_a_lost_transaction_again_if_it_is_told_the_same(url: str) -> None:
+    setup = db.connect(url)
+    setup.executescript(
+        "CREATE TABLE replayed(id INTEGER PRIMARY KEY, n INT); INSERT INTO replayed VALUES (1, 0), (2, 0)"
+    )
+    count, read = "UPDATE replayed SET n = n + 1 WHERE id = 1", "SELECT n FROM replayed WHERE id = ?"
+    connection = db.connect(url, replay=True, autocommit=False)
+    with setup, connection:
+        assert connection.execute(read, (2,)).fetchone() == (0,)
+        connection.execute(count)
+        setup.execute(count)
+        setup.commit()
+        connection.commit()
+        assert setup.execute(read, (1,)).fetchone() == (2,)
+        # At a statement, too, and from a savepoint on.
+        assert connection.execute(read, (2,)).fetchone() == (0,)
+        connection.execute("SAVEPOINT a")
+        connection.execute(count)
+        setup.execute(count)
+        setup.commit()
+        connection.execute(count)
+        connection.execute("RELEASE a")
+        connection.commit()
+        assert setup.execute(read, (1,)).fetchone() == (5,)
+        # It was told a value that is another one by now.
+        assert connection.execute(read, (1,)).fetchone() == (5,)
+        setup.execute(count)
+        setup.commit()
+
+        def write() -> None:
+            connection.execute("UPDATE replayed SET n = 5 + 1 WHERE id = 1")
+            connection.commit()
+
+        with pytest.raises(db.OperationalError) as caught:
+            write()
+        assert caught.value.retry
+        connection.rollback()
+        assert setup.execute(read, (1,)).fetchone() == (6,)
+    setup.close()
+    connection.close()

@@ -138,7 +138,7 @@ def test_connections_carry_the_exceptions(connection: db.Connection) -> None:
         ("SELECT ?", "ProgrammingError", "sql"),
         ("INSERT INTO {table}(id) VALUES (1), (1)", "IntegrityError", "constraint"),
         ("ATTACH 'x' AS y", "NotSupportedError", "unsupported"),
-        ("PRAGMA case_sensitive_like = ON", "NotSupportedError", "unsupported"),
+        ("PRAGMA trusted_schema = OFF", "NotSupportedError", "unsupported"),
     ],
 )
 def test_errors_have_the_class_that_the_standard_gives_them(

@@ -81,6 +81,9 @@ class DirectReads:
             return None
         if node.core.state.trouble or engine.failed or engine.has_new_members or not self._may_be_read(request):
             return None
+        clock = node.core.state.clock
+        if request.token.clock > clock.value and clock.is_absurd(request.token.clock):
+            return None  # the core refuses a forged token
         if node.workers.long_texts and node.workers.expects(*request.texts):
             return None
         now = time.monotonic()

@@ -9,6 +9,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Accused, Event, PeerDown, PeerUp, Received
 from bedrockish.core.protocol.messages import Gossip, UnknownMessageError, decode
 from bedrockish.engine.engine import Engine
+from bedrockish.node.admin.status import IT_WAITS, WAITING
 from bedrockish.node.cluster.identity import ID
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, Incarnations, disbelieve
 from bedrockish.node.cluster.membership import judge, recognise
@@ -17,8 +18,6 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_net import mesh as net
 from bedrockish_net.errors import RefusedError
 from bedrockish_net.events import Hello
-
-WAITING = "waiting"  # the mode of a node whose file cannot be written, and the code with which it refuses peers
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class PeerIntake:
                 self._loop.post(PeerDown(node))
             case net.TurnedAway(node, code, reason, info):
                 why = reason.removeprefix("the other end refused: ")
-                text = "it waits: " if code == WAITING else "the program at its address refuses the connection: "
+                text = IT_WAITS if code == WAITING else "the program at its address refuses the connection: "
                 self.astray[node] = text + why
                 if code in (AMNESIA, OLDER_FILE) and self._core.state.roster.joining is None:
                     self._accused(node, code, reason, info)

@@ -20,10 +20,10 @@ from bedrockish.api.wire import encode_reply as encode
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
 from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish.node.admin.status import WAITING
 from bedrockish.node.admin.troubles import CANNOT_WRITE
 from bedrockish.node.admin.watching import Room
 from bedrockish.node.cluster.authentication import Credentials
-from bedrockish.node.peer_intake import WAITING
 from bedrockish_net.errors import LinkClosedError, NetError, RefusedError
 from bedrockish_net.events import Hello
 from bedrockish_net.handshake import accept

@@ -40,6 +40,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("no_quorum", {"quorum": 3} | others(silent_ms=9_000), "2 voters are in reach, and 3 are needed"),
     ("read_only", {"mode": "read-only", "alarms": {"disk_full": {"reason": "the disk is full"}}}, "the disk is full"),
     ("behind", others(applied={"A": 5, "B": 900}), "900 commits are still to be fetched"),
+    (
+        "one_voter",
+        {"quorum": 1, "nodes": {n: {**NODE, "role": "voter" if n == "A" else "learner"} for n in "AB"}},
+        "A is",
+    ),
     ("disk_filling", {"disk": {"free_bytes": 1 << 30, "total_bytes": 100 << 30}}, "1024 MiB left, 1 %"),
     ("unproven_copy", {"alarms": {"unproven_copy": {"reason": "not compared"}}}, "not compared"),
     ("journal_damaged", {"journal_damaged": {"A5": "its hash is another"}}, "A5: its hash is another"),

@@ -6,11 +6,12 @@ import { ask, onLogin, why } from "/page/login.js";
 import { number, table } from "/page/tables.js";
 import { choose, colourOf, draw, offsets, pair, shortName, span } from "/page/diagram.js";
 
-const PERIOD_MS = 1000, KEPT_EVENTS = 6000, POINTS = 90, SHOWN = 12, BEHIND = 1000;
+const PERIOD_MS = 1000, KEPT_EVENTS = 6000, POINTS = 90, SHOWN = 12, BEHIND = 200, DOUBT_MS = 1000;
 const $ = (id) => document.getElementById(id);
 const seen = new Map();  // node -> {run, last}
 let events = [];         // {node, event} of all nodes, by time
 let before = null;       // the counts of the last answer, for rates
+let lost = "", heardAt = 0;  // why this node cannot be asked, and when it last answered
 let cluster = null, paused = false, chosen = null, pinned = false, drawn = [], timer = 0, failures = 0, latest = 0;
 const rates = [], conflictRates = [], perNode = new Map(), conflicts = new Map(), commits = new Map(), places = new Map();
 const nameOf = (txid) => places.get(txid) ?? shortName(txid);  // who has committed is called by its place: A17
@@ -30,15 +31,16 @@ async function poll() {
   try {
     const found = await look();
     failures = 0;
+    lost = "";
+    heardAt = Date.now();
     take(found);
     say(paused ? "paused" : "live", paused ? "warn" : "good");
   } catch (error) {
     failures += 1;
     say(why(error), "bad");
     if (cluster) {
-      cluster.nodes[cluster.node] = { error: why(error) };
+      lost = why(error);
       showSummary();
-      showNodes();
     }
   }
   timer = setTimeout(poll, failures > 5 ? 4 * PERIOD_MS : PERIOD_MS);
@@ -67,6 +69,7 @@ function take(found) {
   document.title = `${found.cluster} · bedrockish`;
   heard(Object.fromEntries(Object.entries(found.nodes).map(([node, one]) => [node, one.status?.safe_lag_ms])));
   showSummary();
+  showTroubles();
   showTiles();
   showNodes();
   showConflicts();
@@ -126,13 +129,11 @@ function showTiles() {
   }
   spark($("rate-line"), rates);
   spark($("conflict-line"), conflictRates);
-  const doubts = pending();
-  $("doubt").textContent = doubts.length;
-  $("doubt-oldest").textContent = doubts.length ? `the oldest for ${span(doubts[0].age_ms)}` : "";
-  $("doubt").className = "number" + (doubts.length && doubts[0].age_ms > 3000 ? " bad" : "");
-  const lags = Object.values(cluster.nodes).map((one) => one.status?.safe_lag_ms).filter((lag) => lag != null);
-  $("lag").textContent = lags.length ? span(Math.max(...lags)) : "–";
-  $("lag").className = "number" + (lags.length && Math.max(...lags) > 10000 ? " bad" : "");
+  const lags = Object.entries(cluster.nodes).map(([name, one]) => [one.status?.safe_lag_ms, name]).filter(([lag]) => lag != null);
+  const [most, at] = lags.sort(([a], [b]) => b - a)[0] ?? [];
+  $("lag").textContent = most === undefined ? "–" : span(most);
+  $("lag").className = "number" + (most > 10000 ? " bad" : "");
+  $("lag-at").textContent = at && lags.length > 1 ? `at ${at}, the node furthest behind` : "";
 }
 
 function spark(svg, values) {
@@ -145,23 +146,59 @@ function spark(svg, values) {
   svg.replaceChildren(line);
 }
 
-// In a sentence: is all well, and if not, can anything be committed?
+// In a sentence: is the cluster up, and can anything be committed?
 function summary() {
+  if (lost) {
+    const seconds = Math.round((Date.now() - heardAt) / 1000);
+    return [`${cluster.node} does not answer this page. Everything below is ${seconds} s old; open the page of another node.`, "bad"];
+  }
   const facts = facts_(), names = Object.keys(cluster.nodes), quorum = quorum_();
   const away = names.filter((name) => !cluster.nodes[name].status), voters = names.filter((name) => facts[name]?.role !== "learner");
   const left = voters.filter((name) => !away.includes(name));
   const of = `${left.length} of ${voters.length} voters ${left.length === 1 ? "answers" : "answer"}, and ${quorum} ${quorum === 1 ? "is" : "are"} needed`;
   if (left.length < quorum) return [`Nothing can be committed: ${of}.`, "bad"];
-  if (away.length) return [`${away.join(" and ")} ${away.length === 1 ? "is" : "are"} silent. Commits go on: ${of}.`, "warn"];
+  if (away.length) return [`${away.join(" and ")} ${away.length === 1 ? "does" : "do"} not answer. Commits go on: ${of}.`, "warn"];
   const ill = names.filter((name) => cluster.nodes[name].not_ready?.length);
-  if (ill.length) return [`${ill.join(" and ")} ${ill.length === 1 ? "is" : "are"} not ready; see below.`, "warn"];
-  return [names.length === 1 ? "The only node is up." : `All ${names.length} nodes are up.`, "small"];
+  if (ill.length) return [`All nodes answer, and ${ill.join(" and ")} ${ill.length === 1 ? "takes" : "take"} no requests.`, "warn"];
+  const up = names.length === 1 ? "The only node is up." : `All ${names.length} nodes are up.`;
+  return troubles().length ? [`${up} Something needs attention.`, "warn"] : [up, "good"];
+}
+
+// The troubles of all nodes as their status tells them; one that several nodes tell is shown once.
+function troubles() {
+  const found = new Map();
+  for (const [name, one] of Object.entries(cluster.nodes)) {
+    for (const trouble of one.status?.troubles ?? []) {
+      const key = trouble.code + trouble.text.replace(/[0-9.]+/g, "#");
+      const old = found.get(key) ?? { ...trouble, by: [] };
+      found.set(key, { ...old, useless: old.useless || trouble.useless, by: [...old.by, name] });
+    }
+  }
+  return [...found.values()].sort((a, b) => b.useless - a.useless);
+}
+
+function showTroubles() {
+  const found = troubles();
+  $("wrong").hidden = !found.length;
+  const rows = found.map((one) => {
+    const row = document.createElement("li");
+    row.className = one.useless ? "grave" : "mild";
+    const head = document.createElement("strong"), told = document.createElement("span"), todo = document.createElement("p");
+    head.textContent = one.text;
+    told.textContent = `  ${one.code}, told by ${one.by.join(", ")}`;
+    told.className = "small";
+    todo.textContent = `To do: ${one.do}`;
+    row.append(head, told, todo);
+    return row;
+  });
+  if ($("troubles").textContent !== rows.map((row) => row.textContent).join("")) $("troubles").replaceChildren(...rows);
 }
 
 function showSummary() {
   const [text, kind] = summary();
   if ($("summary").textContent !== text) $("summary").textContent = text;
   $("summary").className = kind;
+  $("main").classList.toggle("stale", Boolean(lost));
 }
 
 const quorum_ = () => Math.max(1, ...Object.values(cluster.nodes).map((one) => one.status?.quorum ?? 0));
@@ -175,19 +212,20 @@ function showNodes() {
     const applied = status?.applied ?? facts[name]?.applied ?? {};
     const behind = leaders.reduce((sum, leader) => sum + newest(leader) - (applied[leader] ?? 0), 0);
     const trouble = one.error ?? one.not_ready?.join("; ");
+    const level = status ? `${status.version}, level ${status.level}` : "";
     return [
       [name],
-      trouble ? [trouble, "bad wide"] : ["up", "good"],
+      trouble ? [trouble, "bad wide"] : [status.mode === "serving" ? "up" : status.mode, status.mode === "serving" ? "good" : "warn"],
       [facts[name]?.role ?? ""],
-      ["[" + leaders.map((leader) => applied[leader] ?? 0).join(", ") + "]", "mono"],
-      [behind ? number(behind) : "", behind > BEHIND ? "num bad" : "num"],
+      [status ? (behind ? `${number(behind)} ${behind === 1 ? "commit" : "commits"}` : "nothing") : "", behind > BEHIND ? "bad" : ""],
       [status ? number(perNode.get(name) ?? 0) : "", "num"],
       [status ? status.in_flight : "", "num"],
       [status?.safe_lag_ms == null ? "" : span(status.safe_lag_ms), "num"],
+      [level],
       [status ? span(status.uptime_ms) : "", "num"],
     ];
   });
-  table($("nodes"), [["node"], ["state"], ["role"], [`has applied [${leaders.join(", ")}]`], ["behind", "num"], ["led per s", "num"], ["in flight", "num"], ["safe time behind", "num"], ["runs for", "num"]], rows, "no nodes");
+  table($("nodes"), [["node"], ["state"], ["role"], ["behind"], ["commits led per second", "num"], ["being decided", "num"], ["safe time behind", "num"], ["release"], ["runs for", "num"]], rows, "no nodes");
 }
 
 const facts_ = () => Object.values(cluster.nodes).find((one) => one.status)?.status.nodes ?? {};
@@ -211,7 +249,7 @@ function showConflicts() {
     [shortName(one.txid) + (one.other ? " against " + nameOf(one.other) : ""), "mono"],
     [one.reason === "FOR" ? `${one.by} rejects` : `${one.by}: ${one.reason.replaceAll("_", " ").toLowerCase()}`],
   ]);
-  table($("conflicts"), [["when"], ["where"], ["key"], ["who against whom"], ["said by"]], rows, "none since this page looks");
+  table($("conflicts"), [["when"], ["table or index"], ["key"], ["loser and winner"], ["told by"]], rows, "none since this page was opened");
 }
 
 function pending() {
@@ -225,16 +263,16 @@ function pending() {
       });
     }
   }
-  return [...found.values()].sort((a, b) => b.age_ms - a.age_ms);
+  return [...found.values()].filter((one) => one.age_ms > DOUBT_MS).sort((a, b) => b.age_ms - a.age_ms);
 }
 
 function showPending() {
   const stuck = $("summary").className === "bad";
   const rows = pending().slice(0, SHOWN).map((one) => [
     [shortName(one.txid), "mono"], [one.leader], [span(one.age_ms), one.age_ms > 3000 ? "num bad" : "num"],
-    [one.at.join(" ")], [one.recovered_by ? "recovered by " + one.recovered_by : stuck ? "waits for a quorum" : "its leader is at it"],
+    [one.at.join(" ")], [one.recovered_by ? "recovered by " + one.recovered_by : stuck ? "waits for a quorum" : "its leader decides it"],
   ]);
-  table($("pending"), [["transaction"], ["led by"], ["for", "num"], ["held by"], ["what happens"]], rows, "none");
+  table($("pending"), [["transaction"], ["led by"], ["for", "num"], ["known at"], ["what happens"]], rows, "none");
 }
 
 function showCommits() {

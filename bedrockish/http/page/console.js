@@ -34,7 +34,9 @@ async function run() {
     const took = Math.round(performance.now() - began);
     say(end ? `${end.rows} ${end.rows === 1 ? "row" : "rows"}, ${took} ms` : `the first ${rows.length} rows, ${took} ms; there are more`, "good");
   } catch (error) {
-    if (mine === running) say(error.name === "AbortError" ? "stopped" : why(error), "bad");
+    if (mine !== running) return;
+    say(error.name === "AbortError" ? "stopped" : why(error), "bad");
+    $("result").replaceChildren();  // the rows of the statement before are not its answer
   }
 }
 

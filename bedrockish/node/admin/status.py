@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from bedrockish.engine.engine import Engine
     from bedrockish_net.mesh import Mesh
 
+WAITING, IT_WAITS = (
+    "waiting",
+    "it waits: ",
+)  # the mode of a node whose file cannot be written, and how its refusal begins
 AWAY = "away"  # the mode of a member that is not heard
 IN_DOUBT_MAX = 50
 CONFLICTS_MAX = 100  # tables and indexes, the ones with most conflicts first
@@ -52,7 +56,7 @@ def describe_node(
             "role": "voter" if member.voter else "learner",
             "store": state.store if peer is None else member.store,
             "up": name == state.me or (name in up and not away),
-            "mode": _mode(state, name, is_up=name in up and not away, now=now),
+            "mode": _mode(state, name, refused.get(name, ""), is_up=name in up and not away, now=now),
             "trouble": refused.get(name) or clock_trouble(state, name) or mode_trouble(state, name),
             "applied": dict(state.timelines.applied if peer is None else peer.applied),
             "level": LEVEL if peer is None else peer.level or None,
@@ -109,8 +113,10 @@ def _kept(core: Node) -> dict[str, int]:
     }
 
 
-def _mode(state: State, name: str, *, is_up: bool, now: Now) -> str:
+def _mode(state: State, name: str, refused: str, *, is_up: bool, now: Now) -> str:
     """Return what a member does, or that it is away: what it said before it fell silent is not true any more."""
+    if refused.startswith(IT_WAITS):
+        return WAITING
     peer = state.roster.peers.get(name)
     if peer is None:
         return state.health.mode.label

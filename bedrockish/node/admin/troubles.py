@@ -78,6 +78,14 @@ def _no_quorum(status: Status) -> str:
     return f"{in_reach} in reach, and {status['quorum']} are needed to commit"
 
 
+def _one_voter(status: Status) -> str:
+    nodes = status["nodes"]
+    voters = [name for name, node in nodes.items() if node["role"] == "voter"]
+    if len(nodes) < 2 or len(voters) != 1:
+        return ""
+    return f"{voters[0]} is the only voter of {len(nodes)} members: while it is down nothing can be written"
+
+
 def _read_only(status: Status) -> str:
     alarms = status.get("alarms", {})
     if status.get("mode") != Mode.READ_ONLY.label or status["trouble"]:
@@ -357,6 +365,13 @@ KINDS = (
         after_s=2.0,
     ),
     Kind(
+        "one_voter",
+        "the cluster has one voter",
+        "promote another member ('bedrockish member promote'); three voters go on without one",
+        _one_voter,
+        after_s=5.0,
+    ),
+    Kind(
         "disk_filling",
         "the disk of the database is nearly full",
         "make room before it is full, when this node stops to write: shorten the journal ('bedrockish journal prune'), "
@@ -439,7 +454,7 @@ KINDS = (
     ),
     Kind(
         "node_away",
-        "another member is not heard",
+        "another member has not been heard for three seconds",
         "start it, or repair the network; 'bedrockish member replace' if its machine is lost",
         _away,
         after_s=2.0,

@@ -1,4 +1,4 @@
-"""What each state of a node looks like from everywhere: docs/trouble-states.md has the table that is measured here.
+"""The views of each state of a node: docs/trouble-states.md has the table that is measured here.
 
 ``WRITE=1`` writes the page; otherwise the page must be what is measured.
 """
@@ -38,7 +38,7 @@ HEAD = (
 
 
 class Seen(NamedTuple):
-    """What one state looks like."""
+    """The views of one state."""
 
     own: str
     others: str
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
 
 def probe(cluster: LocalCluster, index: int, path: str) -> str:
-    """Return the status of an answer of HTTP, or that there is none."""
+    """Return the status of an answer of HTTP, or ``no answer``."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{cluster.nodes[index].http_port}{path}", timeout=3) as reply:
             return str(reply.status)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bedrockish.engine.engine import Engine
     from bedrockish_net.mesh import Mesh
 
-WAITING, IT_WAITS = (
+WAITING, IT_WAITS = "waiting", "it waits: "  # the mode of a node whose file cannot be written; how its refusal begins
     "waiting",
     "it waits: ",
 )  # the mode of a node whose file cannot be written, and how its refusal begins

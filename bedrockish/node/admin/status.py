@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from bedrockish_net.mesh import Mesh
 
 WAITING, IT_WAITS = "waiting", "it waits: "  # the mode of a node whose file cannot be written; how its refusal begins
-    "waiting",
-    "it waits: ",
-)  # the mode of a node whose file cannot be written, and how its refusal begins
 AWAY = "away"  # the mode of a member that is not heard
 IN_DOUBT_MAX = 50
 CONFLICTS_MAX = 100  # tables and indexes, the ones with most conflicts first

@@ -212,6 +212,7 @@ class LocalCluster:
         self.settings = settings or {}  # section of the configuration -> key -> value
         self.login = ""  # what stands before the hosts in URLs: user:password@
         self.options = ""  # and behind them, such as ca=ca.pem
+        self.by_file = False  # clients that name a first node open its file, and run in their own process
         self.nodes = [
             LocalNode(name, port, directory) for name, port in zip(names, free_ports(len(names)), strict=True)
         ]
@@ -231,7 +232,8 @@ class LocalCluster:
         """Return the URL of the cluster, beginning with one of its nodes, or of that node alone."""
         order = self.nodes if first is None else [*self.nodes[first:], *self.nodes[:first]]
         hosts = ",".join(f"127.0.0.1:{n.port}" for n in (order[:1] if only else order))
-        given = [*filter(None, [options.removeprefix("/?"), self.options])]
+        file = f"local={self.nodes[first].database}" if self.by_file and first is not None else ""
+        given = [*filter(None, [options.removeprefix("/?"), self.options, file])]
         return f"bedrockish://{self.login}{hosts}" + (f"/?{'&'.join(given)}" if given else "")
 
     def peer_address(self, node: LocalNode, peer: LocalNode) -> str:

@@ -22,7 +22,7 @@ from bedrockish.api.requests import (
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
 from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import What
-from bedrockish.errors import BedrockishError, ConflictError, UnsupportedError, UsageError
+from bedrockish.errors import BedrockishError, ConflictError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.local.page import socket_path
 from bedrockish.local.prepared import encode_prepared
 from bedrockish.local.transactions import (
@@ -151,7 +151,15 @@ class LocalSteps:
         request = replace(
             what.request, statements=(), read=one.request.read, isolation=one.request.isolation, token=Token()
         )
-        return await session._call(Step(0, request, COMMIT, encode_prepared(prepared)), timeout_s)
+        try:
+            return await session._call(Step(0, request, COMMIT, encode_prepared(prepared)), timeout_s)
+        except UnsupportedError as error:
+            if not error.details.get("elsewhere"):
+                raise
+            # The socket was gone before the COMMIT was sent, and the session has gone on to another node.
+            raise UnavailableError(
+                "the node on whose file the transaction ran is gone; it did not happen, and can be run again"
+            ) from error
 
     # -- on to the node --------------------------------------------------------------------------------------------
 

@@ -458,7 +458,8 @@ class _Session:
             if not is_local(self._link.stream):
                 raise UnsupportedError(
                     "a transaction that a program has executed on a node's file is committed by the socket next to the "
-                    "file only; it did not happen: run it again"
+                    "file only; it did not happen: run it again",
+                    elsewhere=True,
                 )
             assert self.commit_prepared is not None, "a node that listens on a Unix socket commits them"
             return self.commit_prepared(call.request, call.prepared)

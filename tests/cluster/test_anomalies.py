@@ -80,8 +80,10 @@ async def open_three(cluster: LocalCluster, nursery: trio.Nursery) -> list[Clien
     return clients
 
 
-async def test_the_anomalies_of_adya(cluster: LocalCluster) -> None:
-    """None at serializable; at snapshot the two of write skew, and no other."""
+@pytest.mark.parametrize("by_file", [False, True])
+async def test_the_anomalies_of_adya(cluster: LocalCluster, by_file: bool) -> None:
+    """None at serializable; at snapshot the two of write skew, and no other; by URL, and in programs on the files."""
+    cluster.by_file = by_file
     await ready(cluster)
     async with trio.open_nursery() as nursery:
         clients = await open_three(cluster, nursery)

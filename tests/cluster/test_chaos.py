@@ -22,6 +22,10 @@ async def test_three_nodes_under_all_faults(tmp_path: Path) -> None:
     await chaos(Plan(nodes=3, seconds=20, seed=3), tmp_path, 30)
 
 
+async def test_programs_on_the_files_of_nodes_under_all_faults(tmp_path: Path) -> None:
+    await chaos(Plan(nodes=3, seconds=20, seed=4, by_file=True), tmp_path, 30)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 4))
 async def test_five_nodes_under_all_faults(seed: int, tmp_path: Path) -> None:

@@ -491,6 +491,27 @@ def test_commit_is_taken_by_the_socket_only(other: Connection) -> None:
         send(other, encode_prepared(prepared()))
 
 
+def test_commit_that_cannot_reach_its_node_did_not_happen(tmp_path: Path) -> None:
+    """The session goes on to another node, which has no business with the transaction."""
+    with local_cluster(tmp_path / "three") as cluster:
+
+        async def ready() -> None:
+            for place in range(3):
+                await cluster.wait_ready(place)
+
+        trio.run(ready)
+        cluster.by_file = True
+        with bedrockish.connect(cluster.url(0)) as db:
+            db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+            opened = db.begin()
+            opened.execute("INSERT INTO t VALUES (1)")
+            assert here(db).has_any
+            db.leave_node()
+            with pytest.raises(UnavailableError, match="did not happen"):
+                opened.commit(timeout=20)
+            assert db.execute("SELECT count(*) FROM t", timeout=20, read="strict").value() == 0
+
+
 def test_prepared_transaction_keeps_its_form() -> None:
     one = prepared(base={"A": 3, "B": 7}, schema=4)
     assert decode_prepared(encode_prepared(one)) == one

@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--faults", default=",".join(FAULTS), help=f"which faults ({','.join(FAULTS)})")
     parser.add_argument("--clients", type=int, default=3, metavar="C", help="clients for each node (3)")
     parser.add_argument("--directory", type=Path, help="a new directory for history and files, which are then kept")
+    parser.add_argument("--files", action="store_true", help="clients open the files of the nodes")
     parser.add_argument("--debug", action="store_true", help="nodes log every message; this is slower")
     chosen = parser.parse_args(arguments)
     faults = tuple(filter(None, chosen.faults.split(",")))
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--directory: {chosen.directory} is not empty")
     seconds = chosen.minutes * 60 if chosen.minutes is not None else chosen.seconds or 60.0
     level = "debug" if chosen.debug else "info"
-    plan = Plan(chosen.nodes, seconds, chosen.seed, faults, chosen.clients, level)
+    plan = Plan(chosen.nodes, seconds, chosen.seed, faults, chosen.clients, level, by_file=chosen.files)
     directory = chosen.directory or Path(tempfile.mkdtemp(prefix="bedrockish-chaos-"))
     began = time.monotonic()
     say = partial(_say, time.monotonic())

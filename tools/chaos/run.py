@@ -38,6 +38,7 @@ class Plan:
         faults: which kinds of faults.
         clients: for each node.
         level: of the nodes' logs.
+        by_file: clients open the file of their node, and read and execute in their own process.
     """
 
     nodes: int = 3
@@ -46,6 +47,7 @@ class Plan:
     faults: tuple[str, ...] = FAULTS
     clients: int = 3
     level: str = "info"
+    by_file: bool = False
 
 
 @dataclass
@@ -74,8 +76,11 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
     async with proxied_cluster(directory / "nodes", ascii_uppercase[: plan.nodes], settings) as cluster:
         for index in range(plan.nodes):
             await cluster.wait_ready(index)
+        cluster.by_file = plan.by_file
         workload = Workload(cluster, plan.seed, plan.clients)
-        faults = Faults(cluster, random.Random(plan.seed), plan.faults)
+        # To flip bits, this process would open files that its own clients have open.
+        kinds = tuple(kind for kind in plan.faults if not (plan.by_file and kind == "flip"))
+        faults = Faults(cluster, random.Random(plan.seed), kinds)
         counted: dict[tuple[str, int], Counter[str]] = {}
         await workload.create()
         await _create_quiet(cluster)

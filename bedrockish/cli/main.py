@@ -55,6 +55,17 @@ COMMANDS = {
 }
 
 
+GROUPS = {
+    "Start": ("init", "serve", "join"),
+    "Use": ("sql", "explain", "import", "export", "batch", "schema"),
+    "Operate": ("status", "nodes", "statements", "member", "user", "password", "tls", "clock", "upgrade", "verify"),
+    "Data": ("backup", "restore", "changes", "publish", "lake", "export-journal", "compact", "leftovers"),
+    "Audit": ("journal", "audit", "anchor"),
+}
+"""The commands as the help lists them."""
+HELP_CHARACTERS_MAX = 10_000  # longer than any first sentence
+
+
 class Program(click.Group):
     """The group of all commands, which never shows a traceback unless BEDROCKISH_DEBUG=1 asks for it."""
 
@@ -75,6 +86,14 @@ class Program(click.Group):
             raise
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in groups, each with its whole first sentence."""
+        for title, names in GROUPS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [(name, one.get_short_help_str(HELP_CHARACTERS_MAX)) for name, one in commands if one is not None]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

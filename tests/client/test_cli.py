@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from bedrockish.api.requests import Answer, Request, Token, encode_results
 from bedrockish.api.requests import Result as SqlResult
-from bedrockish.cli.main import COMMANDS, main
+from bedrockish.cli.main import COMMANDS, GROUPS, main
 from bedrockish.cli.serve import read_config, run_until_signal
 from bedrockish.cli.shell.script import Piece, group, items
 from bedrockish.cli.status import print_status
@@ -250,6 +251,16 @@ class Steps:
 
     def end_owner(self, owner: object) -> None:
         self.taken.append("end")
+
+
+def test_help_lists_each_command_in_one_group_and_cuts_no_sentence() -> None:
+    listed = [name for names in GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(COMMANDS)
+    shown = CliRunner().invoke(main, ["--help"]).output
+    assert "..." not in shown.partition("Start:")[2]
+    for title, names in GROUPS.items():
+        part = shown.partition(f"{title}:\n")[2].partition("\n\n")[0]
+        assert all(re.search(rf"^  {name} ", part, re.MULTILINE) for name in names)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

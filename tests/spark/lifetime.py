@@ -104,7 +104,7 @@ async def members(cluster: LocalCluster) -> None:
     await load(cluster, "without-c", (0, 1, 2))
     lost = cluster.nodes.pop(1)
     lost.kill()
-    await change(cluster, MemberChange(REPLACE, "B", f"127.0.0.1:{free_ports(1)[0]}", "E"))
+    await change(cluster, MemberChange(REPLACE, "B", f"127.0.0.1:{free_ports(1)[0]}", "E", force=True))
     newcomer(cluster, "E", "--voter")
     await voters(cluster, "A", "D", "E")
 

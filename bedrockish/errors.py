@@ -53,7 +53,7 @@ class CommandIdError(UsageError):
     """Raised when the id of a command is another user's, another request's, or was settled before it happened.
 
     The request did not happen, and never will under this id: send it under a new one. ``details["command"]`` is the id;
-    ``details["reason"]`` is ``user``, ``request`` or ``settled``.
+    ``details["reason"]`` is ``user``, ``open`` (another user's open transaction), ``request`` or ``settled``.
     """
 
     code = "command_id"

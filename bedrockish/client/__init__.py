@@ -1,1 +1,1 @@
-"""What an application holds: the trio client, the blocking client and their shared core."""
+"""The clients of applications: the trio client, the blocking client and their shared core."""

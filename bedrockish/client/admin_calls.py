@@ -1,4 +1,4 @@
-"""What a client may ask of the cluster's clock and of the journal's length: calls, and what clocks mean.
+"""The calls of a client about the cluster's clock and the journal's length, and the meaning of clocks.
 
 A clock is one integer: 42 bits of Unix milliseconds and 22 of counter. Of two clocks the greater one is later.
 """
@@ -20,12 +20,12 @@ def clock_time(clock: int) -> datetime:
 
 
 def is_after(later: int, earlier: int) -> bool:
-    """Whether the first clock is after the second."""
+    """Return whether the first clock is after the second."""
     return later > earlier
 
 
 class _Asks(Protocol):
-    """What the calls below are made with."""
+    """The client that makes the calls below."""
 
     async def execute(self, sql: str, *, timeout: float | None = None, read: str | None = None) -> Rows:  # noqa: ASYNC109
         """Run a statement."""
@@ -77,11 +77,11 @@ class ClockCalls:
         Args:
             name: of the reader; to move its cursor on, call again.
             after: the cursor; None: the whole journal.
-            release: the reader needs nothing any more.
+            release: the reader no longer needs the journal.
             timeout: seconds.
 
         Raises:
-            UsageError: what comes after the cursor is gone already, or it is none.
+            UsageError: the journal after the cursor was removed, or the text is not a cursor.
             BedrockishError: no node could be asked.
         """
         asked = {"do": "hold", "name": name, "after": after, "release": release}

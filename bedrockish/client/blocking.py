@@ -97,7 +97,7 @@ class Connection:
 
     @property
     def token(self) -> bytes:
-        """What this session has seen. Hand it to another client to let that one see it too."""
+        """The token of this session. A client to which it is assigned sees at least as much."""
         return self._client.token
 
     @token.setter
@@ -365,13 +365,13 @@ def connect(url: Where | None = None, *, token: bytes | None = None) -> Connecti
     Args:
         url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
             variable BEDROCKISH_URL; or the path of a node's file, such as ``/var/lib/app/A.sqlite``.
-        token: what another session has seen, from its ``token``.
+        token: the ``token`` of another session, of which this one sees at least as much.
 
     Raises:
         ConfigError: the URL cannot be understood, or a file that it names cannot be used.
         AuthenticationError: the nodes do not let us in.
         UnavailableError: no node can be reached.
-        ProtocolMismatchError: what answers is no node, or of another version or cluster.
+        ProtocolMismatchError: a program other than a node answers, or a node of another version or cluster.
     """
     return Connection(open_socket_client(target_of(url), token))
 

@@ -1,4 +1,4 @@
-"""The blocking twin of ``Transaction``, and what BEGIN, COMMIT and ROLLBACK mean on a connection."""
+"""The blocking twin of ``Transaction``, which BEGIN, COMMIT and ROLLBACK on a connection use as well."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,7 +75,7 @@ class BlockingTransaction:
         self._call(self._opened.rollback)
 
     def finish(self) -> None:
-        """Commit if it is open; say why if it failed and nobody has rolled it back."""
+        """Commit if it is open; raise its error if it failed and was not rolled back."""
         self._call(self._opened.finish)
 
     def abandon(self) -> None:

@@ -1,8 +1,8 @@
-"""Compare the tables of running nodes, a range of keys at a time: what ``bedrockish verify`` and the scrub do.
+"""Compare the tables of running nodes, a range of keys at a time, for ``bedrockish verify`` and the scrub.
 
-Whoever is asked takes a snapshot of its own. Ranges that are equal are equal, whatever else the nodes have applied.
-Where they are not, each is asked again, for its rows one by one and for what transactions that not all have applied
-have written; what none of those wrote must be the same.
+Each node takes a snapshot of its own. Equal ranges need no further look, whatever else the nodes have applied. For
+other ranges each node is asked again, for its rows one by one and for the rows of transactions that some nodes have not
+applied; all other rows must be the same.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,16 +24,16 @@ SHOWN_MAX = 100  # differences that are listed
 
 @dataclass
 class Report:
-    """What was compared, and what came out.
+    """The result of a comparison.
 
     Attributes:
-        nodes: who answered to the end.
-        gone: who did not, and why.
+        nodes: the nodes that answered to the end.
+        gone: the nodes that did not, and why.
         tables: how many tables.
         rows: how many rows.
-        differences: what differs, at most ``SHOWN_MAX``.
-        skipped: what could not be compared, and why.
-        open: rows that somebody wrote each time they were looked at.
+        differences: rows that differ, at most ``SHOWN_MAX``.
+        skipped: tables that could not be compared, and why.
+        open: rows that transactions wrote during each look.
     """
 
     nodes: list[str] = field(default_factory=list)
@@ -111,7 +111,7 @@ class NodeComparison:
             report.differences += compare(asked.table, answers, self._members).differences[: self._room]
             if len(self._nodes) - len(unreadable) < 2:
                 return None
-            # Nothing can be had of their files any more, and what the others have is compared without them.
+            # Their files cannot be read any more; the others are compared without them.
             for node in unreadable:
                 del self._nodes[node]
             self._unreadable += unreadable
@@ -135,7 +135,7 @@ class NodeComparison:
                 if not asked.table:
                     return None
             if any(one.unreadable for one in answers.values()):
-                return None  # since a moment ago, and it is told: there is no next range to be had
+                return None  # since a moment ago, and reported: the next range cannot be read
         if asked.table:
             report.rows += first.count
             await self._pause(first.count)

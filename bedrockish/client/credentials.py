@@ -21,13 +21,13 @@ PASSWORD_VARIABLE = "BEDROCKISH_PASSWORD"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is shown at the door.
+    """The credentials of a client.
 
     Attributes:
-        ssl_context: TLS; None for none.
-        user: the user's name; None for nobody in particular.
+        ssl_context: TLS; None without it.
+        user: the user's name; None without one.
         password: the user's password, or a token; None: ``password_file`` has it.
-        password_file: read for each link, so that what is in it can be exchanged while a program runs.
+        password_file: read for each link, so that it can be exchanged while a program runs.
     """
 
     ssl_context: ssl.SSLContext | None = None
@@ -62,10 +62,10 @@ class Entry:
 
 
 def entry_of(target: Target) -> Entry:
-    """Return how a client with this URL comes in; a user without a password has it in BEDROCKISH_PASSWORD.
+    """Return the credentials of a URL; BEDROCKISH_PASSWORD has the password of a user without one.
 
     Raises:
-        ConfigError: a file of certificates or of a password cannot be used, or there is no password.
+        ConfigError: a file of certificates or of a password cannot be used, or the password is missing.
     """
     context = None
     if target.ca is not None:

@@ -1,7 +1,7 @@
 """Results that come a batch at a time, so that neither end holds all of one.
 
-The next batch is asked for when one is handed out, and no more: whoever stops reading stops the node. What a result is
-read from is the node's snapshot of one moment. It is lost with its node, and nothing else is lost with it.
+The client asks for the next batch when it hands one out, and for no more: a reader that stops also stops the node. A
+result is read from the node's snapshot of one moment. It is lost with its node, and nothing else is lost with it.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ Row = tuple[Any, ...]
 
 
 class Calls(Protocol):
-    """What a stream needs of its client; see ``Driver``."""
+    """The client as a stream uses it; see ``Driver``."""
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told: ...
 

@@ -1,4 +1,4 @@
-"""What moves the client's core: real links, the time of day, and the tasks that wait for their calls."""
+"""The driver of the client's core: real links, the time of day, and the tasks that wait for their calls."""
 
 import os
 import random
@@ -34,7 +34,7 @@ FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # another node
 
 
 class Driver:
-    """All links and calls of one client."""
+    """Moves all links and calls of one client."""
 
     def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery, entry: Entry) -> None:
         self.target = target
@@ -52,7 +52,7 @@ class Driver:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it can be used no longer."""
+        """Return whether the client is closed."""
         return self._is_closed
 
     @property
@@ -104,7 +104,7 @@ class Driver:
         self._perform(self._core.cancel(number, trio.current_time()))
 
     def _tell(self, what: What, timeout_s: float) -> None:
-        """Make a call whose answer nobody wants."""
+        """Make a call without waiting for its answer."""
         if not self._is_closed:
             self._perform(self._core.call(what, timeout_s, trio.current_time())[1])
 

@@ -27,7 +27,7 @@ POLL_S = 0.1
 HOLD_S = 10.0  # how often a reader says how far it has got
 HOLD_TIMEOUT_S = STATUS_TIMEOUT_S = 5.0
 SILENT_S = 60.0  # how long a feed may stand still before its reader is told
-SILENT_NODES = 6  # that are asked meanwhile, one after the other
+SILENT_NODES = 6  # nodes that are asked during that time, one after the other
 
 
 def _feed(after: str | None, tables: Collection[str] | None) -> Feed:
@@ -47,7 +47,7 @@ def _take(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
 
 
 def may_pass(error: BedrockishError) -> bool:
-    """Return whether a reader that follows asks again; a read has no outcome, so one that is unknown is no harm."""
+    """Return whether a reader that follows asks again; a read may be asked again whatever became of it."""
     return error.retry or isinstance(error, OutcomeUnknownError)
 
 
@@ -74,7 +74,7 @@ class _Progress:
         self._error = error
 
     def is_node_silent(self) -> bool:
-        """Whether another node should be asked."""
+        """Return whether another node should be asked."""
         now = time.monotonic()
         if now - max(self._moved, self._left) <= self._silent_s / SILENT_NODES:
             return False
@@ -103,7 +103,7 @@ class _Progress:
 class Changes:
     """Every committed transaction once, in the order of (clock, leader), up to safe time: ``async for`` over it.
 
-    Nothing is asked for ahead of the reader, but for one page. A node that dies is replaced by another; nothing is
+    At most one page is read ahead of the reader. A node that dies is replaced by another; nothing is
     missed or repeated. Keep ``str(transaction.cursor)`` to go on later, at any node. An iterator, not a generator, so
     that leaving its loop early leaves nothing to be closed.
 
@@ -112,8 +112,8 @@ class Changes:
         after: the cursor to go on after; None for the beginning.
         tables: leave out the changes of other tables.
         follow: wait for more; else stop where safe time is now.
-        hold: a name under which the nodes keep the journal for this reader, as far as it has not asked for what comes
-            next; see ``Client.hold``.
+        hold: a name under which the nodes keep the journal for this reader, from the last page that it has asked for
+            on; see ``Client.hold``.
         silent_s: how long safe time may stand still, in seconds, before a reader that follows is told.
 
     Raises:
@@ -156,7 +156,7 @@ class Changes:
         return self._page.popleft()
 
     async def _look(self) -> None:
-        """See to it that this reader does not wait for ever at a node, or for a cluster, that has nothing to tell."""
+        """Leave a silent node, and raise for a silent cluster, so that the reader does not wait for ever."""
         if self._progress.is_node_silent():
             self._client.leave_node()
         if self._progress.is_silent():
@@ -182,7 +182,7 @@ class Changes:
         self._wait = self._feed.is_last
 
     async def _keep_journal(self) -> None:
-        """Say how far this reader has got; that nobody takes it down must not keep the reader from reading."""
+        """Report how far this reader has got; it goes on if no node accepts the report."""
         if self._hold is None or time.monotonic() - self._held <= HOLD_S:
             return
         cursor = str(self._feed.cursor) if self._feed.cursor.clock else None

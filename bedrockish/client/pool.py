@@ -1,8 +1,8 @@
 """A bounded number of sessions for many tasks, or many threads, each used by one of them at a time.
 
-Tasks may also share one client: its calls go over one link at once. A pool is for what belongs to one user alone: BEGIN
-and COMMIT on a blocking connection, and limits on how much one program asks at a time. What one session of a pool has
-seen, the next one sees too.
+Tasks may also share one client: its calls go over one link at once. A pool is for work that needs a session of its own:
+BEGIN and COMMIT on a blocking connection, and limits on how much one program asks at a time. A session of a pool sees
+at least as much as the sessions before it.
 """
 
 import threading
@@ -109,7 +109,7 @@ class Pool:
         return client.token
 
     async def _alive(self) -> Kept | None:
-        """Return a session that nobody uses and that answers, None if there is none."""
+        """Return an idle session that answers, or None."""
         while self._free:
             kept = self._free.pop()
             if trio.current_time() - kept.idle_since < IDLE_S:
@@ -168,7 +168,7 @@ async def open_pool(
 
 @dataclass(slots=True, eq=False)
 class _Idle:
-    """A client of a pool for threads that nobody uses."""
+    """An idle client of a pool for threads."""
 
     client: SocketClient
     since: float
@@ -185,7 +185,7 @@ class ConnectionPool:
         self.size = size
         self._target, self._entry, self._token = target, entry, token
         self._places = threading.Semaphore(size)
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # of the fields below
         self._free: list[_Idle] = []  # the one used last is at the end, and is lent first
         self._clients: set[SocketClient] = set()  # all of them, lent or not
         self._is_closed = False
@@ -254,7 +254,7 @@ class ConnectionPool:
             raise ClientClosedError("this pool is closed; open another")
 
     def _alive(self) -> SocketClient | None:
-        """Return a client that nobody uses and that answers, None if there is none."""
+        """Return an idle client that answers, or None."""
         while True:
             with self._lock:
                 if not self._free:
@@ -276,7 +276,7 @@ class ConnectionPool:
         client = open_socket_client(self._target, self._token, self._entry)
         with self._lock:
             self._clients.add(client)
-        if self._is_closed:  # meanwhile
+        if self._is_closed:  # while the client was opened
             self._drop(client)
         return client
 

@@ -1,4 +1,4 @@
-"""What a client may ask of the node that it is connected to: about itself, and about a statement."""
+"""The questions of a client to its node: about the node, and about a statement."""
 
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ from bedrockish.client.request_builder import columns_of, map_of
 
 
 class _Asks(Protocol):
-    """What the calls below are made with."""
+    """The client that makes the calls below."""
 
     async def _call(self, what: Ask, timeout_s: float) -> Answered | Told:
         """Make a call."""
@@ -69,7 +69,7 @@ class QuestionCalls:
     ) -> list[tuple[str, str | None]]:
         """Return name and declared type of each column that a statement returns, without running it.
 
-        The type is None for what is not the column of a table.
+        The type of an expression is None.
 
         Raises:
             BedrockishError: SQLite does not accept it, or no node could be asked.

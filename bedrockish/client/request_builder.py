@@ -1,4 +1,4 @@
-"""What a caller asks, made into checked requests with an id each, and what comes back, into rows."""
+"""Checked requests with an id each from the arguments of callers, and rows from the answers."""
 
 import os
 import time
@@ -93,7 +93,7 @@ def check_modes(read: str, isolation: str) -> None:
     """Check a read level and an isolation.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: one of them is unknown.
     """
     if read not in READ_LEVELS:
         raise UsageError(f"there is no read level {read!r}; there is {', '.join(READ_LEVELS)}")
@@ -160,5 +160,5 @@ def columns_of(reply: Answered | Told) -> list[tuple[str, str | None]]:
 
 
 def new_command() -> str:
-    """Return an id that nobody else has, and that tells when it was made."""
+    """Return a unique id that begins with the time at which it was made."""
     return make_id(time.time_ns() // 1_000_000, os.urandom(10))

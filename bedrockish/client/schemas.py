@@ -1,4 +1,4 @@
-"""What a client may ask about the schema: its versions, and what a change would do."""
+"""The questions of a client about the schema: its versions, and the effect of a change."""
 
 from dataclasses import dataclass
 from datetime import datetime

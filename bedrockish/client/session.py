@@ -1,4 +1,4 @@
-"""What a client can be asked for, whatever moves its calls: a trio loop, or the thread that asks."""
+"""The calls of a client, for every driver: a trio loop, or the thread that calls."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -58,7 +58,7 @@ WITHOUT_FILE = (
 
 
 class Session(ClockCalls, QuestionCalls, SchemaCalls):
-    """What a session with a cluster can do; a driver beside it moves its calls."""
+    """The calls of a session with a cluster; a driver moves them."""
 
     target: Target
     local: "LocalReads | None" = None  # reads a node's file in this process
@@ -87,7 +87,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
 
     @property
     def token(self) -> bytes:
-        """What this session has seen. Hand it to another client to let that one see it too."""
+        """The token of this session. A client to which it is assigned sees at least as much."""
         return seal_token(self._core.token, self._core.cluster_id)
 
     @token.setter
@@ -130,8 +130,8 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             read: ``stale``, ``session`` or ``strict``; by default what the URL says.
             isolation: ``serializable`` or ``snapshot``.
             command: id of the command, to send one again whose outcome is unknown; by default a new one.
-            resend: the command was sent before under this id, and its outcome is unknown. What comes out then, an
-                answer or an error, speaks of all attempts, also of those in earlier calls.
+            resend: the command was sent before under this id, and its outcome is unknown. The answer or
+                the error then speaks of all attempts, also of those in earlier calls.
 
         Raises:
             OutcomeUnknownError: the answer was lost; it may have happened.
@@ -271,7 +271,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
     ) -> AbstractAsyncContextManager[RowStream]:
         """Open a result of any size for the block: ``async with client.stream(sql) as rows: async for row in rows``.
 
-        The rows are those of one moment, and come a batch at a time, at the pace of whoever reads them.
+        The rows are those of one moment, and come a batch at a time, at the pace of the reader.
 
         Args:
             sql: one statement that reads.
@@ -280,7 +280,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             read: see ``execute``.
 
         Raises:
-            ResultLostError: the node was lost, or nobody read for too long; ``details["rows"]`` had come by then.
+            ResultLostError: the node was lost, or the reader paused for too long; ``details["rows"]`` had come by then.
                 Nothing was changed: reading all of it again is safe.
             BedrockishError: it cannot be read; the type says why.
         """
@@ -371,6 +371,8 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
     async def settle(self, command: str, *, timeout: float | None = None) -> bool:  # noqa: ASYNC109
         """Make sure that a transaction, by the ``command`` of its COMMIT, has happened (True), or never will (False).
 
+        It never will, either, if the id is that of another user's command.
+
         Raises:
             OutcomeUnknownError: no majority could be asked; or, as a ForgottenError, it is too old to tell.
             BedrockishError: no node could be asked.
@@ -384,6 +386,10 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             if error.details.get("command") == command:
                 return False
             raise
+        except CommandIdError as error:
+            if error.details.get("reason") != "user":
+                raise
+            return False  # the id is used up by another user's command
         except ForgottenError as error:
             if not error.details.get("happened"):
                 raise

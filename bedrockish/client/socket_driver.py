@@ -1,10 +1,10 @@
-"""What moves the client's core without an event loop: the thread that makes a call waits for the socket itself.
+"""The driver of the client's core without an event loop: the thread that makes a call waits for the socket itself.
 
 Threads may share a client. One of those that wait reads for all, and gives the reading to another when it has its own
-answer. Nobody reads while nobody waits; so that a node hears from an idle client, one thread of the program looks at
-all of them once a second.
+answer. Without a waiting thread, no thread reads; one thread of the program looks at all idle clients once a second, so
+that their nodes hear from them.
 
-The methods of the trio client are used as they are: here, what they await never waits for a loop, so a coroutine runs
+The methods of the trio client are used as they are: here, their awaits never wait for a loop, so a coroutine runs
 to its end when it is begun (``run``).
 """
 
@@ -55,7 +55,7 @@ def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
 
 
 class _Whole:
-    """A step that is done to its end: what interrupts it (Ctrl-C) may leave it half done, and then all begins anew.
+    """A step that must reach its end: an interrupt (Ctrl-C) may leave it half done, and then the driver starts over.
 
     The lock is taken outside, by ``with`` itself: an interrupt in a method that takes it would leave it locked.
     """
@@ -87,7 +87,7 @@ class SocketDriver:
         self._dials: deque[Dial] = deque()
         self._hung_up: set[int] = set()  # links that are not wanted any more, while they are dialled
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
-        self._waiting: dict[int, threading.Lock | None] = {}  # calls, and what wakes who waits for another's reading
+        self._waiting: dict[int, threading.Lock | None] = {}  # calls, each with the lock that wakes its thread
         self._learning: int | None = None  # the call that asks who belongs to the cluster
         self._learn_at = 0.0
         self._is_reading = False  # some thread is
@@ -103,7 +103,7 @@ class SocketDriver:
         self._wake_file = self._wake_read.fileno()
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
-        self._polled: dict[int, tuple[int, int]] = {}  # of a link: its socket, and what it is polled for
+        self._polled: dict[int, tuple[int, int]] = {}  # of a link: its socket, and the events it is polled for
 
     def after_fork(self) -> None:
         """Leave all links to the parent process, and begin without one."""
@@ -120,7 +120,7 @@ class SocketDriver:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it can be used no longer."""
+        """Return whether the client is closed."""
         return self._is_closed
 
     @property
@@ -182,7 +182,7 @@ class SocketDriver:
                     self._waiting[number] = bell
                     bell.acquire()
             if bell is not None:
-                bell.acquire()  # rung when the outcome is there, or when nobody reads any more
+                bell.acquire()  # released with the outcome, or when the reading thread stops
                 continue
             try:
                 self._read_until(number)
@@ -213,7 +213,7 @@ class SocketDriver:
             self._perform(self._core.cancel(number, time.monotonic()))
 
     def _tell(self, what: What, timeout_s: float) -> None:
-        """Make a call whose answer nobody wants."""
+        """Make a call without waiting for its answer."""
         with self._lock, self._whole:
             if not self._is_closed:
                 self._perform(self._core.call(what, timeout_s, time.monotonic())[1])
@@ -227,7 +227,7 @@ class SocketDriver:
     def interrupt(self) -> None:
         """Have all calls that other threads wait for end now.
 
-        What a node already does goes on; whoever waited is told whether it can have happened.
+        A node finishes a call that it has begun; each waiting caller is told whether it can have happened.
         """
         with self._lock, self._whole:
             if not self._is_closed:
@@ -279,7 +279,7 @@ class SocketDriver:
                 self._perform(self._core.woken(time.monotonic()))
 
     def _settle(self) -> None:
-        """Tell the core which links are over, and poll the others for what they need."""
+        """Tell the core which links are over; poll the others for reading, and with unsent bytes for writing."""
         for number, link in list(self._links.items()):
             if link.over is not None:
                 self._drop(number)
@@ -371,7 +371,7 @@ class SocketDriver:
             self._hung_up.add(number)  # it is just being dialled
 
     def _settle_later(self, number: int) -> None:
-        """Have a link that needs the socket polled for it, by whoever reads; never from inside the core's own step."""
+        """Have the reading thread poll a link for writing; never from inside the core's own step."""
         link = self._links[number]
         if number in self._polled and link.over is None:
             self._poll.register(link, select.POLLIN | select.POLLOUT)
@@ -387,10 +387,10 @@ class SocketDriver:
             self._outcomes[call] = outcome
             self._ring(call)
 
-    # --- while nobody waits ---
+    # --- while no thread waits ---
 
     def _look_after(self, now: float, *, late: bool) -> None:
-        """Answer what the nodes ask while nobody waits here, and now and then ask who belongs to the cluster."""
+        """Answer the nodes' pings while no thread waits, and ask now and then for the members of the cluster."""
         with self._lock:
             if self._is_reading or self._is_closed:
                 return

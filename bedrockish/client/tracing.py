@@ -1,7 +1,7 @@
-"""Spans of a client's calls, for a program that uses OpenTelemetry: below the span that is current where it calls.
+"""Spans of a client's calls, for a program that uses OpenTelemetry, below the span that is current at the call.
 
-A program that does not has never imported ``API``, which is all that is looked at, where a call is made. Nodes are
-told of what is recorded.
+A program without it has never imported ``API``, which is the one thing that a call looks at. Recorded spans are told
+to the nodes.
 """
 
 import sys

@@ -1,9 +1,8 @@
 """Interactive transactions as an application holds them: statements one by one, then COMMIT or ROLLBACK.
 
-BEGIN goes with the first statement, so that it costs no round trip, and the snapshot is no older than that. From then
-on the transaction lives at one node, in that node's memory, until COMMIT. So whatever happens to the node or to the
-link before that, it did not happen; and COMMIT, whose answer may be lost like any other, has an id by which its outcome
-is found out.
+BEGIN goes with the first statement, which saves a round trip and keeps the snapshot young. From then on the transaction
+lives at one node, in that node's memory, until COMMIT. If the node or the link is lost before that, the transaction did
+not happen; and COMMIT, whose answer may be lost like any other, has an id by which its outcome is found out.
 """
 
 import random
@@ -162,7 +161,7 @@ class Transaction:
         await self.execute(f"RELEASE {name}")
 
     async def commit(self, *, timeout: float | None = None) -> Rows:  # noqa: ASYNC109
-        """Commit; ``place`` of what is returned is where it stands in the journal, None if it only read.
+        """Commit; return rows whose ``place`` is the place in the journal, None if it only read.
 
         Raises:
             ConflictError: it lost against another transaction. It did not happen.
@@ -189,7 +188,7 @@ class Transaction:
                 await self._step(ROLLBACK, (), timeout)
 
     async def finish(self) -> None:
-        """Commit if it is open; say why if it failed and nobody has rolled it back.
+        """Commit if it is open; raise its error if it failed and was not rolled back.
 
         Raises:
             BedrockishError: see ``commit``.

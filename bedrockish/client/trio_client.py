@@ -84,14 +84,14 @@ async def open_client(
     Args:
         url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
             variable BEDROCKISH_URL; or the path of a node's file.
-        token: what another session has seen, from its ``token``.
+        token: the ``token`` of another session, of which this one sees at least as much.
         entry: how to come in; by default with the password and the TLS that the URL says.
 
     Raises:
         ConfigError: the URL cannot be understood, or a file that it names cannot be used.
         AuthenticationError: the nodes do not let us in.
         UnavailableError: no node can be reached.
-        ProtocolMismatchError: what answers is no node, or of another version or cluster.
+        ProtocolMismatchError: a program other than a node answers, or a node of another version or cluster.
     """
     target = target_of(url)
     entry = entry or entry_of(target)

@@ -75,12 +75,12 @@ KEY = "idempotency-key"
 def make_app(
     node: Runtime, token: str, hosts: frozenset[str], gate: Gate, credentials: Credentials
 ) -> tuple[Starlette, Pipelines]:
-    """Return the application of a node, and what keeps its libSQL streams, which wants to be watched.
+    """Return the application of a node, and the keeper of its libSQL streams, whose ``watch`` the caller runs.
 
     Args:
-        node: what answers.
-        token: what callers must send; empty: nothing.
-        hosts: names under which the node may be called when nobody has to show who they are.
+        node: the node that answers.
+        token: the bearer token that callers must send; empty: none is needed.
+        hosts: names under which the node may be called if callers need no login.
         gate: knows the users.
         credentials: how the node comes in at its peers.
     """
@@ -152,11 +152,11 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_gone(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=400)  # nobody reads it
+    return Response(status_code=400)  # the caller has gone
 
 
 class Handlers:
-    """What stands behind the paths."""
+    """The handlers of the paths."""
 
     def __init__(self, node: Runtime, gate: Gate, credentials: Credentials) -> None:
         self._node, self._gate, self._credentials = node, gate, credentials
@@ -263,7 +263,7 @@ class Handlers:
         return json_reply(await whole_cluster(self._node, after, self._entry(request)))
 
     def _entry(self, request: Request) -> Entry:
-        """Return how this node comes in at the others: without certificates, as who asks it, with what that showed."""
+        """Return the login of this node at the others: without certificates, that of the caller."""
         entry = self._credentials.entry()
         if not self._gate.users:
             return entry

@@ -1,6 +1,6 @@
 """The change feed over HTTP: a line of JSON for each transaction, or server-sent events, as fast as they are read.
 
-A page is read when the one before it has been written, and writing waits for the reader: a slow one holds nobody up.
+A page is read when the one before it has been written, and writing waits for the reader: a slow one delays no other.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -42,13 +42,13 @@ OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What somebody asked for.
+    """The options of one request for the feed.
 
     Attributes:
         after: the cursor.
         tables: only changes of these; None: of all.
         follow: go on until the reader leaves.
-        wait_s: how long to wait for the first transaction, in seconds, if there is none.
+        wait_s: how long to wait for the first transaction, in seconds.
         limit: of transactions; 0: none.
         hold: name under which the journal after ``after`` is kept for this reader.
         as_events: server-sent events.
@@ -136,7 +136,7 @@ async def _page(node: Runtime, feed: Feed, user: str) -> list[Committed]:
 
 
 class _Reader:
-    """Somebody who reads the feed."""
+    """Writes the feed to one reader."""
 
     def __init__(self, node: Runtime, feed: Feed, asked: Asked, user: str) -> None:
         self._node, self._feed, self._asked, self._user = node, feed, asked, user

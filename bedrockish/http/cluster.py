@@ -1,4 +1,4 @@
-"""What the dashboard shows: what this node says beside what its peers say, asked through the ordinary client.
+"""The data of the dashboard: the status of this node and of its peers, which the ordinary client asks.
 
 So one node's page shows the whole cluster, and peers need no HTTP of their own.
 """
@@ -22,7 +22,7 @@ Asks = Callable[[str, Client], Awaitable[Facts]]  # asks the member of this name
 
 
 async def whole_cluster(node: Runtime, after: Mapping[str, int], entry: Entry) -> Facts:
-    """Return status and events of every member, or why there are none.
+    """Return status and events of every member, or the reason why a member did not answer.
 
     Args:
         node: this node.
@@ -42,7 +42,7 @@ async def whole_cluster(node: Runtime, after: Mapping[str, int], entry: Entry) -
 
 
 async def whole_activity(node: Runtime, entry: Entry) -> Facts:
-    """Return what every member did in the last hour, what was slow and what is open at it, or why that is not known."""
+    """Return the last hour, slow statements and open transactions of every member, or why it did not answer."""
 
     async def ask(_name: str, client: Client) -> Facts:
         return await client.upkeep({"do": "activity"}, timeout=ANSWER_S)
@@ -69,7 +69,7 @@ async def end_transaction(node: Runtime, name: str, transaction: str, entry: Ent
 
 
 async def _all(status: Facts, mine: Facts, ask: Asks, entry: Entry) -> Facts:
-    """Ask every other member, and return what they say beside what this one says."""
+    """Ask every other member, and return all answers, this node's included."""
     found: dict[str, Any] = {}
     async with trio.open_nursery() as nursery:
         for name, facts in status["nodes"].items():

@@ -1,11 +1,11 @@
-"""The connections that HTTP comes in on: hypercorn speaks on them, and who does not read is cut off.
+"""The connections of HTTP: hypercorn speaks on them, and a caller that does not read is disconnected.
 
-Hypercorn waits for a caller to take what it writes for as long as that lasts, even while the node wants to leave, and
-keeps the whole answer meanwhile. So each connection is given to it in a coat that waits only so long for each slice.
+Hypercorn waits without a limit until a caller has read an answer, even while the node wants to leave, and keeps the
+whole answer until then. So each connection is wrapped in a coat that bounds the wait for each slice.
 
-It also keeps what came of a WebSocket's message until the message is whole, for everybody who can connect, and unpacks
-what came packed, a thousand times as long, at once. So these messages draw on the node's memory, the first one, which
-shows who somebody is, has to be short, and none is packed.
+It also buffers the parts of a WebSocket's message until the message is whole, for any caller, and unpacks a compressed
+message, which may be a thousand times as long, at once. So messages draw on the node's memory, the first one, which
+has the login, must be short, and compression is off.
 """
 
 import logging
@@ -58,7 +58,7 @@ class Coat:
         self._kept = 0
         self.half_since = math.inf  # when something came last of a long message that is not whole
 
-    def __getattr__(self, name: str) -> Any:  # hypercorn tells plain from TLS by what a stream has
+    def __getattr__(self, name: str) -> Any:  # hypercorn tells plain from TLS by an attribute of the stream
         return getattr(self._stream, name)
 
     async def send_all(self, data: bytes) -> None:
@@ -105,7 +105,7 @@ COAT: ContextVar[Coat] = ContextVar("coat")  # of the connection that a task ser
 
 
 class CountedBuffer(ws_stream.WebsocketBuffer):
-    """What hypercorn keeps of a message until it is whole, counted."""
+    """The buffer of a message that is not whole yet, counted against the node's memory."""
 
     def __init__(self, max_length: int) -> None:
         super().__init__(max_length)
@@ -113,10 +113,10 @@ class CountedBuffer(ws_stream.WebsocketBuffer):
         self._is_refused = False
 
     def extend(self, event: "Message[Any]") -> None:
-        """Take more of it.
+        """Take another part of it.
 
         Raises:
-            FrameTooLargeError: it is too long, or there is no memory for it; hypercorn closes the WebSocket.
+            FrameTooLargeError: it is too long, or the node has no memory for it; hypercorn closes the WebSocket.
         """
         if not self._is_refused:
             most, which = (FIRST_BYTES, "the first") if self._is_first else (self.max_length, "a")
@@ -188,10 +188,10 @@ async def serve_connections(
         app: the application.
         settings: hypercorn's.
         listener: listens; it is closed at the end.
-        tls: what connections are encrypted with; None: they are not.
+        tls: the encryption of connections; None: they are plain.
         patience_s: how long a caller may take for a part of an answer, in seconds.
         coats: where the connections are while they are served.
-        files_max: how many files may be open when somebody calls.
+        files_max: how many files may be open when a caller connects.
         memory: the node's.
     """
     context, wrapped = WorkerContext(None), wrap_app(app, settings.wsgi_max_body_size, "asgi")

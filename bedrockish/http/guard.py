@@ -1,8 +1,8 @@
-"""Who may ask: the bearer token, users and passwords, and by which names a node without them lets itself be called.
+"""The login of callers: bearer tokens, users and passwords, and the host names that a node without logins accepts.
 
-A web page that somebody looks at elsewhere can make a browser send requests to any address, and can let its own name
-point to this machine. A browser says on whose behalf it asks, and what it asks for a page from elsewhere is refused,
-also where that would only read; the check of the name stops the second.
+A web page of another site can make a browser send requests to any address, and can let its own name point to this
+machine. A browser names the site of the page for which it asks: requests for pages of other sites are refused, reads
+included. The check of the host name stops the second attack.
 """
 
 import base64
@@ -40,10 +40,10 @@ HEADERS = [
 
 
 class Admission:
-    """What callers may show who they are with.
+    """The logins that a node accepts.
 
     Args:
-        token: what lets in whoever sends it; empty: nothing does.
+        token: the bearer token that lets a caller in; empty: none does.
         gate: knows the users.
     """
 
@@ -52,17 +52,17 @@ class Admission:
 
     @property
     def everybody(self) -> bool:
-        """Whether nobody has to show anything."""
+        """Return whether callers need no login."""
         return not self.token and not self.gate.users
 
     async def admit_bearer(self, given: str, address: str) -> str:
-        """Return who comes in with what is sent as a bearer token; empty if nobody has to say.
+        """Return the user that a bearer token stands for; empty at a node without logins.
 
         It is the node's ``http_token``, a token of a user's, or a user and a password as Basic authentication writes
         them: clients of libSQL's protocol have nothing but a token to send.
 
         Raises:
-            AuthenticationError: it lets nobody in.
+            AuthenticationError: the token is not valid.
         """
         if self.everybody:
             return ""
@@ -75,10 +75,10 @@ class Admission:
         raise AuthenticationError("send the http_token of the node, or base64 of user:password, as the token")
 
     async def admit_login(self, login: tuple[str, str], address: str) -> str:
-        """Return the user who comes in with a name and a password.
+        """Return the user with this name and password.
 
         Raises:
-            AuthenticationError: they let nobody in.
+            AuthenticationError: the name or the password is wrong.
         """
         why = await self.gate.judge(*login, address)
         if why:
@@ -184,10 +184,10 @@ class Guard:
             self._caught(f"the WebSocket at {scope['path']}", unexpected)  # the server closes it
 
     async def _admit(self, path: str, headers: Headers, address: str) -> str:
-        """Return who asks; empty if nobody has to say.
+        """Return the user of a request; empty at a node without logins.
 
         Raises:
-            UsageError: it is not let in.
+            UsageError: the request is refused.
         """
         is_open = path in OPEN or path.startswith(OPEN_BELOW)
         if not is_open and is_foreign(headers):
@@ -227,17 +227,17 @@ async def _read_little(receive: Receive) -> None:
 
 
 def user_of(request: Request) -> str:
-    """Return who sends a request, as the guard found; empty if nobody has to say."""
+    """Return the user of a request, as the guard found it; empty at a node without logins."""
     return str(request.scope.get(USER, ""))
 
 
 def read_login(headers: Headers) -> tuple[str, str]:
-    """Return the user and the password that a request is sent with; nobody if there are none."""
+    """Return the user and the password of a request; empty texts if it has none."""
     return _login(headers.get("authorization", "").partition(" ")[2].strip())
 
 
 def _login(given: str) -> tuple[str, str]:
-    """Read what Basic authentication sends (RFC 7617); nonsense is nobody."""
+    """Read the credentials of Basic authentication (RFC 7617); malformed ones are empty texts."""
     try:
         user, _, password = base64.b64decode(given, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
@@ -246,10 +246,10 @@ def _login(given: str) -> tuple[str, str]:
 
 
 def is_foreign(headers: Headers) -> bool:
-    """Whether a browser asks on behalf of a page that came from elsewhere.
+    """Return whether a browser asks on behalf of a page of another site.
 
-    What it says of the site no page can change, and no proxy in between makes it wrong; but it says so only of what
-    comes encrypted or from its own machine.
+    Neither a page nor a proxy can change the header in which a browser names the site; but a browser sends it only
+    over TLS or to its own machine.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:

@@ -14,7 +14,7 @@ from bedrockish.node.event_loop import Runtime
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REJECTED = "rejected_"
-COUNTERS = {  # of the node's counts: name here, and what it is
+COUNTERS = {  # of each count of the node: name and description here
     "commits": ("commits", "Commits applied, whoever led them."),
     "commits_led": ("commits_led", "Commits that this node led."),
     "executions": ("executions", "Runs of clients' requests, repeated ones included."),

@@ -1,4 +1,4 @@
-"""What can be asked of a node over HTTP, in one table: the server finds its way by it, and OpenAPI tells it.
+"""The operations of a node over HTTP, in one table: the server routes by it, and OpenAPI shows it.
 
 Tests hold the document to the standard, and let a property-based tester hold a running node to the document.
 """
@@ -307,16 +307,16 @@ LINES: Schema = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing that can be asked.
+    """One operation.
 
     Attributes:
         method: of HTTP.
         path: with the names of its parts in braces.
-        handler: the name of what answers, and the operation's id.
+        handler: the name of the function that answers, and the operation's id.
         summary: what it does.
         responses: by status.
         parameters: options in the URL, headers and parts of the path.
-        body: what is sent; None: nothing.
+        body: the schema of its body; None: it has none.
         free: it needs no login.
         runs: something happens each time it is asked, so that HEAD, which only wants to know, is not answered.
     """

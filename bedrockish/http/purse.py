@@ -1,7 +1,7 @@
-"""What one request over HTTP has the node keep for it: its body, its answers, and the text that they become.
+"""The memory that a node holds for one request over HTTP: its body, its answers, and their text.
 
-It draws on the memory of the node (``memory_max``) until the answer is written. What cannot be bounded before it is
-run, because each statement is a transaction of its own, is bounded before the next one is.
+It draws on the memory of the node (``memory_max``) until the answer is written. A request whose statements
+are transactions of their own is bounded before each of them.
 """
 
 from starlette.requests import HTTPConnection
@@ -31,7 +31,7 @@ class Purse:
         """Count bytes of the body.
 
         Raises:
-            MemoryFullError: there is no memory for a long one.
+            MemoryFullError: the node has no memory for a long body.
         """
         self._hold(size)
         if self._held - self._looked > LOOK_BYTES:
@@ -47,7 +47,7 @@ class Purse:
         """Make sure that there is room for the answer of another statement.
 
         Raises:
-            TooLargeError: there is none.
+            TooLargeError: the answers are too long together.
             MemoryFullError: the node has no memory.
         """
         if self.answered > self._room:
@@ -60,7 +60,7 @@ class Purse:
             self._memory.check_large()
 
     def close(self) -> None:
-        """Give all back: the answer is written, or nobody waits for it."""
+        """Give all back: the answer is written, or its caller has gone."""
         self._hold(-self._held)
         self._looked = self.answered = 0
 

@@ -56,7 +56,7 @@ async def serve_http(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled. If the server itself fails, it is started again, and the node goes on meanwhile.
+    """Serve until cancelled. If the server itself fails, it is started again while the node goes on.
 
     Raises:
         ConfigError: the address cannot be used.

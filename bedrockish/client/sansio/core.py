@@ -129,7 +129,7 @@ class _Home:
 
     link: int
     what: Step  # by which it was opened
-    number: int  # of that call; 0: nobody waits for its answer
+    number: int  # of that call; 0: its answer is not awaited
 
 
 class ClientCore:
@@ -164,9 +164,9 @@ class ClientCore:
         return number, self._pump(now)
 
     def cancel(self, call: int, now: float) -> list[Effect]:
-        """Forget a call: nobody waits for it any longer. What was sent may still happen.
+        """Forget a call whose caller no longer waits. It may still happen if it was sent.
 
-        Its answer may be here, and its caller was cancelled before he had it: what it has opened is ended, too.
+        If its answer came while its caller was cancelled, the transaction or stream that it has opened is ended, too.
         """
         one = self._calls.get(call)
         self._forget(call)
@@ -276,7 +276,7 @@ class ClientCore:
             told = info.get(CLUSTER_ID)
             found = told if isinstance(told, str) else ""
             if found and self.cluster_id and found != self.cluster_id and self._has_acted:
-                # What this session has seen is nothing there, and what it writes belongs elsewhere.
+                # The session's data is unknown there, and its writes belong to the first cluster.
                 error = ProtocolMismatchError(
                     f"{one.address} is a node of another cluster by now ({found}) than the one that this session has "
                     f"used ({self.cluster_id}); put the address right, or open a new session if you want that one"
@@ -321,7 +321,7 @@ class ClientCore:
 
     def _take(self, link: int, reply: Reply, now: float, effects: list[Effect]) -> None:
         if isinstance(reply, Answered):
-            # Also for a call that nobody waits for any longer: the session has seen it all the same.
+            # Also for a cancelled call: the node counts it as seen by the session.
             self.see(reply.answer.token)
         call = self._calls.get(reply.id)
         if call is None or call.link != link:
@@ -352,7 +352,7 @@ class ClientCore:
         hurried = call.hurried and now < call.started + 0.8 * (call.deadline - call.started)
         verdict = judge(reply.error, lost=call.lost, harmless=call.harmless, hurried=hurried)
         if isinstance(reply.error, ForgottenError) and call.tries + 1 >= len(self.route.addresses):
-            verdict = Verdict.FINAL  # another node may remember more, but everybody was asked
+            verdict = Verdict.FINAL  # another node might remember more, but all were asked
         match verdict:
             case Verdict.FINAL:
                 self._forget(reply.id)
@@ -399,7 +399,7 @@ class ClientCore:
         call.link = None
         call.tries += 1
         rounds, rest = divmod(call.tries, len(self.route.addresses))
-        # The first time round, the next node is asked at once; after that, everybody was asked and needs a pause.
+        # The first time round, the next node is asked at once; after that, all were asked and need a pause.
         call.retry_at = now if rest and not rounds else now + self._backoff.pause_s(max(rounds, 1), self._draw)
 
     def _leave(self, link: int, now: float, towards: Sequence[Address] = ()) -> None:
@@ -408,7 +408,7 @@ class ClientCore:
             self.route.leave(towards, now)
 
     def _end_there(self, what: What, link: int | None, now: float) -> None:
-        """Have the node of a link end what it may have opened for a call that nobody waits for any longer."""
+        """Have the node of a link end a transaction or a stream that it may have opened for a cancelled call."""
         end = giving_up(what)
         if end is not None and link is not None and link in self._links:
             self._homes[end.request.command] = _Home(link, end, 0)
@@ -538,7 +538,7 @@ class ClientCore:
         # An UPDATE that finds no row answers like a read. After a lost attempt it must not do so from a snapshot that
         # is merely too old to show what that attempt met.
         read = STRICT if call.lost and not call.harmless and not isinstance(call.what, Step) else request.read
-        # What an open transaction sees, its BEGIN has said.
+        # The BEGIN of an open transaction has carried its token.
         token = self._merged(request.token) if goes_anywhere else request.token
         return request.attempt(token, timeout_s, longest_s, read)
 
@@ -546,7 +546,7 @@ class ClientCore:
         mine = self.token
         if not token.vector and not token.clock:
             return mine
-        # As long as nobody commits, what a session is told is what it has seen.
+        # Between two commits, each answer has the token that the session has already.
         vector = mine.vector if token.vector == mine.vector else merge(mine.vector, token.vector)
         return Token(vector, max(mine.clock, token.clock))
 
@@ -555,7 +555,7 @@ class ClientCore:
             waits_for_link = call.link is None and self.route.unreachable_since is not None
             if now < call.deadline and not waits_for_link:
                 continue
-            certain = not call.lost or call.harmless  # it need not be asked for what became of it
+            certain = not call.lost or call.harmless  # its outcome is known
             hopeless = waits_for_link and certain and now >= self.route.hopeless_at(call.started)
             if now < call.deadline and not hopeless:
                 continue

@@ -1,4 +1,4 @@
-"""What the client's core asks its driver to do, in order."""
+"""The effects that the client's core returns to its driver, in order."""
 
 from bedrockish.api.url import Address
 from bedrockish.api.wire import Answered, Told

@@ -1,4 +1,4 @@
-"""When to try again, and what may be said when there is no time left: the client's three answers in one place. Pure.
+"""Decides when to try again, and which of the client's three answers holds when the time is over. Pure.
 
 The rule behind all of it: an error proves that *its own attempt* did nothing. Once some earlier attempt of the same
 command went out and its answer was lost, no later error proves anything about that one; only an answer does (the same
@@ -48,7 +48,7 @@ class Backoff:
 
 
 class Verdict(Enum):
-    """What a failed attempt means for its call."""
+    """The meaning of a failed attempt for its call."""
 
     FINAL = "the caller gets this error: it did not happen"
     ELSEWHERE = "nothing happened at this node; ask another"

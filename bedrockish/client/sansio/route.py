@@ -41,7 +41,7 @@ class Route:
     Attributes:
         addresses: all nodes that may be asked.
         redial_at: when the next link may be dialled.
-        unreachable_since: since when no node can be reached; None while one can, or nobody has tried.
+        unreachable_since: since when no node can be reached; None while one can, or before the first attempt.
         error: why the last link could not be had, or was lost.
     """
 

@@ -1,7 +1,7 @@
-"""Steps of interactive transactions among a client's calls: on which link they go, and what their loss means. Pure.
+"""Steps of interactive transactions among a client's calls: their links, and the meaning of their loss. Pure.
 
 A transaction lives at the node where it began and dies with the link that it began on. So its statements are never sent
-again; when they are lost, it did not happen. A COMMIT that is lost may have happened. It is *settled*, at whatever
+again; when they are lost, it did not happen. A COMMIT that is lost may have happened. It is *settled*, at any
 node: either it is found there, or an empty transaction takes its place for good.
 
 A streamed result lives at one node in the same way, from its opening to its last row, and leaves nothing behind.
@@ -66,7 +66,7 @@ def ends(what: What, reply: Reply) -> TypeGuard[Step]:
 
 
 def giving_up(what: What) -> Step | None:
-    """Return what ends at a node what a call may have opened there, once nobody waits for its answer."""
+    """Return the step that ends the transaction or stream which a cancelled call may have opened; None for others."""
     if not isinstance(what, Step) or what.op not in (BEGIN, STREAM):
         return None
     return Step(0, replace(what.request, statements=()), ROLLBACK if what.op == BEGIN else CLOSE)

@@ -1,7 +1,7 @@
 """Hrana over HTTP: pipelines and cursors of requests on streams, which a baton holds together from call to call.
 
-A baton is a random word, good for one call: each answer has another. A stream that is not asked for a while is closed,
-and what it had open is rolled back, since nobody can tell that its client has gone.
+A baton is a random word, good for one call: each answer has another. An idle stream is closed after a while, and its
+open transaction is rolled back, since a node cannot tell that its client has gone.
 """
 
 import secrets
@@ -42,7 +42,7 @@ class Kept:
 
     Attributes:
         session: the stream.
-        caller: digest of what its caller showed who it is with; nobody else may go on with it.
+        caller: digest of its caller's credentials; only that caller may go on with it.
     """
 
     session: Session
@@ -166,7 +166,7 @@ class Pipelines:
         return read(await self._body(request))
 
     def _take(self, request: Request, baton: object) -> Kept:
-        """Return the stream that a baton stands for, or a new one; nobody else gets it until it is kept again."""
+        """Return the stream that a baton stands for, or a new one; it is the request's alone until it is kept again."""
         self._close_late()
         caller = sha256(request.headers.get("authorization", "").encode()).digest()
         if baton is None:
@@ -203,7 +203,7 @@ class Pipelines:
                 late.session.close()
 
     async def watch(self) -> None:
-        """Close what is idle, also when nobody asks; until cancelled."""
+        """Close idle streams, until cancelled."""
         while True:
             await trio.sleep(IDLE_S / 4)
             self._close_late()

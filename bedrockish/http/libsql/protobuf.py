@@ -1,7 +1,7 @@
 """Hrana's Protobuf encoding, to and from the shapes of its JSON encoding. Pure.
 
 Every structure is handled in the JSON form alone, so that there is one reader of each; this module is only about bytes.
-What it reads comes from strangers: every length and type is checked, and unknown fields are skipped as the
+Its input comes from strangers: every length and type is checked, and unknown fields are skipped as the
 specification wants. The field numbers are those of the appendix of HRANA_3_SPEC.md.
 """
 

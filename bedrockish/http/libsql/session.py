@@ -1,9 +1,9 @@
-"""One SQL stream of a libSQL client: what a connection to a SQLite file would be, at this node.
+"""One SQL stream of a libSQL client, the counterpart of a connection to a SQLite file.
 
 Outside of BEGIN and COMMIT each statement is a transaction of its own, which the node runs again by itself when it
 meets a conflict. A batch that is one whole transaction, as ``client.batch()`` sends it, is run as one request, with the
-same right to be run again. What a program leaves open between its calls is an open transaction of the node, which is
-lost to a conflict as any other: every statement says so until ROLLBACK.
+same right to be run again. A transaction that a program leaves open between its calls is an open transaction of the
+node, and can be lost to a conflict: every statement says so until ROLLBACK.
 """
 
 import uuid
@@ -51,7 +51,7 @@ _SEQUENCE = {"sequence", "execute", "batch", "describe", "store_sql", "close_sql
 
 
 class Transacts(Protocol):
-    """What keeps open transactions."""
+    """The open transactions of a node."""
 
     streams: Streams
 
@@ -66,11 +66,11 @@ class Transacts(Protocol):
 
 
 class Runs(Protocol):
-    """What a session needs of its node."""
+    """The node as a session uses it."""
 
     @property
     def transactions(self) -> Transacts:
-        """What keeps open transactions."""
+        """The open transactions."""
 
     async def submit(self, request: Request) -> Answer:
         """Run a command to its end."""
@@ -80,7 +80,7 @@ class Runs(Protocol):
 
 
 class DeclaredTypes:
-    """The declared types of columns, asked once for a text. A schema change makes the node ask anew."""
+    """The declared types of columns, asked once for a text. A schema change makes them be asked again."""
 
     def __init__(self, node: Runs, schema_version: Callable[[], int]) -> None:
         self._node, self._schema_version = node, schema_version
@@ -134,7 +134,7 @@ class Session:
         return self._open is None and self._lost is None
 
     def close(self) -> None:
-        """End the stream, and what it has open: that did not happen. Closing twice is fine."""
+        """End the stream, and roll its open transaction back. Closing twice is fine."""
         self.closed = True
         self._open = self._lost = None
         self._node.transactions.end_owner(self._owner)
@@ -335,7 +335,7 @@ class Session:
         return done
 
     async def _step(self, op: str, statements: tuple[Statement, ...] = ()) -> Answer:
-        """Do something in the open transaction; note it if that is over by then."""
+        """Do one step in the open transaction; note the end of the transaction if the step ends it."""
         assert self._open is not None
         step = Request(self._open.command, statements, timeout_s=TIMEOUT_S, user=self.user)
         try:

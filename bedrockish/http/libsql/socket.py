@@ -55,7 +55,7 @@ class Open:
 
 @dataclass
 class Connection:
-    """One WebSocket."""
+    """Serves one WebSocket."""
 
     socket: WebSocket
     node: Runs
@@ -64,7 +64,7 @@ class Connection:
     is_protobuf: bool
     caught: Caught
     new_purse: Callable[[], Purse]
-    user: str = ""  # who its streams are opened for from now on; empty if nobody has to say
+    user: str = ""  # the user of the streams that are opened from now on; empty at a node without logins
     jwt: str = ""  # what it has shown
     texts: Texts = field(default_factory=Texts)
     streams: dict[int, Open] = field(default_factory=dict)

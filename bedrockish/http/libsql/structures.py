@@ -1,6 +1,6 @@
 """Hrana's shared structures in their JSON form: statements, values, conditions, results, errors. Pure.
 
-What comes in is checked field by field, and an error names the field. A result is written from what a node answers.
+Input is checked field by field, and an error names the field. A result is written from a node's answer.
 """
 
 import base64
@@ -46,7 +46,7 @@ class Step:
     """One step of a batch: a statement, and whether its rows are wanted.
 
     Attributes:
-        condition: says whether it is run, from what came of the steps before it; None: it is.
+        condition: tells from the outcomes of earlier steps whether it is run; None: it is.
         problem: what is wrong with it, to be told as its own error.
     """
 
@@ -97,7 +97,7 @@ class Texts:
         self._texts[number] = text
 
     def close(self, asked: Json) -> None:
-        """Forget a text; one that is not there is no error."""
+        """Forget a text; an unknown one is ignored."""
         self._texts.pop(_field(asked, "sql_id", int, where="close_sql"), None)
 
     def text(self, asked: Json, where: str) -> str:
@@ -118,10 +118,10 @@ class Texts:
 
 
 def read_value(value: object, where: str) -> Any:
-    """Return what a ``Value`` stands for.
+    """Return the value that a ``Value`` stands for.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the input is malformed.
     """
     kind = _field(value, "type", str, where=where)
     assert isinstance(value, Mapping)
@@ -203,7 +203,7 @@ def read_batch(asked: object, texts: Texts) -> list[Step]:
     """Return the steps of a batch. One whose statement is malformed carries that as its problem.
 
     Raises:
-        UsageError: it is no batch, or a condition is malformed.
+        UsageError: the batch or a condition is malformed.
         TooLargeError: it has too many steps.
     """
     steps = _field(asked, "steps", list, where="batch")

@@ -56,7 +56,7 @@ def settled(command: str) -> CommandIdError:
     )
 
 
-def check_owner(access: Access, owner: str | None, command: str, user: str) -> None:
+def check_owner(access: Access, owner: str | None, command: str, user: str, reason: str = "user") -> None:
     """Make sure that a command is the user's own.
 
     Args:
@@ -64,6 +64,7 @@ def check_owner(access: Access, owner: str | None, command: str, user: str) -> N
         owner: the user whose command it is; None if nobody had to say who it is.
         command: its id.
         user: the user who sends it, asks about it or settles it.
+        reason: in the details of the error: ``user``, or ``open`` for a transaction that may still be rolled back.
 
     Raises:
         ForbiddenError: the cluster does not know the user.
@@ -78,5 +79,5 @@ def check_owner(access: Access, owner: str | None, command: str, user: str) -> N
             f"command {command} is the id of another user's command; this request did not happen: send it under an id "
             "that nobody else uses",
             command=command,
-            reason="user",
+            reason=reason,
         )

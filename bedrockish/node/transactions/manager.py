@@ -692,7 +692,7 @@ class Transactions:
         """
         one = self._open.get(request.command)
         if one is not None:
-            check_owner(self._engine.access, one.request.user or None, request.command, request.user)
+            check_owner(self._engine.access, one.request.user or None, request.command, request.user, "open")
             self._end(one, UnavailableError("its client has given the transaction up; it did not happen"))
 
         def empty() -> Prepared:

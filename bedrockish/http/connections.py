@@ -71,11 +71,11 @@ class Coat:
             self._waits_since = trio.current_time()
             with trio.move_on_after(self._patience_s) as waiting:
                 await self._stream.send_all(data[start : start + SLICE_BYTES])
-            self._waits_since = math.inf
             if waiting.cancelled_caught:
                 logger.warning("a caller of HTTP did not read for %g s, and was cut off", self._patience_s)
-                self.cut()
+                self.cut()  # while the slice counts as waiting: the rest of it is thrown away
                 raise trio.BrokenResourceError("the caller does not read")
+            self._waits_since = math.inf
 
     def keep(self, size: int) -> None:
         """Count bytes of messages that the application has not read yet; a negative number gives them back."""

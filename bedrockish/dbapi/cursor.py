@@ -193,10 +193,14 @@ class Cursor:
 
         Raises:
             Error: as for ``execute``; the statements before stay done.
+            ValueError: the script has a NUL character, or a lone surrogate; nothing was done.
         """
         self._check()
         if not isinstance(sql_script, str):
             raise TypeError(f"a script should be a text, not {type(sql_script).__name__}")
+        if "\0" in sql_script:
+            raise ValueError("a script cannot contain a NUL character; send the value as a parameter of execute()")
+        sql_script.encode()  # a lone surrogate raises UnicodeEncodeError, as in sqlite3
         self._forget()
         self._rowcount = -1
         self._connection._run(lambda session: session.commit())

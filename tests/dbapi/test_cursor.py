@@ -255,6 +255,16 @@ def test_executescript(connection: db.Connection, table: str, other: db.Connecti
     assert other.execute(f"SELECT count(*) FROM {table} WHERE id = 9").fetchone() == (1,)
 
 
+@pytest.mark.parametrize(("bad", "error"), [("\0", ValueError), ("'\ud8ff'", UnicodeEncodeError)])
+def test_executescript_rejects_an_unencodable_script_whole(
+    connection: db.Connection, table: str, bad: str, error: type[Exception]
+) -> None:
+    """The errors are those of sqlite3, and no statement of the script has run."""
+    with pytest.raises(error):
+        connection.executescript(f"INSERT INTO {table}(id) VALUES (7); {bad}; SELECT 1")
+    assert connection.execute(f"SELECT count(*) FROM {table} WHERE id = 7").fetchone() == (0,)
+
+
 def test_row_factories(connection: db.Connection) -> None:
     cursor = connection.cursor()
     connection.row_factory = db.Row

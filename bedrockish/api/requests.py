@@ -28,6 +28,7 @@ ISOLATIONS = (SERIALIZABLE, SNAPSHOT)
 
 ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE = "add", "promote", "demote", "remove", "address", "replace"
 RAISE = "level"
+VOID = "void"
 USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
     "user add",
     "user grant",
@@ -35,7 +36,7 @@ USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
     "user passwd",
     "user remove",
 )
-MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, *USER_ACTIONS)
+MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, VOID, *USER_ACTIONS)
 
 NAMES_CHARACTERS_MAX = 1_000  # of columns' names that are remembered as they were encoded: a name may be a long text
 
@@ -137,8 +138,9 @@ class MemberChange:
 
     Attributes:
         action: ``add`` (as a learner), ``promote`` (to a voter), ``demote``, ``remove``, ``address``, ``replace``, or
-            ``level`` (raise the cluster's release level to what all members have told); or one of ``USER_ACTIONS``.
-        node: the member or user to change.
+            ``level`` (raise the cluster's release level to what all members have told), or ``void`` (record that a
+            transaction is applied as nothing); or one of ``USER_ACTIONS``.
+        node: the member, user or transaction to change.
         address: where it listens (add, address), or where its successor does (replace).
         successor: name of the node that takes its place (replace).
         store: id of the file of the node that is added; empty if that is not known yet.

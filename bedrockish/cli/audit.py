@@ -29,6 +29,7 @@ from bedrockish_journal.spark.session import check_java, check_pyspark
 from bedrockish_journal.storage.store import open_readonly
 from bedrockish_journal.verify.differences import differences, last_writers
 from bedrockish_journal.verify.replay import digest, replay
+from bedrockish_journal.verify.tables import began_with_tables, index_faults
 
 STATUS_WRONG, STATUS_CANNOT = 1, 3
 if TYPE_CHECKING:
@@ -246,12 +247,17 @@ def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], di
                 found.append(_finding(node, text, level="information"))
                 continue
             except ReplayMismatchError as error:
+                if began_with_tables(copy):
+                    text = f"the cluster of {node} began with tables, so its database cannot be made again"
+                    found.append(_finding(node, text, level="information"))
+                    continue
                 place = {"leader": error.leader, "tick": error.tick, "table": error.table, "key": error.key}
                 found.append(_finding(node, f"the journal cannot be replayed: {error}", **place))
                 continue
             except JournalError as error:
                 found.append(_finding(node, f"the journal cannot be replayed: {error}"))
                 continue
+            found += [_finding(node, one.text) for one in index_faults(copy, None, limit)]
             if made.digest == digest(copy):
                 continue
             rows = differences(str(copy), str(target), limit)

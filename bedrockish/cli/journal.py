@@ -25,6 +25,7 @@ from bedrockish_journal.model.errors import EntryMalformedError, ReplayMismatchE
 from bedrockish_journal.model.moment import Moment, parse_moment
 from bedrockish_journal.model.transaction import ROWS, SCHEMA
 from bedrockish_journal.model.vector import format_vector
+from bedrockish_journal.storage.pruning import marks
 from bedrockish_journal.storage.store import open_readonly, stored_at
 from bedrockish_journal.storage.table_layout import find_table, print_key
 from bedrockish_journal.verify.anchored import Anchored
@@ -207,14 +208,14 @@ def _compare_tables(files: tuple[Path, ...], plugins: tuple[str, ...]) -> dict[s
     found: dict[str, dict[str, Any]] = {}
     for file in files:
         db = open_readonly(file)
-        why_not = why_not_whole(db)
+        why_not, is_pruned = why_not_whole(db), bool(marks(db))
         db.close()
         texts: list[str] = []
-        if not why_not:
+        if not is_pruned:  # of a cluster that began with tables, those are compared that the journal makes
             try:
                 texts = [one.text for one in compare_with_journal(file, load_plugins(plugins), DIFFERENCES_MAX)]
             except ReplayMismatchError as error:
-                why_not = f"the journal does not fit itself: {error}"
+                why_not = why_not or f"the journal does not fit itself: {error}"
         found[os.fspath(file)] = {"differences": texts, "why_not": why_not}
     return found
 

@@ -19,6 +19,8 @@ from bedrockish_net.errors import NetError
 DEBUG_VARIABLE = "BEDROCKISH_DEBUG"
 OTHERS = 0o077
 USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
+# Errors of SQLite's that tell of the disk or of a limit of the system, by name: apsw is not imported for them.
+OF_THE_SYSTEM = frozenset({"IOError", "FullError", "CantOpenError", "ReadOnlyError", "PermissionsError", "NoMemError"})
 
 # Imported when asked for: the audit needs Spark, and nobody should wait for the engine to print a help text.
 COMMANDS = {
@@ -167,6 +169,8 @@ def _report(error: BaseException) -> int:
         case OSError():
             where = f"{found.filename}: " if found.filename is not None else ""
             return _fail(f"{where}{found.strerror or found}", 1)
+        case Exception() if type(found).__module__ == "apsw" and type(found).__name__ in OF_THE_SYSTEM:
+            return _fail(f"SQLite cannot read or write a file: {found}; check the disk, quotas and 'ulimit -f'", 1)
         case _:
             text = f"this is a bug: {type(found).__name__}{_place(found)}: {found}; set {DEBUG_VARIABLE}=1 to see more"
             return _fail(text, BUG)

@@ -6,13 +6,13 @@ import sys
 import click
 import trio
 
-from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange, Rows
+from bedrockish.api.requests import ADD, ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE, VOID, MemberChange, Rows
 from bedrockish.api.url import parse_address
 from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument
 from bedrockish.client.trio_client import open_client, target_of
-from bedrockish.errors import UsageError
+from bedrockish.errors import MembershipError, ReadOnlyError, UnavailableError, UsageError
 
 mode_option = click.option(
     "--mode", type=click.Choice(MODES), help="How to print the members; by default a box, in a pipe plain."
@@ -26,6 +26,7 @@ unresolved_option = click.option("--force", is_flag=True, help="Even if the addr
 
 OWN_JOURNAL = "its own journal"
 POLL_S = 1.0
+RECORD_S = 30.0  # in which the members that were stopped have begun again
 
 
 @click.group(cls=UrlGroup)
@@ -183,13 +184,15 @@ def _reason(told: dict[str, object]) -> str:
 def resolve(url: str, transaction: str, force: bool) -> None:
     """Have all members apply TRANSACTION, which fits at no node, as nothing, so that the cluster writes again.
 
-    'bedrockish status' names it. Nobody was told that it happened, unless a member has applied it, which is refused
-    then. What it would have changed stays in the journals: 'bedrockish journal show --changes'. Run it again until
-    every member has done it.
+    'bedrockish status' names it. Its client was not told that it happened, unless a member has applied it; the order is
+    refused then. Its changes stay in the journals: 'bedrockish journal show --changes'. The resolution is an
+    entry of the journal, too. Run the command again until every member has done it.
     """
     found = trio.run(everywhere, url, {"do": "resolve", "txid": transaction, "force": force})
     for node, told in found.items():
         click.echo(f"{node}: {told.get('unreachable') or 'applies it as nothing'}")
+    trio.run(_record_void, url, transaction)
+    click.echo("recorded in the journal")
     sys.exit(3 if any("unreachable" in told for told in found.values()) else 0)
 
 
@@ -208,6 +211,29 @@ def check_address(text: str, *, force: bool) -> None:
                 f"{address.host} does not resolve on this machine; put the name right, or use --force if the members "
                 "resolve it"
             ) from error
+
+
+async def _record_void(url: str, transaction: str) -> None:
+    """Have the cluster record a resolution; its members, which begin again at this moment, get some time for it.
+
+    Raises:
+        BedrockishError: it is not recorded yet.
+    """
+    change = MemberChange(VOID, transaction)
+    until = trio.current_time() + RECORD_S
+    async with open_client(url) as client:
+        while True:
+            try:
+                await client.change_members(change, timeout=RECORD_S)
+            except MembershipError as error:
+                if error.details.get("reason") != "duplicate":
+                    raise
+            except (ReadOnlyError, UnavailableError):
+                if trio.current_time() > until:
+                    raise
+                await trio.sleep(POLL_S)
+                continue
+            return
 
 
 def change_members(url: str, change: MemberChange, mode: str | None, timeout: float | None) -> None:

@@ -33,7 +33,7 @@ from bedrockish.transfer.lake_rows import (
 )
 from bedrockish_journal.feed.change_feed import Committed, parse_cursor
 from bedrockish_journal.model.changes import same_value
-from bedrockish_journal.spark.source.declared import folded
+from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.storage.schema_steps import put_in_force, switch
 from bedrockish_journal.storage.table_layout import Applier, RowMismatchError, user_tables
 from bedrockish_journal.verify.replay import Prepare

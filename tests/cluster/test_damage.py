@@ -15,7 +15,11 @@ import pytest
 import trio
 
 from bedrockish import open_client
+from bedrockish.client.feed import Changes
 from bedrockish.errors import BedrockishError, ReadOnlyError, VoidedError
+from bedrockish_journal.arrow import read_journal
+from bedrockish_journal.model.membership import read_membership
+from bedrockish_journal.model.transaction import decode_transaction
 from tests.cluster import touchy
 from tests.cluster.story import insist, judge_files, level, ready, rows, send_signal, status_of, until
 from tests.cluster.test_members import newcomer, voters
@@ -445,7 +449,10 @@ async def test_an_entry_that_fits_nowhere_stops_writes_and_nothing_else(faulty: 
     assert "stops no node" in told
     status, told = await cli("member", "resolve", faulty.url(), txid)
     assert status == 0, told
+    assert told.endswith("recorded in the journal\n")
     await serving(faulty)
+    status, told = await cli("member", "resolve", faulty.url(), txid)  # once more, to no effect
+    assert status == 0, told
     await insist(faulty.url(1), "INSERT INTO t VALUES (3, 'later')", [], "two")
     await level(faulty)
     assert [await count_poison(faulty, index) for index in range(3)] == [0, 0, 0]
@@ -455,11 +462,26 @@ async def test_an_entry_that_fits_nowhere_stops_writes_and_nothing_else(faulty: 
     status, told = await cli("verify", faulty.url())
     assert status == 0, told
     assert "Traceback" not in said(faulty)
+    await all_safe(faulty)
+    async with open_client(faulty.url(2, only=True)) as client:
+        fed = [one async for one in Changes(client, follow=False)]
+        listed = (await client.execute("SELECT DISTINCT transaction_id FROM bedrockish_changes")).rows
+    assert "one" not in {one.command for one in fed} | {command for (command,) in listed}
     faulty.stop()
     for node in faulty.nodes:
         (faulty.directory / f"fault-{node.name}").unlink(missing_ok=True)
         status, told = await cli("journal", "verify", "--tables", "--plugin", touchy.__name__, str(node.database))
         assert status == 0, told
+        changes = read_journal(node.database, table="changes").read_all().to_pylist()
+        assert {one["command"] for one in changes} >= {"two"}
+        assert "one" not in {one["command"] for one in changes}
+    (said_void,) = rows(faulty.nodes[0], "SELECT body FROM bedrockish_journal WHERE kind = 'members'")[-1]
+    assert [str(one) for one in read_membership(decode_transaction(said_void).changes).void] == [txid]
+    for node in faulty.nodes:
+        with closing(sqlite3.connect(node.database)) as db, db:
+            db.execute("DELETE FROM bedrockish_meta WHERE key LIKE 'void:%'")
+    status, told = await cli("journal", "verify", *[str(node.database) for node in faulty.nodes])
+    assert (status, told.count(f"A: void: a membership says that {txid} is applied as nothing")) == (1, 1), told
 
 
 async def unless_unavailable(holds: Callable[[], Awaitable[bool]]) -> bool:

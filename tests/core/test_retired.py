@@ -72,8 +72,14 @@ def test_the_encoded_form_has_them_only_if_there_are_any() -> None:
     assert len(cbor2.loads(encode_membership(LATER))) == 5
     assert len(cbor2.loads(encode_membership(replace(LATER, retired={})))) == 4
     fields = cbor2.loads(encode_membership(LATER))
-    assert read_membership(cbor2.dumps([*fields, {}, "of a later release"])).retired == {"D": 2}
+    assert read_membership(cbor2.dumps([*fields, {}, [], [], "of a later release"])).retired == {"D": 2}
     nonsense: object
+    void = replace(LATER, void=(Txid(7, "A"),))
+    assert decode_membership(encode_membership(void)) == void
+    assert cbor2.loads(encode_membership(void))[5:] == [{}, [], [[7, "A"]]]
+    for nonsense in ("void", [7], [["A", 7]], 5):
+        with pytest.raises(EntryMalformedError):
+            read_membership(cbor2.dumps([*fields, {}, [], nonsense]))
     for nonsense in ([], {"D": "2"}, {"D": -1}, {7: 2}):
         with pytest.raises(EntryMalformedError):
             read_membership(cbor2.dumps([*fields[:4], nonsense]))

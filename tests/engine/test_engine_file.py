@@ -291,6 +291,23 @@ def test_a_membership_entry_changes_the_membership(make_node: MakeNode) -> None:
     assert node.engine.recover().membership == after
 
 
+def test_membership_entry_voids_transactions_durably(make_node: MakeNode) -> None:
+    """A node that missed the operator's order follows the entry."""
+    node = make_node()
+    node.run(SCHEMA)
+    prepared = node.prepare("INSERT INTO t(filler) VALUES (1)")
+    after = Membership(1, MEMBERSHIP.members, void=(Txid(5, "B"),))
+    members = type(prepared)(prepared.base, 1, False, MEMBERS, AccessSet(), encode_membership(after), prepared.result)
+    node.apply(node.entry(members))
+    assert node.engine.void == {Txid(5, "B")}
+    node.engine.flush()
+    node.engine.close()
+
+    again = Engine.open(node.path, founding=None)
+    assert again.void == {Txid(5, "B")}
+    again.close()
+
+
 def test_entries_are_found_by_place_command_and_name(node: TestNode) -> None:
     node.run(SCHEMA)
     node.run("INSERT INTO t(filler) VALUES (1)")

@@ -51,6 +51,28 @@ def test_a_file_of_another_node_is_refused(make_node: MakeNode) -> None:
     reopened.close()
 
 
+@pytest.mark.parametrize(
+    ("sql", "named"),
+    [
+        ("CREATE TRIGGER bedrockish_x AFTER INSERT ON t BEGIN SELECT 1; END", "trigger bedrockish_x on t"),
+        ("CREATE TABLE bedrockish_x(a)", "table bedrockish_x"),
+        ("CREATE INDEX Bedrockish_journal_place2 ON t(filler)", "index Bedrockish_journal_place2 on t"),
+        ("CREATE VIEW bedrockish_schemas AS SELECT 1", "view bedrockish_schemas"),
+    ],
+)
+def test_file_with_objects_that_no_node_makes_is_refused(make_node: MakeNode, sql: str, named: str) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.engine.flush()
+    node.engine.close()
+    db = apsw.Connection(str(node.path))
+    db.execute(sql).fetchall()
+    db.close()
+
+    with pytest.raises(ConfigError, match=f"has what no node makes: {named}; another program has put it there"):
+        Engine.open(node.path, founding=None)
+
+
 def test_unusable_files_are_refused_in_one_line(tmp_path: Path) -> None:
     text = tmp_path / "text.db"
     text.write_text("not a database at all, though long enough to have a header" * 20)

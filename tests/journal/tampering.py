@@ -11,7 +11,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,92 +20,31 @@ import cbor2
 
 from bedrockish_journal.model.transaction import DIGEST_BYTES, MEMBERS, ROWS, SCHEMA, head
 from bedrockish_journal.model.vector import covers
+from tests.journal.forger import (
+    ACCESS_SET,
+    ACTIVATES,
+    ADOPTED,
+    AFTER,
+    CHANGES,
+    CLOCK,
+    CLOCK_IN_BODY,
+    COMMAND,
+    CONFIG,
+    ISOLATION,
+    JOINED,
+    MIDDLE,
+    QUORUM,
+    RESULT,
+    ROLLBACKS,
+    SAFE,
+    SCHEMA_SEEN,
+    SHARES,
+    TICK,
+    USERS,
+    Forger,
+    Row,
+)
 from tests.journal.world import World
-
-CLOCK_IN_BODY, AFTER, SCHEMA_SEEN, CONFIG, COMMAND = 1, 3, 5, 6, 7  # places in a body
-ACCESS_SET, CHANGES, RESULT = 10, 11, 12
-ACTIVATES, JOINED, SHARES, USERS = 14, 15, 16, 17
-TICK, CLOCK, QUORUM, ADOPTED = 2, 3, 5, 6  # places in a label
-MIDDLE = 8  # a tick of A's, somewhere in the middle
-
-
-@dataclass
-class Row:
-    """An entry in a file, decoded."""
-
-    seq: int
-    leader: str
-    tick: int
-    clock: int
-    repeat: int
-    label: list[Any]
-    body: list[Any]
-    prev: bytes
-    hash: bytes
-
-
-class Forger:
-    """The file of one node, with write access for an attacker."""
-
-    def __init__(self, path: Path) -> None:
-        self.node = path.stem
-        self.db = sqlite3.connect(path)
-        for index in ("place", "command", "txid"):
-            self.db.execute(f"DROP INDEX IF EXISTS bedrockish_journal_{index}")
-
-    def rows(self, leader: str | None = None) -> list[Row]:
-        found = self.db.execute(
-            "SELECT seq, leader, tick, clock, repeat, label, body, prev, hash FROM bedrockish_journal "
-            "ORDER BY leader, tick"
-        )
-        parts = [(*row[:5], row[5:7], row[7:]) for row in found]
-        every = [Row(*place, *map(cbor2.loads, packed), *ends) for *place, packed, ends in parts]
-        return [row for row in every if leader in (None, row.leader)]
-
-    def row(self, leader: str, tick: int) -> Row:
-        return next(row for row in self.rows(leader) if row.tick == tick)
-
-    def write(self, row: Row, **columns: Any) -> None:
-        """Put an entry back, and hash all of its timeline again."""
-        self.put(row, **columns)
-        self.hash_again(row.leader)
-
-    def put(self, row: Row, **columns: Any) -> None:
-        columns = {"label": cbor2.dumps(row.label), "body": cbor2.dumps(row.body), **columns}
-        names = ", ".join(f"{name} = ?" for name in columns)
-        self.run(f"UPDATE bedrockish_journal SET {names} WHERE seq = ?", *columns.values(), row.seq)
-
-    def hash_again(self, leader: str) -> None:
-        query = "SELECT seq, label, body, prev FROM bedrockish_journal WHERE leader = ? ORDER BY tick"
-        head: bytes | None = None
-        for seq, label, body, prev in self.db.execute(query, (leader,)).fetchall():
-            before = prev if head is None else head
-            head = sha256(before + label + body).digest()
-            self.db.execute("UPDATE bedrockish_journal SET prev = ?, hash = ? WHERE seq = ?", (before, head, seq))
-
-    def run(self, sql: str, *values: Any) -> None:
-        assert self.db.execute(sql, values).rowcount != 0, "the tampering changes nothing"
-
-    def founding(self, change: Callable[[dict[str, list[Any]]], None]) -> None:
-        (said,) = self.db.execute("SELECT value FROM bedrockish_meta WHERE key = 'bootstrap'").fetchone()
-        version, members, *rest = cbor2.loads(said)
-        change(members)
-        self.run("UPDATE bedrockish_meta SET value = ? WHERE key = 'bootstrap'", cbor2.dumps([version, members, *rest]))
-
-    def of_kind(self, kind: str) -> Row:
-        return next(row for row in self.rows() if row.body[9] == kind)
-
-    def membership(self, change: Callable[[list[Any]], None]) -> None:
-        """Change what the change of the membership says."""
-        row = self.of_kind(MEMBERS)
-        said = cbor2.loads(row.body[CHANGES])
-        change(said)
-        row.body[CHANGES] = cbor2.dumps(said)
-        self.write(row)
-
-    def joined(self) -> Row:
-        return next(row for row in self.rows("A") if len(row.body) > JOINED and not row.repeat and row.body[JOINED])
-
 
 Files = dict[str, Forger]
 Deed = Callable[[Files], None]
@@ -339,6 +278,16 @@ def anothers(file: Forger) -> None:
     file.write(row)
 
 
+def unknown_user(file: Forger) -> None:
+    row = of_users(file)
+    row.body[USERS] = ["mallory"] * len(row.body[USERS])
+    file.write(row)
+
+
+def role(said: list[Any], user: str, number: int) -> None:
+    said[5][user][1] = number
+
+
 def of_version_2(file: Forger) -> None:
     row = file.row("A", MIDDLE)
     row.body[0] = 2
@@ -362,8 +311,8 @@ def held_by_one(file: Forger) -> None:
 
 def counted_by_the_older(file: Forger) -> None:
     row = of_users(file)
-    assert row.body[CONFIG] == 1
-    row.body[CONFIG] = 0
+    assert row.body[CONFIG] == 3
+    row.body[CONFIG] = 2
     file.write(row)
 
 
@@ -389,7 +338,12 @@ def defined_otherwise(file: Forger) -> None:
 
 def in_force_later(file: Forger) -> None:
     row = file.of_kind(SCHEMA)
-    row.body[ACTIVATES:] = [row.clock + 1]
+    row.body[ACTIVATES:] = [max(one.clock for one in file.rows()) + 1]
+    for one in file.rows():
+        one.body[SCHEMA_SEEN] = 0
+        file.put(row if one.seq == row.seq else one)
+    for leader in "ABC":
+        file.hash_again(leader)
     file.write(row)
 
 
@@ -405,8 +359,8 @@ def in_other_bytes(file: Forger) -> None:
     """The same, encoded as no node encodes it: a zero in two bytes."""
     row = file.row("A", MIDDLE)
     packed = [cbor2.dumps(item) for item in row.body]
-    assert packed[SCHEMA_SEEN] == b"\0"
-    packed[SCHEMA_SEEN] = b"\x18\0"
+    assert packed[SCHEMA_SEEN] == b"\1"
+    packed[SCHEMA_SEEN] = b"\x18\1"
     file.put(row, body=head(4, len(packed)) + b"".join(packed))
     file.hash_again("A")
 
@@ -418,7 +372,7 @@ def one_more_field(file: Forger) -> None:
 
 
 def made_admin(file: Forger) -> None:
-    file.membership(lambda said: said[5]["ann"].__setitem__(1, 4))
+    file.membership(lambda said: said[5]["bob"].__setitem__(1, 4))
 
 
 def order_as_may_be(file: Forger) -> None:
@@ -513,6 +467,147 @@ def stranger(file: Forger) -> None:
     file.founding(lambda members: members.__setitem__("X", ["elsewhere:1", False, "x"]))
 
 
+def field(place: int, value: Any) -> Callable[[Forger], None]:
+    """Put something else into a field of a body in the middle of A's timeline; ``value`` may make it of the entry."""
+
+    def do(file: Forger) -> None:
+        row = next(row for row in sole(file) if row.tick >= MIDDLE)
+        row.body[place] = value(row, file) if callable(value) else value
+        file.write(row)
+
+    return do
+
+
+def given_up(leader: str) -> Callable[[Forger], None]:
+    def do(file: Forger) -> None:
+        row = next(row for row in sole(file) if row.tick >= MIDDLE)
+        other = next(row for row in file.rows(leader) if row.label[ADOPTED] is None)
+        row.body[ROLLBACKS] = [[other.clock, other.body[2]]]
+        file.write(row)
+
+    return do
+
+
+def safe_too_high(file: Forger) -> None:
+    """A entry says that its snapshot was safe up to a commit of another node that it had not seen."""
+    for row in sole(file):
+        for other in file.rows("B"):
+            unseen = other.tick > row.body[AFTER].get("B", 0)
+            if (
+                unseen
+                and row.body[SAFE] < other.clock < row.clock
+                and not other.repeat
+                and other.label[ADOPTED] is None
+            ):
+                row.body[SAFE] = other.clock
+                file.write(row)
+                return
+    raise AssertionError("the tampering changes nothing")
+
+
+def in_meta(key: str, value: Any) -> Callable[[Forger], None]:
+    return lambda file: file.run("INSERT OR REPLACE INTO bedrockish_meta VALUES (?, ?)", key, value)
+
+
+def void(file: Forger) -> None:
+    """The last entry is taken for one that an operator had applied as nothing, and its row is gone."""
+    row = max(file.rows(), key=lambda row: row.clock)
+    (_, ((_, op, rowid, *_),)) = cbor2.loads(row.body[CHANGES])
+    assert op == "INSERT"
+    file.run("DELETE FROM note WHERE rowid = ?", rowid)
+    in_meta(f"void:{row.body[2]}-{row.clock:x}", 1)(file)
+
+
+def past(command: str | None, clock: int) -> Callable[[Forger], None]:
+    def do(file: Forger) -> None:
+        file.db.execute("CREATE TABLE IF NOT EXISTS bedrockish_past(command, clock, origin)")
+        file.run(
+            "INSERT INTO bedrockish_past VALUES (?, ?, 'A')", command or file.row("A", MIDDLE).body[COMMAND], clock
+        )
+
+    return do
+
+
+def packed(leader: str) -> Callable[[Forger], None]:
+    """A pack of places that are not packed, or not there at all."""
+
+    def do(file: Forger) -> None:
+        file.db.execute("CREATE TABLE IF NOT EXISTS bedrockish_packed(leader, first, last, prev, hash, entries)")
+        file.run("INSERT INTO bedrockish_packed VALUES (?, 1, 5, ?, ?, x'00')", leader, b"0" * 32, b"1" * 32)
+
+    return do
+
+
+def integers_as_reals(file: Forger) -> None:
+    """A column of integers gets a real number, which SQLite would not keep."""
+    for row in sole(file):
+        tables, changes = cbor2.loads(row.body[CHANGES])
+        for change in changes:
+            if tables[change[0]][0] == "note" and change[5] is not None and type(change[5][1]) is int:
+                change[5][1] = float(change[5][1])
+                row.body[CHANGES] = cbor2.dumps([tables, changes])
+                file.write(row)
+                return
+    raise AssertionError("the tampering changes nothing")
+
+
+def index_that_lacks_a_row(file: Forger) -> None:
+    file.db.execute("PRAGMA writable_schema = ON")
+    file.run("UPDATE sqlite_master SET sql = sql || ' WHERE id < 0' WHERE name = 'account_owner'")
+    file.db.commit()
+    path = file.db.execute("PRAGMA database_list").fetchone()[2]
+    file.db.close()
+    file.db = sqlite3.connect(path)
+    file.db.execute("REINDEX account_owner")
+    file.db.execute("PRAGMA writable_schema = ON")
+    file.run("UPDATE sqlite_master SET sql = replace(sql, ' WHERE id < 0', '') WHERE name = 'account_owner'")
+
+
+def makes(what: str) -> Callable[[Forger], None]:
+    def do(file: Forger) -> None:
+        file.db.execute(f"CREATE {what}")
+
+    return do
+
+
+def edited_from_the_beginning(file: Forger) -> None:
+    """A row is edited, and the file says that the cluster began with tables, so that the journal cannot know it."""
+    file.run("UPDATE note SET text = 'x'")
+    in_meta("began_with", 1)(file)
+
+
+def retold(file: Forger) -> None:
+    """The whole history of the last row is another one, in every image of it, and so is the row."""
+    row = max(file.rows(), key=lambda row: row.clock)
+    tables, changes = cbor2.loads(row.body[CHANGES])
+    changes[0][5][0] = "retold"
+    row.body[CHANGES] = cbor2.dumps([tables, changes])
+    file.run("UPDATE note SET text = 'retold' WHERE rowid = ?", changes[0][2])
+    file.write(row)
+
+
+def other_id(file: Forger) -> None:
+    row = sole(file)[-1]
+    row.body[COMMAND] = "another-id"
+    file.write(row, command="another-id")
+
+
+def ids_exchanged(file: Forger) -> None:
+    row = file.joined()
+    first, (joined, *_) = row.body[COMMAND], row.body[JOINED]
+    row.body[COMMAND], joined[0] = joined[0], first
+    file.run("UPDATE bedrockish_joined SET command = ? WHERE command = ?", first, row.body[COMMAND])
+    file.write(row, command=row.body[COMMAND])
+
+
+def less_seen(file: Forger) -> None:
+    """The last entry says that it had seen one commit less, which is concurrent with it then, and did not meet it."""
+    row = max(file.rows("B"), key=lambda row: row.clock)
+    row.body[AFTER]["C"] -= 1
+    row.body[SAFE] = 0
+    file.write(row)
+
+
 SEEN: dict[str, tuple[str, Deed]] = {
     "an undecodable body": ("bytes", everywhere(unreadable)),
     "an entry of a later version": ("bytes", everywhere(of_version_2)),
@@ -541,10 +636,10 @@ SEEN: dict[str, tuple[str, Deed]] = {
     "an approval from before what was seen": ("approval", everywhere(other_approvers)),
     "an approval dated later than possible": ("approval", everywhere(too_late)),
     "a founder demoted in one file": ("members", in_b(demote)),
-    "a membership left out": ("members", everywhere(lambda f: f.membership(lambda said: said.__setitem__(0, 2)))),
+    "a membership left out": ("members", everywhere(lambda f: f.membership(lambda said: said.__setitem__(0, 4)))),
     "a timeline retired that goes on": (
         "members",
-        everywhere(lambda f: f.membership(lambda said: said.__setitem__(4, {"C": 1}))),
+        everywhere(lambda f: f.membership(lambda said: said.__setitem__(4, {"C": 3}))),
     ),
     "a commit taken for a repeat": ("txid", in_b(column("repeat = 1"))),
     "a repeat of another content": ("txid", everywhere(repeats_otherwise)),
@@ -563,6 +658,55 @@ SEEN: dict[str, tuple[str, Deed]] = {
     "a schema in force later": ("tables", everywhere(in_force_later)),
     "a table defined otherwise": ("tables", everywhere(defined_otherwise)),
     "a row edited behind the journal": ("tables", everywhere(lambda f: f.run("UPDATE note SET text = 'x'"))),
+    "an unknown isolation": ("bytes", everywhere(field(ISOLATION, "whatever"))),
+    "a pack of places that are not packed": ("columns", in_b(packed("A"))),
+    "a pack of a timeline that is not there": ("columns", in_b(packed("Z"))),
+    "the file of another node": ("members", in_b(in_meta("store", "store of A"))),
+    "a stranger among the founders, without a vote": ("members", everywhere(lambda file: stranger(file))),
+    "a user made admin in passing": ("members", everywhere(lambda f: f.membership(lambda said: role(said, "ann", 4)))),
+    "an unknown role": ("members", everywhere(lambda f: f.membership(lambda said: role(said, "bob", 9)))),
+    "another password in passing": (
+        "members",
+        everywhere(lambda f: f.membership(lambda said: said[5]["ann"].__setitem__(0, "mine"))),
+    ),
+    "a release level that falls": ("members", everywhere(lambda f: f.membership(lambda said: said.__setitem__(3, 1)))),
+    "another cluster": ("members", everywhere(lambda f: f.membership(lambda said: said.__setitem__(2, "other")))),
+    "another address of a member": (
+        "members",
+        everywhere(lambda f: f.membership(lambda said: said[1]["B"].__setitem__(0, "evil:1"))),
+    ),
+    "a user that is gone without a removal": (
+        "members",
+        everywhere(lambda f: f.membership(lambda said: said[5].pop("ann"))),
+    ),
+    "a beginning with tables, by one file": ("members", in_b(in_meta("began_with", 1))),
+    "a command of a user that was removed": (
+        "users",
+        everywhere(lambda f: f.membership(lambda said: said[5].__setitem__("ann", None))),
+    ),
+    "a reader who wrote": ("users", everywhere(lambda f: f.membership(lambda said: role(said, "bob", 1)))),
+    "a command that is there, among those that were removed": ("command", in_b(past(None, 0))),
+    "a command removed where nothing was": ("command", in_b(past("pay-4711", 5))),
+    "a commit applied as nothing, by one file": ("void", in_b(void)),
+    "a commit applied as nothing, by all files": ("void", everywhere(void)),
+    "a resolution that a file does not follow": (
+        "void",
+        everywhere(lambda f: f.membership(lambda said: said.extend([[], [[f.row("A", MIDDLE).clock, "A"]]]))),
+    ),
+    "a safe time above what was seen": ("safe", everywhere(safe_too_high)),
+    "a safe time at its own clock": ("safe", everywhere(field(SAFE, lambda row, _file: row.clock))),
+    "a version of the schema that never was": ("schema", everywhere(field(SCHEMA_SEEN, 99))),
+    "a version of the schema from before": ("schema", everywhere(field(SCHEMA_SEEN, 0))),
+    "a commit that its leader gave up": ("rollbacks", everywhere(given_up("A"))),
+    "a commit that another leader gave up": ("rollbacks", everywhere(given_up("B"))),
+    "an integer as a real number": ("tables", everywhere(integers_as_reals)),
+    "an index that lacks a row": ("tables", in_b(index_that_lacks_a_row)),
+    "rows edited in a cluster that began with tables": ("tables", everywhere(edited_from_the_beginning)),
+    "a trigger under a name of the node's": (
+        "tables",
+        in_b(makes("TRIGGER bedrockish_x AFTER UPDATE ON note BEGIN SELECT 1; END")),
+    ),
+    "a table under a name of the node's": ("tables", in_b(makes("TABLE bedrockish_x(a)"))),
 }
 UNSEEN: dict[str, Deed] = {
     "the end cut everywhere, with its rows": everywhere(rows_undone),
@@ -570,7 +714,12 @@ UNSEEN: dict[str, Deed] = {
     "a later clock at the end": everywhere(post_dated),
     "read sets emptied": everywhere(forgets(0, 1)),
     "the beginning removed everywhere": everywhere(pruned),
-    "a stranger among the founders, without a vote": everywhere(stranger),
+    "an isolation of less": everywhere(field(ISOLATION, "snapshot")),
+    "a user that no membership names": everywhere(lambda file: unknown_user(file)),
+    "a row's whole history retold": everywhere(retold),
+    "another id of a command": everywhere(other_id),
+    "the ids of two commands that share a transaction exchanged": everywhere(ids_exchanged),
+    "one commit less that was seen": everywhere(less_seen),
     "a joined command gone everywhere": everywhere(never_joined_nor_listed),
     "a command said to be another user's": everywhere(anothers),
     "changes said to be another command's": everywhere(shared_otherwise(0, 2)),
@@ -596,11 +745,14 @@ def make(folder: Path) -> Path:
     """Write sound journals of three nodes: shared commands, adoptions, users; the last two are concurrent."""
     folder.mkdir()
     world = World(folder, 11).run(90)
-    members = {name: ["localhost:1", True, ""] for name in world.nodes}
-    said = [1, members, "cluster", 2, {}, {"ann": ["", 1, 1], "bob": ["", 2, 1]}]
-    world.commit("A", world.transaction("A", MEMBERS, cbor2.dumps(said)))
-    world.settle()
-    world.config = 1
+    members = {name: [f"localhost:{port}", True, f"store of {name}"] for port, name in enumerate(world.nodes)}
+    users: dict[str, list[Any]] = {}
+    for version, more in ((1, {}), (2, {"ann": ["", 2, 2]}), (3, {"bob": ["", 2, 3]})):
+        users |= more
+        said = [version, members, "cluster", 2, {}, dict(sorted(users.items()))]
+        world.commit("A", world.transaction("A", MEMBERS, cbor2.dumps(said)))
+        world.settle()
+        world.config = version
     both = world.nodes["C"].execute([f"INSERT INTO note(rowid, text) VALUES ({row}, 'ours')" for row in (801, 802)])
     shared = replace(
         world.transaction("C", ROWS, both), joined=(("bobs", b"done"),), shares=(1, 1), users=("ann", "bob"), body=b""

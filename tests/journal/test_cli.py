@@ -40,9 +40,9 @@ def test_show_prints_labels_newest_last(world: World) -> None:
     lines = result.output.splitlines()
     assert lines[0].startswith("A1: COMMIT A-10000000001=[1, 0, 0, 0, 0] after [0, 0, 0, 0, 0] CREATE TABLE account(")
     assert lines[1:] == [
-        "A2: COMMIT A-10000000002=[2, 0, 0, 0, 0] after [1, 0, 0, 0, 0] account 42",
-        "A3: COMMIT A-10000000003=[3, 0, 0, 0, 0] after [2, 0, 0, 0, 0] account 42",
-        "C1: COMMIT C-10000000004=[3, 0, 1, 0, 0] after [3, 0, 0, 0, 0] pair ('p', 1)",
+        "A2: COMMIT A-10000000003=[2, 0, 0, 0, 0] after [1, 0, 0, 0, 0] account 42",
+        "A3: COMMIT A-10000000004=[3, 0, 0, 0, 0] after [2, 0, 0, 0, 0] account 42",
+        "C1: COMMIT C-10000000005=[3, 0, 1, 0, 0] after [3, 0, 0, 0, 0] pair ('p', 1)",
     ]
 
 

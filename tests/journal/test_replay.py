@@ -1,5 +1,6 @@
 """Replay: every causally valid order rebuilds the same database; what does not fit is refused by name."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +85,8 @@ def test_a_change_that_does_not_find_its_row_is_named(world: World, tmp_path: Pa
 def test_a_schema_change_that_sqlite_refuses_is_named(world: World, tmp_path: Path) -> None:
     node = world.nodes["A"]
     node._change = lambda entry: None  # type: ignore[method-assign]
-    node.take(world.entry("A", world.transaction("A", "schema", encode_statements(["CREATE TABLE note(a)"]))))
+    change = world.transaction("A", "schema", encode_statements(["CREATE TABLE note(a)"]))
+    node.take(world.entry("A", dataclasses.replace(change, activates=0, body=b"")))
     with pytest.raises(ReplayMismatchError, match=r"A2 of node .* refuses the schema change 'CREATE TABLE note"):
         replay([node.path], tmp_path / "x.db")
 

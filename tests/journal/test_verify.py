@@ -341,7 +341,7 @@ def test_cut_tail_is_found_by_files_that_have_it(world: World) -> None:
 def test_quorums_follow_the_membership_in_force(tmp_path: Path) -> None:
     world = World(tmp_path, 1)
     world.begin()
-    changed = world.members("A", 1, ("A", "B", "C", "D", "E"))
+    changed = world.members("A", 1, ("A", "B", "C", "D"))
     world.settle()
     plain = world.transaction("A", "rows", world.nodes["A"].execute([]))
     world.commit("A", replace(plain, config=1, body=b""))

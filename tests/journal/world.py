@@ -82,6 +82,9 @@ class Node:
         elif entry.transaction.kind == SCHEMA:
             for statement in SCHEMA_SQL:
                 self.db.execute(statement)
+            version = entry.transaction.schema + 1
+            schema.schedule(self.db, entry.transaction, version, SCHEMA_SQL)
+            schema.settle(self.db, version, "")
         self.db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
 
     def settle(self, draw: random.Random) -> None:
@@ -146,6 +149,9 @@ class World:
         self.clock = 1 << 40
         self.commands = 0
         self.config = 0  # the membership under which transactions begin
+        self.version = 0  # of the schema, on which they run
+        self.open: set[Txid] = set()  # begun, and not committed
+        self.places: dict[Txid, list[tuple[str, int]]] = {}  # committed
         self.last: dict[str, tuple[str, int]] = {}  # which commit last touched a row
 
     def transaction(self, leader: str, kind: str, changes: bytes, command: str | None = None) -> Transaction:
@@ -153,11 +159,13 @@ class World:
         self.commands += 1
         node = self.nodes[leader]
         access_set = written(changes) if kind == ROWS else AccessSet()
+        txid, safe = Txid(self.clock, leader), self.safe(node.applied)
+        self.open.add(txid)
         return Transaction(
-            Txid(self.clock, leader),
+            txid,
             dict(node.applied),
-            0,
-            0,
+            safe,
+            self.version,
             self.config,
             command or f"command-{self.commands}",
             "serializable",
@@ -165,7 +173,19 @@ class World:
             replace(access_set, read_points=access_set.write_points),  # what it changed it has read before
             changes,
             b"",
+            activates=self.clock + 1 if kind == SCHEMA else 0,
         )
+
+    def safe(self, applied: dict[str, int]) -> int:
+        """Return the clock up to which nothing can appear any more that a node has not applied."""
+        safe = 0
+        for txid, places in sorted(self.places.items()):
+            if not any(applied.get(leader, 0) >= tick for leader, tick in places) or txid > min(
+                self.open, default=txid
+            ):
+                break
+            safe = txid.clock
+        return safe
 
     def entry(self, leader: str, transaction: Transaction) -> Entry:
         """Label a transaction as the next commit of a leader, approved by all nodes."""
@@ -175,6 +195,8 @@ class World:
         # The approvers had caught up with the transaction's base: their own tick is at least the one in it.
         quorum = {name: max(at, transaction.base.get(name, 0)) for name, at in quorum.items()}
         adopted = None if transaction.txid.leader == leader else transaction.txid.leader
+        self.open.discard(transaction.txid)
+        self.places.setdefault(transaction.txid, []).append((leader, tick))
         return Entry(leader, tick, quorum, transaction, adopted, node.heads.get(leader, GENESIS))
 
     def commit(self, leader: str, transaction: Transaction) -> Entry:
@@ -192,6 +214,8 @@ class World:
         """Make the tables, everywhere."""
         first = self.names[0]
         self.commit(first, self.transaction(first, SCHEMA, encode_statements(SCHEMA_SQL)))
+        self.clock += 1  # it is in force from the next clock on
+        self.version += 1
         self.settle()
 
     def settle(self) -> None:
@@ -258,7 +282,7 @@ class World:
         return self
 
     def members(self, leader: str, version: int, voters: tuple[str, ...]) -> Entry:
-        packed = cbor2.dumps([version, {node: ["localhost:1", True, ""] for node in voters}])
+        packed = cbor2.dumps([version, {node: [f"localhost:{NODES.index(node)}", True, ""] for node in voters}])
         return self.commit(leader, self.transaction(leader, MEMBERS, packed))
 
     @property

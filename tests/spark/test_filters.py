@@ -169,6 +169,11 @@ def test_changes_of_other_tables_are_left_out(tmp_path: Path) -> None:
         row["table"] for piece in reader.partitions() for got in reader.read(piece) for row in got.to_pylist()
     ]
     assert names_read == ["t", "T", "t"]
+    for given in ("T", "t", "U,T"):
+        options = Options.parse({"path": str(path), "table": "changes", "tables": given})
+        reader = BedrockishReader(options, {"table": "STRING"}, TABLES["changes"])
+        (batch,) = [got for piece in reader.partitions() for got in reader.read(piece)]
+        assert batch.num_rows == 3 + given.count(",")
     with pytest.raises(ValueError, match="'tables' is for the table changes"):
         Options.parse({"path": "x", "tables": "t"})
 

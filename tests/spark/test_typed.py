@@ -26,6 +26,7 @@ from bedrockish_journal.model.changes import (
     same_value,
 )
 from bedrockish_journal.model.errors import EntryMalformedError, FileMissingError
+from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.spark.export.sink import parquet_batches
 from bedrockish_journal.spark.source import declared as declaring
@@ -347,7 +348,18 @@ def test_spark_reads_and_streams_typed_rows_across_a_schema_change(spark: SparkS
     assert run() == [*((n, None) for n in range(10)), (10, "new")]
 
 
+def test_tables_that_never_were_are_refused_and_those_that_were_are_read(tmp_path: Path) -> None:
+    world = World()
+    schema(world, create("artist"), create("gone"), "DROP TABLE gone")
+    commit(world, insert("artist", COLUMNS, *[None] * len(COLUMNS)))
+    path = world.write(tmp_path)[0]
+    found = read_journal(path, table="changes", tables="ARTIST,Gone").read_all()
+    assert found.num_rows == 1
+    with pytest.raises(FileMissingError, match="there is no table 'artists'"):
+        read_journal(path, table="changes", tables="artists")
+
+
 def test_the_word_that_a_statement_begins_with() -> None:
     assert declaring._OF_TABLES.match("/* a */ -- b\n alter  TABLE t ADD c")
     assert not declaring._OF_TABLES.match("CREATE INDEX i ON t(v)")
-    assert declaring.folded(string.ascii_uppercase + "Ü") == string.ascii_lowercase + "Ü"
+    assert folded(string.ascii_uppercase + "Ü") == string.ascii_lowercase + "Ü"

@@ -101,7 +101,7 @@ class Member:
 
 @value
 class Membership:
-    """Who is in the cluster, as of some commit.
+    """The members and users of the cluster, as of some commit.
 
     Attributes:
         version: how many changes there were before; 0 is what the cluster was founded with.
@@ -112,6 +112,7 @@ class Membership:
         retired: timelines of nodes that left, which no vector names any more, each with the version from which on.
         users: of the cluster, by name; None for one that was removed.
         former: names of nodes that voted before and do not now, sorted: no other file gets such a name.
+        void: transactions that fit at no node, and that an operator had all members apply as nothing.
     """
 
     version: int
@@ -121,6 +122,7 @@ class Membership:
     retired: Mapping[str, int] = field(default_factory=dict)
     users: Mapping[str, UserSaid | None] = field(default_factory=dict, repr=False)
     former: tuple[str, ...] = ()
+    void: tuple[Txid, ...] = ()
 
     @property
     def voters(self) -> list[str]:
@@ -138,7 +140,7 @@ def encode_membership(membership: Membership) -> bytes:
     # The journal has its own types for what it says of members: readers of it need not have the core.
     members = tuple(MemberSaid(m.node, m.address, m.voter, m.store) for m in membership.members.values())
     cluster = membership.cluster_id, membership.level, membership.retired, membership.users, membership.former
-    return pack_membership(MembershipSaid(membership.version, members, *cluster))
+    return pack_membership(MembershipSaid(membership.version, members, *cluster, membership.void))
 
 
 def decode_membership(data: bytes) -> Membership:
@@ -149,7 +151,8 @@ def decode_membership(data: bytes) -> Membership:
     """
     said = read_membership(data)
     members = {one.node: Member(*one) for one in said.members}
-    return Membership(said.version, members, said.cluster_id, said.level, said.retired, said.users, said.former)
+    later = said.cluster_id, said.level, said.retired, said.users, said.former, said.void
+    return Membership(said.version, members, *later)
 
 
 @value

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from bedrockish.api.requests import ADD, MEMBER_ACTIONS, RAISE, USER_ACTIONS, MemberChange
+from bedrockish.api.requests import ADD, MEMBER_ACTIONS, RAISE, USER_ACTIONS, VOID, MemberChange
 from bedrockish.common.levels import UNKNOWN
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.core.state.settings import approvals_needed
 from bedrockish.core.state.users import change_users
 from bedrockish.errors import MembershipError
+from bedrockish_journal.model.transaction import parse_txid
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,15}")
 ANYWHERE = ("0.0.0.0", "[::]", "::", "*")
@@ -23,7 +24,7 @@ BEHIND_MAX = 1_000  # commits that a learner may lack when it becomes a voter; i
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the node that makes a change knows of the members.
+    """The knowledge of the members at the node that makes a change.
 
     Attributes:
         alive: those heard of lately, itself included.
@@ -34,6 +35,7 @@ class Facts:
         cluster_id: random; for a cluster of release 0.1.0, which has no id yet.
         whole: timelines of nodes that left, which every member has to the same tick (``Timelines.whole``).
         read_only: those that say that they only read.
+        void: transactions that this node applies as nothing, by an operator's order.
     """
 
     alive: AbstractSet[str] = frozenset()
@@ -44,6 +46,7 @@ class Facts:
     cluster_id: str = ""
     whole: AbstractSet[str] = frozenset()
     read_only: AbstractSet[str] = frozenset()
+    void: AbstractSet[str] = frozenset()
 
 
 def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membership:
@@ -59,6 +62,8 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
         new = _raise(old, facts)
     elif change.action in USER_ACTIONS:
         new = replace(old, users=change_users(old, change))
+    elif change.action == VOID:
+        new = _void(old, change.node, facts)
     elif change.action == ADD:
         _check_level(old, change)
         _add(old, members, change.node, change.address, change.store, facts)
@@ -113,6 +118,15 @@ def _raise(old: Membership, facts: Facts) -> Membership:
         oldest = ", ".join(node for node in old.nodes if facts.levels[node] == level)
         raise _refused("level", f"the release level is {old.level}, and {oldest} cannot do more; upgrade it first")
     return replace(old, level=level, cluster_id=old.cluster_id or facts.cluster_id)
+
+
+def _void(old: Membership, txid: str, facts: Facts) -> Membership:
+    """Record that a transaction is applied as nothing, which this node does already."""
+    if txid in map(str, old.void):
+        raise _refused("duplicate", f"the cluster has recorded already that {txid} is applied as nothing")
+    if txid not in facts.void:
+        raise _refused("unknown", f"{txid} is not applied as nothing here; resolve it with 'bedrockish member resolve'")
+    return replace(old, void=(*old.void, parse_txid(txid)))
 
 
 def _check_level(old: Membership, change: MemberChange) -> None:

@@ -63,7 +63,8 @@ _COSTS = {_CLOCK: 0.3, _COMMAND: 1e-6, _TABLE: 0.2}
 _QUERY = """
 SELECT j.clock, j.origin, j.leader, j.tick, j.body, '' FROM bedrockish_journal AS j
 WHERE j.repeat = 0 AND (j.kind <> 'schema' OR NOT EXISTS (
-  SELECT 1 FROM bedrockish_schema AS s WHERE s.clock = j.clock AND s.leader = j.origin)){}
+  SELECT 1 FROM bedrockish_schema AS s WHERE s.clock = j.clock AND s.leader = j.origin))
+  AND NOT EXISTS (SELECT 1 FROM bedrockish_meta WHERE key = 'void:' || j.origin || '-' || printf('%x', j.clock)){}
 UNION ALL SELECT s.activates, s.leader, j.leader, j.tick, j.body, s.failure
 FROM bedrockish_schema AS s JOIN bedrockish_journal AS j ON j.clock = s.clock AND j.origin = s.leader
 WHERE j.repeat = 0 AND s.state <> 'scheduled'{}

@@ -23,6 +23,7 @@ from bedrockish.engine.storage.wal import PRIVATE, create_private
 from bedrockish.errors import ConfigError, NoRoomError, UnsupportedError
 from bedrockish_journal.storage import schema_history as schema
 from bedrockish_journal.storage import store
+from bedrockish_journal.storage.own_objects import strange_objects
 from bedrockish_journal.storage.virtual_tables import rebuild_indexes
 
 SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL that starts over while a checkpoint runs can lose commits
@@ -270,6 +271,16 @@ def _check_level(path: Path, level: int) -> None:
         )
 
 
+def _check_own(db: apsw.Connection, path: Path) -> None:
+    """Refuse a file in which another program has put what only a node may have: SQLite would run such a trigger."""
+    found = ", ".join(strange_objects(db))
+    if found:
+        raise ConfigError(
+            f"{path} has what no node makes: {found}; another program has put it there. Drop it with SQLite's shell, "
+            "compare the tables with 'bedrockish journal verify --tables', and fill this node again if they differ"
+        )
+
+
 @contextmanager
 def _as_config_errors(path: Path) -> Iterator[None]:
     try:
@@ -360,6 +371,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         if found != system.FORMAT:
             raise ConfigError(f"{path} has the format {found}, this program reads {system.FORMAT}; use its own version")
         schema.create(db)  # which files of earlier versions do not have
+        _check_own(db, path)
         _check_level(path, decode_membership(system.get_meta(db, "membership")).level)
         node = system.get_meta(db, "node")
         if founding is not None and founding.node != node:

@@ -103,6 +103,17 @@ def void(db: apsw.Connection) -> list[Txid]:
     return _txids(db, VOID)
 
 
+def follow_resolutions(db: apsw.Connection, resolved: Iterable[Txid]) -> set[Txid]:
+    """Mark transactions that the membership says are applied as nothing; return those that were not marked yet.
+
+    The operator's order reaches each member that answers. The others follow the membership.
+    """
+    missed = {txid for txid in resolved if get_meta(db, f"{VOID}{txid}") is None}
+    for txid in missed:
+        set_meta(db, f"{VOID}{txid}", 1)
+    return missed
+
+
 def _txids(db: apsw.Connection, prefix: str) -> list[Txid]:
     return [parse_txid(name.removeprefix(prefix)) for name, kept in meta_under(db, prefix).items() if kept is not None]
 

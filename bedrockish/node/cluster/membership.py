@@ -8,6 +8,7 @@ import logging
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 import cbor2
 import trio
@@ -163,7 +164,8 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
     Raises:
         MembershipError: it is refused.
     """
-    membership = change_members(core.state.roster.membership, change, facts(core, stores, now, secrets.token_hex(8)))
+    known = replace(facts(core, stores, now, secrets.token_hex(8)), void=frozenset(map(str, engine.void)))
+    membership = change_members(core.state.roster.membership, change, known)
     return Prepared(
         base=dict(engine.applied),
         schema=engine.schema_version,

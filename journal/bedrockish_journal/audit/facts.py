@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from bedrockish_journal.model.entry import Label, decode_label, wrong_shares
+from bedrockish_journal.model.entry import Label, decode_label, wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import read_membership
+from bedrockish_journal.model.rights import needed
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, decode_transaction
 from bedrockish_journal.model.written import changed_unwritten
 from bedrockish_journal.storage.row import Stored
@@ -38,11 +39,13 @@ FACTS = pa.schema(
         ("cut", pa.int64()),
         *((name, pa.string()) for name in ("malformed", "shares", "unwritten")),
         *((name, pa.string()) for name in ("leader", "origin", "txid", "command", "kind", "adopted_from")),
-        *((name, pa.int64()) for name in ("tick", "clock", "config")),
+        *((name, pa.int64()) for name in ("tick", "clock", "config", "safe", "ran_on", "activates")),
         ("content", pa.binary()),  # digest of the body
         ("deps", _VECTOR),
         ("approvals", _VECTOR),
         ("commands", pa.list_(pa.string())),
+        ("gave_up", pa.list_(pa.struct([("clock", pa.int64()), ("origin", pa.string())]))),
+        ("needs", pa.list_(pa.struct([("user", pa.string()), ("role", pa.int64())]))),
         ("points", _POINTS),
         ("ranges", _RANGES),
         # Of a change of the membership: what it makes.
@@ -94,10 +97,13 @@ def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
     spans = [{"low": low, "high": high, "writes": False} for low, high in access_set.read_ranges]
     spans += [{"low": low, "high": high, "writes": True} for low, high in access_set.write_ranges]
     return (
-        *(own, cut, None, wrong_shares(transaction), changed_unwritten(transaction)),
+        *(own, cut, None, wrong_fields(transaction), changed_unwritten(transaction)),
         *(said.leader, txid.leader, str(txid), transaction.command, transaction.kind, said.adopted_from),
-        *(said.tick, txid.clock, transaction.config, sha256(body).digest()),
-        *(_vector(transaction.base), _vector(said.quorum), list(transaction.commands), touched, spans),
+        *(said.tick, txid.clock, transaction.config, transaction.safe, transaction.schema, transaction.activates),
+        *(sha256(body).digest(), _vector(transaction.base), _vector(said.quorum), list(transaction.commands)),
+        [{"clock": clock, "origin": origin} for clock, origin in transaction.rollbacks],
+        [{"user": user, "role": role} for user, role in needed(transaction)],
+        *(touched, spans),
         *(makes, members, retired, wrong),
     )
 
@@ -117,7 +123,8 @@ def _decode(cut: int, packed_label: bytes, body: bytes) -> tuple[Label, Transact
     if label.txid != transaction.txid:
         raise EntryMalformedError(f"its label is of {label.txid}, and its body of {transaction.txid}")
     vectors = (*transaction.base.values(), *label.quorum.values())
-    if max(*vectors, transaction.config, transaction.activates, label.tick) >= _INT64:
+    numbers = (transaction.config, transaction.activates, transaction.safe, transaction.schema)
+    if max(*vectors, *numbers, label.tick) >= _INT64:
         raise EntryMalformedError("it has a tick, a version or a clock beyond 2^63")
     return label, transaction
 

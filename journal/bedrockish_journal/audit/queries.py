@@ -41,6 +41,13 @@ def _short(column: str) -> str:
 
 _PLACE = "s.leader, s.tick"
 _NONE = "CAST(NULL AS STRING)"
+
+
+def _claims(law: str) -> str:
+    """Return the query for the claims of files that do not hold (``storage.file_claims``)."""
+    return _finding("s.text", f"FROM claim s WHERE s.law = '{law}'", txid=_NONE)
+
+
 _BYTES = [
     _finding(
         f"{_PLACE}, ' cannot be read: ', e.malformed",
@@ -53,6 +60,7 @@ _BYTES = [
 ]
 _SAID = ("leader", "tick", "clock", "origin", "command", "kind")
 _COLUMNS = [
+    _claims("columns"),
     _finding("s.text", "FROM odd s", txid=_NONE),
     *(
         _finding(
@@ -205,6 +213,7 @@ _APPROVAL = [
     ),
 ]
 _MEMBERS = [
+    _claims("members"),
     _finding(
         "g.node, ' does not say who founded the cluster: its quorums cannot be judged'",
         "FROM given g LEFT JOIN (SELECT DISTINCT node FROM before WHERE tick IS NULL) AS b ON b.node = g.node "
@@ -269,6 +278,7 @@ _TXID = [
     ),
 ]
 _COMMAND = [
+    _claims("command"),
     _finding(
         "'the command ', x.command, ' was applied as ', min(x.txid), ' and as ', max(x.txid)",
         "FROM (SELECT j.command, s.txid, min(s.leader) AS leader, min_by(s.tick, s.leader) AS tick FROM stored s "
@@ -283,6 +293,43 @@ _COMMAND = [
         "s.txid, ' has a command twice'",
         "FROM (SELECT eid FROM joined GROUP BY eid HAVING count(*) > count(DISTINCT command)) AS x "
         "JOIN stored s ON s.eid = x.eid WHERE NOT s.again",
+    ),
+]
+_USERS = [
+    _finding(
+        f"{_PLACE}, ' is said to be done by ', n.user, CASE WHEN h.role < 0 THEN "
+        "concat(', which membership ', e.config, ' says was removed') "
+        "ELSE concat(', which by membership ', e.config, ' lacks the role for it') END",
+        "FROM stored s JOIN good e ON e.eid = s.eid JOIN need_of n ON n.eid = e.eid "
+        "JOIN holder h ON h.version = e.config AND h.name = n.user WHERE h.role < 0 OR h.role < n.role",
+    ),
+]
+_VOID = [_claims("void")]
+_SAFE = [
+    _finding(
+        f"{_PLACE}, ' ran on a snapshot that was safe up to ', e.safe, ', and had not seen ', d.leader, d.upto, "
+        "', which is not later than that'",
+        "FROM due d LEFT JOIN past p ON p.eid = d.eid AND p.leader = d.leader JOIN stored s ON s.eid = d.eid "
+        "JOIN good e ON e.eid = d.eid WHERE d.upto > coalesce(p.tick, 0)",
+    ),
+]
+_SCHEMA = [
+    _finding(
+        f"{_PLACE}, ' says that it ran on version ', d.ran_on, ' of the schema, and version ', d.version, "
+        "' was in force'",
+        "FROM (SELECT eid, ran_on, version FROM version_due UNION ALL SELECT e.eid, e.ran_on, u.version FROM good e "
+        "CROSS JOIN usual_version u) AS d JOIN stored s ON s.eid = d.eid WHERE d.ran_on <> d.version",
+    ),
+]
+_ROLLBACKS = [
+    _finding(
+        f"{_PLACE}, ' says that ', e.origin, ' has given up ', c.txid, ', which is committed as ', p.leader, p.tick",
+        "FROM stored s JOIN good e ON e.eid = s.eid JOIN gave_up g ON g.eid = e.eid "
+        "JOIN good c ON c.clock = g.clock AND c.origin = g.origin JOIN place p ON p.eid = c.eid",
+    ),
+    _finding(
+        f"{_PLACE}, ' says that ', e.origin, ' has given up a transaction that ', g.origin, ' began'",
+        "FROM stored s JOIN good e ON e.eid = s.eid JOIN gave_up g ON g.eid = e.eid WHERE g.origin <> e.origin",
     ),
 ]
 _WRITES = [
@@ -369,6 +416,11 @@ QUERIES: dict[str, list[str]] = {
     "members": _MEMBERS,
     "txid": _TXID,
     "command": _COMMAND,
+    "users": _USERS,
+    "void": _VOID,
+    "safe": _SAFE,
+    "schema": _SCHEMA,
+    "rollbacks": _ROLLBACKS,
     "writes": _WRITES,
     "fork": _FORK,
     "lost": _LOST,

@@ -8,12 +8,15 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from bedrockish_journal.audit.facts import FACTS, HELD, batch, cut_of, fact, held_row, own_hash
+from bedrockish_journal.model.rights import greatest
 from bedrockish_journal.spark.export.manifest import files_of, read_manifest
 from bedrockish_journal.spark.source.feeds import Feed, is_url, open_feed
 from bedrockish_journal.spark.source.inputs import Inputs
 from bedrockish_journal.spark.source.plans import NO_LIMITS, Wanted, bounds, plan
+from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
 from bedrockish_journal.storage.row import Stored
 
+NO_USER = -1
 ROWS_MOST, BYTES_MOST = 20_000, 32 << 20  # of entries that are decoded before they go to the engine
 EXPORTED = ["leader", "tick", "seq", "clock", "origin", "command", "kind", "repeat", "label", "body", "prev", "hash"]
 _HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
@@ -35,6 +38,11 @@ TABLES = {  # what a node keeps besides its entries
     "listed": [("node", pa.string()), ("command", pa.string()), ("seq", pa.int64())],
     "lists": [("node", pa.string())],
     "odd": [("node", pa.string()), ("leader", pa.string()), ("tick", pa.int64()), ("text", pa.string())],
+    "claim": [
+        *(("node", pa.string()), ("law", pa.string()), ("leader", pa.string()), ("tick", pa.int64())),
+        ("text", pa.string()),
+    ],
+    "holder": [("version", pa.int64()), ("name", pa.string()), ("role", pa.int64())],  # NO_USER: was removed
     "own_end": [("node", pa.string()), ("tick", pa.int64()), ("level", pa.string())],
 }
 
@@ -76,6 +84,9 @@ class Reader:
         unlisted = sorted({*self.inputs.nodes} - {node for (node,) in self.kept.rows["lists"]})
         if unlisted:
             found["columns"] = f"bedrockish_joined in the file of {', '.join(unlisted)}"
+        if self.inputs.exports:
+            found["void"] = f"bedrockish_meta in the file of {', '.join(sorted(self.inputs.exports))}"
+            found["users"] = f"the memberships in the file of {', '.join(sorted(self.inputs.exports))}"
         if len(self.inputs.nodes) < 2:
             found["fork"] = "the files of other nodes"
         absent = sorted(self.leaders.difference(self.inputs.nodes))
@@ -102,6 +113,7 @@ class Reader:
         Raises:
             JournalError: it cannot be read.
         """
+        claims: dict[str, Claims] = {}
         for node in self.inputs.nodes:
             self.kept.rows["given"].append((node,))
             if node in self.inputs.exports:
@@ -109,6 +121,15 @@ class Reader:
             else:
                 with open_feed(self.inputs.files[node]) as feed:
                     self._begin(node, feed, self.inputs.files[node])
+                    claims[node] = read_claims(feed.ask, node, whole=not is_url(self.inputs.files[node]))
+        wrong = [(node, claim) for node, found in claims.items() for claim in found.wrong]
+        self.kept.rows["claim"] = [(node, *claim) for node, claim in [*wrong, *disagreements(claims)]]
+        memberships = {version: said for found in claims.values() for version, said in found.memberships.items()}
+        self.kept.rows["holder"] = [
+            (version, name, NO_USER if user is None else greatest(user))
+            for version, said in memberships.items()
+            for name, user in said.users.items()
+        ]
 
     def _batches(self, node: str, source: Iterator[Stored]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
         held: list[tuple[Any, ...]] = []

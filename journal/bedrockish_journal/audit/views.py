@@ -11,6 +11,7 @@ class Dialect(NamedTuple):
 
     Attributes:
         eid: what names a distinct entry.
+        no_eid: NULL of the type of that.
         number: what numbers transactions in their order.
         each: makes rows of an array.
         series: makes an array of the integers between two, both included.
@@ -18,6 +19,7 @@ class Dialect(NamedTuple):
     """
 
     eid: str
+    no_eid: str
     number: str
     each: str
     series: str
@@ -26,6 +28,7 @@ class Dialect(NamedTuple):
 
 DUCKDB = Dialect(
     "rowid",
+    "CAST(NULL AS BIGINT)",
     "row_number() OVER (ORDER BY clock, origin)",
     "unnest",
     "generate_series",
@@ -33,6 +36,7 @@ DUCKDB = Dialect(
 )
 SPARK = Dialect(
     "concat(substring(own, 1, 16), unhex(lpad(hex(cut), 16, '0')))",
+    "CAST(NULL AS BINARY)",
     "concat(lpad(CAST(clock AS STRING), 19, '0'), ' ', origin)",
     "explode",
     "sequence",
@@ -81,7 +85,7 @@ def views(dialect: Dialect) -> list[View]:
         View(
             "entry",
             "SELECT eid, own, cut, malformed, shares, unwritten, leader, tick, origin, clock, txid, command, kind, "
-            "adopted_from, config, content, makes, wrong_members FROM fact",
+            "adopted_from, config, safe, ran_on, activates, content, makes, wrong_members FROM fact",
             kept=True,
         ),
         View("good", "SELECT * FROM entry WHERE malformed IS NULL"),
@@ -96,6 +100,8 @@ def views(dialect: Dialect) -> list[View]:
         _each("span", "ranges", "low high writes", dialect),
         _each("made", "members", "member voter", dialect),
         _each("left_at", "retired", "leader tick", dialect),
+        _each("gave_up", "gave_up", "clock origin", dialect),
+        _each("need_of", "needs", "user role", dialect),
         View(
             "joined",
             f"SELECT eid, u AS command FROM (SELECT eid, {dialect.each}(commands) AS u FROM fact) AS x",
@@ -122,6 +128,7 @@ def views(dialect: Dialect) -> list[View]:
         ),
         _grid("saw", "dep", 0),
         _grid("gave", "approval", -1),
+        *_snapshots(dialect),
         *_transactions(dialect),
     ]
 
@@ -163,6 +170,48 @@ def _grid(name: str, table: str, absent: int) -> View:
         "GROUP BY p.leader, p.tick, l.leader) AS x",
         kept=True,
     )
+
+
+def _snapshots(dialect: Dialect) -> list[View]:
+    """Return the tables of the ticks that each entry had to have seen, and of the schema version for its clock."""
+    return [
+        # Which label of a transaction with several ones was seen does not matter: they are left out.
+        View(
+            "single",
+            "SELECT min(leader) AS leader, min(tick) AS tick, clock FROM (SELECT DISTINCT p.leader, p.tick, e.clock, "
+            "e.origin FROM place p JOIN good e ON e.eid = p.eid) AS x GROUP BY clock, origin HAVING count(*) = 1",
+        ),
+        View(  # of each timeline the last tick that is not later than an entry's safe time
+            "due",
+            "SELECT eid, leader, upto FROM (SELECT eid, leader, "
+            f"max(tick) OVER (PARTITION BY leader ORDER BY clock, asks {UP_TO}) AS upto "
+            f"FROM (SELECT {dialect.no_eid} AS eid, leader, tick, clock, 0 AS asks FROM single UNION ALL "
+            "SELECT e.eid, l.leader, CAST(NULL AS BIGINT) AS tick, e.safe AS clock, 1 AS asks FROM good e "
+            "CROSS JOIN leaders l) AS x) AS y WHERE eid IS NOT NULL AND upto IS NOT NULL",
+        ),
+        View(
+            "schemas",
+            "SELECT DISTINCT clock, origin, activates, ran_on FROM good WHERE kind = 'schema'",
+            kept=True,
+        ),
+        # Release 0.1.0 had a change of the schema in force from its commit on, at each node another moment.
+        View(
+            "first_schema", "SELECT min(ran_on) AS version, min(activates) AS activates, count(*) AS many FROM schemas"
+        ),
+        View(
+            "version_due",
+            "SELECT eid, ran_on, version + made AS version FROM (SELECT eid, ran_on, "
+            f"sum(makes) OVER (ORDER BY clock, asks {UP_TO}) AS made "
+            f"FROM (SELECT {dialect.no_eid} AS eid, CAST(NULL AS BIGINT) AS ran_on, activates AS clock, 1 AS makes, "
+            "0 AS asks FROM schemas UNION ALL SELECT eid, ran_on, clock, 0 AS makes, 1 AS asks FROM good) AS x) AS y "
+            "CROSS JOIN first_schema WHERE eid IS NOT NULL AND many > 0 AND activates > 0",
+        ),
+        View(
+            "usual_version",
+            "SELECT ran_on AS version FROM (SELECT ran_on, count(*) AS often FROM good GROUP BY ran_on) AS x "
+            "CROSS JOIN first_schema WHERE many = 0 ORDER BY often DESC, ran_on LIMIT 1",
+        ),
+    ]
 
 
 def _transactions(dialect: Dialect) -> list[View]:

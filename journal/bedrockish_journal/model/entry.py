@@ -13,7 +13,7 @@ import cbor2
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
+from bedrockish_journal.model.transaction import ISOLATIONS, Transaction, Txid, decode_transaction
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, check
 
@@ -141,8 +141,10 @@ def label_entry(prev: bytes, label: Label, transaction: Transaction) -> Entry:
     return Entry(label.leader, label.tick, label.quorum, transaction, label.adopted_from, prev, label.packed)
 
 
-def wrong_shares(transaction: Transaction) -> str | None:
-    """Return what is wrong with what a transaction says of how many changes each of its commands made."""
+def wrong_fields(transaction: Transaction) -> str | None:
+    """Return what is wrong with the isolation of a transaction, or with how many changes each of its commands made."""
+    if transaction.isolation not in ISOLATIONS:
+        return f"says that its isolation is {transaction.isolation!r}, and there is {' and '.join(ISOLATIONS)}"
     if not transaction.shares:
         return None
     try:

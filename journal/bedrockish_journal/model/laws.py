@@ -33,8 +33,15 @@ class Law(NamedTuple):
 
 
 LAWS = (
-    Law("bytes", "Label and body can be decoded, and the counts of what each command changed add up."),
-    Law("columns", "The columns of a row and `bedrockish_joined` say what the bytes say.", simulated=False),
+    Law(
+        "bytes",
+        "Label and body can be decoded, the isolation is known, and the counts of changes of each command add up.",
+    ),
+    Law(
+        "columns",
+        "The columns of a row, `bedrockish_joined` and `bedrockish_packed` say what the bytes say.",
+        simulated=False,
+    ),
     Law(
         "label",
         "A timeline holds what its leader began; of anything else it says from whom it was adopted.",
@@ -62,12 +69,31 @@ LAWS = (
         "An approver's own tick fits what it and the entry had seen: it is not before what the entry has seen of it, "
         "and before the first that it led after it had seen the entry.",
     ),
-    Law("members", "Memberships can be read, count up one by one, and retire whole timelines only, which end there."),
+    Law(
+        "members",
+        "Memberships can be read, count up one by one, and retire whole timelines only, which end there; each makes "
+        "one change of the one before it, and the file is the one that they bind its node to.",
+    ),
+    Law(
+        "users",
+        "A user had the right to the command, by the membership that the transaction had seen: a removed user does "
+        "nothing, and a reader changes nothing.",
+        simulated=False,
+    ),
     Law(
         "txid",
         "A transaction is applied once; a repeat has the very content of what was applied before it.",
     ),
-    Law("command", "A command is applied once, alone or sharing a transaction."),
+    Law("command", "A command is applied once, alone or sharing a transaction; no command is there that was removed."),
+    Law(
+        "void",
+        "A file applies a transaction as nothing where a membership says that an operator decided so, and nowhere "
+        "else.",
+        simulated=False,
+    ),
+    Law("safe", "A transaction had seen every commit up to the safe time of its snapshot."),
+    Law("schema", "A transaction ran on the version of the schema that was in force at its clock."),
+    Law("rollbacks", "A transaction that a leader has given up is its own, and is not committed."),
     Law("writes", "Each changed row is among the keys that the transaction says it wrote.", simulated=False),
     Law(
         "fork",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import cbor2
 
 from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import Txid, check_txid
 
 
 class MemberSaid(NamedTuple):
@@ -43,7 +44,7 @@ class UserSaid(NamedTuple):
 
 
 class MembershipSaid(NamedTuple):
-    """What the bytes of a membership say.
+    """A decoded membership.
 
     Attributes:
         version: how many changes there were before.
@@ -53,6 +54,7 @@ class MembershipSaid(NamedTuple):
         retired: timelines that no vector names any more, each with the version of the membership from which on.
         users: of the cluster, by name; None for one that was removed.
         former: names of nodes that voted before and do not now, sorted.
+        void: transactions that fit at no node, and that an operator had all members apply as nothing.
     """
 
     version: int
@@ -62,6 +64,7 @@ class MembershipSaid(NamedTuple):
     retired: Mapping[str, int]
     users: Mapping[str, UserSaid | None] = {}
     former: tuple[str, ...] = ()
+    void: tuple[Txid, ...] = ()
 
     @property
     def voters(self) -> dict[str, bool]:
@@ -73,20 +76,22 @@ def pack_membership(said: MembershipSaid) -> bytes:
     """Return the canonical bytes.
 
     They are [version, {node: [address, voter, store]}, cluster id, level, {timeline: version}, {user: [secret, role,
-    number, {table: role}] or null}, [former voter]]. At level 1 there are the first two only: release 0.1.0 reads
-    nothing else. What is empty at the end is left out.
+    number, {table: role}] or null}, [former voter], [[clock, leader], ...]]. At level 1 there are the first two only:
+    release 0.1.0 reads nothing else. Empty fields at the end are left out.
     """
     members = {one.node: [one.address, one.voter, one.store] for one in sorted(said.members)}
     fields: list[object] = [said.version, members]
     if said.level > 1:
         fields += [said.cluster_id, said.level]
-        if said.retired or said.users or said.former:
-            fields.append(dict(sorted(said.retired.items())))
-        if said.users or said.former:
-            fields.append({name: _pack_user(one) for name, one in sorted(said.users.items())})
-        if said.former:
-            fields.append(list(said.former))
+        later = (
+            dict(sorted(said.retired.items())),
+            {name: _pack_user(one) for name, one in sorted(said.users.items())},
+            list(said.former),
+            [list(txid) for txid in said.void],
+        )
+        fields += later[: max((place + 1 for place, one in enumerate(later) if one), default=0)]
     assert said.level > 1 or not said.retired, "release 0.1.0 reads vectors as they are"
+    assert said.level > 1 or not said.void, "release 0.1.0 would forget them"
     assert said.level > 1 or not said.users, "release 0.1.0 would let everybody do everything"
     return cbor2.dumps(fields)
 
@@ -106,6 +111,7 @@ def read_membership(data: bytes) -> MembershipSaid:
         packed_users = later[3] if len(later) > 3 else {}
         former = tuple(later[4]) if len(later) > 4 else ()
         users = {name: None if one is None else UserSaid(*one[:4]) for name, one in packed_users.items()}
+        void = tuple(map(check_txid, later[5])) if len(later) > 5 else ()
     except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
         raise EntryMalformedError(
             f"these {len(data)} bytes are not a membership that this release reads: {error}; if a newer release has "
@@ -124,7 +130,7 @@ def read_membership(data: bytes) -> MembershipSaid:
         or not all(type(one.voter) is bool for one in members)
     ):
         raise EntryMalformedError("a membership should be a version and members with names, addresses and stores")
-    return MembershipSaid(version, members, cluster_id, level, retired, users, former)
+    return MembershipSaid(version, members, cluster_id, level, retired, users, former, void)
 
 
 def _pack_user(one: UserSaid | None) -> list[object] | None:

@@ -1,8 +1,16 @@
-"""Names of tables and columns as others take them that are not SQLite: lakes, topics."""
+"""Names of tables and columns, as SQLite compares them, and as lakes and topics take them."""
 
 import re
+from string import ascii_lowercase, ascii_uppercase
 
 _PLAIN = re.compile(r"(?!x_)[A-Za-z0-9][A-Za-z0-9_]*")
+
+_FOLDED = str.maketrans(ascii_uppercase, ascii_lowercase)
+
+
+def folded(name: str) -> str:
+    """Return a name as SQLite compares it: letters of ASCII in either case are the same, and no others."""
+    return name.translate(_FOLDED)
 
 
 def plain_name(name: str) -> str:

@@ -26,6 +26,7 @@ says that all members read it: a program that does not know the version refuses 
 
 ROWS, SCHEMA, MEMBERS = "rows", "schema", "members"
 KINDS = frozenset({ROWS, SCHEMA, MEMBERS})
+ISOLATIONS = ("serializable", "snapshot")
 _first = itemgetter(0)
 
 

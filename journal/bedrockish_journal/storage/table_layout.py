@@ -131,7 +131,7 @@ class Applier:
             raise RowMismatchError(f"SQLite refuses it: {error}") from error
 
     def _expect(self, table: Table, change: Change) -> None:
-        where, key = self._where(table, change)
+        where, key = _where(table, change.columns, change.rowid, change.before)
         # Qualified, or SQLite would take the quoted name of a column that is not there for a string.
         columns = ", ".join(f"{quote(table.name)}.{quote(column)}" for column in change.columns)
         found = self._db.execute(f"SELECT {columns} FROM {quote(table.name)} WHERE {where}", key).fetchone()
@@ -144,7 +144,7 @@ class Applier:
     def _write(self, table: Table, change: Change) -> None:
         name = quote(table.name)
         if change.op == DELETE:
-            where, key = self._where(table, change)
+            where, key = _where(table, change.columns, change.rowid, change.before)
             self._db.execute(f"DELETE FROM {name} WHERE {where}", key)
         else:
             assert change.after is not None, "an insert or update has a new row"
@@ -166,7 +166,7 @@ class Applier:
                 marks = ", ".join("?" * len(row))
                 self._db.execute(f"INSERT OR ABORT INTO {name}({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
             else:
-                where, key = self._where(table, change)
+                where, key = _where(table, change.columns, change.rowid, change.before)
                 pairs = list(row.items())  # the rowid is the last of them
                 for some in (pairs[:RESULT_MAX], pairs[RESULT_MAX:]):
                     if some:
@@ -174,15 +174,28 @@ class Applier:
                         self._db.execute(f"UPDATE OR ABORT {name} SET {sets} WHERE {where}", (*values, *key))
         if self._db.changes() != 1:
             raise RowMismatchError(f"it met {self._db.changes()} rows instead of one")
+        if change.after is not None:
+            self._read_back(table, change)
 
-    def _where(self, table: Table, change: Change) -> tuple[str, tuple[Value, ...]]:
-        if table.rowid is not None:
-            name = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
-            return f"{name} = ?", (change.rowid,)
-        assert change.before is not None
-        row = dict(zip(change.columns, change.before, strict=True))
-        terms = [f"{quote(column)} = ?" for column in table.primary]
-        return all_of(terms), tuple(row[column] for column in table.primary)
+    def _read_back(self, table: Table, change: Change) -> None:
+        """Check that SQLite keeps a new row as the change has it: it makes 95 of 95.0 in a column of integers."""
+        where, key = _where(table, change.columns, change.rowid_after, change.after)
+        columns = ", ".join(f"{quote(table.name)}.{quote(column)}" for column in change.columns)
+        found = self._db.execute(f"SELECT {columns} FROM {quote(table.name)} WHERE {where}", key).fetchone()
+        for column, expected, value in zip(change.columns, change.after or (), found or (), strict=True):
+            if not same(expected, value):
+                raise RowMismatchError(f"its {column} should be {expected!r}, and SQLite keeps {value!r}")
+
+
+def _where(table: Table, columns: tuple[str, ...], rowid: int | None, row: Row | None) -> tuple[str, tuple[Value, ...]]:
+    """Return the condition that finds a row by its key, and the parameters of the condition."""
+    if table.rowid is not None:
+        name = table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
+        return f"{name} = ?", (rowid,)
+    assert row is not None, "a row without a rowid is found by its values"
+    values = dict(zip(columns, row, strict=True))
+    terms = [f"{quote(column)} = ?" for column in table.primary]
+    return all_of(terms), tuple(values[column] for column in table.primary)
 
 
 def same(expected: Value, found: Value) -> bool:

@@ -8,8 +8,9 @@ import apsw
 from bedrockish_journal.model.changes import Change, Value, decode_changes
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import ROWS
+from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.store import open_readonly, scan
-from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, is_hidden, quote, user_tables, value_as_sql
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, quote, user_tables, value_as_sql
 from bedrockish_journal.storage.wide_rows import all_of, any_of, select
 
 SHOWN_MAX = 60  # characters of a value in a sentence
@@ -93,18 +94,18 @@ def _keys(change: Change, primary: tuple[str, ...]) -> Iterator[str]:
 
 def _all(db: apsw.Connection) -> Iterator[Difference]:
     differing = set()
-    query = """SELECT name, min(one), min(other) FROM (
-        SELECT name, sql AS one, NULL AS other FROM main.sqlite_schema UNION ALL
-        SELECT name, NULL, sql FROM journaled.sqlite_schema)
+    query = """SELECT min(type), name, min(tbl_name), min(one), min(other) FROM (
+        SELECT type, name, tbl_name, sql AS one, NULL AS other FROM main.sqlite_schema UNION ALL
+        SELECT type, name, tbl_name, NULL, sql FROM journaled.sqlite_schema)
         GROUP BY name HAVING min(one) IS NOT min(other) ORDER BY name"""
-    for name, one, other in db.execute(query):
-        if not is_hidden(str(name)):
+    for kind, name, table, one, other in db.execute(query):
+        if not is_own(str(kind), str(name), str(table)):
             differing.add(name)
             what = "is defined differently" if one and other else "is not from the journal" if one else "is missing"
             yield Difference(str(name), None, f"{name} {what}")
-    for table in user_tables(db):
-        if table.name not in differing:
-            yield from _rows(db, table)
+    for layout in user_tables(db):
+        if layout.name not in differing:
+            yield from _rows(db, layout)
 
 
 def _rows(db: apsw.Connection, table: Table) -> Iterator[Difference]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from bedrockish_journal.model.chain import Chains, Finding, Link
-from bedrockish_journal.model.entry import Entry, decode_entry, wrong_shares
+from bedrockish_journal.model.entry import Entry, decode_entry, wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import MembershipSaid, read_membership
+from bedrockish_journal.model.rights import Rights
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.written import changed_unwritten
 
@@ -50,8 +51,8 @@ class Row(Link, Protocol):
         """Whether it is a second label of a transaction applied already."""
 
 
-def _shares(entry: Entry, say: Say) -> Iterator[Finding]:
-    wrong = wrong_shares(entry.transaction)
+def _fields(entry: Entry, say: Say) -> Iterator[Finding]:
+    wrong = wrong_fields(entry.transaction)
     if wrong is not None:
         yield say("bytes", wrong)
 
@@ -117,17 +118,20 @@ class Audit:
         removed: Mapping[str, Removed] | None = None,
         *,
         is_judged: Callable[[Row], bool] = lambda _row: False,
+        memberships: Mapping[int, MembershipSaid] | None = None,
     ) -> None:
-        """Begin at an empty database, or where the file's journal begins.
+        """Start at an empty database, or at the beginning of the file's journal.
 
         Args:
             node: whose journal it is.
-            founding: the membership that the cluster was founded with, encoded; None if the file does not say.
+            founding: the encoded membership of the founders; None if the file does not say.
             original: looks up the body under which (clock, origin) was applied before a place in the order, for
                 second labels.
             removed: where the timelines begin of which something was removed.
             is_judged: whether the very entry was looked at before, and its changes need not be decoded again.
+            memberships: all that the file has, by version: their users have the rights to what they do.
         """
+        self._rights = Rights(memberships or {})
         self._is_judged = is_judged
         self._saw: dict[str, dict[str, _Rising]] = {}  # of each timeline: what its entries had seen of each other
         self._given: dict[str, dict[str, _Rising]] = {}  # of each timeline: at which tick each node approved
@@ -217,7 +221,10 @@ class Audit:
             yield from self._columns(row, entry, say)
             self.judged = self._is_judged(row)
             if not self.judged:
-                yield from _shares(entry, say)
+                yield from _fields(entry, say)
+                lacking = self._rights.lacking(entry.transaction)
+                if lacking is not None:
+                    yield say("users", lacking)
                 unwritten = changed_unwritten(entry.transaction)
                 if unwritten is not None:
                     yield say("writes", unwritten)

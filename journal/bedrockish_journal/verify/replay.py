@@ -27,6 +27,7 @@ from bedrockish_journal.model.moment import FORMS, Moment
 from bedrockish_journal.model.order import draws, interleave, may_apply
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid, parse_txid
 from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.schema_steps import run, switch
 from bedrockish_journal.storage.store import applied, open_database, open_readonly, scan, scan_timeline
 from bedrockish_journal.storage.table_layout import (
@@ -36,7 +37,6 @@ from bedrockish_journal.storage.table_layout import (
     Applier,
     RowMismatchError,
     find_table,
-    is_hidden,
     print_key,
     quote,
     user_tables,
@@ -419,7 +419,7 @@ def _digest(db: apsw.Connection) -> str:
     total = sha256()
     schema, shadows = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name", shadow_tables(db)
     for kind, name, table, sql in db.execute(schema):
-        if not (is_hidden(name) or is_hidden(table) or table in shadows):
+        if not (is_own(kind, name, table) or table in shadows):
             total.update(cbor2.dumps([kind, name, table, sql]))
     for table in user_tables(db):
         total.update(cbor2.dumps(["rows of", table.name]))

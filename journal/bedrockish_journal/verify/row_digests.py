@@ -17,8 +17,9 @@ import cbor2
 from bedrockish_journal.model.changes import Change, array_head, decode_changes_in_pieces
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, decode_transaction
 from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.store import applied
-from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, find_table, is_hidden, quote, user_tables
+from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, find_table, quote, user_tables
 from bedrockish_journal.storage.virtual_tables import shadow_tables
 from bedrockish_journal.storage.wide_rows import select
 
@@ -103,7 +104,7 @@ def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None
 def _add_definitions(db: apsw.Connection, found: RangeDigest, *, listed: bool) -> None:
     total, shadows = blake2b(digest_size=HASH_BYTES), shadow_tables(db)
     for kind, name, table, sql in db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"):
-        if is_hidden(str(name)) or is_hidden(str(table)) or table in shadows:
+        if is_own(str(kind), str(name), str(table)) or table in shadows:
             continue
         one = blake2b(cbor2.dumps([kind, name, table, sql]), digest_size=HASH_BYTES).digest()
         total.update(one)

@@ -8,8 +8,9 @@ claims is believed: hashes are computed anew from the stored bytes.
 import contextlib
 import heapq
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 import apsw
@@ -17,14 +18,17 @@ import apsw
 from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.errors import EntryMalformedError, JournalFileError
 from bedrockish_journal.model.laws import LAWS
-from bedrockish_journal.model.membership import read_membership
+from bedrockish_journal.model.membership import MembershipSaid, read_membership
 from bedrockish_journal.model.ticks import Ticks
+from bedrockish_journal.model.transaction import Txid
+from bedrockish_journal.storage.file_claims import Claims, disagreements, read_claims
 from bedrockish_journal.storage.pruning import Mark, marks
 from bedrockish_journal.storage.row import Stored
-from bedrockish_journal.storage.store import applied, heads, open_readonly, scan_stored
+from bedrockish_journal.storage.store import applied, find_places, heads, open_readonly, scan_stored
 from bedrockish_journal.verify.conflicts import Conflicts
 from bedrockish_journal.verify.entry_rules import Audit, Row
 from bedrockish_journal.verify.exactly_once import Commands
+from bedrockish_journal.verify.snapshots import Snapshots
 
 Source = str | os.PathLike[str] | apsw.Connection
 Progress = Callable[[str, int], None]
@@ -112,12 +116,17 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
             node = _name(db, path, [name for name, _ in opened])
             opened.append((node, db))
         members: dict[int, dict[frozenset[str], list[str]]] = {}
-        conflicts, retired = Conflicts(), dict[str, int]()
+        conflicts, snapshots, retired = Conflicts(), Snapshots(), dict[str, int]()
+        claims: dict[str, Claims] = {}
         stack.callback(conflicts.close)
         for (node, db), source in zip(opened, sources, strict=True):
             path = db.filename if isinstance(source, apsw.Connection) else os.fspath(source)
             judged = _judged(opened[0][1]) if counts else lambda _row: False
-            audit, count = _verify_one(node, path, db, findings, progress, judged, conflicts)
+            claims[node] = read_claims(db.execute, node)
+            findings += [Finding(one.law, node, one.leader, one.tick, text=one.text) for one in claims[node].wrong]
+            audit, count = _verify_one(
+                node, path, db, findings, progress, judged, (conflicts, snapshots), claims[node].memberships
+            )
             counts.append(count)
             for leader, version in audit.retired.items():
                 retired[leader] = min(version, retired.get(leader, version))
@@ -125,7 +134,10 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
                 who = frozenset(name for name, votes in voters.items() if votes)
                 members.setdefault(version, {}).setdefault(who, []).append(node)
         findings += _other_members(members)
-        findings += conflicts.check(", ".join(count.node for count in counts), _horizon(opened, counts), retired)
+        findings += [Finding(one.law, node, one.leader, one.tick, text=one.text) for node, one in disagreements(claims)]
+        nodes = ", ".join(count.node for count in counts)
+        findings += conflicts.check(nodes, _horizon(opened, counts), retired)
+        findings += snapshots.check(nodes, retired, partial(_places_of, opened))
         lacks = _compare(opened, counts, findings)
         _verify_own_tails(opened, counts, findings)
     return Verification(findings, counts, lacks, _unseen(counts))
@@ -141,6 +153,11 @@ def _unseen(counts: list[Counts]) -> dict[str, str]:
     if absent or len(counts) < 2:
         found["lost"] = f"the file of {', '.join(absent)}" if absent else "the files of other nodes"
     return {law.name: found[law.name] for law in LAWS if law.name in found}
+
+
+def _places_of(opened: list[tuple[str, apsw.Connection]], txid: Txid) -> list[tuple[str, int]]:
+    """Return the places of a transaction in all files."""
+    return sorted({place for _, db in opened for place in find_places(db, txid)})
 
 
 def _open(source: Source, stack: contextlib.ExitStack) -> tuple[apsw.Connection, str]:
@@ -212,7 +229,8 @@ def _verify_one(
     findings: list[Finding],
     progress: Progress | None,
     is_judged: Callable[[Row], bool],
-    conflicts: Conflicts,
+    together: tuple[Conflicts, Snapshots],
+    memberships: Mapping[int, MembershipSaid],
 ) -> tuple[Audit, Counts]:
     founding = _meta(db, "bootstrap")
 
@@ -222,7 +240,8 @@ def _verify_one(
         return None if row is None else row[0]
 
     removed = _removed(node, db, findings)
-    audit = Audit(node, founding if isinstance(founding, bytes) else None, original, removed, is_judged=is_judged)
+    founded = founding if isinstance(founding, bytes) else None
+    audit = Audit(node, founded, original, removed, is_judged=is_judged, memberships=memberships)
     findings.extend(audit.begin())
     commands = Commands(node)
     for row in scan_stored(db):
@@ -230,7 +249,8 @@ def _verify_one(
             findings.extend(audit.check(row))
             commands.note(row, audit.entry)
             if audit.entry is not None and not audit.judged:
-                conflicts.note(audit.entry)
+                for one in together:
+                    one.note(audit.entry)
         else:
             commands.note(row, None)
             text = f"row {row.seq} of the journal has values of types that a journal never has"

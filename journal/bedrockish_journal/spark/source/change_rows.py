@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE
+from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.spark.source.builders import Part
 from bedrockish_journal.spark.source.change_batches import ChangeBuilder, Image, OfTable
 from bedrockish_journal.spark.source.context import HEAD, Context, head
@@ -38,7 +39,8 @@ class ChangeRows(ChangeBuilder):
         super().__init__(context, types, makers=("command", "user_name"))
 
     def _wants(self, table: str) -> bool:
-        return self._context.tables is None or table in self._context.tables
+        tables, named = self._context.tables, self._context.named
+        return (tables is None or table in tables) and (named is None or folded(table) in named)
 
     def _parts(self, one: OfTable) -> Iterable[Part]:
         return [(one.order, self._columns(one))]

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Context:
-    """What the rows of one file have in common.
+    """The common state of the rows of one file.
 
     Attributes:
         node: whose file.
@@ -39,7 +39,8 @@ class Context:
         beginning: what the node keeps of the time before its journal.
         skip: leave out entries that cannot be decoded (they are rows of ``commits`` all the same), instead of failing.
         columns: the columns wanted; what only others need may be left out. None for all.
-        tables: of ``changes``, only those of these tables; None for all.
+        tables: of ``changes``, only those of these tables, spelled so; None for all.
+        named: of ``changes``, only those of the tables with these folded names; None for all.
     """
 
     node: str
@@ -49,6 +50,7 @@ class Context:
     skip: bool = False
     columns: frozenset[str] | None = None
     tables: frozenset[str] | None = None
+    named: frozenset[str] | None = None
     keys: dict[tuple[str, tuple[str, ...]], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
     _row: Stored | None = None
     _decoded: "Decoded | EntryMalformedError | None" = None
@@ -88,12 +90,12 @@ class Context:
         return self._decoded
 
     def changes(self, row: Stored) -> ChangeColumns | None:
-        """Return the row changes of an entry; None if it cannot be decoded and may be skipped, or is of another kind.
+        """Return the row changes of an entry; None if it made none, or cannot be decoded and may be skipped.
 
         Raises:
             EntryMalformedError: it cannot be decoded.
         """
-        if row.kind != ROWS or row.repeat:
+        if row.kind != ROWS or row.repeat or (row.clock, row.origin) in self.beginning.void:
             return None
         packed = self.field(row, CHANGES)
         if packed is None:

@@ -11,11 +11,11 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 from bedrockish_journal.model.changes import decode_statements
 from bedrockish_journal.model.errors import EntryMalformedError, FileMissingError
+from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.model.transaction import SCHEMA, decode_transaction
 from bedrockish_journal.spark.source.feeds import Feed
 from bedrockish_journal.spark.source.typed_values import column_type, kept_type
@@ -31,12 +31,6 @@ _KEPT = "SELECT statements FROM bedrockish_schema WHERE state = 'active' ORDER B
 _IN_JOURNAL = f"SELECT body FROM bedrockish_journal WHERE kind = '{SCHEMA}' AND repeat = 0 ORDER BY clock, origin"
 _TABLES = r"""SELECT name FROM sqlite_master WHERE type = 'table'
   AND name NOT LIKE 'bedrockish\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name"""
-_FOLDED = str.maketrans(ascii_uppercase, ascii_lowercase)
-
-
-def folded(name: str) -> str:
-    """Return a name as SQLite compares it: letters of ASCII in either case are the same, and no others."""
-    return name.translate(_FOLDED)
 
 
 @dataclass(frozen=True, slots=True)

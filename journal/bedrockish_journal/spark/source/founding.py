@@ -11,10 +11,12 @@ import cbor2
 
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.membership import read_membership
+from bedrockish_journal.model.transaction import Txid, parse_txid
 from bedrockish_journal.spark.source.plans import Ask
 
 _HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
 _META = "SELECT value FROM bedrockish_meta WHERE key = ?"
+_VOID = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
 _MARKS = "SELECT leader, tick, hash, clock, origin FROM bedrockish_pruned ORDER BY leader"
 
 Member = tuple[int, str, str, bool, str, list[tuple[str, int]]]
@@ -32,17 +34,19 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a node keeps of the time before its journal.
+    """A node's record of the time before its journal.
 
     Attributes:
         founding: the membership that the cluster was founded with, encoded; None if the file does not say it.
         changed: the memberships of removed entries, encoded; None for none.
         marks: one for each timeline of which something was removed.
+        void: clock and origin of each transaction that the node applied as nothing: it changed no row.
     """
 
     founding: object = None
     changed: object = None
     marks: tuple[Mark, ...] = ()
+    void: frozenset[tuple[int, str]] = frozenset()
 
     def members(self, path: str) -> Iterator[tuple[str | None, int | None, Member]]:
         """Yield timeline, tick and member of each membership that no entry of the journal made.
@@ -72,15 +76,22 @@ def read_beginning(ask: Ask, path: str) -> Beginning:
         JournalError: its marks are not what a node writes.
     """
     founding = changed = None
+    void: frozenset[tuple[int, str]] = frozenset()
     if _has(ask, "bedrockish_meta"):
         founding, changed = (
             next((row[0] for row in ask(_META, (key,))), None) for key in ("bootstrap", "pruned_members")
         )
+        void = frozenset((txid.clock, txid.leader) for txid in _voids(ask))
     marks = tuple(Mark._make(row) for row in ask(_MARKS, ())) if _has(ask, "bedrockish_pruned") else ()
     for mark in marks:
         if list(map(type, mark)) != [str, int, bytes, int, str] or mark.tick < 1 or len(mark.hash) != 32:
             raise JournalError(f"{path} says of the timeline {mark.leader!r} what no node says; fill this node again")
-    return Beginning(founding, changed, marks)
+    return Beginning(founding, changed, marks, void)
+
+
+def _voids(ask: Ask) -> Iterator[Txid]:
+    for (key,) in ask(_VOID, ()):
+        yield parse_txid(str(key).removeprefix("void:"))
 
 
 def _has(ask: Ask, table: str) -> bool:

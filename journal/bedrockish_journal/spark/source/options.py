@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.spark.source.plans import HIGHEST, LOWEST, NO_LIMITS, Limits
 from bedrockish_journal.spark.source.tables import TABLES, Table
 
@@ -66,6 +67,8 @@ class Options:
             ValueError: an option is missing, unknown, or has a value that it cannot have.
         """
         options = {name.lower(): value for name, value in given.items()}
+        location, *_ = (options.pop(name, "") for name in OF_A_CATALOGUE)
+        options.setdefault("path", location.removeprefix("file://").removeprefix("file:"))
         unknown = sorted(set(options) - OPTIONS)
         if unknown:
             raise ValueError(f"bedrockish has no option {unknown[0]!r}; it has {', '.join(sorted(OPTIONS))}")
@@ -92,7 +95,7 @@ class Options:
         limits = Limits(
             frozenset(leaders) if leaders else None,
             clocks=(LOWEST if low is None else low, HIGHEST if high is None else high),
-            tables=frozenset(tables) if tables else None,
+            named=frozenset(map(folded, tables)) if tables else None,
         )
         return cls(
             options["path"],
@@ -111,6 +114,8 @@ class Options:
         )
 
 
+# Properties that Spark adds for a table of its catalogue (CREATE TABLE ... USING bedrockish LOCATION ...).
+OF_A_CATALOGUE = ("location", "owner", "provider", "comment", "external", "is_managed_location", "collation")
 OPTIONS = {
     *(
         "path",

@@ -46,19 +46,21 @@ _UNSAFE = f"""SELECT leader, min(tick) FROM (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a query wants of a journal: entries that meet all of these.
+    """The conditions of a query on entries, all of which an entry has to meet.
 
     Attributes:
         leaders: in these timelines; None for all.
         ticks: with ticks in these bounds.
         clocks: with clocks in these bounds.
-        tables: of ``changes``, only those of these tables; None for all.
+        tables: of ``changes``, only those of these tables, spelled so; None for all.
+        named: of ``changes``, only those of the tables with these folded names; None for all.
     """
 
     leaders: frozenset[str] | None = None
     ticks: Between = ALL
     clocks: Between = ALL
     tables: frozenset[str] | None = None
+    named: frozenset[str] | None = None
 
     def both(self, other: "Limits") -> "Limits":
         """Return the limits of what meets these and the others."""
@@ -67,6 +69,7 @@ class Limits:
             _overlap(self.ticks, other.ticks),
             _overlap(self.clocks, other.clocks),
             _common(self.tables, other.tables),
+            _common(self.named, other.named),
         )
 
     def meet(self, leader: str | None, tick: int | None, clock: int | None) -> bool:

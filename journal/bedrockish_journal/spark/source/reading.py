@@ -90,7 +90,8 @@ def batches(
         JournalError: ticks are missing that must be there, or an entry cannot be decoded.
     """
     context = feed.context
-    context.skip, context.tables, context.columns = options.skip_malformed, limits.tables, frozenset(columns)
+    context.skip, context.columns = options.skip_malformed, frozenset(columns)
+    context.tables, context.named = limits.tables, limits.named
     wanted = Wanted(limits.clocks, table.kind, not table.bare.issuperset(columns), whole)
     if before and (rows := list(rows_before(context, table, limits))):
         yield batch(columns, rows, [list(table.columns).index(name) for name in columns])

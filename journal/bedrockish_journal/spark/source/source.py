@@ -40,7 +40,7 @@ class BedrockishSource(DataSource):
         rows: instead of ``table``, a table of the user's: its changes, with its columns typed.
         leader: only commits that stand in these nodes' timelines, comma separated.
         clock_from, clock_to: only commits with a clock in these bounds, both included.
-        tables: of ``changes``, only those of these tables, comma separated.
+        tables: of ``changes``, only those of these tables, comma separated; names in any case of letters.
         columns: only these columns, comma separated; the fewer, the less is decoded.
         partition_rows: commits read by one task; 50000 by default, and of a running node all by one task.
         malformed: ``fail`` (default) or ``skip``, for entries that cannot be decoded. The table commits shows them in

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from bedrockish_journal.model.access_set import AccessSet, object_of
 from bedrockish_journal.model.changes import decode_statements
-from bedrockish_journal.model.entry import Label, decode_label, wrong_shares
+from bedrockish_journal.model.entry import Label, decode_label, wrong_fields
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
 from bedrockish_journal.spark.source.builders import BATCH_ROWS, Builder
@@ -135,7 +135,7 @@ def _disagreement(row: Stored, label: Label, transaction: Transaction) -> str | 
     ):
         if said != hashed:
             return f"the row's {name} is {said!r}, but its body says {hashed!r}"
-    wrong = wrong_shares(transaction)
+    wrong = wrong_fields(transaction)
     if wrong is not None:
         return wrong
     stranger = label.leader if label.adopted_from is None else label.adopted_from

@@ -7,12 +7,12 @@ from typing import Any
 
 from bedrockish_journal.model.changes import Value
 from bedrockish_journal.model.clock import milliseconds
-from bedrockish_journal.model.plain_names import plain_name
+from bedrockish_journal.model.plain_names import folded, plain_name
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.spark.source.builders import Part
 from bedrockish_journal.spark.source.change_batches import ChangeBuilder, OfTable
 from bedrockish_journal.spark.source.context import Context
-from bedrockish_journal.spark.source.declared import Declared, declared, folded
+from bedrockish_journal.spark.source.declared import Declared, declared
 from bedrockish_journal.spark.source.feeds import expand, nodes_of, open_feed
 from bedrockish_journal.spark.source.json_rows import row_texts, value_texts
 from bedrockish_journal.spark.source.options import Options
@@ -42,11 +42,16 @@ def table_of(options: Options) -> Table:
         FileMissingError: there is no such table.
         JournalError: a journal cannot be read.
     """
-    if options.rows is None:
+    names = [options.rows] if options.rows is not None else sorted(options.limits.named or ())
+    if not names:
         return TABLES[options.table]
     paths = nodes_of(expand(options.path), options.access, newest=options.newest).values()
     with ExitStack() as stack:
-        found = declared([stack.enter_context(open_feed(path, options.access)) for path in paths], options.rows)
+        feeds = [stack.enter_context(open_feed(path, options.access)) for path in paths]
+        every = [declared(feeds, name) for name in names]
+    if options.rows is None:
+        return TABLES[options.table]  # of tables that are there, or were
+    (found,) = every
     types = {plain_name(name): kind for name, kind in found.types.items()} | {**OWN, **OF_A_JOURNAL}
     columns = {name: SPARK[kind] for name, kind in types.items()}
     return Table(columns, partial(TypedRows, found), kind=ROWS, told=TOLD)

@@ -1,0 +1,90 @@
+"""Does a membership follow from the one before it by one change, as a node makes it? Pure."""
+
+from collections.abc import Iterator, Mapping
+
+from bedrockish_journal.model.membership import ADMIN, WRITER, MemberSaid, MembershipSaid, UserSaid
+
+
+def wrong_membership(said: MembershipSaid) -> Iterator[str]:
+    """Yield what is wrong with a membership alone, as ends of a sentence."""
+    for name, user in said.users.items():
+        if user is None:
+            continue
+        if user.role > ADMIN:
+            yield f"gives the user {name} the role {user.role}, and there are roles up to {ADMIN}"
+        for table, role in user.tables.items():
+            if not 1 <= role <= WRITER:
+                yield f"gives the user {name} the role {role} for the table {table}, and there are roles 1 to {WRITER}"
+        if user.number > said.version:
+            yield f"says that membership {user.number} made the password of the user {name}"
+
+
+def wrong_step(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
+    """Yield what is wrong with a membership after the one before it, as ends of a sentence."""
+    if new.level < old.level:
+        yield f"lowers the release level from {old.level} to {new.level}"
+    if old.cluster_id and new.cluster_id != old.cluster_id:
+        yield f"is of the cluster {new.cluster_id}, and the one before it of {old.cluster_id}"
+    for leader, since in old.retired.items():
+        if new.retired.get(leader) != since:
+            yield f"no longer says that the timeline {leader} is retired since membership {since}"
+    for leader, since in new.retired.items():
+        if leader not in old.retired and since != new.version:
+            yield f"retires the timeline {leader} from membership {since} on, and is membership {new.version}"
+    if new.void[: len(old.void)] != old.void and new.void:
+        yield "no longer names a transaction that is applied as nothing"
+    for node in old.former:
+        if node not in new.former and not new.voters.get(node):
+            yield f"no longer says that {node} voted before"
+    yield from _wrong_secrets(old, new)
+    changes = [*_changed_members(old, new), *_changed_users(old, new)]
+    changes += ["the release level"] * (new.level > old.level)
+    changes += [f"what is applied as nothing ({txid})" for txid in new.void[len(old.void) :]]
+    if len(changes) > 1:
+        yield f"changes {', '.join(changes)} at once, and a node makes one change at a time"
+
+
+def _wrong_secrets(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
+    for name in old.users:
+        if name not in new.users:
+            yield f"no longer names the user {name}; a user that is removed stays as a name"
+    for name, user in new.users.items():
+        before = old.users.get(name)
+        if user is None:
+            continue
+        if before is None or before.secret != user.secret:
+            if user.number != new.version:
+                yield f"has a new password of the user {name}, and says that membership {user.number} made it"
+        elif user.number not in (before.number, new.version):  # the same password may be set once more
+            yield f"says that membership {user.number} made the password of the user {name}, not {before.number}"
+
+
+def _changed_members(old: MembershipSaid, new: MembershipSaid) -> list[str]:
+    """Return which members changed; a member that takes the place of another one counts once with it."""
+    before, after = ({one.node: one for one in said.members} for said in (old, new))
+    gone, come = before.keys() - after.keys(), after.keys() - before.keys()
+    changed = [f"member {node}" for node in sorted(before.keys() & after.keys()) if _differs(before[node], after[node])]
+    if len(gone) == len(come) == 1:
+        return [f"members {min(gone)} and {min(come)}", *changed]
+    return [*(f"member {node}" for node in sorted(gone | come)), *changed]
+
+
+def _differs(old: MemberSaid, new: MemberSaid) -> bool:
+    """Whether a member changed; each change also binds members to the files that the leader knows."""
+    return (old.address, old.voter) != (new.address, new.voter) or (old.store not in ("", new.store))
+
+
+def _changed_users(old: MembershipSaid, new: MembershipSaid) -> list[str]:
+    return [
+        f"user {name}"
+        for name in sorted({*old.users, *new.users})
+        if _shape(old.users, name) != _shape(new.users, name)
+    ]
+
+
+def _shape(users: Mapping[str, UserSaid | None], name: str) -> object:
+    """Return what a membership says of a user, in a form that can be compared."""
+    if name not in users:
+        return "absent"
+    user = users[name]
+    return user and (user.secret, user.role, user.number, sorted(user.tables.items()))

@@ -1,0 +1,63 @@
+"""The rights of users by the memberships of a cluster, as far as a transaction tells which ones it needs."""
+
+from collections.abc import Iterator, Mapping
+
+from bedrockish_journal.model.changes import decode_changes
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.membership import OWNER, ROLES, WRITER, MembershipSaid, UserSaid
+from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction
+
+NO_ROLE = 0
+
+
+def needed(transaction: Transaction) -> Iterator[tuple[str, int]]:
+    """Yield each user of a transaction with the least role that the user's command needs.
+
+    The role is ``NO_ROLE`` for a command that changes nothing, or whose changes cannot be told from the others'.
+    """
+    if not any(transaction.users) or transaction.kind not in (ROWS, SCHEMA):
+        return
+    shares = transaction.shares
+    if transaction.kind == ROWS and not transaction.joined:
+        try:
+            shares = (len(decode_changes(transaction.changes)),)
+        except (EntryMalformedError, RecursionError, TypeError):  # told by other laws
+            return
+    for place, user in enumerate(transaction.users):
+        if user:
+            changes = place < len(shares) and shares[place] > 0
+            yield user, OWNER if transaction.kind == SCHEMA else WRITER if changes else NO_ROLE
+
+
+def greatest(user: UserSaid) -> int:
+    """Return the greatest role that a user has, for the whole database or for a table."""
+    return max(user.role, *user.tables.values(), NO_ROLE)
+
+
+class Rights:
+    """The users of some memberships.
+
+    Args:
+        memberships: by version.
+    """
+
+    def __init__(self, memberships: Mapping[int, MembershipSaid]) -> None:
+        self._memberships = memberships
+
+    def lacking(self, transaction: Transaction) -> str | None:
+        """Return which user of a transaction lacks which right; None if none does.
+
+        A user that no membership names is one of a node's configuration, whose rights are not in the journal.
+        """
+        said = self._memberships.get(transaction.config)
+        if said is None or not said.users:
+            return None
+        for user, role in needed(transaction):
+            if user not in said.users:
+                continue
+            known = said.users[user]
+            if known is None:
+                return f"is said to be done by {user}, which membership {said.version} says was removed"
+            if greatest(known) < role:
+                return f"is said to be done by {user}, which by membership {said.version} is no {ROLES[role - 1]}"
+        return None

@@ -1,0 +1,179 @@
+"""Claims of a node's file that no hash covers, compared with the file's journal and with other files.
+
+The questions are SQL over one file, so that the walk and the audits ask the same ones.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import cbor2
+
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.membership import MembershipSaid, read_membership
+from bedrockish_journal.model.membership_steps import wrong_membership, wrong_step
+from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
+
+Ask = Callable[[str, tuple[Any, ...]], Iterable[Sequence[Any]]]
+VOID = "void:"
+SHOWN_MAX = 20  # of each kind of findings
+
+_HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+_META = "SELECT value FROM bedrockish_meta WHERE key = ?"
+_MARKED = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
+_MEMBERS = f"SELECT leader, tick, body FROM bedrockish_journal WHERE kind = '{MEMBERS}' AND repeat = 0 ORDER BY seq"
+_REMOVED = "SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1"
+_LIVE = f"""SELECT command FROM bedrockish_past AS p
+  WHERE EXISTS (SELECT 1 FROM main.bedrockish_journal AS j WHERE j.command = p.command AND j.repeat = 0)
+    OR EXISTS (SELECT 1 FROM bedrockish_joined AS j WHERE j.command = p.command) LIMIT {SHOWN_MAX}"""
+_NEVER = f"SELECT command FROM bedrockish_past WHERE (clock, origin) > (?, ?) LIMIT {SHOWN_MAX}"
+_PACKS = f"""SELECT leader, first, last FROM (SELECT leader, first, last,
+      (SELECT count(*) FROM main.bedrockish_journal AS j
+        WHERE j.leader = p.leader AND j.tick BETWEEN p.first AND p.last AND j.label = x'') AS packed,
+      lag(last) OVER (PARTITION BY leader ORDER BY first, last) AS before
+    FROM bedrockish_packed AS p)
+  WHERE packed <> last - first + 1 OR first <= before LIMIT {SHOWN_MAX}"""
+
+
+class Claim(NamedTuple):
+    """A claim that does not hold: of which law, about which place, and why, in a sentence."""
+
+    law: str
+    leader: str | None
+    tick: int | None
+    text: str
+
+
+@dataclass(slots=True)
+class Claims:
+    """The claims of one file about its cluster.
+
+    Attributes:
+        wrong: the claims that do not hold.
+        memberships: all memberships that the file has, by version.
+        began_with: how many objects the file says that the cluster began with; None if the file does not say it.
+    """
+
+    wrong: list[Claim] = field(default_factory=list)
+    memberships: dict[int, MembershipSaid] = field(default_factory=dict)
+    began_with: int | None = None
+
+
+def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
+    """Compare the claims of a file with its own journal.
+
+    Args:
+        ask: asks the file.
+        node: the name of the file in findings.
+        whole: whether the connection reads the file's own tables; a link to a node does not.
+    """
+    found = Claims()
+    has_meta = _has(ask, "bedrockish_meta")
+    for leader, tick, said in _memberships(ask, has_meta=has_meta):
+        place = f"membership {said.version}" if leader is None else f"{leader}{tick} (membership {said.version})"
+        found.memberships.setdefault(said.version, said)
+        for text in wrong_membership(said):
+            found.wrong.append(Claim("members", leader, tick, f"{place} {text}"))
+        before = found.memberships.get(said.version - 1)
+        for text in wrong_step(before, said) if before is not None else ():
+            found.wrong.append(Claim("members", leader, tick, f"{place} {text}"))
+    if has_meta:
+        found.wrong += _void(ask, found.memberships)
+        found.began_with = _number(_value(ask, "began_with")) or 0
+        if whole:
+            found.wrong += _store(ask, node, found.memberships)
+    if whole:
+        found.wrong += _past(ask)
+        found.wrong += _packs(ask)
+    return found
+
+
+def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, Claim]]:
+    """Yield node and claim for each claim that has to be the same in all files and is not."""
+    said = {node: one.began_with for node, one in files.items() if one.began_with is not None}
+    if len(set(said.values())) > 1:
+        texts = ", ".join(f"{count} objects by the file of {node}" for node, count in sorted(said.items()))
+        node = min(said, key=lambda one: (list(said.values()).count(said[one]), one))
+        yield node, Claim("members", None, None, f"the files do not agree on what the cluster began with: {texts}")
+
+
+def _memberships(ask: Ask, *, has_meta: bool) -> Iterator[tuple[str | None, int | None, MembershipSaid]]:
+    """Yield timeline, tick and content of each membership; other laws report malformed ones."""
+    packed: list[tuple[str | None, int | None, object]] = []
+    if has_meta:
+        packed.append((None, None, _value(ask, "bootstrap")))
+        packed += _removed(_value(ask, "pruned_members"))
+    for leader, tick, body in ask(_MEMBERS, ()):
+        try:
+            packed.append((str(leader), int(tick), decode_transaction(body).changes))
+        except (EntryMalformedError, TypeError, ValueError):
+            continue
+    found = []
+    for leader, tick, data in packed:
+        try:
+            found.append((leader, tick, read_membership(data if isinstance(data, bytes) else b"")))
+        except EntryMalformedError:
+            continue
+    yield from sorted(found, key=lambda one: one[2].version)
+
+
+def _removed(kept: object) -> Iterator[tuple[str | None, int | None, object]]:
+    if isinstance(kept, bytes):
+        try:
+            for leader, changes in cbor2.loads(kept).items():
+                for tick, data in changes:
+                    yield str(leader), int(tick), data
+        except (cbor2.CBORError, ValueError, TypeError, AttributeError):
+            return
+
+
+def _void(ask: Ask, memberships: Mapping[int, MembershipSaid]) -> Iterator[Claim]:
+    marked = {str(key).removeprefix(VOID) for (key,) in ask(_MARKED, ())}
+    said = {str(txid) for one in memberships.values() for txid in one.void}
+    for txid in sorted(marked - said):
+        text = f"the file applies {txid} as nothing, and no membership in its journal says that an operator decided so"
+        yield Claim("void", None, None, f"{text}; if one did, run 'bedrockish member resolve' again")
+    for txid in sorted(said - marked):
+        yield Claim("void", None, None, f"a membership says that {txid} is applied as nothing, and the file does not")
+
+
+def _store(ask: Ask, node: str, memberships: Mapping[int, MembershipSaid]) -> Iterator[Claim]:
+    store = _value(ask, "store")
+    bound = {one.store for said in memberships.values() for one in said.members if one.node == node and one.store}
+    if isinstance(store, str) and bound and store not in bound:
+        yield Claim(
+            "members", None, None, f"the file says that it is {node}'s, and the memberships bind {node} to another file"
+        )
+
+
+def _past(ask: Ask) -> Iterator[Claim]:
+    if not _has(ask, "bedrockish_past"):
+        return
+    removed = next(iter(ask(_REMOVED, ())), None) if _has(ask, "bedrockish_pruned") else None
+    for (command,) in ask(_NEVER, tuple(removed or (0, ""))):
+        text = f"bedrockish_past has the command {command!r} of an entry later than all that was removed"
+        yield Claim("command", None, None, text)
+    if _has(ask, "bedrockish_joined"):
+        for (command,) in ask(_LIVE, ()):
+            yield Claim("command", None, None, f"bedrockish_past has the command {command!r}, which is in the journal")
+
+
+def _packs(ask: Ask) -> Iterator[Claim]:
+    if _has(ask, "bedrockish_packed"):
+        for leader, first, last in ask(_PACKS, ()):
+            text = (
+                f"bedrockish_packed has {leader}{first} to {leader}{last}, which are not the places of that pack alone"
+            )
+            yield Claim("columns", str(leader), _number(first), text)
+
+
+def _has(ask: Ask, table: str) -> bool:
+    return any(row[0] for row in ask(_HAS, (table,)))
+
+
+def _value(ask: Ask, key: str) -> object:
+    return next((row[0] for row in ask(_META, (key,))), None)
+
+
+def _number(value: object) -> int | None:
+    return value if type(value) is int else None

@@ -1,0 +1,31 @@
+"""The tables and indexes of a node's own in its file, by name: the prefix alone does not make an object the node's."""
+
+from collections.abc import Iterator
+
+import apsw
+
+PREFIX = "bedrockish_"
+TABLES = frozenset(
+    f"{PREFIX}{name}"
+    for name in ("journal", "joined", "past", "pruned", "packed", "schema", "meta", "vote", "piece", "building", "bare")
+)
+INDEXES = frozenset(
+    f"{PREFIX}{name}"
+    for name in ("journal_place", "journal_command", "journal_txid", "journal_repeat", "packed_place", "built")
+)
+_OBJECTS = "SELECT type, name, tbl_name FROM main.sqlite_schema WHERE name LIKE 'bedrockish#_%' ESCAPE '#'"
+
+
+def is_own(kind: str, name: str, table: str) -> bool:
+    """Whether an object is SQLite's or a node's own: a trigger, a view or a table of another name is not."""
+    name, table = name.lower(), table.lower()
+    if name.startswith("sqlite_"):
+        return True
+    return (kind == "table" and name in TABLES) or (kind == "index" and name in INDEXES and table in TABLES)
+
+
+def strange_objects(db: apsw.Connection) -> Iterator[str]:
+    """Yield each object that has a node's prefix and that no node makes, such as ``trigger bedrockish_x on t``."""
+    for kind, name, table in db.execute(_OBJECTS):
+        if not is_own(str(kind), str(name), str(table)):
+            yield f"{kind} {name}" + (f" on {table}" if name != table else "")

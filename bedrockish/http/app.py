@@ -281,9 +281,9 @@ class Handlers:
         check_upkeep(self._node.engine.access, {"do": "end"}, user_of(request))
         asked = read_json(await _json_body(request))
         names = asked if isinstance(asked, dict) else {}
-        node, transaction = names.get("node"), names.get("id")
-        if names.keys() != {"node", "id"} or not isinstance(node, str) or not isinstance(transaction, str):
-            raise UsageError('the body should be {"node": "A", "id": "…"}, as /activity shows them')
+        node, transaction = names.get("node"), names.get("command")
+        if names.keys() != {"node", "command"} or not isinstance(node, str) or not isinstance(transaction, str):
+            raise UsageError('the body should be {"node": "A", "command": "…"}, as /activity shows them')
         return json_reply(await end_transaction(self._node, node, transaction, self._entry(request)))
 
     async def alive(self, _request: Request) -> Response:

@@ -58,7 +58,7 @@ async def end_transaction(node: Runtime, name: str, transaction: str, entry: Ent
         BedrockishError: the member cannot be asked.
     """
     status = node.status()
-    asked = {"do": "end", "id": transaction}
+    asked = {"do": "end", "command": transaction}
     if name == status["node"]:
         return await node.upkeep.handle(asked)
     facts = status["nodes"].get(name)

@@ -212,7 +212,7 @@ SCHEMAS: dict[str, Schema] = {
                 "items": {
                     "type": "object",
                     "properties": {
-                        **dict.fromkeys(("id", "client", "statement"), TEXT),
+                        **dict.fromkeys(("command", "client", "statement"), TEXT),
                         **dict.fromkeys(("open_ms", "idle_ms", "changed"), COUNT),
                     },
                 },
@@ -232,8 +232,8 @@ SCHEMAS: dict[str, Schema] = {
     },
     "Open": {
         "type": "object",
-        "properties": {"node": {"type": "string"}, "id": {"type": "string"}},
-        "required": ["node", "id"],
+        "properties": {"node": {"type": "string"}, "command": {"type": "string"}},
+        "required": ["node", "command"],
         "additionalProperties": False,
     },
     "Ended": {"type": "object", "properties": {"ended": TEXT}, "required": ["ended"]},

@@ -166,7 +166,7 @@ def test_an_open_transaction_is_ended_by_its_user_and_by_admins_only(cluster: Lo
         with pytest.raises(CommandIdError):
             rita.settle(tx.command)
         with pytest.raises(BedrockishError, match="role admin"):
-            run(rita._client.upkeep, {"do": "end", "id": shown[0]["id"]})
+            run(rita._client.upkeep, {"do": "end", "command": shown[0]["command"]})
         with as_user(cluster, "adam") as adam, pytest.raises(UsageError, match="no such open transaction"):
             run(adam._client.upkeep, {"do": "end", "command": tx.command})
         tx.execute(PAY)
@@ -175,7 +175,7 @@ def test_an_open_transaction_is_ended_by_its_user_and_by_admins_only(cluster: Lo
         tx.execute(PAY)
         with as_user(cluster, "adam") as adam:
             (open_,) = run(adam._client.upkeep, {"do": "activity"})["transactions"]
-            run(adam._client.upkeep, {"do": "end", "id": open_["id"]})
+            run(adam._client.upkeep, {"do": "end", "command": open_["command"]})
         with pytest.raises(UnavailableError, match="an operator has ended"):
             tx.commit()
 

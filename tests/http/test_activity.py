@@ -88,19 +88,19 @@ def test_open_transactions_of_all_nodes_are_listed_and_ended_from_any(three: Loc
         assert (open_["statement"], open_["changed"]) == ("INSERT INTO held VALUES (1)", 1)
         for one in told.values():
             assert min(one["sizes"].values()) > 0
-        wrong = {"node": "B", "id": open_["id"]}
+        wrong = {"node": "B", "command": open_["command"]}
         assert ask("/transactions/end", wrong, Origin="https://elsewhere.example").status == 400
         assert ask("/transactions/end", wrong, Sec_Fetch_Site="cross-site").status == 400
         assert ask("/transactions/end", wrong, Content_Type="text/plain").status == 415
         assert ask("/transactions/end").status == 405
         assert "no node 'Z'" in ask("/transactions/end", {**wrong, "node": "Z"}).json["message"]
         assert "no such open" in ask("/transactions/end", {**wrong, "node": "A"}).json["message"]
-        bodies: list[object] = [[], {}, {"node": "B"}, {**wrong, "id": 7}, {**wrong, "more": 1}]
+        bodies: list[object] = [[], {}, {"node": "B"}, {**wrong, "command": 7}, {**wrong, "more": 1}]
         for body in bodies:
             assert ask("/transactions/end", body).status == 400
         assert ask("/activity").json["nodes"]["B"]["transactions"]
         ended = ask("/transactions/end", wrong)
-        assert (ended.status, ended.json) == (200, {"ended": open_["id"]})
+        assert (ended.status, ended.json) == (200, {"ended": open_["command"]})
         with pytest.raises(UnavailableError, match="an operator has ended the transaction; it did not happen"):
             other.execute("COMMIT")
         assert db.execute("SELECT count(*) FROM held", read="strict").value() == 0
@@ -124,7 +124,7 @@ def test_unauthorized_user_ends_no_transaction(tmp_path: Path) -> None:
             assert ask("/activity").status == 401
             login = {"Authorization": "Basic YW5uOng="}
             (open_,) = ask("/activity", **login).json["nodes"]["A"]["transactions"]
-            body = {"node": "A", "id": open_["id"]}
+            body = {"node": "A", "command": open_["command"]}
             assert ask("/transactions/end", body).status == 401
             assert ask("/transactions/end", body, **login, Origin="https://elsewhere.example").status == 400
             db.execute("COMMIT")

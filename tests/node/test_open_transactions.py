@@ -297,7 +297,7 @@ async def test_client_gone_before_its_snapshot_leaves_no_reader(
             if how == "gone":
                 nursery.cancel_scope.cancel()
             else:
-                await runtime.transactions.end_by_order({"id": one.id})
+                await runtime.transactions.end_by_order({"command": one.id})
                 disk.gate.set()
         runtime.transactions.end_owner(OWNER)
         disk.gate.set()

@@ -126,8 +126,8 @@ function showOpen() {
   const focused = document.activeElement?.dataset?.key;
   const rows = known().flatMap(([name, one]) => one.transactions.map((open) => [name, open]))
     .sort(([, a], [, b]) => b.open_ms - a.open_ms).slice(0, 2 * SHOWN)
-    .map(([name, open]) => [[open.id, "mono"], [name], [open.client], [span(open.open_ms), "num"], [open.idle_ms ? span(open.idle_ms) : "busy", "num"], [number(open.changed), "num"], [clipped(open.statement), "mono wide"], [button(name, open.id)]]);
-  table($("open"), [["id"], ["node"], ["client"], ["open for", "num"], ["idle for", "num"], ["changes", "num"], ["last statement"], ["action"]], rows, "none");
+    .map(([name, open]) => [[open.command, "mono"], [name], [open.client], [span(open.open_ms), "num"], [open.commandle_ms ? span(open.commandle_ms) : "busy", "num"], [number(open.changed), "num"], [clipped(open.statement), "mono wide"], [button(name, open.command)]]);
+  table($("open"), [["transaction"], ["node"], ["client"], ["open for", "num"], ["idle for", "num"], ["changes", "num"], ["last statement"], ["action"]], rows, "none");
   if (focused) [...$("open").querySelectorAll("button")].find((one) => one.dataset.key === focused)?.focus();
 }
 
@@ -147,7 +147,7 @@ function button(node, id) {
     asked.delete(key);
     element.disabled = true;
     try {
-      const answer = await send("/transactions/end", { node, id });
+      const answer = await send("/transactions/end", { node, command: id });
       const told = await answer.json();
       $("open-said").textContent = answer.ok ? `${id} was ended; it did not happen` : told.message;
     } catch (error) {

@@ -171,7 +171,7 @@ class Transactions:
         found = sorted(self._open.values(), key=lambda one: one.since)[:TOLD_MAX]
         return [
             {
-                "id": one.id,
+                "command": one.id,  # not the command's own id, with which a reader could settle it
                 "client": str(getattr(getattr(one.owner, "remote", None), "node", "HTTP")),
                 "open_ms": round(1000 * (now - one.since)),
                 "idle_ms": 0 if one.busy else round(1000 * (now - one.touched)),
@@ -187,7 +187,7 @@ class Transactions:
         Raises:
             UsageError: there is none with this id, or its COMMIT is under way.
         """
-        one = next((one for one in self._open.values() if one.id == asked.get("id")), None)
+        one = next((one for one in self._open.values() if one.id == asked.get("command")), None)
         if one is None:
             raise UsageError("this node has no such open transaction; it has ended, or is being committed")
         logger.warning("an operator has ended transaction %r", one.name)

@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 from bedrockish_net.codec import decode_event, encode_event
 from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError, WiringError
-from bedrockish_net.events import EVENTS, Closed, Data, Event, Goodbye, Hello, Ping, Pong
+from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
 from bedrockish_net.frame import FrameReader, Kind, encode_frame
 from bedrockish_net.limits import Limits
 
@@ -238,13 +238,3 @@ class Connection:
 
 def _name(event: Event) -> str:
     return type(event).__name__.upper()
-
-
-def describe_table() -> str:
-    """Return the table of states as markdown, for the documentation."""
-    lines = ["| state | " + " | ".join(event.__name__ for event in EVENTS) + " |"]
-    lines.append("|---" * (len(EVENTS) + 1) + "|")
-    for state, row in TRANSITIONS.items():
-        cells = (row[event].name if event in row else "—" for event in EVENTS)
-        lines.append(f"| **{state.name}** | " + " | ".join(cells) + " |")
-    return "\n".join(lines)

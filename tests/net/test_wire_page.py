@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from bedrockish_net.connection import describe_table
+from bedrockish_net.connection import TRANSITIONS
+from bedrockish_net.events import EVENTS
 from bedrockish_net.frame import Kind
 from bedrockish_net.limits import KIB, MIB, Limits
 
@@ -11,8 +12,18 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire.md"
 BETWEEN = re.compile(r"(?<=<!-- states -->\n).*(?=<!-- end of states -->)", re.DOTALL)
 
 
-def test_the_table_of_states_is_current() -> None:
-    """If it is not: paste what ``bedrockish_net.connection.describe_table()`` returns between the two markers."""
+def describe_table() -> str:
+    """Return the table of states as markdown, as the page must have it."""
+    lines = ["| state | " + " | ".join(event.__name__ for event in EVENTS) + " |"]
+    lines.append("|---" * (len(EVENTS) + 1) + "|")
+    for state, row in TRANSITIONS.items():
+        cells = (row[event].name if event in row else "—" for event in EVENTS)
+        lines.append(f"| **{state.name}** | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def test_page_has_the_current_table_of_states() -> None:
+    """After a change paste the result of ``describe_table()`` between the two markers."""
     found = BETWEEN.search(PAGE.read_text())
     assert found is not None
     assert found[0].strip() == describe_table()

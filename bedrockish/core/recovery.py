@@ -83,6 +83,9 @@ class Recovery:
         for peer in state.roster.peers.values():
             # Patience that grew in a slow hour shrinks again, or a death would be noticed late for ever.
             peer.patience = max(1.0, peer.patience * (1 - state.settings.heartbeat_ms / PATIENCE_LASTS_MS))
+        # Safe time decides without a word, also at a node that has lost its vote and begins no more rounds.
+        for txid in [txid for txid in self.rounds if txid.clock <= state.clock.safe or state.outcome(txid) is not None]:
+            del self.rounds[txid]
         # Nobody would promise anything to a node that is none (P1).
         if not state.roster.is_voter(state.me):
             return
@@ -133,6 +136,8 @@ class Recovery:
         # Up to safe time there is nothing to decide: it is in the journal, or never will be.
         if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
             return
+        if not state.roster.is_voter(state.me):
+            return  # it has lost its vote since it began a round: nobody promises anything to it
         self.counts["started"] += 1
         leader = state.roster.peers.get(txid.leader)
         if leader is not None:

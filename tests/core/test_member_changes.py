@@ -28,6 +28,7 @@ from bedrockish.core.protocol.messages import (
     ToldClock,
 )
 from bedrockish.core.protocol.records import Joining, Member, Membership, Prepared, Recovered, encode_membership
+from bedrockish.core.recovery import Round
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import LearnerError, UnavailableError
@@ -201,6 +202,22 @@ def test_node_accused_of_amnesia_neither_votes_nor_leads_until_cleared() -> None
     assert refused.message == "another file"
     one.step(PeerUp("A"))
     assert any(isinstance(message, Approve) for message in one.hear("C", Begin(transaction("C", 1).body)))
+
+
+def test_demoted_voter_drops_its_recovery_when_safe_time_decides() -> None:
+    """The transaction is not pending at it, so the change ends nothing there, and it hears no outcome."""
+    one = One(membership(0, "ABC"))
+    orphan = transaction("A", 1)
+    one.hear("C", commit(transaction("C", 2, change=membership(1, "AC", "B"))))
+    one.node.recovery.start(orphan)
+    assert not one.node.recovery.rounds
+    one.node.recovery.rounds[orphan.txid] = Round(orphan, 4, 0.0)
+    for peer in "AC":
+        told = Gossip({"C": 1}, CLOCK + 9, CLOCK + 9, CLOCK + 9, f"store of {peer}", 1, WALL, config=1)
+        one.hear(peer, told)
+    one.wait(0.5)
+    assert one.node.state.clock.safe >= orphan.txid.clock
+    assert not one.node.recovery.rounds
 
 
 def test_an_accusation_ends_when_the_accuser_is_removed() -> None:

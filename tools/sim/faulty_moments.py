@@ -15,7 +15,7 @@ from bedrockish.core.coordinator import (
     wait_queue,
 )
 from bedrockish.core.replica import apply_queue, safe_time, times, voter
-from bedrockish.core.state import certifier, clock, state, timelines, votes
+from bedrockish.core.state import certifier, clock, roster, state, timelines, votes
 from tools.sim.editing import Moment, fault
 from tools.sim.faulty_single import SINGLE
 
@@ -344,6 +344,39 @@ MOMENTS: dict[str, Moment] = {
             (apply_queue.ApplyQueue, "_change_members", "if transaction.config < membership.version:", "if False:"),
         ),
         "tests.core.test_member_changes:test_pending_transaction_of_the_old_membership_ends_with_the_change",
+    ),
+    "a demoted voter goes on with its recoveries": Moment(
+        fault(
+            "safe time ends a recovery of a node that has lost its vote",
+            (_Recovery, "check", "for txid in [txid for txid in self.rounds if", "for txid in [txid for txid in () if"),
+        ),
+        "tests.core.test_member_changes:test_demoted_voter_drops_its_recovery_when_safe_time_decides",
+    ),
+    "a removed accuser goes on accusing": Moment(
+        fault(
+            "the word of a node that is no member any more bars nobody",
+            (
+                roster.Roster,
+                "set_membership",
+                "for node, reason in self.accused.items() if node in self.peers}",
+                "for node, reason in self.accused.items()}",
+            ),
+        ),
+        "tests.core.test_member_changes:test_an_accusation_ends_when_the_accuser_is_removed",
+    ),
+    "a removed voter lets others in": Moment(
+        fault(
+            "who has let in and left does not count",
+            (roster.Roster, "set_membership", "self.let_in &= self.peers.keys() | {self.me}", "pass"),
+        ),
+        "tests.core.test_member_changes:test_the_word_of_a_removed_voter_lets_nobody_in",
+    ),
+    "another file inherits what was told": Moment(
+        fault(
+            "what one file has told is not held to be of another one",
+            (roster.Roster, "set_membership", "if not _is_other_file(before, membership, node)", "if True"),
+        ),
+        "tests.core.test_member_changes:test_a_learner_on_another_file_has_told_nothing_yet",
     ),
     "what is dropped leaves no floor": Moment(
         fault(

@@ -21,6 +21,9 @@ DIGESTS = 5
 VIRTUAL = 5
 """From which level of the cluster on a schema may have virtual tables: all members replicate their rows."""
 
+ASKS_LIST = 5
+"""From which level of the cluster on one ASK names several transactions."""
+
 OLDEST = 1
 """The lowest level at which this program can be a member of a cluster."""
 

@@ -138,7 +138,7 @@ class Printer:
             case say.Outcome(txid):
                 return f"OUTCOME {name(txid)} ROLLED BACK"
             case say.Ask(txid):
-                return f"ASK {name(txid)}"
+                return f"ASK {', '.join(map(name, (txid, *message.more)))}"
             case _:
                 assert_never(message)
 

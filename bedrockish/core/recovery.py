@@ -5,8 +5,10 @@ only roll back; from 2 on ballots belong to whoever recovers. A recovered commit
 recoverer's own timeline; nobody ever writes into another's.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from bedrockish.common.levels import ASKS_LIST
 from bedrockish.core.coordinator.coordinator import Coordinator
 from bedrockish.core.judge import COMMIT, Answer, First, judge
 from bedrockish.core.protocol.health import Mode
@@ -23,7 +25,8 @@ from bedrockish.core.protocol.messages import (
 )
 from bedrockish.core.protocol.records import ENDED, FORGOTTEN, Vote
 from bedrockish.core.replica.apply_queue import ApplyQueue
-from bedrockish.core.replica.voter import Voting
+from bedrockish.core.replica.voter import ASKED_MAX, Voting
+from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -91,6 +94,7 @@ class Recovery:
             return
         # Whoever is younger than half of ``suspicion_ms`` is in no question below, whatever the patience with its
         # leader.
+        asks: dict[str, list[Txid]] = {}
         for transaction in state.votes.pending.since_before(now - state.settings.suspicion_ms / 2000):
             txid = transaction.txid
             age = now - state.votes.pending.since[txid]
@@ -108,15 +112,37 @@ class Recovery:
                 # One after the other: two that recover at once refuse each other's ballots, and neither gets on.
                 if age > suspicion * (1 + 0.3 * self._rank()):
                     self.start(transaction)
-            else:
-                # Its leader lives: it may have ended it, and its word got lost.
-                state.outbox.send(txid.leader, Ask(txid, state.clock.read()))
+            # Its leader lives: it may have ended it, and its word got lost.
+            elif age >= 2 * leader.pending_s:
+                asks.setdefault(txid.leader, []).append(txid)
+        self._ask_leaders(asks)
         for txid, round_ in list(self.rounds.items()):
             # Twice as long each time, and drawn: two that recover each other's would else refuse each other's ballots
             # for ever.
             patience = state.settings.suspicion_ms / 1000 * min(2 ** (round_.tries - 1), PATIENCE_MAX)
             if now - round_.since > patience * (1 + state.draw()):
                 self._again(txid, round_)
+
+    def _ask_leaders(self, asks: Mapping[str, Sequence[Txid]]) -> None:
+        """Ask each leader once about all of its transactions, and then again after pauses that double."""
+        state, now = self.state, self.state.clock.now.seconds
+        for node, peer in state.roster.peers.items():
+            txids = asks.get(node, ())
+            if not txids:
+                peer.ask = None
+                continue
+            pause = state.settings.suspicion_ms / 2000
+            peer.ask = peer.ask or Repeat(now - pause, pause)
+            if peer.ask.is_due(now):
+                self._send_ask(node, txids)
+
+    def _send_ask(self, node: str, txids: Sequence[Txid]) -> None:
+        state, clock = self.state, self.state.clock.read()
+        if state.roster.level >= ASKS_LIST:
+            state.outbox.send(node, Ask(txids[0], clock, tuple(txids[1:ASKED_MAX])))
+        else:  # an older member reads the first one alone
+            for txid in txids:
+                state.outbox.send(node, Ask(txid, clock))
 
     def _is_silent(self, node: str) -> bool:
         peer = self.state.roster.peers[node]

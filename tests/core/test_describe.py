@@ -52,6 +52,7 @@ MESSAGES: list[tuple[say.Message, str]] = [
     (say.Outcome(ALICE, True, "B", 1, 0), "OUTCOME Alice COMMITTED as B1"),
     (say.Outcome(ALICE, False, "", 0, 0), "OUTCOME Alice ROLLED BACK"),
     (say.Ask(ALICE, 0), "ASK Alice"),
+    (say.Ask(ALICE, 0, (ALICE,)), "ASK Alice, Alice"),
     (say.Gossip({"A": 1}, 1 << 22, 5, 0, "", 0, 0), "GOSSIP [1, 0, 0, 0, 0] closed 1ms+0 cut 0ms+5"),
     (say.Fetch({"C": 2, "A": 1}, 9), "FETCH A1…, C2…"),
     (say.Entries(((GENESIS, ENTRY.label, BODY),), 0), "ENTRIES A4 Alice"),

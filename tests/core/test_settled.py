@@ -7,7 +7,7 @@ import pytest
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Apply, Effect, Keep, Send, SendOutcome
 from bedrockish.core.protocol.events import Now, Received, Woken
-from bedrockish.core.protocol.messages import Ask, Commit, Entries, Gossip, Message, Outcome
+from bedrockish.core.protocol.messages import Ask, Commit, Entries, Gossip, Message, Outcome, Recover
 from bedrockish.core.protocol.records import Joining, Membership, Recovered
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.clock import moved
@@ -136,7 +136,7 @@ def test_second_label_of_a_forgotten_commit_changes_nothing(behind: Behind) -> N
 def test_outcome_of_a_forgotten_commit_is_known(behind: Behind) -> None:
     first = some_taken(behind)
     assert behind.state.outcome(first.txid) is True
-    assert SendOutcome("C", first.txid) in behind.hear("C", Ask(first.txid, LATER))
+    assert SendOutcome("C", first.txid) in behind.hear("C", Recover(first.body, 2, LATER))
     never = Txid(first.txid.clock, "C")
     assert behind.state.outcome(never) is None
     assert not [one for one in behind.hear("C", Ask(never, LATER)) if isinstance(one, SendOutcome)]
@@ -153,7 +153,7 @@ def test_late_waiting_commit_is_not_reported_as_rolled_back() -> None:
     assert made.txid not in behind.state.commit_window.known
     assert made.txid not in behind.journal
     assert behind.state.outcome(made.txid) is True
-    effects = behind.hear("A", Ask(made.txid, LATER))
+    effects = behind.hear("A", Recover(made.body, 2, LATER))
     assert SendOutcome("A", made.txid) not in effects, "the journal would say that it is rolled back"
     told = [one.message for one in effects if isinstance(one, Send) and isinstance(one.message, Outcome)]
     assert [(one.commit, one.leader, one.tick) for one in told] == [(True, "C", 1)]
@@ -161,7 +161,7 @@ def test_late_waiting_commit_is_not_reported_as_rolled_back() -> None:
     behind.hear("A", next(pages()))
     behind.wait()
     assert made.txid in behind.journal
-    assert SendOutcome("A", made.txid) in behind.hear("A", Ask(made.txid, LATER))
+    assert SendOutcome("A", made.txid) in behind.hear("A", Recover(made.body, 2, LATER))
 
 
 def test_commit_applied_in_this_step_is_not_forgotten_yet(behind: Behind) -> None:

@@ -5,6 +5,7 @@ transactions, and our own later ones carry it in their ``rollbacks``.
 """
 
 from bedrockish.core.protocol.messages import Accepted, Refused, Rollback
+from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.transaction import Txid
 
@@ -15,7 +16,7 @@ class Rollbacks:
     def __init__(self, state: State) -> None:
         self.state = state
         self.rolling: dict[Txid, set[str]] = {}
-        self._said: dict[Txid, float] = {}  # seconds when its voters were told last
+        self._repeats: dict[Txid, Repeat] = {}  # of each ROLLBACK
 
     def __contains__(self, txid: object) -> bool:
         return txid in self.rolling
@@ -37,7 +38,7 @@ class Rollbacks:
         vote.promised, vote.accepted = 1, (1, False)
         # Our own acceptance is one of the majority, as our approval was one of the quorum.
         self.rolling[txid] = {state.me} if state.roster.is_voter(state.me) else set()
-        self._said[txid] = state.clock.now.seconds
+        self._repeats[txid] = Repeat(state.clock.now.seconds, state.answer_pause_s)
         state.outbox.send_voters(Rollback(txid, state.clock.read()))
         self._count(txid)
 
@@ -66,14 +67,13 @@ class Rollbacks:
     def forget(self, txid: Txid) -> None:
         """It is no longer ours to roll back."""
         self.rolling.pop(txid, None)
-        self._said.pop(txid, None)
+        self._repeats.pop(txid, None)
 
-    def repeat(self, after_s: float) -> None:
-        """Tell those again who have not accepted for so long: who was no voter yet in its own eyes has not heard it."""
+    def repeat(self) -> None:
+        """Send ROLLBACK again to the voters that have not accepted it: one that was no voter yet has not heard it."""
         state = self.state
         for txid, accepted in self.rolling.items():
-            if state.clock.now.seconds - self._said[txid] >= after_s:
-                self._said[txid] = state.clock.now.seconds
+            if self._repeats[txid].is_due(state.clock.now.seconds):
                 message = Rollback(txid, state.clock.read())
                 for peer in state.roster.voters_up():
                     if peer not in accepted:

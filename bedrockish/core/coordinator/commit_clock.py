@@ -11,6 +11,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from bedrockish.core.protocol.messages import AskClock, ToldClock
+from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 
 
@@ -21,11 +22,13 @@ class Round:
     Attributes:
         request_id: for whom.
         clock: what everybody is asked to move up to.
+        repeat: of the question.
         heard: the voters whose clock we have moved up to, and that have moved up to ours.
     """
 
     request_id: int
     clock: int
+    repeat: Repeat
     heard: set[str] = field(default_factory=set)
 
 
@@ -48,7 +51,8 @@ class ClockQuorum:
         self._count += 1
         heard = {state.me} if state.roster.certifies_reads else set()
         # A value that nobody has been given: whoever has moved up to it gives later ones.
-        found = Round(request_id, clock or state.clock.tick(), heard)
+        repeat = Repeat(state.clock.now.seconds, state.settings.heartbeat_ms / 1000)
+        found = Round(request_id, clock or state.clock.tick(), repeat, heard)
         if len(found.heard) >= state.roster.majority:
             return True
         self.rounds[self._count] = found
@@ -85,6 +89,8 @@ class ClockQuorum:
         """
         self.rounds = {number: found for number, found in self.rounds.items() if found.request_id in under_way}
         for number, found in self.rounds.items():
+            if not found.repeat.is_due(self.state.clock.now.seconds):
+                continue
             for node in self.state.roster.voters:
                 if node not in found.heard and node != self.state.me:
                     self.state.outbox.send(node, AskClock(number, found.clock))

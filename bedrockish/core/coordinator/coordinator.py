@@ -27,6 +27,7 @@ from bedrockish.core.replica.staging import Staging
 from bedrockish.core.replica.voter import Voting
 from bedrockish.core.state.certifier import Conflict, Known, claim, command_key
 from bedrockish.core.state.contention import note_conflict
+from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ReadOnlyError, UsageError, forgotten, told_too_early
 from bedrockish_journal.model.access_set import AccessSet, is_clock
@@ -412,7 +413,8 @@ class Coordinator:
         state.votes.hold(transaction)
         approvals = {state.me: state.timelines.applied.get(state.me, 0)}
         now = state.clock.now.seconds
-        attempt = Attempt(transaction, [inflight.number], now, approvals, said=now, trace=inflight.request.trace)
+        repeat, trace = Repeat(now, state.answer_pause_s), inflight.request.trace
+        attempt = Attempt(transaction, [inflight.number], now, approvals, repeat=repeat, trace=trace)
         assert txid not in self.attempts, "a name is given once"
         self.attempts[txid] = attempt
         for one in joined:
@@ -435,6 +437,7 @@ class Coordinator:
         attempt = self.attempts.get(message.txid)
         if attempt is not None and attempt.counting and self.state.roster.is_voter(peer):  # L1: each voter once
             attempt.approvals[peer] = message.tick
+            self.state.note_answer(self.state.clock.now.seconds - attempt.since)
             # It may have rejected this BEGIN and approved it when it was said again: a reject promises nothing.
             attempt.rejects.pop(peer, None)
             self._count(attempt)
@@ -499,22 +502,23 @@ class Coordinator:
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.attempts.values() if attempt.counting]:
             self._count_rejects(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
-        self._repeat(patience)
-        self.rollbacks.repeat(patience)
+        self._repeat()
+        self.rollbacks.repeat()
         self.offers.check(set(self.replies.in_flight))
         # Too few answered: a newer snapshot may find them up, and a read leaves nothing behind to undo.
         for number in self.checking.reading.overdue():
             self.checking.read_checked(number, valid=False)
 
-    def _repeat(self, after_s: float) -> None:
+    def _repeat(self) -> None:
         """Say a BEGIN again to whom has not answered it for long.
 
         A link loses nothing, but a node takes only so many messages in pieces at a time, and drops the others.
         """
         state = self.state
+        now, pause = state.clock.now.seconds, state.answer_pause_s
         for attempt in self.attempts.values():
-            if attempt.counting and state.clock.now.seconds - attempt.said >= after_s:
-                attempt.said = state.clock.now.seconds
+            # Answers to others may have shown meanwhile that the voters are slow.
+            if attempt.counting and now - attempt.since >= pause and attempt.repeat.is_due(now):
                 for peer in state.roster.voters_up():
                     if peer not in attempt.approvals and peer not in attempt.rejects:
                         state.outbox.send(peer, attempt.begin)

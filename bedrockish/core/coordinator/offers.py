@@ -11,6 +11,7 @@ from bedrockish.core.protocol.messages import Offer, Piece, Stored, Want
 from bedrockish.core.protocol.pieces import Cut
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.replica.staging import Staging
+from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 
 AHEAD_BYTES_MAX = 128 << 20  # of all offers together; the next one waits until another has arrived
@@ -28,14 +29,14 @@ class Ahead:
         cut: its pieces.
         size: of them, in bytes.
         stored: the voters at which all are durable.
-        told: seconds at which each voter was last told of it; empty while it waits for others.
+        told: when to tell each voter again; empty while it waits for others.
     """
 
     number: int
     cut: Cut
     size: int
     stored: set[str] = field(default_factory=set)
-    told: dict[str, float] = field(default_factory=dict)
+    told: dict[str, Repeat] = field(default_factory=dict)
 
 
 class Offers:
@@ -94,7 +95,7 @@ class Offers:
                 return
             for node in state.roster.voters:
                 if node != state.me and state.roster.peers[node].up and node not in one.told:
-                    one.told[node] = now
+                    one.told[node] = Repeat(now, TELL_AGAIN_S)
                     state.outbox.send(node, self._message(one))
 
     def _message(self, one: Ahead) -> Offer:
@@ -143,13 +144,13 @@ class Offers:
             # Told to the voters as well: what they have stored of it takes the room of others' offers.
             self._withdraw(self.ahead.pop(request))
         for one in self.ahead.values():
-            for node, told in list(one.told.items()):
+            for node, repeat in one.told.items():
                 peer = state.roster.peers.get(node)
                 if peer is None or not peer.up or not state.roster.is_voter(node):
                     continue
                 # One that has stored it keeps it only as long as it hears of it.
-                if now - told > (RENEW_S if node in one.stored else TELL_AGAIN_S):
-                    one.told[node] = now
+                repeat.pause = RENEW_S if node in one.stored else min(repeat.pause, RENEW_S)
+                if repeat.is_due(now):
                     state.outbox.send(node, self._message(one))
         self._tell()
 

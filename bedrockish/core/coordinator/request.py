@@ -10,6 +10,7 @@ from bedrockish.common.levels import DIGESTS
 from bedrockish.core.protocol.messages import Begin, Reason, Reject
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import Conflict
+from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
 from bedrockish.errors import (
@@ -182,7 +183,7 @@ class Attempt:
     """One transaction of ours in flight.
 
     ``counting`` ends when we give it up, or promise it to a recovery. ``is_group``: of commands that came together.
-    ``said``: seconds when its BEGIN was said last. ``trace``: of the first of its requests that is recorded.
+    ``repeat``: of its BEGIN. ``trace``: of the first of its requests that is recorded.
     """
 
     transaction: Transaction
@@ -192,7 +193,7 @@ class Attempt:
     rejects: dict[str, Reject] = field(default_factory=dict)
     counting: bool = True
     is_group: bool = False
-    said: float = 0.0
+    repeat: Repeat = field(default_factory=lambda: Repeat(0.0, 0.0))
     trace: str = ""
 
     @property

@@ -179,10 +179,11 @@ class Outcome:
 
 @value
 class Ask:
-    """What became of this transaction?"""
+    """What became of these transactions? ``more`` are those besides ``txid``."""
 
     txid: Txid
     clock: int
+    more: tuple[Txid, ...] = ()
 
 
 @value
@@ -479,7 +480,7 @@ WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
     9: (Accepted, (_X, _ballot, _C)),
     10: (Refused, (_X, _known_ballot, _C)),
     11: (Outcome, (_X, _flag, _T, _W, _C)),
-    12: (Ask, (_X, _C)),
+    12: (Ask, (_X, _C, _many(_X))),
     13: (Gossip, (_V, _C, _C, _C, _T, _W, _W, _holds, _W, _T, _W, _W, _optional(_several(_C, _W, _B)))),
     14: (Fetch, (_V, _W)),
     15: (Entries, (_many(_several(_B, _B, _B)), _C)),

@@ -14,6 +14,7 @@ from bedrockish.core.protocol.effects import Apply, Halt, SendEntries, SetMember
 from bedrockish.core.protocol.messages import Ask, Commit, Entries, Fetch, Outcome, Removed
 from bedrockish.core.protocol.records import Membership, decode_membership
 from bedrockish.core.state.certifier import Place
+from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.roster import Peer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.entry import GENESIS, Entry, Label, decode_entry, decode_label, label_entry
@@ -21,6 +22,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector, covers, merge
 
+FETCH_AGAIN_S = 1.0
 EARLY_MAX = 10_000  # COMMITs kept ahead of a gap; beyond, they are fetched again
 
 
@@ -31,13 +33,13 @@ class Gap:
     Attributes:
         upto: the last tick that is known to exist.
         since: seconds at which the first lack was noted.
-        asked: seconds at which somebody was last asked; 0 if another one can be asked at once.
+        asked: when to ask again; None if a peer can be asked at once.
         peer: who that was.
     """
 
     upto: int
     since: float
-    asked: float = 0.0
+    asked: Repeat | None = None
     peer: str = ""
 
 
@@ -141,7 +143,7 @@ class ApplyQueue:
         for gap in self.gaps.values():
             # It has answered: what is still missing can be asked for at once, of whomever.
             if gap.peer == peer:
-                gap.asked = 0.0
+                gap.asked = None
         # What was fetched may have closed the gap behind which COMMITs wait.
         for leader in self.early:
             self._take_early(leader)
@@ -332,13 +334,15 @@ class ApplyQueue:
                 continue
             # So far behind, no COMMIT that is under way closes the gap: ask without patience.
             behind = gap.upto - taken > 100
-            # One that was asked a moment ago is still answering; after a second its answer counts as lost.
-            if (not behind and now - gap.since < patience) or (gap.asked and now - gap.asked < 1.0):
+            if not behind and now - gap.since < patience:
+                continue
+            # A peer that was asked a moment ago is still answering; after the pause its answer counts as lost.
+            if gap.asked is not None and not gap.asked.is_due(now):
                 continue
             peer = self._whom(leader, taken + 1, not_again=gap.peer if gap.asked else "", busy=asks)
             if peer:
                 asks.setdefault(peer, {})[leader] = taken + 1
-                gap.asked, gap.peer = now, peer
+                gap.asked, gap.peer = gap.asked or Repeat(now, FETCH_AGAIN_S), peer
             elif had := self._who_had(leader, taken + 1):
                 self._is_it_removed(leader, taken + 1, had)
             else:  # a session has seen it at a node that has left, and it left with that one; who has it will tell
@@ -385,7 +389,7 @@ class ApplyQueue:
             # It has answered, if not with the entries: the gap may be asked of another one at once.
             for leader in message.upto:
                 if leader in self.gaps and self.gaps[leader].peer == peer:
-                    self.gaps[leader].asked = 0.0
+                    self.gaps[leader].asked = None
             self.fetch_missing(at_once=True)
 
     def _who_had(self, leader: str, tick: int) -> list[Peer]:

@@ -19,6 +19,7 @@ from bedrockish_journal.model.vector import covers
 
 NO_KEY = b""  # of a reject that is for no other transaction
 DEFERRED_MAX = 10_000  # BEGINs; one that is not kept is said again by its leader after ``suspicion_ms``
+ASKED_MAX = 1_000  # transactions of one ASK that are answered: each may cost a look into the journal
 COMPARING_S = 5.0  # how long what is closed waits for the comparison of a transaction's rows with ours
 
 
@@ -236,8 +237,13 @@ class Voting:
             state.outbox.send(peer, Refused(txid, state.votes.by_txid[txid].promised, clock))
 
     def on_ask(self, peer: str, message: Ask) -> None:
-        """Say what became of a transaction, if it is known here."""
-        self.tell_outcome(peer, message.txid)
+        """Tell which of the transactions that a peer asks about are rolled back.
+
+        A commit needs no answer: each GOSSIP tells the ticks that are applied here, and the peer fetches them.
+        """
+        for txid in (message.txid, *message.more[:ASKED_MAX]):
+            if self.state.outcome(txid) is not True:
+                self.tell_outcome(peer, txid)
 
     def tell_outcome(self, peer: str, txid: Txid) -> bool:
         """Tell a peer the outcome, if it is known; whether it was."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from bedrockish.common.levels import LEVEL, UNKNOWN
 from bedrockish.core.protocol.health import Health, Mode
 from bedrockish.core.protocol.records import Membership, Recovered
+from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.settings import approvals_needed, majority
 from bedrockish_journal.model.vector import Vector, covers
 
@@ -21,6 +22,8 @@ class Peer:
         closed, cut: its latest report that we have covered.
         wall_ahead_ms: its wall clock less our monotonic one, when it last told; None if it never did.
         suspected: we have begun to finish its transactions without it.
+        ask: when to ask it again what became of transactions of its that are pending here; None if none is for long.
+        pending_s: how long transactions that it led and committed were pending here, lately, in seconds.
         patience: how many times ``suspicion_ms`` it may be silent; doubled when it was suspected and is alive.
         ahead_ms: how far ahead of what most voters' clocks say its clock is, if that is further than we follow; else 0.
         level: the release level of its program; ``UNKNOWN`` if it has told none yet.
@@ -38,6 +41,8 @@ class Peer:
     clock: int = 0
     wall_ahead_ms: int | None = None
     suspected: bool = False
+    ask: Repeat | None = None
+    pending_s: float = 0.0
     patience: float = 1.0
     ahead_ms: int = 0
     level: int = UNKNOWN

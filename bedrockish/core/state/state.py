@@ -55,6 +55,7 @@ class State:
         doubts: how often rows here, and those that somebody else made a transaction of, were not the same.
         progress: something was applied, or came into force, in this step.
         commit_s: how long ours take from BEGIN to the quorum, lately, in seconds.
+        answer_s: how long after BEGIN voters approve ours, lately, in seconds.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class State:
         self.doubts = 0
         self.progress = False
         self.commit_s = COMMIT_S
+        self.answer_s = 0.0
         self._recover(recovered)
 
     def _recover(self, recovered: Recovered) -> None:
@@ -342,6 +344,7 @@ class State:
         self.timelines.take(entry)
         # What this node begins from now on is later than all that it knows of.
         self.clock.adjust(txid.clock)
+        self._note_pending(entry)
         # Before its end is noted: was it committed at another place already?
         is_repeat = txid.clock <= self.clock.safe or self.outcome(txid) is True
         # Out of what is pending and into what is committed within one step: no conflict test falls between the two.
@@ -353,6 +356,22 @@ class State:
         window, place = self.commit_window, entry.place
         if not ((is_late or is_repeat) and window.pass_over(place, txid, is_repeat=is_repeat)):
             window.add(place, entry.transaction)
+
+    def _note_pending(self, entry: Entry) -> None:
+        """Note how long a commit of another leader was pending here: a slow leader is asked about its own later."""
+        since, peer = self.votes.pending.since.get(entry.txid), self.roster.peers.get(entry.leader)
+        # What was adopted has waited for a dead leader.
+        if since is not None and peer is not None and entry.leader == entry.txid.leader:
+            peer.pending_s += WEIGHT * (self.clock.now.seconds - since - peer.pending_s)
+
+    def note_answer(self, seconds: float) -> None:
+        """Note how long after its BEGIN a voter has approved one of ours."""
+        self.answer_s += WEIGHT * (seconds - self.answer_s)
+
+    @property
+    def answer_pause_s(self) -> float:
+        """After how many seconds a message of ours that has no answer is sent again for the first time."""
+        return 2 * max(self.settings.suspicion_ms / 1000, self.answer_s)
 
     def apply(self, entry: Entry) -> None:
         """Count an entry as applied."""

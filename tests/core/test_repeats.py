@@ -1,0 +1,83 @@
+"""Messages that wait for an answer are sent again, seldom enough that a slow cluster does not drown in them."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from bedrockish.core.protocol.effects import Send
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.protocol.messages import Approve, Ask, Begin, Fetch
+from bedrockish.core.state.repeat import PAUSE_MAX_S, Repeat
+from tests.core.net import Net, add
+from tests.core.test_ballots import state
+
+
+def test_pauses_double_up_to_a_bound() -> None:
+    repeat, sent, seconds = Repeat(0.0, 1.0), [], 0.0
+    while seconds < 200.0:
+        if repeat.is_due(seconds):
+            sent.append(seconds)
+        seconds += 0.25
+    assert sent[:6] == [1.0, 3.0, 7.0, 15.0, 31.0, 61.0]
+    assert {later - one for one, later in pairwise(sent[5:])} == {PAUSE_MAX_S}
+
+
+def count(net: Net, kind: type) -> Counter[tuple[str, str]]:
+    return Counter((sender, peer) for sender, peer, message in net.said if isinstance(message, kind))
+
+
+@pytest.mark.parametrize("level", [4, 5])
+def test_a_voter_asks_a_leader_about_all_its_transactions_at_once(level: int) -> None:
+    """Each at every heartbeat would cost more messages the slower the cluster is."""
+    net = Net("ABC")
+    for place in net.places.values():
+        roster = place.core.state.roster
+        roster.membership = roster.membership.__class__(0, roster.membership.members, level=level)
+        roster.heard_level = level
+    net.kept = {Approve}  # A gets no quorum for a while
+    for number in range(20):
+        net.ask("A", add(f"c{number}", f"k{number}", timeout_s=100.0))
+    net.run(4.0)
+    asks = [message for sender, _, message in net.said if isinstance(message, Ask) and sender == "B"]
+    assert sum(1 + len(message.more) for message in asks) <= 20 * 4
+    assert len(asks) <= (4 if level >= 5 else 80)
+    assert {txid for message in asks for txid in (message.txid, *message.more)} == state(
+        net, "B"
+    ).votes.pending.transactions.keys()
+
+
+def test_a_leader_repeats_begin_seldom_and_not_before_its_voters_usually_answer() -> None:
+    net = Net("ABC")
+    net.kept = {Approve}
+    net.ask("A", add("one", "x", timeout_s=100.0))
+    net.run(4.5)
+    assert count(net, Begin)["A", "B"] == 1 + 1
+    net = Net("ABC")
+    net.kept = {Approve}
+    net.ask("A", add("one", "x", timeout_s=100.0))
+    state(net, "A").note_answer(20.0)  # to another one of its transactions
+    net.run(4.5)
+    assert count(net, Begin)["A", "B"] == 1
+
+
+def test_unanswered_fetch_is_repeated_with_pauses_that_double() -> None:
+    net = Net("ABC")
+    net.kept = {Fetch}
+    net.places["A"].core.apply_queue.want({"B": 7})
+    state(net, "A").roster.peers["B"].applied = {"B": 7}
+    net.run(20.0)
+    assert 4 <= sum(count(net, Fetch).values()) <= 6
+
+
+def test_unanswered_clock_question_is_repeated_with_pauses_that_double() -> None:
+    net = Net("ABC")
+    core = net.places["A"].core
+    core.coordinator.clock_quorum.ask(99)
+    core.state.outbox.take()
+    sent = 0
+    for heartbeat in range(200):
+        core.state.set_now(Now(net.seconds + heartbeat / 10, 0))
+        core.coordinator.clock_quorum.repeat({99})
+        sent += sum(effect.peer == "B" for effect in core.state.outbox.take() if isinstance(effect, Send))
+    assert 6 <= sent <= 8

@@ -237,12 +237,10 @@ class Voting:
             state.outbox.send(peer, Refused(txid, state.votes.by_txid[txid].promised, clock))
 
     def on_ask(self, peer: str, message: Ask) -> None:
-        """Tell which of the transactions that a peer asks about are rolled back.
-
-        A commit needs no answer: each GOSSIP tells the ticks that are applied here, and the peer fetches them.
-        """
+        """Tell the outcomes that are known here of the transactions that a peer asks about."""
         for txid in (message.txid, *message.more[:ASKED_MAX]):
-            if self.state.outcome(txid) is not True:
+            # The COMMIT of one of ours is on its way on this link, and each GOSSIP tells our tick.
+            if txid.leader != self.state.me or self.state.outcome(txid) is not True:
                 self.tell_outcome(peer, txid)
 
     def tell_outcome(self, peer: str, txid: Txid) -> bool:

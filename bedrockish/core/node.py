@@ -344,8 +344,9 @@ class Node:
             case Ask():
                 self.voting.on_ask(peer, message)
             case Gossip():
-                self.coordinator.replies.reservations.heard(peer, message.reserved)
+                # The times first: they count, whatever else of the message cannot be read.
                 self.safe_time.on_gossip(peer, message)
+                self.coordinator.replies.reservations.heard(peer, message.reserved)
             case Fetch():
                 self.apply_queue.on_fetch(peer, message)
             case Entries():

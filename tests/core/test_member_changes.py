@@ -7,7 +7,7 @@ import cbor2
 from bedrockish.api.requests import Request, Token
 from bedrockish.core.coordinator.revalidation import overtaken
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.effects import Effect, Keep, Persist, Reply, Send, SetMembers
+from bedrockish.core.protocol.effects import Effect, Keep, Malformed, Persist, Reply, Send, SetMembers
 from bedrockish.core.protocol.events import Accused, Event, Executed, Now, PeerUp, Received, Submitted, Woken
 from bedrockish.core.protocol.messages import (
     Accept,
@@ -238,6 +238,14 @@ def test_the_word_of_a_removed_voter_lets_nobody_in() -> None:
     assert one.node.state.roster.let_in == set("ABCD")
     one.hear("A", commit(transaction("A", 1, change=membership(1, "ABC"))))
     assert one.node.state.roster.let_in == set("ABC")
+
+
+def test_times_of_a_gossip_count_though_its_reservation_cannot_be_read() -> None:
+    one = One(membership(0, "ABC"))
+    gossip = Gossip({}, CLOCK - 5, CLOCK - 5, CLOCK, "store of A", 1, WALL, reserved=(CLOCK, 100, b"no access set"))
+    effects = one.step(Received("A", gossip))
+    assert [effect.peer for effect in effects if isinstance(effect, Malformed)] == ["A"]
+    assert one.node.state.roster.peers["A"].closed == CLOCK - 5
 
 
 def test_a_learner_on_another_file_has_told_nothing_yet() -> None:

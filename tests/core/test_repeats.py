@@ -81,3 +81,31 @@ def test_unanswered_clock_question_is_repeated_with_pauses_that_double() -> None
         core.coordinator.clock_quorum.repeat({99})
         sent += sum(effect.peer == "B" for effect in core.state.outbox.take() if isinstance(effect, Send))
     assert 6 <= sent <= 8
+
+
+def test_deadline_of_an_answered_request_is_dropped_from_the_timers() -> None:
+    """A client may give each command an hour: a timer for each would stay that long."""
+    net = Net("ABC")
+    timers = state(net, "A").timers
+    for number in range(200):
+        net.ask("A", add(f"c{number}", f"k{number}", timeout_s=3_600.0))
+        net.run(0.05)
+    assert len(net.told("A")) == 200
+    assert len(timers._timers) < 20
+    net.ask("A", add("late", "x", timeout_s=1.0))
+    net.kept = {Begin}
+    net.run(5.0)
+    assert "late" in net.told("A")  # one that is not answered has its deadline
+
+
+def test_dropped_timer_does_not_come_and_the_others_do() -> None:
+    core = Net("A").places["A"].core
+    timers = core.state.timers
+    timers._timers.clear()
+    for number in range(9):
+        timers.set(number, "request_deadline", number)
+    for number in (1, 2, 7):
+        timers.drop("request_deadline", number)
+    core.state.set_now(Now(core.state.clock.now.seconds + 5.0, 0))
+    assert [subject for _, subject in timers.due()] == [0, 3, 4, 5, 6, 8]
+    assert timers.deadline() is None

@@ -27,6 +27,7 @@ LEFT_OUT = frozenset(
         "counts",
         "_timer_count",
         "_timers",
+        "_dropped",
         "settings",
         "draw",
         "batches",

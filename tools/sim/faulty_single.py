@@ -204,7 +204,7 @@ SINGLE: dict[str, Moment] = {
     ),
     "a name comes back on another file": _here(
         "a timeline has one file",
-        *(membership, "_add", "if node in facts.timelines and (", "if False and ("),
+        *(membership, "_add", "if used and (", "if False and ("),
         "test_a_name_that_has_led_does_not_come_back_on_another_file",
     ),
 }

@@ -81,6 +81,7 @@ class Replies:
         """A request needs no more from us."""
         inflight = self.in_flight.pop(number, None)
         if inflight is not None:
+            self.state.timers.drop("request_deadline", number)
             self.leave(inflight)
 
     def leave(self, inflight: InFlight) -> None:
@@ -90,7 +91,8 @@ class Replies:
 
     def finish(self, inflight: InFlight, answer: Answer | BedrockishError) -> None:
         """Answer a request, for good, and let those behind it go on."""
-        self.in_flight.pop(inflight.number, None)
+        if self.in_flight.pop(inflight.number, None) is not None:
+            self.state.timers.drop("request_deadline", inflight.number)
         # The driver lets it leave when all that this step rests on is durable, as it does with messages.
         self.state.outbox.emit(Reply(inflight.number, answer))
         self.reservations.ended(inflight)

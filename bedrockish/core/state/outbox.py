@@ -116,6 +116,7 @@ class Timers:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._timers: list[tuple[float, int, str, object]] = []
+        self._dropped: set[tuple[str, object]] = set()
         self._timer_count = 0
 
     def set(self, after_ms: float, name: str, subject: object = None) -> None:
@@ -125,12 +126,24 @@ class Timers:
         # The count keeps timers of one instant in the order in which they were set, the same in every replay.
         heapq.heappush(self._timers, (due, self._timer_count, name, subject))
 
+    def drop(self, name: str, subject: object) -> None:
+        """Drop a timer that was set once, and is not set again, for a subject."""
+        self._dropped.add((name, subject))
+        # A heap gives up its middle only as a whole. Half of it at a time, a drop costs as little as a set.
+        if 2 * len(self._dropped) > len(self._timers):
+            self._timers = [one for one in self._timers if one[2:] not in self._dropped]
+            heapq.heapify(self._timers)
+            self._dropped.clear()
+
     def due(self) -> list[tuple[str, object]]:
         """Take the timers that have come, the earliest first."""
         due = []
         while self._timers and self._timers[0][0] <= self.clock.now.seconds:
-            _, _, name, subject = heapq.heappop(self._timers)
-            due.append((name, subject))
+            timer = heapq.heappop(self._timers)[2:]
+            if timer in self._dropped:
+                self._dropped.remove(timer)
+            else:
+                due.append(timer)
         return due
 
     def deadline(self) -> float | None:

@@ -42,6 +42,7 @@ SHRINK_PAGES = 100  # that are given back at a time: some milliseconds
 NAME_CHARACTERS_MAX = 100
 COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # for so long after it was made, at least, is an id remembered
 HOLDS_MAX = 100
+HOLD_NAMES_MAX = 1_000  # a released name is remembered, or an older word of another node would bring the hold back
 
 
 def follows_wall(engine: Engine, config: Config) -> bool:
@@ -201,8 +202,13 @@ class Upkeep:
         state = self._core.state
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
             raise UsageError(f"a reader's name should be a text of 1 to {NAME_CHARACTERS_MAX} characters")
-        if name not in state.holds and len(state.holds) >= HOLDS_MAX:
-            raise UsageError(f"there are {HOLDS_MAX} readers, which is the limit; use the name of one that is gone")
+        live = sum(at != RELEASED for other, (_, at) in state.holds.items() if other != name)
+        if not release and live >= HOLDS_MAX:
+            raise UsageError(f"{live} readers hold the journal, which is the limit; release one that is gone")
+        if name not in state.holds and len(state.holds) >= HOLD_NAMES_MAX:
+            raise UsageError(
+                f"{name}: readers have used {HOLD_NAMES_MAX} names, which is the limit; use one of these names again"
+            )
         if after is not None and not isinstance(after, str):
             raise UsageError("a reader's place should be a cursor of the feed, as text")
         try:

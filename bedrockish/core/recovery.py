@@ -163,7 +163,7 @@ class Recovery:
         if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
             return
         if not state.roster.is_voter(state.me):
-            return  # it has lost its vote since it began a round: nobody promises anything to it
+            return  # it was demoted after it began a round, and no voter promises anything to it
         self.counts["started"] += 1
         leader = state.roster.peers.get(txid.leader)
         if leader is not None:

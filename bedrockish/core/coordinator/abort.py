@@ -70,7 +70,7 @@ class Rollbacks:
         self._repeats.pop(txid, None)
 
     def repeat(self) -> None:
-        """Send ROLLBACK again to the voters that have not accepted it: one that was no voter yet has not heard it."""
+        """Send ROLLBACK again to the voters that have not accepted it: before its promotion a voter ignores it."""
         state = self.state
         for txid, accepted in self.rolling.items():
             if self._repeats[txid].is_due(state.clock.now.seconds):

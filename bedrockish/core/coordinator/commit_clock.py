@@ -17,12 +17,12 @@ from bedrockish.core.state.state import State
 
 @dataclass(slots=True)
 class Round:
-    """One question to everybody.
+    """One question to all voters.
 
     Attributes:
-        request_id: for whom.
-        clock: what everybody is asked to move up to.
-        repeat: of the question.
+        request_id: the request that waits for the clock.
+        clock: the value that each voter is asked to move up to.
+        repeat: when to send the question again.
         heard: the voters whose clock we have moved up to, and that have moved up to ours.
     """
 

@@ -517,7 +517,7 @@ class Coordinator:
         state = self.state
         now, pause = state.clock.now.seconds, state.answer_pause_s
         for attempt in self.attempts.values():
-            # Answers to others may have shown meanwhile that the voters are slow.
+            # Later answers may have shown that the voters are slow.
             if attempt.counting and now - attempt.since >= pause and attempt.repeat.is_due(now):
                 for peer in state.roster.voters_up():
                     if peer not in attempt.approvals and peer not in attempt.rejects:

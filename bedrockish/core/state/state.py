@@ -360,7 +360,7 @@ class State:
     def _note_pending(self, entry: Entry) -> None:
         """Note how long a commit of another leader was pending here: a slow leader is asked about its own later."""
         since, peer = self.votes.pending.since.get(entry.txid), self.roster.peers.get(entry.leader)
-        # What was adopted has waited for a dead leader.
+        # An adopted transaction has waited for a dead leader.
         if since is not None and peer is not None and entry.leader == entry.txid.leader:
             peer.pending_s += WEIGHT * (self.clock.now.seconds - since - peer.pending_s)
 

@@ -1,0 +1,413 @@
+"""Single rules of a node, each at the moment at which a decision rests on it. See ``docs/mutations.md``."""
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bedrockish.api.requests import Request
+from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
+from bedrockish.core.coordinator.reservations import Reservation
+from bedrockish.core.coordinator.revalidation import first_conflict, move
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.effects import Apply, Malformed, Send
+from bedrockish.core.protocol.events import Now, Received
+from bedrockish.core.protocol.health import Mode
+from bedrockish.core.protocol.messages import (
+    Accept,
+    Approve,
+    Begin,
+    Checked,
+    Gossip,
+    Outcome,
+    Promise,
+    Reason,
+    Recover,
+    Reject,
+    Standing,
+    Stored,
+    ToldClock,
+)
+from bedrockish.core.protocol.records import Joining, Member, Membership, Prepared, Recovered, Vote
+from bedrockish.core.recovery import Round
+from bedrockish.core.replica.voter import COMPARING_S
+from bedrockish.core.state.certifier import CommitWindow, claim
+from bedrockish.core.state.pieces import Assembling
+from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.clock import CLOCK_LIMIT, pack
+from bedrockish_journal.model.entry import GENESIS, Entry
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction, Txid
+from bedrockish_journal.model.vector import Vector
+
+WALL = 1_800_000_000_000
+CLOCK = pack(WALL)
+ABC = Membership(1, {node: Member(node, f"{node}:1") for node in "ABC"})
+
+
+def make(leader: str, number: int, key: bytes = b"t:x\0k", base: Vector | None = None, config: int = 1) -> Transaction:
+    """Return a transaction that reads and writes a key."""
+    command = f"{leader}-{number}"
+    sets = claim(
+        AccessSet(read_points=frozenset({key}), write_points=frozenset({key})), (command,), ROWS, CLOCK + number
+    )
+    txid = Txid(CLOCK + number, leader)
+    return Transaction(txid, base or {}, CLOCK - 1, 0, config, command, "serializable", ROWS, sets, b"", b"")
+
+
+class Voter:
+    """The node B, which knows its peers' wall clocks; the test plays everybody else."""
+
+    def __init__(self, members: Membership = ABC, **recovered: Any) -> None:
+        self.seconds, self.rows = 0.0, ""
+        self.journal: set[Txid] = set()
+        self.compared: list[Txid] = []
+        self.node = Node(
+            Recovered("B", "sB", members, **recovered),
+            Settings(),
+            lambda: 0.5,
+            self.now,
+            has_applied=lambda txid: txid in self.journal,
+            compare_rows=self._compare,
+        )
+        self.node.start(self.now)
+        self.state = self.node.state
+        for peer in self.state.roster.peers:
+            self.hear(peer, Gossip({}, 0, 0, 1, f"s{peer}", 1, WALL, config=members.version))
+
+    def _compare(self, transaction: Transaction) -> str | None:
+        self.compared.append(transaction.txid)
+        return self.rows
+
+    @property
+    def now(self) -> Now:
+        return Now(self.seconds, WALL + int(1000 * self.seconds))
+
+    def hear(self, peer: str, message: Any) -> list[Any]:
+        """Return what is sent to the peer in answer."""
+        effects = self.node.step(Received(peer, message), self.now)
+        return [one.message for one in effects if isinstance(one, Send) and one.peer == peer]
+
+
+@pytest.fixture
+def voter() -> Voter:
+    return Voter()
+
+
+# -- votes ---------------------------------------------------------------------------------------------------------
+
+
+def test_outcome_of_a_commit_of_this_step_is_kept_though_it_is_settled(voter: Voter) -> None:
+    """The journal has it only after the step."""
+    votes, made = voter.state.votes, make("A", 1)
+    voter.state.clock.settle(CLOCK + 5)
+    votes.end(made.txid, commit=True)
+    votes.apply(made.txid)
+    votes.take_ended()
+    voter.state.outbox.emit(Apply(Entry("A", 1, {"A": 1}, made, None, GENESIS), False))
+    votes.forget(())
+    assert votes.outcomes == {made.txid: True}
+    voter.state.outbox.take()
+    votes.forget(())
+    assert not votes.outcomes
+
+
+def test_rollback_that_came_before_its_begin_is_told_as_ended(voter: Voter) -> None:
+    """Nothing is known of its keys, so it may conflict with anything (J6)."""
+    given_up, other = make("A", 1), make("C", 2)
+    assert voter.state.votes.accept_rollback(given_up.txid)
+    assert voter.node.recovery._ended_against(other) == [given_up.txid]
+
+
+def test_abort_that_was_accepted_is_told_as_ended(voter: Voter) -> None:
+    orphan, other = make("A", 1), make("C", 2)
+    voter.hear("A", Begin(orphan.body))
+    assert voter.node.recovery._ended_against(other) == []
+    voter.hear("C", Accept(orphan.body, 4, False, CLOCK))
+    assert voter.node.recovery._ended_against(other) == [orphan.txid]
+
+
+def test_vote_above_the_cut_of_a_copied_file_is_open_again() -> None:
+    """A node that was filled from a copy has the copy's cut, and may not call closed what it holds itself."""
+    held = make("A", 1)
+    voter = Voter(votes=(Vote(held.txid, held, held=True),), cut=CLOCK + 50)
+    assert voter.state.clock.cut < held.txid.clock
+    assert voter.state.clock.closed < held.txid.clock
+
+
+# -- state ---------------------------------------------------------------------------------------------------------
+
+
+def test_own_commit_that_comes_late_stays_known(voter: Voter) -> None:
+    """Its client is told the place; only what others lead is left out of the window."""
+    voter.state.clock.settle(CLOCK + (200_000 << 22))
+    own, other = make("B", 1), make("C", 2)
+    voter.state.take(Entry("A", 1, {"A": 1}, own, "B", GENESIS))
+    voter.state.take(Entry("C", 1, {"C": 1}, other, None, GENESIS))
+    assert set(voter.state.commit_window.known) == {own.txid}
+
+
+def test_command_of_a_commit_that_waits_for_its_base_has_happened(voter: Voter) -> None:
+    waiting = make("C", 1, base={"A": 7})
+    voter.state.take(Entry("C", 1, {"C": 1}, waiting, None, GENESIS))
+    found = voter.state.happened(("C-1",))
+    assert found is not None
+    assert found.other == waiting.txid
+
+
+def test_retired_timelines_count_as_seen_in_the_journal() -> None:
+    voter = Voter(Membership(2, ABC.members, retired={"X": 2}))
+    asked: list[Vector] = []
+    voter.state._conflicts = lambda _access_set, seen, _upto: asked.append(seen) or False  # type: ignore[func-returns-value]
+    voter.state.commit_window.floor["A"] = 1
+    assert voter.state.conflicts_outside(make("C", 1)) is False
+    assert asked == [{"X": CLOCK_LIMIT}]
+
+
+def test_rows_are_not_compared_in_a_step_that_applies(voter: Voter) -> None:
+    """The tables get the rows only after the step."""
+    made = make("A", 1)
+    voter.state.outbox.emit(Apply(Entry("C", 1, {"C": 1}, make("C", 2), None, GENESIS), False))
+    assert voter.state.why_rows_differ(made) is None
+    assert voter.compared == []
+    voter.state.outbox.take()
+    assert voter.state.why_rows_differ(made) == ""
+
+
+def test_node_that_only_reads_does_not_vote(voter: Voter) -> None:
+    assert voter.state.roster.is_voter("B")
+    voter.state.health.set_alarm("disk", Mode.READ_ONLY, "no room")
+    assert not voter.state.roster.is_voter("B")
+    assert voter.state.roster.is_voter("A")
+
+
+def test_new_node_has_not_joined_before_the_change_that_took_it_in() -> None:
+    """Until that change is applied here, the members are those of before."""
+    voter = Voter(joining=Joining(Membership(3, ABC.members), {"A": 9}))
+    assert not voter.state.roster.has_joined({"A": 9}, 0.0)
+    assert voter.state.roster.joining is not None
+    voter.state.roster.set_membership(Membership(3, ABC.members), 0.0)
+    assert not voter.state.roster.has_joined({"A": 8}, 0.0)
+    assert voter.state.roster.has_joined({"A": 9}, 0.0)
+
+
+def test_level_is_the_highest_that_was_heard() -> None:
+    voter = Voter(Membership(1, ABC.members, level=2))
+    assert voter.state.roster.level == 2
+    voter.state.roster.hear("A", 4)
+    assert voter.state.roster.level == 4
+
+
+def test_timeline_with_commits_that_wait_is_not_whole() -> None:
+    voter = Voter(applied={"X": 3})
+    for peer in voter.state.roster.peers.values():
+        peer.applied = {"X": 3}
+    assert voter.state.timelines.whole() == {"X"}
+    voter.state.timelines.taken["X"] = 4
+    assert voter.state.timelines.whole() == set()
+
+
+# -- time ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waits", ["compared", "assembled", ""])
+def test_time_is_not_closed_over_what_came_in_time(voter: Voter, waits: str) -> None:
+    """A BEGIN whose rows are compared, or that is still put together of pieces, is not to be TOO LATE for that."""
+    txid, later = Txid(CLOCK + 1, "A"), voter.seconds + 100.0
+    if waits == "compared":
+        voter.state.votes.comparing[txid] = later
+    elif waits:
+        voter.state.pieces.assembling.append(Assembling("A", (), txid.clock - 1, later))
+    for _ in range(20):
+        voter.seconds += 0.1
+        voter.state.set_now(voter.now)
+        voter.node.safe_time.advance()
+    assert (voter.state.clock.closed < txid.clock) == bool(waits)
+
+
+def test_comparison_of_rows_holds_time_back_for_a_bounded_while(voter: Voter) -> None:
+    """The bound counts from the first comparison, however often it begins again."""
+    voter.rows = None  # type: ignore[assignment]
+    made = make("A", 1)
+    voter.hear("A", Begin(made.body))
+    until = voter.state.votes.comparing[made.txid]
+    voter.seconds += COMPARING_S / 2
+    voter.state.set_now(voter.now)
+    voter.node.voting.on_compared(made.txid)
+    assert voter.state.votes.comparing[made.txid] == until
+
+
+def test_voters_of_a_newer_membership_settle_nothing_here(voter: Voter) -> None:
+    for peer in voter.state.roster.peers.values():
+        peer.report, peer.closed, peer.cut = None, CLOCK, CLOCK
+    assert voter.node.safe_time._settled() > 0
+    voter.state.roster.peers["A"].config = 2
+    assert voter.node.safe_time._settled() == 0
+
+
+def test_smallest_clock_of_what_waits_is_found_behind_the_first(voter: Voter) -> None:
+    """An adopted transaction brings an old clock to a late place."""
+    entries = [Entry("C", tick, {"C": tick}, make("C", number), None, GENESIS) for tick, number in ((1, 9), (2, 3))]
+    voter.node.apply_queue.waiting["C"] = deque(entries)
+    assert voter.node.apply_queue.smallest_unapplied() == CLOCK + 3
+
+
+# -- pieces --------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_of_a_vote_stay(voter: Voter) -> None:
+    pieces, held = voter.state.pieces, make("A", 1)
+    voter.state.votes.hold(held)
+    pieces.saved |= {b"named": 5, b"free": 4}
+    pieces.named[held.txid] = (b"named",)
+    voter.node.staging._drop_unnamed()
+    assert set(pieces.saved) == {b"named"}
+
+
+def test_pieces_of_an_own_offer_are_saved_when_a_quorum_has_stored_them(voter: Voter) -> None:
+    """The leader's own vote is kept in them."""
+    offers, body = voter.node.coordinator.offers, bytes(range(256)) * 2_000
+    prepared = Prepared({}, 0, False, ROWS, AccessSet(), body, b"")
+    for peer in voter.state.roster.peers.values():
+        peer.up = True
+    assert offers.has_to_wait(1, prepared)
+    names = set(offers.ahead[1].cut.pieces)
+    assert names
+    assert not names & voter.state.pieces.saved.keys()
+    assert offers.on_stored("A", Stored(offers.ahead[1].number, True, CLOCK)) == 1
+    assert names <= voter.state.pieces.saved.keys()
+
+
+# -- revalidation, offers and open transactions --------------------------------------------------------------------
+
+
+def test_reader_of_a_span_is_in_the_way_of_its_writer() -> None:
+    span = (b"i:y\0", b"i:y\0\xff")
+    window, reader = CommitWindow(), make("A", 1, b"i:y\0k")
+    window.add(("A", 1), reader)
+    mine = AccessSet(write_ranges=(span,))
+    found = first_conflict(window, mine, {}, (span,))
+    assert found is not None
+    assert found.other == reader.txid
+    assert first_conflict(window, mine, {"A": 1}, (span,)) is None
+
+
+@pytest.mark.parametrize(("clock", "base"), [(0, {"A": 4}), (CLOCK, {"A": 3})])
+def test_transaction_that_was_told_its_clock_keeps_its_base(clock: int, base: Vector) -> None:
+    """A newer base would have commits in it that are younger than the clock."""
+    voter = Voter(applied={"A": 4})
+    prepared = Prepared({"A": 3}, 0, False, ROWS, AccessSet(), b"", b"", clock)
+    voter.state.commit_window.floor.clear()
+    moved = move(voter.state, InFlight(1, Request("c", ()), 10.0), prepared)
+    assert isinstance(moved, Prepared)
+    assert moved.base == base
+
+
+@pytest.mark.parametrize(("clock", "kept"), [(0, True), (CLOCK, False)])
+def test_execution_that_was_told_its_clock_is_not_kept(clock: int, kept: bool) -> None:
+    inflight = InFlight(1, Request("c", ()), 10.0)
+    inflight.keep(Prepared({}, 0, False, ROWS, AccessSet(), b"", b"", clock))
+    assert (inflight.kept is not None) == kept
+
+
+def test_reject_for_a_recovery_is_not_counted(voter: Voter) -> None:
+    """The recovery ends the transaction, and may commit it."""
+    made = make("B", 1)
+    voter.state.votes.hold(made)
+    attempt = voter.node.coordinator.attempts[made.txid] = Attempt(made, [], 0.0, {"B": 0})
+    for peer in "AC":
+        voter.hear(peer, Reject(made.txid, Reason.PROMISED, None, b"", CLOCK))
+    assert attempt.counting
+    assert not attempt.rejects
+
+
+def test_second_schema_change_waits_whatever_its_clock(voter: Voter) -> None:
+    barrier = voter.node.coordinator.replies.schema_barrier
+    voter.state.schema.scheduled = SimpleNamespace(activates=CLOCK + 100, txid=Txid(CLOCK, "A"))  # type: ignore[assignment]
+    inflight = InFlight(1, Request("c", ()), 10.0)
+    rows, change = (Prepared({}, 0, False, kind, AccessSet(), b"", b"") for kind in (ROWS, SCHEMA))
+    assert not barrier.blocks(inflight, rows, CLOCK + 1)
+    assert barrier.blocks(inflight, rows, CLOCK + 100)
+    assert barrier.blocks(inflight, change, CLOCK + 1)
+
+
+def test_change_of_the_members_does_not_hold_back(voter: Voter) -> None:
+    reservations = voter.node.coordinator.replies.reservations
+    made = make("A", 1)
+    reservations.held = Reservation(made.txid, 100, made.access_set)
+    inflight = InFlight(1, Request("c", ()), 10.0)
+    assert reservations.blocks(inflight, made.access_set, ROWS) == made.txid
+    assert reservations.blocks(inflight, made.access_set, MEMBERS) is None
+
+
+def test_word_of_a_learner_does_not_count_for_a_strict_read() -> None:
+    members = {**ABC.members, "L": Member("L", "L:1", False)}
+    reading = Voter(Membership(1, members)).node.reading
+    prepared = Prepared({}, 0, True, ROWS, AccessSet(read_points=frozenset({b"t:x\0k"})), b"", b"")
+    assert reading.begin(InFlight(1, Request("c", ()), 10.0, attempts=1), prepared) is None
+    assert reading.on_checked("L", Checked(1, (), CLOCK)) is None
+    assert reading.on_checked("A", Checked(1, (), CLOCK)) == (1, True)
+
+
+@pytest.mark.parametrize(("schema", "answered"), [(0, True), (7, False)])
+def test_strict_read_of_an_older_schema_is_not_answered(voter: Voter, schema: int, answered: bool) -> None:
+    """It is executed again: its columns and rows are not those of the schema that is in force by now."""
+    replies = voter.node.coordinator.replies
+    inflight = replies.in_flight[1] = InFlight(1, Request("c", ()), 10.0, stage=Stage.CHECKING)
+    inflight.read = Prepared({}, schema, True, ROWS, AccessSet(), b"", b"\x80")
+    voter.node.coordinator.checking.read_checked(1, valid=True)
+    assert (1 not in replies.in_flight) == answered
+
+
+def test_clock_that_is_refused_does_not_count(voter: Voter) -> None:
+    quorum = voter.node.coordinator.clock_quorum
+    assert not quorum.ask(7)
+    assert quorum.on_told("A", ToldClock(1, pack(WALL + 3_600_000))) is None
+    assert quorum.on_told("C", ToldClock(1, CLOCK)) == 7
+
+
+# -- recovery ------------------------------------------------------------------------------------------------------
+
+
+def test_transaction_that_cannot_be_compared_is_blocked(voter: Voter) -> None:
+    """Neither HELD nor NEVER: some of what its base lacks is not here any more (P14)."""
+    voter.state.commit_window.floor["A"] = 1
+    said = voter.hear("C", Recover(make("C", 1).body, 4, CLOCK))
+    assert [one.standing for one in said if isinstance(one, Promise)] == [Standing.BLOCKED]
+    assert not len(voter.state.votes.pending)
+
+
+def test_recovery_of_what_safe_time_has_decided_does_not_begin(voter: Voter) -> None:
+    voter.state.clock.close(CLOCK + 5, CLOCK + 5, CLOCK + 5)
+    voter.node.recovery.start(make("A", 1))
+    assert not voter.node.recovery.rounds
+
+
+def test_begin_that_waits_for_its_base_is_told_its_end(voter: Voter) -> None:
+    """The base may never come; and the leader is to hear that the transaction is over."""
+    made = make("A", 1, base={"C": 9})
+    assert not [one for one in voter.hear("A", Begin(made.body)) if isinstance(one, Approve)]
+    voter.state.votes.end(made.txid, commit=False)
+    voter.state.outbox.take()
+    voter.node.voting.settle()
+    told = [one.message for one in voter.state.outbox.take() if isinstance(one, Send) and one.peer == "A"]
+    assert [(one.txid, one.commit) for one in told if isinstance(one, Outcome)] == [(made.txid, False)]
+    assert not voter.node.voting.deferred
+
+
+def test_clock_of_a_recovery_more_than_a_year_ahead_is_not_followed(voter: Voter) -> None:
+    far = pack(WALL + 2 * 366 * 86_400_000)
+    effects = voter.node.step(Received("A", Outcome(Txid(CLOCK, "A"), False, "", 0, far)), voter.now)
+    assert [one.peer for one in effects if isinstance(one, Malformed)] == ["A"]
+    assert voter.state.clock.value < far
+
+
+def test_rollback_below_safe_time_is_not_taken(voter: Voter) -> None:
+    """Up to there the journal alone tells, and it may have the commit."""
+    voter.state.clock.close(CLOCK + 5, CLOCK + 5, CLOCK + 5)
+    voter.hear("A", Outcome(Txid(CLOCK + 1, "A"), False, "", 0, CLOCK))
+    assert not voter.state.votes.outcomes
+    voter.node.recovery.rounds[Txid(CLOCK + 1, "A")] = Round(make("A", 1), 3, 0.0)
+    voter.node.recovery.check()
+    assert not voter.node.recovery.rounds

@@ -221,7 +221,7 @@ def test_demoted_voter_drops_its_recovery_when_safe_time_decides() -> None:
 
 
 def test_an_accusation_ends_when_the_accuser_is_removed() -> None:
-    """It may have missed a change of the members; nobody could take its word back any more."""
+    """It may have missed a change of the members, and cannot take its word back any more."""
     one = One(membership(0, "ABCD"))
     one.step(Accused("D", "another file"))
     assert rejections(one.hear("C", Begin(transaction("C", 2).body))) == [Reason.MEMBERS]
@@ -249,7 +249,7 @@ def test_times_of_a_gossip_count_though_its_reservation_cannot_be_read() -> None
 
 
 def test_a_learner_on_another_file_has_told_nothing_yet() -> None:
-    """What its old file has told would make it look as if it had caught up."""
+    """The vector that its old file has told would make it look as if it had caught up."""
     before = Membership(0, {**membership(0, "AB").members, "L": Member("L", "L:1", False, "one")})
     one = One(before)
     one.hear("L", Gossip({"A": 0}, 5, 5, CLOCK, "one", 1, WALL, config=0))

@@ -57,7 +57,7 @@ def make(leader: str, number: int, key: bytes = b"t:x\0k", base: Vector | None =
 
 
 class Voter:
-    """The node B, which knows its peers' wall clocks; the test plays everybody else."""
+    """The node B, which knows its peers' wall clocks; the test plays the other nodes."""
 
     def __init__(self, members: Membership = ABC, **recovered: Any) -> None:
         self.seconds, self.rows = 0.0, ""
@@ -212,7 +212,7 @@ def test_timeline_with_commits_that_wait_is_not_whole() -> None:
 
 
 @pytest.mark.parametrize("waits", ["compared", "assembled", ""])
-def test_time_is_not_closed_over_what_came_in_time(voter: Voter, waits: str) -> None:
+def test_time_is_not_closed_over_a_begin_that_came_in_time(voter: Voter, waits: str) -> None:
     """A BEGIN whose rows are compared, or that is still put together of pieces, is not to be TOO LATE for that."""
     txid, later = Txid(CLOCK + 1, "A"), voter.seconds + 100.0
     if waits == "compared":
@@ -246,7 +246,7 @@ def test_voters_of_a_newer_membership_settle_nothing_here(voter: Voter) -> None:
     assert voter.node.safe_time._settled() == 0
 
 
-def test_smallest_clock_of_what_waits_is_found_behind_the_first(voter: Voter) -> None:
+def test_smallest_unapplied_clock_is_found_behind_the_first_entry(voter: Voter) -> None:
     """An adopted transaction brings an old clock to a late place."""
     entries = [Entry("C", tick, {"C": tick}, make("C", number), None, GENESIS) for tick, number in ((1, 9), (2, 3))]
     voter.node.apply_queue.waiting["C"] = deque(entries)
@@ -371,14 +371,14 @@ def test_clock_that_is_refused_does_not_count(voter: Voter) -> None:
 
 
 def test_transaction_that_cannot_be_compared_is_blocked(voter: Voter) -> None:
-    """Neither HELD nor NEVER: some of what its base lacks is not here any more (P14)."""
+    """Neither HELD nor NEVER: an entry that its base lacks is not here any more (P14)."""
     voter.state.commit_window.floor["A"] = 1
     said = voter.hear("C", Recover(make("C", 1).body, 4, CLOCK))
     assert [one.standing for one in said if isinstance(one, Promise)] == [Standing.BLOCKED]
     assert not len(voter.state.votes.pending)
 
 
-def test_recovery_of_what_safe_time_has_decided_does_not_begin(voter: Voter) -> None:
+def test_recovery_does_not_begin_below_safe_time(voter: Voter) -> None:
     voter.state.clock.close(CLOCK + 5, CLOCK + 5, CLOCK + 5)
     voter.node.recovery.start(make("A", 1))
     assert not voter.node.recovery.rounds

@@ -83,7 +83,7 @@ class Disk:
         return done
 
     def has_applied(self, txid: Txid) -> bool:
-        """Whether the journal has a transaction."""
+        """Return whether the journal has a transaction."""
         return bool(self.find_places(txid))
 
     def find_places(self, txid: Txid) -> list[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """Readers that keep the journal: how many there may be."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,7 @@ class Node:
         self.state = SimpleNamespace(me="A", holds={f"live{number}": (1, 5) for number in range(live)})
         self.state.holds |= {f"gone{number}": (1, RELEASED) for number in range(released)}
         self.posted: list[object] = []
-        self.upkeep: Any = object.__new__(Upkeep)
+        self.upkeep = cast(Any, object.__new__(Upkeep))
         self.upkeep._core = SimpleNamespace(state=self.state)
         self.upkeep._engine = SimpleNamespace(journal=SimpleNamespace(horizon=Txid(0, "")))
         self.upkeep._post, self.upkeep._durable = self.posted.append, self._durable

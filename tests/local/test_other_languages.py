@@ -1,0 +1,85 @@
+"""A node's file read by other SQLite libraries: the example of docs/local.md, the shell, and what goes wrong."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+import bedrockish
+from bedrockish.client.blocking import Connection
+from tests.test_tidy import ROOT
+from tools.cluster import LocalCluster, LocalNode, local_cluster
+
+PAGE = (ROOT / "docs" / "local.md").read_text()
+IMMUTABLE = """
+import sqlite3, sys
+db = sqlite3.connect(f"file:{sys.argv[1]}?immutable=1", uri=True, isolation_level=None)
+print(db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'item'").fetchone()[0])
+"""
+
+
+def example() -> str:
+    """Return the program of the section."""
+    section = PAGE.split("## From other languages")[1].split("\n## ")[0]
+    return section.split("```python\n")[1].split("```")[0]
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def db(alone: LocalCluster) -> Connection:
+    with bedrockish.connect(alone.url()) as made:
+        made.execute("DROP TABLE IF EXISTS item")
+        made.execute("CREATE TABLE item(id INTEGER PRIMARY KEY, a)")
+        return made
+
+
+def test_example_reads_what_was_committed_before(db: Connection, alone: LocalCluster, node: LocalNode) -> None:
+    with bedrockish.connect(alone.url()) as writer:
+        for number in range(1, 6):
+            place = writer.execute("INSERT INTO item VALUES (?, 'x')", (number,)).place
+            assert place is not None
+            told = run(example(), str(node.database), place[0], str(place[1]))
+            assert told.stdout == f"{[(one, 'x') for one in range(1, number + 1)]}\n", told.stderr
+
+
+def test_example_refuses_a_node_that_has_stopped(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        assert node.process is not None
+        node.process.terminate()
+        node.process.wait()
+        told = run(example(), str(node.database), "A", "1")
+        assert "does not serve its file now" in told.stderr
+
+
+@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the shell of SQLite is not installed")
+def test_shell_of_sqlite_tells_the_moment(db: Connection, node: LocalNode) -> None:
+    (command,) = re.findall(r"^(sqlite3 .*)$", PAGE, flags=re.MULTILINE)
+    command = command.replace("/var/lib/app/A.sqlite", str(node.database))
+    told = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=30)
+    assert re.fullmatch(r'\{"A":\d+\}\n', told.stdout), (told.stdout, told.stderr)
+
+
+def test_immutable_reader_misses_rows(db: Connection, node: LocalNode) -> None:
+    """Why docs/local.md forbids it: the WAL is ignored."""
+    assert run(IMMUTABLE, str(node.database)).stdout != "1\n"
+    plain = run(IMMUTABLE.replace("immutable=1", "mode=ro"), str(node.database))
+    assert plain.stdout == "1\n", plain.stderr
+
+
+def test_reader_of_another_library_leaves_the_wal_alone(db: Connection, alone: LocalCluster, node: LocalNode) -> None:
+    wal = node.directory / "A.sqlite-wal"
+    before = wal.stat().st_size
+    run(IMMUTABLE.replace("immutable=1", "mode=ro"), str(node.database))
+    assert wal.stat().st_size == before
+    with bedrockish.connect(alone.url()) as writer:
+        writer.execute("INSERT INTO item VALUES (100, 'y')")

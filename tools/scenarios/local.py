@@ -1,0 +1,145 @@
+"""Measures programs that open a node's file, next to the same programs by URL and to plain ``sqlite3`` on a file.
+
+All use the DB-API, in processes of their own. Reads by key, ranges of 100 rows, a mix of 95 reads and 5 writes with few
+hot keys, and transactions of 31 statements. The node is one of three, on this machine; each commit is durable, also
+plain SQLite's. ``--write`` lets another program write by URL in the meanwhile.
+"""
+
+import json
+import math
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import click
+import trio
+from rich.console import Console
+from rich.table import Table
+
+import bedrockish
+from bedrockish.errors import BedrockishError
+from tools.bench import quantile, read_numbers
+from tools.cluster import ROOT, LocalCluster, clean_environment, local_cluster
+from tools.scenarios.local_work import FILL, PLAIN, ROWS, SCHEMA, WORKS
+
+FILE, URL = "file", "URL"
+PROGRAM = (sys.executable, "-m", "tools.scenarios.local_work")
+BATCH = 20_000
+
+
+def measure(
+    engine: str, where: str, work: str, processes: int, clients: int, seconds: float
+) -> tuple[float, float, float]:
+    """Return the rate, and the median and the 99th percentile in microseconds, of clients in some processes."""
+    threads = max(1, clients // processes)
+    running = [
+        subprocess.Popen(
+            [*PROGRAM, engine, where, work, str(threads), str(seconds), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=clean_environment(),
+        )
+        for number in range(1, min(processes, clients) + 1)
+    ]
+    for one in running:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "ready\n", f"a client of {engine} could not begin"
+    took, count = list[float](), 0
+    for one in running:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    for one in running:
+        out, _ = one.communicate()
+        times, number = out.splitlines()
+        took += json.loads(times)
+        count += int(number)
+    return count / seconds, quantile(took, 0.5), quantile(took, 0.99)
+
+
+def fill_plain(path: Path) -> None:
+    """Make plain SQLite's file with the same rows."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        for sql in SCHEMA:
+            db.execute(sql)
+        db.execute(FILL, (0, ROWS - 1))
+
+
+def fill(cluster: LocalCluster) -> None:
+    """Make the tables of the cluster."""
+    with bedrockish.connect(cluster.url(options="timeout=120")) as db:
+        for sql in SCHEMA:
+            db.execute(sql)
+        for first in range(0, ROWS, BATCH):
+            db.execute(FILL, (first, first + BATCH - 1))
+
+
+@contextmanager
+def writing(url: str, *, wanted: bool) -> Iterator[None]:
+    """Insert rows by URL all the time, if that is wanted."""
+    over = threading.Event()
+
+    def write() -> None:
+        with bedrockish.connect(url) as db:
+            number = 10 * ROWS
+            while not over.is_set():
+                try:
+                    db.execute("INSERT INTO item VALUES (?, 'x', 1)", (number,))
+                except BedrockishError:
+                    continue
+                number += 1
+
+    thread = threading.Thread(target=write)
+    if wanted:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if wanted:
+            thread.join()
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(0.5, 600), default=2.0, show_default=True, help="For each number.")
+@click.option("--clients", callback=read_numbers, default="1,16,64", show_default=True, help="How many at once.")
+@click.option("--processes", callback=read_numbers, default="1,4", show_default=True, help="That have the clients.")
+@click.option("--work", "works", type=click.Choice(WORKS), multiple=True, help="Only this; may be repeated.")
+@click.option("--write", is_flag=True, help="Another program writes in the meanwhile.")
+def main(seconds: float, clients: list[int], processes: list[int], works: tuple[str, ...], write: bool) -> None:
+    """Measure reads and transactions of programs on a node's file."""
+    table = Table("work", "processes", "clients", "by", "a second", "p50 µs", "p99 µs", "node ms each")
+    with tempfile.TemporaryDirectory(prefix="bedrockish-bench-") as place, local_cluster(Path(place, "n")) as cluster:
+        for number in range(len(cluster.nodes)):
+            trio.run(cluster.wait_ready, number)
+        plain = Path(place, "plain.sqlite")
+        fill_plain(plain)
+        fill(cluster)
+        node = cluster.nodes[0]
+        engines = {PLAIN: str(plain), FILE: str(node.database), URL: cluster.url(0, only=True)}
+        with writing(cluster.url(1), wanted=write):
+            for work in works or WORKS:
+                for many in processes:
+                    for count in [one for one in clients if one >= many]:
+                        for engine, where in engines.items():
+                            before = node.processor_s()
+                            rate, p50, p99 = measure(engine, where, work, many, count, seconds)
+                            used = (node.processor_s() - before) * 1e3 / max(1.0, rate * seconds)
+                            shown = "" if engine == PLAIN or math.isnan(used) else f"{used:.3f}"
+                            table.add_row(
+                                work, str(many), str(count), engine, f"{rate:,.0f}", f"{p50:,.0f}", f"{p99:,.0f}", shown
+                            )
+    Console(highlight=False, width=None if sys.stdout.isatty() else 110).print(table)
+
+
+if __name__ == "__main__":
+    main(prog_name="tools/bench local")

@@ -1,0 +1,106 @@
+"""A process with some clients of ``tools/bench local``: runs one work for some seconds and prints its times as JSON."""
+
+import json
+import random
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bedrockish import dbapi
+from bedrockish.dbapi import Error
+
+ROWS = 100_000
+PLAIN = "sqlite3"
+WORKS = ("point", "range", "mix", "order")
+POINT = "SELECT a FROM item WHERE id = ?"
+RANGE = "SELECT id, b FROM item WHERE id BETWEEN ? AND ?"
+ADD = "UPDATE item SET b = b + 1 WHERE id = ?"
+SCHEMA = (
+    "CREATE TABLE item(id INTEGER PRIMARY KEY, a TEXT, b INTEGER)",
+    "CREATE TABLE line(customer INTEGER, n INTEGER, item INTEGER, PRIMARY KEY(customer, n)) WITHOUT ROWID",
+)
+FILL = (
+    "WITH RECURSIVE n(i) AS (VALUES (?) UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
+    "INSERT INTO item SELECT i, 'row ' || i, i FROM n"
+)
+
+
+class Client:
+    """One connection, which does one thing after the other."""
+
+    def __init__(self, engine: str, where: str, seed: int) -> None:
+        self._luck = random.Random(seed)
+        self._begin = "BEGIN IMMEDIATE" if engine == PLAIN else "BEGIN"
+        self._order = random.SystemRandom().getrandbits(40) << 20  # no other run has the same
+        self._db: Any = (
+            sqlite3.connect(where, isolation_level=None, timeout=30, check_same_thread=False)
+            if engine == PLAIN
+            else dbapi.connect(where, isolation_level=None)
+        )
+
+    def point(self) -> None:
+        """Read a row by its key."""
+        self._db.execute(POINT, (self._luck.randrange(ROWS),)).fetchone()
+
+    def range(self) -> None:
+        """Read 100 rows that follow each other."""
+        first = self._luck.randrange(ROWS - 100)
+        self._db.execute(RANGE, (first, first + 99)).fetchall()
+
+    def mix(self) -> None:
+        """Read by key 19 times of 20, and write else; few keys have most of it."""
+        key = int(ROWS * self._luck.random() ** 6)
+        if self._luck.random() < 0.95:
+            self._db.execute(POINT, (key,)).fetchone()
+        else:
+            self._db.execute(ADD, (key,))
+
+    def order(self) -> None:
+        """Enter an order: a transaction of 31 statements, ten rows read and updated with a line each."""
+        self._order += 1
+        self._db.execute(self._begin)
+        self._db.execute(POINT, (self._luck.randrange(ROWS),)).fetchone()
+        for number in range(10):
+            item = self._luck.randrange(ROWS)
+            self._db.execute(POINT, (item,)).fetchone()
+            self._db.execute(ADD, (item,))
+            self._db.execute("INSERT INTO line VALUES (?, ?, ?)", (self._order, number, item))
+        self._db.execute("COMMIT")
+
+    def run(self, do: Callable[[], None], until: float, took: list[float]) -> None:
+        """Do it until a moment; what has lost to another client is rolled back and counts as not done."""
+        do()
+        while (began := time.perf_counter()) < until:
+            try:
+                do()
+            except (Error, sqlite3.OperationalError):
+                self._db.rollback()
+            else:
+                took.append(time.perf_counter() - began)
+
+
+def main() -> None:
+    """Run what the arguments say."""
+    engine, where, work, threads, seconds, seed = sys.argv[1:]
+    clients = [Client(engine, where, int(seed) * 1_000 + number) for number in range(int(threads))]
+    took = [list[float]() for _ in clients]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    until = time.perf_counter() + float(seconds)
+    running = [
+        threading.Thread(target=client.run, args=(getattr(client, work), until, times))
+        for client, times in zip(clients, took, strict=True)
+    ]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    print(json.dumps([round(1e6 * one, 1) for times in took for one in times][:200_000]))
+    print(sum(map(len, took)))
+
+
+if __name__ == "__main__":
+    main()

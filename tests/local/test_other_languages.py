@@ -1,4 +1,4 @@
-"""A node's file read by other SQLite libraries: the example of docs/local.md, the shell, and what goes wrong."""
+"""A node's file read by other SQLite libraries: the example of docs/local.md, the shell, and the traps."""
 
 import re
 import shutil
@@ -41,7 +41,7 @@ def db(alone: LocalCluster) -> Connection:
         return made
 
 
-def test_example_reads_what_was_committed_before(db: Connection, alone: LocalCluster, node: LocalNode) -> None:
+def test_example_reads_commit_of_given_place(db: Connection, alone: LocalCluster, node: LocalNode) -> None:
     with bedrockish.connect(alone.url()) as writer:
         for number in range(1, 6):
             place = writer.execute("INSERT INTO item VALUES (?, 'x')", (number,)).place

@@ -2,7 +2,7 @@
 
 All use the DB-API, in processes of their own. Reads by key, ranges of 100 rows, a mix of 95 reads and 5 writes with few
 hot keys, and transactions of 31 statements. The node is one of three, on this machine; each commit is durable, also
-plain SQLite's. ``--write`` lets another program write by URL in the meanwhile.
+plain SQLite's. ``--write`` adds a program that writes by URL.
 """
 
 import json
@@ -114,7 +114,7 @@ def writing(url: str, *, wanted: bool) -> Iterator[None]:
 @click.option("--clients", callback=read_numbers, default="1,16,64", show_default=True, help="How many at once.")
 @click.option("--processes", callback=read_numbers, default="1,4", show_default=True, help="That have the clients.")
 @click.option("--work", "works", type=click.Choice(WORKS), multiple=True, help="Only this; may be repeated.")
-@click.option("--write", is_flag=True, help="Another program writes in the meanwhile.")
+@click.option("--write", is_flag=True, help="Add a program that writes by URL.")
 def main(seconds: float, clients: list[int], processes: list[int], works: tuple[str, ...], write: bool) -> None:
     """Measure reads and transactions of programs on a node's file."""
     table = Table("work", "processes", "clients", "by", "a second", "p50 µs", "p99 µs", "node ms each")

@@ -41,7 +41,7 @@ Six clients move money between twelve accounts, while B is killed and started ag
 
 ```python
 from pyspark.sql import functions as F
-from bedrockish_journal.spark import plots, questions
+from bedrockish_journal.spark.analysis import plots, questions
 from bedrockish_journal.spark.source.inputs import find_inputs, read_table
 from bedrockish_journal.spark.session import quiet_session
 
@@ -72,18 +72,6 @@ QUESTIONS = [
         "What happened to a row?",
         "Every change of it, by the clock, which is the same order on every node.",
         'answer = questions.row_history(changes, "accounts", {"id": 7})',
-    ),
-    Question(
-        "What did a table hold at some moment?",
-        "By the clock: the same on every node. `row` is JSON; `from_json` makes columns of it.",
-        'then = commits.agg(F.percentile_approx("clock", 0.5)).first()[0]\n'
-        'answer = questions.state_at(changes, "accounts", clock=then).orderBy("key")',
-    ),
-    Question(
-        "What did a node see that had applied just this?",
-        "By a vector, such as the one in a client's token, or a commit's `after`: what that commit was computed on.",
-        'base = commits.orderBy(F.desc("clock")).first()["after"]\n'
-        'answer = questions.state_at(changes, "accounts", vector=base, commits=commits).orderBy("key")',
     ),
     Question(
         "What changed in the last hour?",
@@ -130,18 +118,6 @@ QUESTIONS = [
         "answer = questions.causes(commits, low, high)\n"
         "plots.causal_graph(answer, window, picture)",
         "causes.png",
-    ),
-    Question(
-        "The changes as Delta's change feed has them",
-        "For programs that read `table_changes`: an update is two rows, and `_commit_clock` stands for the version.",
-        'answer = questions.delta_feed(changes, "accounts", "id BIGINT, owner STRING, balance BIGINT")\n'
-        'answer = answer.orderBy("_commit_clock", "_origin", "_seq_in_txn", F.desc("_change_type"))',
-    ),
-    Question(
-        "The changes as Debezium's events have them",
-        "For consumers of Debezium; `to_json(struct('*'))` makes messages of them.",
-        "answer = questions.debezium_feed(changes)\n"
-        'answer = answer.drop("ts_ms", "transaction").withColumn("source", F.to_json("source"))',
     ),
 ]
 

@@ -3,7 +3,6 @@
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -60,19 +59,6 @@ def tables(story: Story, spark: SparkSession, tmp_path_factory: pytest.TempPathF
     return {name: read_table(spark, inputs, name).cache() for name in ("commits", "changes", "footprints")}
 
 
-def state(frame: DataFrame) -> dict[int, int]:
-    rows = [json.loads(row["row"]) for row in frame.collect()]
-    return {row["id"]: row["n"] for row in rows}
-
-
-@pytest.mark.parametrize("step", [0, 13, 39])
-def test_a_table_as_of_a_clock_or_a_vector(story: Story, tables: dict[str, DataFrame], step: int) -> None:
-    clock, vector, rows = story.states[step]
-    assert state(questions.state_at(tables["changes"], "accounts", clock=clock)) == rows
-    by_vector = questions.state_at(tables["changes"], "accounts", vector=vector, commits=tables["commits"])
-    assert state(by_vector) == rows
-
-
 def test_a_rows_history_follows_its_key(story: Story, tables: dict[str, DataFrame]) -> None:
     moved = tables["changes"].where("pk <> pk_after").first()
     assert moved is not None
@@ -92,26 +78,6 @@ def test_changed_since_returns_net_changes(story: Story, tables: dict[str, DataF
         first, last = (json.loads(text)["n"] if text else None for text in net.get(key, (None, None)))
         assert key not in net or (first, last) == (before.get(key), after.get(key))
         assert key in net or before[key] == after[key]
-
-
-def test_feeds_say_the_same_in_other_peoples_words(story: Story, tables: dict[str, DataFrame]) -> None:
-    changes = tables["changes"]
-    kinds = {row["_change_type"]: row["count"] for row in changes.groupBy("_change_type").count().collect()}
-    delta = questions.delta_feed(changes, "accounts", "id BIGINT, n BIGINT")
-    counted = {row["_change_type"]: row["count"] for row in delta.groupBy("_change_type").count().collect()}
-    assert counted == {
-        "insert": kinds["insert"],
-        "delete": kinds["delete"],
-        "update_preimage": kinds["update"],
-        "update_postimage": kinds["update"],
-    }
-    assert delta.columns[:4] == ["id", "n", "_change_type", "_commit_clock"]
-    assert delta.where("n IS NULL").count() == 0
-    ops: dict[str, Any] = {row["op"]: row for row in questions.debezium_feed(changes).collect()}
-    assert set(ops) == {"c", "u", "d"}
-    assert (ops["c"]["before"], ops["d"]["after"]) == (None, None)
-    assert ops["u"]["source"]["name"] == "A"
-    assert ops["u"]["transaction"]["data_collection_order"] == 1
 
 
 def test_hot_keys_and_meetings_count_neighbours(spark: SparkSession, tmp_path: Path) -> None:

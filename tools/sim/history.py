@@ -20,6 +20,7 @@ from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transact
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.storage.row import Stored
 from bedrockish_journal.verify.entry_rules import Audit
+from bedrockish_journal.verify.snapshots import Snapshots
 from tools.sim.clients import Call
 from tools.sim.database import NOTHING, DivergedError, Outcome, Row, apply, run_together
 from tools.sim.graph import Graph
@@ -94,13 +95,15 @@ class Histories:
             return bodies.get(Txid(clock, origin))
 
         audit = Audit("all", founding, original, is_judged=lambda _: True)
-        findings = list(audit.begin())
+        findings, snapshots = list(audit.begin()), Snapshots()
         ends = self._ends_of_retired()
         entries = [entry for (leader, tick), entry in self.entries.items() if tick <= ends.get(leader, tick)]
         for seq, entry in enumerate(replay_order(entries, draws(self.world.options.seed))):
             is_repeat = entry.txid in bodies
             bodies.setdefault(entry.txid, entry.transaction.body)
             findings += audit.check(_stored(seq, entry, is_repeat))
+            snapshots.note(entry)
+        findings += snapshots.check("all", audit.retired, lambda txid: sorted(self.places.get(txid, ())))
         for finding in findings:
             self.broken(f"journals obey the law {finding.check}", finding.text)
 

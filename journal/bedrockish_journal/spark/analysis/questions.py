@@ -2,13 +2,14 @@
 
 The arguments are tables of the data source or of an export, with all their columns. Give the journal of one node
 (``one_node``), or each row comes once for each node. Everything is done by Spark: nothing is brought to the driver.
+
+A table as of a moment comes from a lake (``bedrockish_journal.spark.lake``), which knows the schema of that moment.
 """
 
 from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructType
 
 from bedrockish_journal.model.changes import Value
 from bedrockish_journal.model.clock import BEND, BEND_MS, COUNTER_BITS, LATER_BITS
@@ -59,40 +60,6 @@ def row_history(changes: DataFrame, table: str, pk: Mapping[str, Value]) -> Data
     key = key_text(pk)
     found = changes.where((F.col("table") == table) & ((F.col("pk") == key) | (F.col("pk_after") == key)))
     return found.select("committed_at", "leader", "tick", "txid", "_change_type", "before", "after").orderBy(*ORDER)
-
-
-def state_at(
-    changes: DataFrame,
-    table: str,
-    *,
-    clock: int | Column | None = None,
-    vector: Mapping[str, int] | None = None,
-    commits: DataFrame | None = None,
-) -> DataFrame:
-    """Return a table as it was: ``key`` (the primary key, or the rowid), ``row`` (JSON), and which commit made it so.
-
-    By a clock the state is the same whatever the node, once it has applied everything below. By a vector it is what a
-    node saw that had applied exactly this. Without either, it is the state at the end of the journal.
-
-    Args:
-        changes: the table ``changes``.
-        table: the table that is wanted.
-        clock: the last clock that counts; see ``clock_of``.
-        vector: the last tick of each timeline that counts.
-        commits: the table ``commits``; needed with ``vector``, because an adopted transaction has two places.
-    """
-    counted = changes.where(F.col("table") == table)
-    if clock is not None:
-        counted = counted.where(F.col("clock") <= clock)
-    if vector is not None:
-        assert commits is not None, "a vector is looked up in the table commits"
-        limits = F.create_map(*(F.lit(part) for pair in vector.items() for part in pair)) if vector else None
-        within = F.lit(False) if limits is None else F.col("tick") <= F.try_element_at(limits, F.col("leader"))
-        counted = counted.join(commits.where(within).select("txid").distinct(), "txid", "left_semi")
-    columns = ("leader", "tick", "txid", "committed_at")
-    last = _steps(counted).groupBy("key").agg(F.max_by(F.struct("new", *columns), _moment()).alias("last"))
-    present = last.where("last.new IS NOT NULL")
-    return present.select("key", F.col("last.new").alias("row"), *(f"last.{name}" for name in columns))
 
 
 def _steps(changes: DataFrame) -> DataFrame:
@@ -294,65 +261,3 @@ def causes(commits: DataFrame, low: int, high: int) -> DataFrame:
         .select("from_leader", "from_tick", "leader", "tick")
         .orderBy("leader", "tick", "from_leader")
     )
-
-
-def delta_feed(changes: DataFrame, table: str, columns: str | StructType | None = None) -> DataFrame:
-    """Return the changes of a table as Delta's change feed has them: an update is two rows, its pre- and postimage.
-
-    Args:
-        changes: the table ``changes``.
-        table: the table.
-        columns: its columns and their types, such as ``id BIGINT, balance DOUBLE``, which then stand in front; by
-            default the row is one column of JSON.
-    """
-    kind = F.col("_change_type")
-    images = F.array(
-        F.when(
-            kind != "insert",
-            F.struct(
-                F.when(kind == "update", F.lit("update_preimage")).otherwise(kind).alias("kind"),
-                F.col("before").alias("row"),
-            ),
-        ),
-        F.when(
-            kind != "delete",
-            F.struct(
-                F.when(kind == "update", F.lit("update_postimage")).otherwise(kind).alias("kind"),
-                F.col("after").alias("row"),
-            ),
-        ),
-    )
-    rows = changes.where(F.col("table") == table).withColumn("image", F.explode(F.array_compact(images)))
-    row = [F.col("image.row").alias("row")] if columns is None else [F.from_json("image.row", columns).alias("row")]
-    made = rows.select(
-        *row,
-        F.col("image.kind").alias("_change_type"),
-        F.col("clock").alias("_commit_clock"),
-        F.col("committed_at").alias("_commit_timestamp"),
-        F.col("txid").alias("_txid"),
-        F.col("origin").alias("_origin"),
-        F.col("seq_in_txn").alias("_seq_in_txn"),
-    )
-    return made if columns is None else made.select("row.*", *(name for name in made.columns if name != "row"))
-
-
-def debezium_feed(changes: DataFrame) -> DataFrame:
-    """Return changes as Debezium's events have them: ``before``, ``after``, ``op`` (c, u, d), ``source`` and so on.
-
-    Args:
-        changes: the table ``changes``.
-    """
-    ops = F.create_map(*(F.lit(part) for part in ("insert", "c", "update", "u", "delete", "d")))
-    millis = millis_of("clock")
-    source = F.struct(
-        F.lit("bedrockish").alias("connector"),
-        F.col("node").alias("name"),
-        millis.alias("ts_ms"),
-        *("table", "leader", "tick", "clock"),
-    )
-    place = F.struct(F.col("txid").alias("id"), (F.col("seq_in_txn") + 1).alias("data_collection_order"))
-    key = F.coalesce("pk", F.col("rowid").cast("string")).alias("key")
-    return changes.select(
-        key, "before", "after", F.try_element_at(ops, F.col("_change_type")).alias("op"), source.alias("source"),
-        millis.alias("ts_ms"), place.alias("transaction"),
-    )  # fmt: skip

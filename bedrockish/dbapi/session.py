@@ -299,7 +299,9 @@ class Session:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
         self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
         self._is_switched = self._changes_schema = False
-        self._replayed, self._values = [], self.link.copy_values()
+        self._replayed = []
+        if self.replay:
+            self._values = self.link.copy_values()
         self._marks, self._began_by_mark = [], False
         return opened
 

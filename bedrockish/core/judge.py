@@ -1,4 +1,4 @@
-"""What a recovery may propose, told from the answers of at least a majority (docs/protocol.md, "When a leader dies").
+"""The proposal of a recovery, from the answers of at least a majority (docs/protocol.md, "When a leader dies").
 
 This is the theorem that a recovery rests on, and nothing else: no state, no messages. ``tests/core/test_judge.py``
 compares it with everything that can have happened in clusters of up to five voters.

@@ -40,10 +40,10 @@ PATIENCE_MAX = 32  # a node that is slower than ``suspicion_ms`` would never get
 
 @dataclass(slots=True)
 class Round:
-    """One attempt of ours to finish somebody's transaction.
+    """One attempt of ours to finish a transaction of another leader.
 
     Attributes:
-        transaction: whose; any voter that holds it can finish it.
+        transaction: the one to finish; any voter that holds it can do so.
         ballot: ours alone.
         since: seconds at which it began.
         answers: who has promised, and what they said.
@@ -89,11 +89,10 @@ class Recovery:
         # Safe time decides without a word, also at a node that has lost its vote and begins no more rounds.
         for txid in [txid for txid in self.rounds if txid.clock <= state.clock.safe or state.outcome(txid) is not None]:
             del self.rounds[txid]
-        # Nobody would promise anything to a node that is none (P1).
+        # No voter promises anything to a node without a vote (P1).
         if not state.roster.is_voter(state.me):
             return
-        # Whoever is younger than half of ``suspicion_ms`` is in no question below, whatever the patience with its
-        # leader.
+        # The questions below concern only transactions older than half of ``suspicion_ms``.
         asks: dict[str, list[Txid]] = {}
         for transaction in state.votes.pending.since_before(now - state.settings.suspicion_ms / 2000):
             txid = transaction.txid
@@ -148,7 +147,7 @@ class Recovery:
         peer = self.state.roster.peers[node]
         if peer.mode >= Mode.DAMAGED:
             return True  # it speaks, but decides nothing any more
-        # Seconds of our own clock, which never go back: nobody is suspected because somebody set a wall clock.
+        # Seconds of our own clock, which never go back: setting a wall clock makes no node suspicious.
         return self.state.clock.now.seconds - peer.heard > self.state.settings.suspicion_ms / 1000 * peer.patience
 
     def _rank(self) -> int:
@@ -178,7 +177,7 @@ class Recovery:
         assert ballot > promised
         assert (ballot - FIRST_BALLOT) % len(voters) == voters.index(state.me), "a ballot of another voter"
         if ballot >= ENDED:
-            return  # no recovery comes so far: somebody lies, and safe time will end it
+            return  # no recovery comes so far: a node lies, and safe time will end the transaction
         self.rounds[txid] = Round(transaction, ballot, state.clock.now.seconds, tries=tries)
         self._ask(txid)
 
@@ -196,7 +195,7 @@ class Recovery:
         del self.rounds[txid]
         for blocker, transaction in round_.blockers.items():
             outcome = self.state.outcome(blocker)
-            # What blocks it goes first (J7), and may have nobody either who finishes it.
+            # A blocker goes first (J7), and its leader may be gone as well.
             if outcome is None and blocker not in self.rounds and self._leaderless(blocker):
                 self.start(transaction)
         self.start(round_.transaction, round_.tries + 1)
@@ -222,8 +221,7 @@ class Recovery:
         if covers(self.state.timelines.applied, vote.transaction.base):
             self._answer(peer, vote, vote.transaction)
         else:
-            # The ballot is promised. Whether it can be held is told as soon as what it has seen is here to compare
-            # with.
+            # The ballot is promised. The standing is told as soon as the base is here to compare with.
             self.deferred[vote.txid] = peer
             self.apply_queue.want(vote.transaction.base)
 
@@ -273,7 +271,7 @@ class Recovery:
         for given_up in transaction.rollbacks:  # P6: or two runs of one leader would block each other (V5)
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
-        # What its leader had given up, and we have just accepted (P6), is not to stand in its way here.
+        # The transactions that its leader had given up, accepted just now (P6), do not block it here.
         standing, blockers = self._stand(vote, transaction)
         self._say(
             peer,
@@ -294,8 +292,8 @@ class Recovery:
         state, txid = self.state, transaction.txid
         if vote.held:  # P7: it is pending here
             return Standing.HELD, []
-        # P8: whoever approves a transaction has looked for its commands: if one of them has happened otherwise, nobody
-        # did. (Release 0.1.0 did not look.)
+        # P8: a voter approves a transaction only after it has looked for its commands: if one of them has happened
+        # otherwise, no voter did. (Release 0.1.0 did not look.)
         found = state.happened(transaction.commands, txid) if state.roster.level >= 2 else None
         never: bool | None = found is not None and found.other != FORGOTTEN
         if not never:
@@ -305,7 +303,7 @@ class Recovery:
         if never or state.clock.cut >= txid.clock:
             return Standing.NEVER, []
         if never is None:
-            return Standing.BLOCKED, []  # P14: some of what its base lacks is not here any more to be compared
+            return Standing.BLOCKED, []  # P14: an entry that its base lacks is not here any more to be compared
         blockers = [
             state.votes.pending.transactions[found.other]
             for found in state.votes.pending.conflicts(transaction.access_set, txid)
@@ -313,14 +311,14 @@ class Recovery:
         if blockers:  # P11: two that conflict are never held by one node
             return Standing.BLOCKED, blockers
         if state.why_rows_differ(transaction) != "":
-            return Standing.BLOCKED, []  # P12: it was made of other rows than ours: somebody's tables are damaged
+            return Standing.BLOCKED, []  # P12: it was made of other rows than ours: one node's tables are damaged
         state.votes.hold(transaction)  # P13: from now on it is pending here, durably
         return Standing.HELD, []
 
     def _ended_against(self, transaction: Transaction) -> list[Txid]:
         """Return the conflicting transactions whose end is known, or whose abort was accepted, here."""
         state = self.state
-        # What ended below it is told as a clock, ``safe`` of the promise: no votes are kept there (J6).
+        # Ends below safe time are told as a clock, ``safe`` of the promise: no votes are kept there (J6).
         ended = list(state.commit_window.any_conflicts(transaction.access_set, above=state.clock.safe))
         return ended + [txid for txid, _ in state.votes.aborting.conflicts(transaction.access_set, transaction.txid)]
 
@@ -333,7 +331,7 @@ class Recovery:
         vote = self._promise(peer, message)
         if vote is not None:
             assert vote.promised == message.ballot, "who accepts a ballot has promised it"
-            # What is pending stays so: a majority may have accepted something else, or nothing.
+            # A pending transaction stays so: a majority may have accepted something else, or nothing.
             vote.accepted = (message.ballot, message.commit)
             self.state.votes.persist(vote)
             self._say(peer, Accepted(vote.txid, message.ballot, self.state.clock.read()))
@@ -357,7 +355,7 @@ class Recovery:
     # -- judging ---------------------------------------------------------------------------------------------------
 
     def on_promise(self, peer: str, message: Promise) -> None:
-        """Count a promise, and judge anew.
+        """Count a promise, and judge again.
 
         Raises:
             EntryMalformedError: a blocker is no transaction; the promise does not count.
@@ -374,7 +372,7 @@ class Recovery:
         # transaction, none that is later.
         if safe is None:
             safe = message.txid.clock - 1 if message.standing == Standing.HELD else CLOCK_LIMIT
-        # Said again, the newer answer counts: a promise of one ballot is kept, and what is held only grows.
+        # Of two answers to one ballot the newer counts: a promise is kept, and a holder goes on holding.
         round_.answers[peer] = Answer(
             message.standing, message.accepted, frozenset(blockers), frozenset(message.ended), safe
         )
@@ -413,7 +411,7 @@ class Recovery:
         """Y first: ask its leader, or recover it where its leader is silent; then there will be a new round."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
-            # We know its end and somebody there does not: he is told, and then holds ours.
+            # We know its end, and a voter that it blocks does not: told of it, that voter holds ours.
             if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
                 self._tell_blocked(round_, txid)
             elif self._leaderless(txid):
@@ -434,7 +432,7 @@ class Recovery:
         assert round_.decision is None, "one ballot has one decision"
         round_.decision = commit
         message = Accept(round_.transaction.body, round_.ballot, commit, state.clock.read())
-        # Only voters accept; learners hear of what came of it.
+        # Only voters accept; learners hear the outcome.
         state.outbox.send_voters(message)
         self.on_accept(state.me, message)
 
@@ -469,11 +467,11 @@ class Recovery:
             del self.adoptable[txid]
         elif covers(state.timelines.applied, transaction.base) and txid not in state.blocked:
             del self.adoptable[txid]
-            self.counts["adopted"] += 1  # J9: at a place of our own timeline, for nobody writes into another's
+            self.counts["adopted"] += 1  # J9: at a place of our own timeline: no node writes into another's
             # The quorum that its label names is of those who accepted the decision.
             holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
             entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
-            # A recovery is rare: nobody looks who of them has the body already, in a vote.
+            # A recovery is rare: the body is sent also to members that have it already, in a vote.
             state.outbox.send_all(Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
 
     def on_refused(self, message: Refused) -> None:
@@ -481,20 +479,20 @@ class Recovery:
         round_ = self.rounds.get(message.txid)
         if round_ is not None and message.promised > round_.ballot:
             vote = self.state.votes.of(message.txid, round_.transaction)
-            # Our next ballot has to be above it; we do not promise less than what we know to be promised.
+            # Our next ballot has to be above it: a voter never promises less than a ballot that it knows.
             vote.promised = max(vote.promised, message.promised)
             self.state.votes.persist(vote)
 
     def ended(self, txid: Txid) -> None:
         """An outcome became known: its round is over, and rounds that it blocked can be tried again."""
-        self.rounds.pop(txid, None)  # J1: "somebody knows the outcome" is the end of it, whatever was answered
+        self.rounds.pop(txid, None)  # J1: a known outcome ends the round, whatever the answers are
         self.deferred.pop(txid, None)
         self.released(txid)
 
     def released(self, txid: Txid) -> None:
-        """A transaction is in nobody's way here any more: rounds that it blocked can be tried again."""
+        """Try the rounds again that a transaction blocked: it does not block them here any more."""
         for other, round_ in list(self.rounds.items()):
-            # It was blocked by what has just ended, here at least; others may not have heard of that.
+            # Its blocker has just ended here; other voters may not have heard of that.
             if txid in round_.blockers and round_.decision is None:
                 self._tell_blocked(round_, txid)
                 # Drawn: all who recover it have waited for the same end, and would refuse each other's ballots.

@@ -1,4 +1,4 @@
-"""Who belongs to the cluster as this node knows it, what it knows of each, and whether its own word counts."""
+"""The members as this node knows them, the facts about each, and the reasons why its own word may not count."""
 
 from dataclasses import dataclass, field, replace
 
@@ -77,7 +77,7 @@ class Roster:
         self.health = health
         self.joining = recovered.joining
         self.heard_level = 0
-        # Nobody else yet: what was said to an earlier process says nothing of the file that this one found.
+        # Only this node yet: a word to an earlier process says nothing about the file that this one found.
         self.let_in = {self.me}
         self.accused: dict[str, str] = {}
         self.lost = recovered.lost
@@ -90,7 +90,7 @@ class Roster:
     # -- members ---------------------------------------------------------------------------------------------------
 
     def set_membership(self, membership: Membership, seconds: float) -> None:
-        """Count by a membership; keep a record of every other member, and of nobody else."""
+        """Count by a membership; keep a record of each other member, and of no other node."""
         assert membership.version >= self.membership.version, "a membership is followed by a later one"
         before, self.membership = self.membership, membership
         others = [node for node in self.links().nodes if node != self.me]
@@ -98,7 +98,7 @@ class Roster:
         known = {node: peer for node, peer in self.peers.items() if not _is_other_file(before, membership, node)}
         # Heard just now: a new member is not to be suspected before it could say a word.
         self.peers = {node: known.get(node, Peer(heard=seconds)) for node in others}
-        # The word of a node that is no member any more neither bars this node nor lets it in.
+        # A removed member neither bars this node nor lets it in.
         self.accused = {node: reason for node, reason in self.accused.items() if node in self.peers}
         self.let_in &= self.peers.keys() | {self.me}
         self.voters = membership.voters
@@ -127,14 +127,14 @@ class Roster:
         return False
 
     def hear(self, peer: str, level: int) -> None:
-        """Note that a peer has spoken to us, and the release level of what it said."""
+        """Note a message of a peer, and the release level that reading it takes."""
         self.let_in.add(peer)
-        # Its sender has applied the raise; we may not have, and still have to answer in what it expects.
+        # Its sender has applied the raise; this node may not have, and answers at that level all the same.
         if level > self.heard_level:
             self.heard_level = level
 
     def accuse(self, peer: str, reason: str) -> None:
-        """Note that a peer takes our file for another one, and what it says."""
+        """Note a peer that takes our file for another one, and its reason."""
         if peer in self.peers:
             self.accused[peer] = reason
 
@@ -143,7 +143,7 @@ class Roster:
         self.accused.pop(peer, None)
 
     def lose(self, reason: str) -> bool:
-        """Note that the file lacks something of what this node has promised; whether that is new."""
+        """Note the reason why the file lacks a promise of this node; return whether that is news."""
         if self.lost:
             return False
         self.lost = reason
@@ -168,7 +168,7 @@ class Roster:
     @property
     def barred(self) -> str:
         """Why this node neither votes nor leads: it has forgotten what it promised; empty if it may."""
-        # What the file says of itself outlasts an accusation, which ends with the link that is taken again.
+        # The note in the file outlasts an accusation, which ends when the peer takes a link again.
         return self.lost or next(iter(self.accused.values()), "")
 
     @property

@@ -280,3 +280,17 @@ async def until_well(cluster: LocalCluster) -> None:
         return not codes & {"no_quorum", "node_away", "clock_skew"}
 
     await until("all is well", well)
+
+
+async def test_join_on_the_file_of_another_cluster_says_how_to_go_on(tmp_path: Path) -> None:
+    """A node that was served before it joined has founded a cluster of its own."""
+    with local_cluster(tmp_path / "alone", ("D",)) as cluster:
+        await ready(cluster)
+        node = cluster.nodes[0]
+        assert node.process is not None
+        node.process.terminate()
+        await trio.to_thread.run_sync(node.process.wait)
+        done = await run("join", "bedrockish://127.0.0.1:1", "--config", str(node.config), cwd=node.directory)
+        assert done.returncode == 2
+        assert "is the file of D, which has served as a cluster of its own" in done.stderr
+        assert "move the file and its -wal and -shm away and join again" in done.stderr

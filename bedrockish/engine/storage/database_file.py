@@ -21,6 +21,7 @@ from bedrockish.engine.storage.build import remove_leftovers
 from bedrockish.engine.storage.scratch_files import remove_scratch, why_not_writable
 from bedrockish.engine.storage.wal import PRIVATE, create_private
 from bedrockish.errors import ConfigError, NoRoomError, UnsupportedError
+from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.storage import schema_history as schema
 from bedrockish_journal.storage import store
 from bedrockish_journal.storage.own_objects import strange_objects
@@ -219,6 +220,14 @@ def check_alone(path: Path, node: str, founders: Collection[str]) -> None:
                 f"of [peers], start {node} alone, and have them join: 'bedrockish join URL --config B.toml "
                 "--voter'"
             )
+
+
+def founded_alone(path: Path) -> str:
+    """Return the name of the only member of the cluster that a file belongs to; empty for any other file."""
+    with suppress(apsw.Error, EntryMalformedError), _looking_into(path) as db:
+        members = decode_membership(system.get_meta(db, "membership")).nodes
+        return members[0] if len(members) == 1 else ""
+    return ""
 
 
 def unused(path: Path) -> Membership | None:

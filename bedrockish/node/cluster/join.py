@@ -29,6 +29,7 @@ from bedrockish.core.protocol.health import Alarm, Mode
 from bedrockish.core.protocol.records import Joining, decode_membership, encode_joining
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.storage import refill
+from bedrockish.engine.storage.database_file import founded_alone
 from bedrockish.engine.storage.rename_copy import make_plain, put_in_place, relabel
 from bedrockish.engine.storage.scratch_files import remove
 from bedrockish.errors import (
@@ -142,6 +143,13 @@ async def join(config: Config, url: str, *, replay: bool) -> None:
 
 def _place(config: Config) -> Path:
     path = Path(config.database).resolve()
+    founder = founded_alone(path) if path.exists() else ""
+    if founder:
+        raise ConfigError(
+            f"{path} is the file of {founder}, which has served as a cluster of its own, and its data cannot be joined "
+            "with those of another cluster: if they are not needed, move the file and its -wal and -shm away and join "
+            "again, else write them out first ('bedrockish export') and import them after the join"
+        )
     if path.exists():
         raise ConfigError(f"{path} is there already; a node that has joined is started with 'bedrockish serve'")
     if not path.parent.is_dir():

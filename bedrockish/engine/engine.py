@@ -492,6 +492,10 @@ class Engine:
         except apsw.Error as error:
             raise self._broken(error) from error
 
+    def rebuild_indexes(self, names: Sequence[str]) -> None:
+        """Rebuild FTS5 indexes on tables' rows from these rows, in the open batch."""
+        self._write(self._applier.indexes.rebuild, names)
+
     def save_vote(self, vote: Vote, parts: tuple[Part, ...] | None = None) -> None:
         """Keep a vote in the open batch, instead of an earlier one on the same transaction.
 

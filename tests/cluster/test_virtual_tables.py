@@ -12,9 +12,10 @@ import trio
 
 import bedrockish.dbapi
 from bedrockish import open_client
+from bedrockish.errors import SqlError
 from bedrockish_journal.verify.replay import digest, replay
 from tests.cluster.story import all_safe, insist, judge_files, level, ready, until
-from tests.cluster.test_damage import filled, serving, stop
+from tests.cluster.test_damage import filled, processes, serving, stop
 from tests.cluster.test_damaged_pages import pages, spoil
 from tests.cluster.test_members import newcomer, voters
 from tests.cluster.test_restore import command
@@ -132,6 +133,34 @@ async def test_node_with_a_damaged_page_heals(cluster: LocalCluster, table: str)
             await client.execute(sql, timeout=30)
     await until("B is filled again", partial(filled, cluster, 1))
     await serving(cluster)
+    await judge(cluster)
+
+
+async def test_corrupt_index_is_rebuilt_without_an_end_of_the_node(cluster: LocalCluster) -> None:
+    await fill(cluster, 90)
+    await level(cluster)
+    await all_safe(cluster)
+    node = cluster.nodes[1]
+    await stop(node)
+    with closing(apsw.Connection(str(node.database))) as db:
+        db.execute("UPDATE found_data SET block = x'0000' WHERE id > 100")
+    node.start()
+    await ready(cluster)
+    pid = processes(cluster)[1]
+    async with open_client(cluster.url(1, only=True)) as client:
+        with pytest.raises(SqlError, match="drop and create the virtual table"):
+            await client.execute(SEARCHES[0])
+        await client.upkeep({"do": "scrub"}, timeout=20)
+
+        async def answers_again() -> bool:
+            try:
+                return bool(list(await client.execute(SEARCHES[0])))
+            except SqlError:
+                return False
+
+        await until("the index is rebuilt", answers_again)
+    assert processes(cluster)[1] == pid
+    assert "rebuilds the corrupt index found" in node.log.read_text()
     await judge(cluster)
 
 

@@ -17,6 +17,7 @@ from bedrockish.engine.storage.index_plan import take_apart
 from bedrockish.errors import UnavailableError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
+from bedrockish_journal.storage.virtual_tables import virtual_tables
 from bedrockish_journal.storage.wide_rows import all_of
 
 T = TypeVar("T")
@@ -70,6 +71,15 @@ def on_reader(connect: Callable[[], Reader], action: Callable[[Reader], T]) -> T
 def tables_with_indexes(db: apsw.Connection) -> list[str]:
     """Return the tables that have an index beside themselves, the node's own among them."""
     return [str(name) for (name,) in db.execute(_TABLES)]
+
+
+def corrupt_indexes(db: apsw.Connection) -> list[str]:
+    """Return the FTS5 indexes on tables' rows that FTS5 itself finds corrupt."""
+    found = []
+    for one in virtual_tables(db):
+        if one.content and db.execute(f"PRAGMA main.integrity_check({quote(one.name)})").fetchall() != [("ok",)]:
+            found.append(one.name)
+    return found
 
 
 def look(db: apsw.Connection, name: str, after: Key | None, limit: int) -> Looked:

@@ -16,7 +16,7 @@ from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage import refill
-from bedrockish.engine.storage.index_check import Key, Reader, look, on_reader, tables_with_indexes
+from bedrockish.engine.storage.index_check import Key, Reader, corrupt_indexes, look, on_reader, tables_with_indexes
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.repair.scrubber import FIRST_S, RANGE_ROWS
 from bedrockish_journal.verify.replay import Prepare
@@ -85,6 +85,10 @@ class IndexScrubber:
                     after = found.last
                     if rows_per_second and not self._wake.is_set():
                         await trio.sleep(found.count / rows_per_second)
+            corrupt = await self._in_thread(corrupt_indexes)
+            if corrupt and not self._engine.is_away:  # else the next pass does it
+                logger.error("the node rebuilds the corrupt index %s from its table", ", ".join(corrupt))
+                self._engine.rebuild_indexes(corrupt)
         except DamagedError as error:
             return rows, error
         except UnavailableError as error:  # the next time, it may be better

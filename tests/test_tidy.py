@@ -106,7 +106,8 @@ MAY_IMPORT = {
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 "
         "click confluent_kafka deltalake duckdb hypercorn hypothesis libsql openapi_spec_validator opentelemetry "
         "pexpect prometheus_client pyarrow pyiceberg pyspark pytest "
-        "rich schemathesis sortedcontainers sqlalchemy trio trustme xdist yaml wsproto"
+        "rich schemathesis sortedcontainers sqlalchemy trio trustme xdist yaml wsproto "
+        "sqlite_utils"
     ),
     "tests/django_site": "bedrockish tests.django_site django",
     "tools": "bedrockish bedrockish_journal bedrockish_net tools apsw cbor2 click rich trio",

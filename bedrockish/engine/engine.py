@@ -482,8 +482,7 @@ class Engine:
         try:
             if len(transaction.changes) > COMPARED_BYTES:
                 return self._applier.compare(decode_changes_in_pieces(transaction.changes))
-            changes = decode_changes(transaction.changes)
-            self._compared[transaction.changes] = changes
+            changes = self._compared[transaction.changes] = decode_changes(transaction.changes)
             if len(self._compared) > COMPARED_MAX:
                 del self._compared[next(iter(self._compared))]
             return self._applier.compare((changes,))
@@ -865,15 +864,13 @@ class Engine:
         return False
 
     def _learn_schema(self, statements: Sequence[str] = (), changed: Collection[str] = ()) -> None:
-        before = self.tables.virtual
-        tables = Tables(self._db, self._executor.known.tables)
+        before, tables = self.tables.virtual, Tables(self._db, self._executor.known.tables)
         self._capture.use(tables)
         self._applier.use(tables)
         self._executor.use(tables)
         self._ids.use(tables)
-        self._watched = tables.watched
+        self._watched, self._is_changed = tables.watched, True
         self.publication.forget_schema()
-        self._is_changed = True
         self._applier.indexes.rebuild(stale_indexes(before, tables.virtual, changed, statements))
 
     def _learn_members(self) -> None:

@@ -1,6 +1,8 @@
 """Virtual tables on three real nodes: kills, damage, repair, replay, backup, join, import and export."""
 
+import json
 import sqlite3
+import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import apsw
 import pytest
+import sqlite_utils
 import trio
 
 import bedrockish.dbapi
@@ -221,3 +224,38 @@ async def test_file_with_virtual_tables_is_imported_dumped_and_exported(tmp_path
         await trio.to_thread.run_sync(dump)
         judge_database(tmp_path / "whole.db", wanted)
         judge_database(tmp_path / "iterdump.db", wanted)
+
+
+async def test_sqlite_utils_and_datasette_search(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "own", ("A",)) as running:
+        await running.wait_ready(0)
+        await trio.to_thread.run_sync(use_sqlite_utils, running.url())
+        file = running.nodes[0].database
+        await stop(running.nodes[0])
+        page = f"/{file.stem}/docs.json?_shape=array&_search=dog"
+        words = [sys.executable, "-m", "datasette", str(file), "--get", page]
+        done = await trio.run_process(words, capture_stdout=True, capture_stderr=True)
+        assert sorted(row["id"] for row in json.loads(done.stdout)) == [2, 3]
+
+
+def use_sqlite_utils(url: str) -> None:
+    """Do what its documentation shows of full-text search."""
+    with closing(bedrockish.dbapi.connect(url)) as connection:
+        like_sqlite3: Any = connection
+        db: Any = sqlite_utils.Database(like_sqlite3, recursive_triggers=False)
+        table = db["docs"]
+        table.insert_all(
+            [{"id": 1, "title": "alpha dogs", "body": "x"}, {"id": 2, "title": "beta", "body": "y"}], pk="id"
+        )
+        table.enable_fts(["title", "body"], create_triggers=True, tokenize="porter")
+        assert [row["id"] for row in table.search("dog")] == [1]
+        table.insert({"id": 3, "title": "dog", "body": "y"})
+        table.upsert({"id": 2, "title": "gamma dog"}, pk="id")
+        table.insert({"id": 1, "title": "cat", "body": "z"}, replace=True)
+        for _ in range(2):
+            assert [row["id"] for row in table.search("dog", order_by="id")] == [2, 3]
+            table.rebuild_fts()
+            table.optimize()
+        table.enable_fts(["title"], replace=True, create_triggers=True)
+        assert table.detect_fts() == "docs_fts"
+        assert [row["id"] for row in table.search("dog", order_by="id")] == [2, 3]

@@ -79,7 +79,7 @@ _PAIRS = st.lists(
 
 
 def outcome(node: TestNode, sql: str) -> tuple[Any, Prepared]:
-    """Return what a statement does, and what it rests on."""
+    """Return the effect of a statement, and the prepared transaction with its access set."""
     try:
         prepared = node.prepare(sql)
     except BedrockishError as error:

@@ -14,8 +14,8 @@ from bedrockish_journal.spark.source.typed_rows import table_of
 def read_journal(path: "str | os.PathLike[str]", **options: str | int) -> pa.RecordBatchReader:
     """Return a table of journals as batches of Arrow, which are read as they are asked for.
 
-    What is read is fixed now: each journal's timelines up to the ticks that they have. The memory needed is that of a
-    batch, of a thousand rows or as many as one transaction has changed.
+    The call fixes the content of the batches: each journal's timelines up to the ticks that they have. The memory
+    needed is that of a batch, of a thousand rows or as many as one transaction has changed.
 
     Args:
         path: node files, globs, directories and URLs of running nodes, separated by commas.

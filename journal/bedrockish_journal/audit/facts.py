@@ -1,4 +1,4 @@
-"""What the audit asks of: each row of each journal without its bytes, and each distinct entry decoded once.
+"""The input of an audit: each row of each journal without its bytes, and each distinct entry decoded once.
 
 Three nodes hold the same entry in the same bytes, so its label and body are decoded for the first of them; of the
 others only the hash is computed. Both go to the engine as Arrow tables: ``held`` and ``facts``.
@@ -66,7 +66,7 @@ def own_hash(prev: bytes, label: bytes, body: bytes) -> bytes:
 
 
 def cut_of(prev: bytes, label: bytes) -> int:
-    """Return where one byte string ends in what is hashed and the next begins; with the hash it names the bytes."""
+    """Return the lengths of the first two hashed byte strings as one number; with the hash it names the bytes."""
     return len(prev) << 40 | len(label)
 
 

@@ -1,4 +1,4 @@
-"""What a finding is about, in the words of whoever uses the database: the transaction, the table and the row.
+"""The subject of a finding in the words of a user of the database: the transaction, the table and the row.
 
 Audits find places in timelines; what stood there is looked up for the findings that are printed, entry by entry, and
 without Spark. An entry that was altered or removed is looked up in the journals of other nodes as well.
@@ -61,7 +61,7 @@ def _with(finding: Finding, rows: list[Row]) -> Finding:
 
 
 def _rows(stack: ExitStack, feeds: dict[str, Feed], inputs: Inputs, node: str, finding: Finding) -> list[Row]:
-    """Return the rows that an entry changed, as one node's journal has it; one without a row if there are none."""
+    """Return the rows that an entry changed, by one node's journal; a single one without a key if it changed none."""
     assert finding.leader is not None
     assert finding.tick is not None
     if node in inputs.exports:

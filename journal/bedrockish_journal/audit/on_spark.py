@@ -44,7 +44,7 @@ def run_audits(paths: list[str], limit: int) -> Iterator[Counts | Outcome | Unse
         yield from ask_spark(spark, inputs, limit)
     except JournalError:
         raise
-    except Exception as error:  # pyspark and py4j raise many kinds; each of them means that there is no answer
+    except Exception as error:  # pyspark and py4j raise many kinds; each of them means a failed query
         text = str(error).strip()
         ours = _OURS.findall(text)
         raise JournalError(ours[-1] if ours else f"Spark failed: {text[:2000]}") from error

@@ -1,4 +1,4 @@
-"""Each law as SQL that finds what breaks it: one row for each finding, of the columns in ``COLUMNS``.
+"""Each law as SQL that finds its violations: one row for each finding, of the columns in ``COLUMNS``.
 
 The text is the same for every engine (``bedrockish_journal.audit.views`` has the tables and what differs).
 """

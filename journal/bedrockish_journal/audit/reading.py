@@ -1,4 +1,4 @@
-"""Reads the journals of nodes for an audit: entries as Arrow batches, and what a node keeps besides."""
+"""Reads the journals of nodes for an audit: entries as Arrow batches, and a node's other records."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ TABLES = {  # what a node keeps besides its entries
 
 @dataclass(slots=True)
 class Kept:
-    """What nodes keep besides their entries, as rows of ``TABLES``."""
+    """The records of nodes other than entries, as rows of ``TABLES``."""
 
     rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: {name: [] for name in TABLES})
 
@@ -79,7 +79,7 @@ class Reader:
 
     @property
     def unseen(self) -> dict[str, str]:
-        """The laws that could not be looked at wholly, each with what it would have needed."""
+        """The laws that were not checked completely, each with the missing input."""
         found: dict[str, str] = {}
         unlisted = sorted({*self.inputs.nodes} - {node for (node,) in self.kept.rows["lists"]})
         if unlisted:
@@ -96,7 +96,7 @@ class Reader:
         return found
 
     def batches(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """Yield rows of ``held``, and of ``facts`` for what is new among them.
+        """Yield rows of ``held``, and of ``facts`` for the new entries among them.
 
         Raises:
             JournalError: a journal cannot be read.
@@ -108,7 +108,7 @@ class Reader:
         self.end()
 
     def begin(self) -> None:
-        """Read what nodes keep besides their entries.
+        """Read the records of nodes other than entries.
 
         Raises:
             JournalError: it cannot be read.
@@ -204,7 +204,7 @@ class Reader:
         for node, path in self.inputs.files.items():
             with open_feed(path) as feed:
                 rows.append((node, bounds(feed.ask).get(node, (0, 0))[1], "fault"))
-        for node, directory in self.inputs.exports.items():  # may be older than what others have
+        for node, directory in self.inputs.exports.items():  # may be older than the files of other nodes
             rows.append((node, read_manifest(directory).vectors[node].get(node, 0), "information"))
 
 

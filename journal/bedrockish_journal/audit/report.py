@@ -1,4 +1,4 @@
-"""What an audit tells, whichever engine made it."""
+"""The report of an audit, the same for every engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What is being audited.
+    """The input of an audit.
 
     Attributes:
         nodes: whose journals.
@@ -55,7 +55,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was found of one law.
+    """The findings of one law.
 
     Attributes:
         check: its name.
@@ -72,7 +72,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """The laws that were not looked at, or not wholly, each with what it would have needed."""
+    """The laws that were not checked, or not completely, each with the missing input."""
 
     laws: dict[str, str] = field(default_factory=dict)
 

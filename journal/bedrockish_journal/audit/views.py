@@ -1,4 +1,4 @@
-"""What the laws ask of, made of ``held`` and ``facts`` in SQL that DuckDB and Spark both read.
+"""The tables that the laws query, made of ``held`` and ``facts`` in SQL that DuckDB and Spark both read.
 
 The dialects differ in a handful of words (``Dialect``), among them what names an entry: ``eid``.
 """
@@ -71,7 +71,7 @@ def _each(name: str, column: str, fields: str, dialect: Dialect) -> View:
 
 
 def views(dialect: Dialect) -> list[View]:
-    """Return what is derived, each from what comes before it.
+    """Return the derived tables, each made of those before it.
 
     Given are ``held`` and ``facts`` (``bedrockish_journal.audit.facts``), and what each node keeps besides:
     ``mark(node, leader, tick, hash, clock)``, where a timeline begins of which something was removed;
@@ -115,7 +115,7 @@ def views(dialect: Dialect) -> list[View]:
             f"SELECT node, leader, tick, max(seq) OVER (PARTITION BY node, leader ORDER BY tick {UP_TO}) AS seq, "
             f"max(clock) OVER (PARTITION BY node, leader ORDER BY tick {UP_TO}) AS clock FROM held",
         ),
-        View(  # what an entry comes after, as its file has it; what was removed, nobody can judge
+        View(  # the predecessors of an entry in its own file; removed ones are not judged
             "need",
             "SELECT s.node, s.leader, s.tick, s.txid, s.clock, s.seq, d.leader AS of_leader, d.tick AS of_tick, "
             "p.seq AS of_seq, greatest(p.clock, coalesce(m.clock, 0)) AS of_clock "
@@ -134,7 +134,7 @@ def views(dialect: Dialect) -> list[View]:
 
 
 def _memberships() -> list[View]:
-    """Return the tables of who was a member when, and of what goes without saying since somebody left."""
+    """Return the tables of the members of each version, and of the timelines that vectors omit."""
     return [
         View(
             "member",
@@ -150,7 +150,7 @@ def _memberships() -> list[View]:
             "SELECT leader, tick AS since FROM left_at) AS x GROUP BY leader",
             kept=True,
         ),
-        View(  # with what goes without saying: the whole of each timeline that was retired when the entry began
+        View(  # with the whole of each timeline that was retired when the entry began
             "past",
             "SELECT eid, leader, tick FROM dep UNION ALL "
             f"SELECT e.eid, r.leader, {HIGHEST} AS tick FROM good e JOIN retired r ON r.since <= e.config "
@@ -217,7 +217,7 @@ def _snapshots(dialect: Dialect) -> list[View]:
 def _transactions(dialect: Dialect) -> list[View]:
     """Return the tables of transactions, over all files together: what the law ``conflict`` asks."""
     return [
-        # Where a label of an adopted transaction was removed from every journal, nobody can tell who had seen it.
+        # Where a label of an adopted transaction was removed from every journal, its readers are unknown.
         View(
             "horizon",
             "SELECT coalesce(max(least), 0) AS clock FROM (SELECT h.leader, min(coalesce(m.clock, 0)) AS least FROM "

@@ -57,11 +57,11 @@ class CursorError(JournalError):
 
 
 class FeedUnreadableError(JournalError):
-    """Raised when what comes next in a feed is no transaction."""
+    """Raised when the next entry of a feed cannot be decoded."""
 
 
 class FeedPrunedError(JournalError):
-    """Raised when the node no longer has what comes after a cursor: the beginning of its journal was removed.
+    """Raised when the node no longer has the entries after a cursor: the beginning of its journal was removed.
 
     Nothing was skipped. Go on at a node that still has it, or copy the tables and follow from there: ``bedrockish
     export`` prints the cursor of its copy. Who must not be left behind asks for that with ``bedrockish journal hold``.
@@ -227,7 +227,7 @@ class Feed:
                 try:
                     found = self._filter(committed(cursor, (leader, tick), decode_transaction(body), failure))
                 except EntryMalformedError as error:
-                    if taken:  # nobody shall miss these; the next page begins with the one that cannot be read
+                    if taken:  # a reader gets these; the next page begins with the malformed one
                         self.is_last = False
                         break
                     raise FeedUnreadableError(

@@ -1,4 +1,4 @@
-"""What a transaction read and wrote, as logical keys: the same on every node, never pages.
+"""The reads and writes of a transaction as logical keys: the same on every node, never pages.
 
 A key is ``<object> 0x00 <encoded columns>`` as one byte string, so every object is an interval of one ordered key
 space, and a range is a pair (low, high) with low <= key < high. Objects are named

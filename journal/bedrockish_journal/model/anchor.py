@@ -29,7 +29,7 @@ class AnchorError(JournalFileError):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What is signed.
+    """The signed statement.
 
     Attributes:
         cluster: the id of the cluster.
@@ -192,7 +192,7 @@ def read_signature(packed: object) -> Signature:
     """Read one signature.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are malformed.
     """
     if not isinstance(packed, dict):
         raise ValueError("a signature should be an object")

@@ -164,7 +164,8 @@ def decode_change_columns(data: bytes) -> ChangeColumns:
 
 
 def decode_changes_in_pieces(data: bytes) -> Iterator[list[Change]]:
-    """Yield what ``decode_changes`` returns, some of it at a time: nobody is held up for long, and little is in memory.
+    """Yield what ``decode_changes`` returns, some of it at a time: other threads wait briefly, and little is in
+    memory.
 
     Raises:
         EntryMalformedError: the bytes are not a list of changes, which may be found only after the first of them.

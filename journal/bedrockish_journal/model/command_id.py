@@ -21,7 +21,7 @@ def make_id(unix_ms: int, random: bytes) -> str:
 
     Args:
         unix_ms: now, in milliseconds since 1970.
-        random: ten bytes that nobody else has.
+        random: ten random bytes.
     """
     assert len(random) == 10
     number = unix_ms << 80 | int.from_bytes(random)

@@ -82,7 +82,7 @@ def entry_hash(prev: bytes, label: bytes, body: bytes) -> bytes:
 
 
 class Label(NamedTuple):
-    """What an entry adds to its transaction: its place, and who approved."""
+    """The fields that an entry adds to its transaction: its place and its approvers."""
 
     leader: str
     tick: int
@@ -132,7 +132,7 @@ def label_entry(prev: bytes, label: Label, transaction: Transaction) -> Entry:
     """Put an entry together from its label and its transaction.
 
     Raises:
-        EntryMalformedError: the label is of another transaction, or what it continues is no hash.
+        EntryMalformedError: the label is of another transaction, or ``prev`` is not a hash.
     """
     if label.txid != transaction.txid:
         raise EntryMalformedError(f"the label {label.leader}{label.tick} is of {label.txid}, not of {transaction.txid}")

@@ -1,4 +1,4 @@
-"""The laws of the journal, once: their names, and who looks at them.
+"""The laws of the journal: their names, and the verifiers that check them.
 
 A law has one name wherever it is held: in ``bedrockish journal verify``, in ``bedrockish audit`` on either engine, in
 the simulator, and in docs/laws.md, which is written from this table.
@@ -28,7 +28,7 @@ class Law(NamedTuple):
 
     @property
     def brief(self) -> str:
-        """What holds, in as few words as a line of a report has."""
+        """The law in as few words as fit into a line of a report."""
         return re.split(r"[:;]|, and nobody else|, and neither", self.says.rstrip("."))[0].replace("`", "").strip()
 
 

@@ -1,4 +1,4 @@
-"""Who was in the cluster as of some commit, as a membership is encoded: the one place that reads it.
+"""The encoded membership of the cluster as of some commit: the one place that reads it.
 
 A timeline whose leader has left never grows again. A membership names those that are *retired*: who counts by it, or by
 a later one, has all of them in its past, because a change of the membership meets everything. So no vector says where
@@ -15,7 +15,7 @@ from bedrockish_journal.model.transaction import Txid, check_txid
 
 
 class MemberSaid(NamedTuple):
-    """What a membership says of one member: its name, ``host:port``, whether it votes, and the id of its file."""
+    """One member of a membership: its name, ``host:port``, whether it votes, and the id of its file."""
 
     node: str
     address: str
@@ -28,7 +28,7 @@ ROLES = ("reader", "writer", "owner", "admin")  # each may do what those before 
 
 
 class UserSaid(NamedTuple):
-    """What a membership says of one user of the cluster.
+    """One user of the cluster in a membership.
 
     Attributes:
         secret: the hash of the password, as ``bedrockish.common.password_hash`` writes it; empty where it was left out.

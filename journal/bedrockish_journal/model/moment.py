@@ -73,7 +73,7 @@ def parse_moment(text: str, now_ms: int) -> Moment:
     """Read a moment: a clock, which is in it; a time, of which all before is in it; or a vector of places.
 
     Args:
-        text: what somebody wrote.
+        text: the moment as typed.
         now_ms: Unix time in milliseconds; nothing later can be asked for.
 
     Raises:

@@ -20,7 +20,7 @@ Place = tuple[str, int]
 
 
 class Placed(Protocol):
-    """What an order needs to know of an entry."""
+    """The attributes of an entry that decide its order."""
 
     @property
     def place(self) -> Place:
@@ -28,7 +28,7 @@ class Placed(Protocol):
 
     @property
     def after(self) -> Vector:
-        """What must be applied before."""
+        """The vector that has to be applied before."""
 
 
 P = TypeVar("P", bound=Placed)

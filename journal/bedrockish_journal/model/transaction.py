@@ -203,7 +203,7 @@ class Transaction:
         return tuple(name for name, share in zip(self.commands, self.shares, strict=True) for _ in range(share))
 
     def user_of(self, command: str | None) -> str | None:
-        """Return whose one of its commands is; None if nobody had to say, or it is None."""
+        """Return the user of one of its commands; None if the cluster had no users, or the command is None."""
         if not self.users or command is None:
             return None
         return dict(zip(self.commands, self.users, strict=True)).get(command) or None

@@ -11,7 +11,7 @@ T = TypeVar("T")
 def value(cls: type[T]) -> type[T]:
     """Make a class a data class with slots that is compared and hashed by its fields.
 
-    For the type checker it is frozen, and so nobody writes to it. At run time it is not: a frozen data class takes
+    For the type checker it is frozen. At run time it is not: a frozen data class takes
     three to four times as long to make, which was a twentieth of all that a node does.
     """
     made: Callable[[type[T]], type[T]] = dataclass(slots=True, unsafe_hash=True)

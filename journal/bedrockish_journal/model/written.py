@@ -1,6 +1,6 @@
 """Is each row that a transaction changed among the keys that it says it wrote?
 
-Voters compare keys, not rows: a change outside the write set was approved by nobody, whatever the quorum says.
+Voters compare keys, not rows: no voter approved a change outside the write set, whatever the quorum says.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ def _unwritten(access_set: AccessSet, changes: Iterable[Change]) -> Iterator[str
 
 
 class _Written:
-    """What a transaction says that it wrote of one table."""
+    """The write set of a transaction for one table."""
 
     def __init__(self, access_set: AccessSet, table: str) -> None:
         self._prefix = b"t:%b\0" % table.encode(errors="surrogatepass")
@@ -51,7 +51,7 @@ class _Written:
         self._keys: set[tuple[Any, ...]] | None = None
 
     def has_rowid(self, rowid: int) -> bool:
-        """Whether a row of a table with rowids is in it."""
+        """Return whether the write set has a row of a table with rowids."""
         if self._whole:
             return True
         key = self._prefix + rowid_bytes(rowid)

@@ -38,7 +38,7 @@ _SPARK: Mapping[pa.DataType, str] = {kind: name for name, kind in ARROW.items()}
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What a table is made of.
+    """The columns and files of a table.
 
     Attributes:
         columns: name and Spark type.
@@ -177,9 +177,9 @@ class Lake:
         return sorted([*views, *functions])
 
     def _as_of(self, changes: str) -> str:
-        """Return the query for what a table was at ``moment``, from the view of its changes."""
+        """Return the query for the rows of a table at ``moment``, from the view of its changes."""
         then = f"{_quoted(changes)} WHERE _committed_at <= moment"
-        if self._first:  # the moment is looked at before any row: where there are none it must be refused, too
+        if self._first:  # the moment is checked before any row: a table without rows must refuse it, too
             begin = f"timestamp_millis({milliseconds(self._first)})"
             text = f"concat(moment, ' is before the copy that the lake begins with (', {begin}, ')')"
             known = f"SELECT CASE WHEN moment < {begin} THEN raise_error({text}) ELSE moment END AS _moment"

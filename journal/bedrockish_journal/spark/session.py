@@ -50,7 +50,7 @@ def check_java() -> int:
     """Return the major version of the Java runtime that Spark would use.
 
     Raises:
-        SparkUnavailableError: there is none, or it is older than 17.
+        SparkUnavailableError: Java is missing, or older than 17.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
@@ -140,7 +140,7 @@ def quiet_session(
                 conf, {"stdout": sink, "stderr": sink}
             )
         spark = SparkSession(SparkContext(conf=conf, gateway=gateway))
-    except Exception as error:  # py4j and pyspark raise many kinds; each of them means that there is no session
+    except Exception as error:  # py4j and pyspark raise many kinds; each of them means a failed start
         tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
         raise SparkUnavailableError(f"Spark did not start ({error}); its last words: {tail.strip()}") from error
     register(spark)

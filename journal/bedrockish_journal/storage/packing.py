@@ -141,7 +141,7 @@ class Run:
 
 
 class Unpacker:
-    """Gives what is in packs, on one connection. What it was read from once never changes: a place has one entry."""
+    """Unpacks entries on one connection. What it was read from once never changes: a place has one entry."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
@@ -208,7 +208,7 @@ def find(db: Connection, leader: str, tick: int) -> Pack | None:
 
 
 def next_run(db: Connection, upto: Mapping[str, int], clock: int, begin: dict[str, int]) -> Run | None:
-    """Return entries that can be packed now, as many as make a pack; None if there are none.
+    """Return entries that can be packed now, as many as make a pack; None if there are too few.
 
     A run that is not full is left until it is, but for one that something ends which cannot be packed: a change of the
     schema or of the membership, a large body, an entry that does not continue the one before it.

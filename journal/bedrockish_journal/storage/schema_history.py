@@ -31,7 +31,7 @@ _LATEST = "SELECT activates, state FROM bedrockish_schema ORDER BY version DESC 
 
 
 class Standing(NamedTuple):
-    """What became of a schema change at one node: ``scheduled``, ``active`` or ``failed``, and why it failed."""
+    """The state of a schema change at one node: ``scheduled``, ``active`` or ``failed``, and why it failed."""
 
     state: str
     failure: str

@@ -37,7 +37,7 @@ _BYTES = 32
 
 
 def answer_digest(sql: str, rows: Iterable[Sequence[Any]], changed: int = 0, rowid: int = 0) -> bytes:
-    """Return the digest of what a statement gave.
+    """Return the digest of the result of a statement.
 
     Args:
         sql: the statement; with an ORDER BY anywhere in it, the order of the rows counts.
@@ -58,7 +58,7 @@ def answer_digest(sql: str, rows: Iterable[Sequence[Any]], changed: int = 0, row
 
 
 def failure_digest(text: str) -> bytes:
-    """Return the digest of what a statement failed with."""
+    """Return the digest of the error of a statement."""
     return sha256(text.encode()).digest()[:16]
 
 

@@ -21,7 +21,7 @@ Heads = dict[str, tuple[int, bytes]]
 
 
 def ends(db: apsw.Connection) -> Heads:
-    """Return where a journal ends: the last tick of every timeline and its hash, also of what only a mark tells."""
+    """Return where a journal ends: the last tick of every timeline and its hash, also by a mark alone."""
     return {leader: (mark.tick, mark.hash) for leader, mark in marks(db).items()} | store.heads(db)
 
 
@@ -80,7 +80,7 @@ class Segment:
                 tick, head = found.get(entry.leader, (0, bytes(32)))
                 if entry.tick != tick + 1 or entry.prev != head:
                     raise ChainBrokenError(entry.leader, entry.tick, head, entry.prev)
-                # Which label of a transaction is its second one is a matter of who reads them, and in which order.
+                # Each reader of labels counts the second one of a transaction by its own order.
                 repeat = bool(store.find_places(self._db, entry.txid))
                 store.append(self._db, entry, repeat=repeat, applied_ms=applied_ms)
                 found[entry.leader] = entry.tick, entry.hash
@@ -104,7 +104,7 @@ class Segment:
         return True
 
     def close(self, *, finish: bool = False) -> None:
-        """Close it; ``finish``: nothing more comes, so it is one file for whoever copies it."""
+        """Close it; ``finish``: nothing more comes, so that the segment is one file to copy."""
         if finish:
             self._db.pragma("journal_mode", "delete")
         self._db.close()

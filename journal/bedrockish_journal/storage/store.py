@@ -287,7 +287,7 @@ def unpack_on(db: apsw.Connection) -> None:
 
 
 def has_journal(db: apsw.Connection) -> bool:
-    """Whether the file has a journal."""
+    """Return whether the file has a journal."""
     found = db.execute(
         "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'bedrockish_journal'"
     ).fetchone()

@@ -1,4 +1,4 @@
-"""Who has signed an anchor: with the keys of the nodes' certificates, by the cryptography package.
+"""The signatures of an anchor: with the keys of the nodes' certificates, by the cryptography package.
 
 A node signs with the key that it shows to the others on every link (extra ``[tls]``), so nothing further has to be
 made, kept and exchanged. The certificate is in the anchor: when it has ended, what it signed before is still signed.

@@ -23,7 +23,7 @@ _HASH = "SELECT hash FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 
 @dataclass(slots=True)
 class Anchored:
-    """What came of it.
+    """The result of comparing journals with anchors.
 
     Attributes:
         anchors: how many were looked at.

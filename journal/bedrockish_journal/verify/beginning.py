@@ -1,4 +1,4 @@
-"""What a replay begins with: nothing, or the tables of an older file; and whether the files given tell enough."""
+"""The beginning of a replay: nothing, or the tables of an older file; and whether the files given tell enough."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Beginning:
 
     @property
     def applied(self) -> dict[str, int]:
-        """The vector of what is in the tables."""
+        """The vector of the entries in the tables."""
         return {leader: tick for leader, (tick, _) in self.heads.items()}
 
     def has_seen(self, txid: Txid) -> bool:
@@ -166,7 +166,7 @@ def _meta(db: apsw.Connection, key: str) -> Any:
 
 
 def _ask(db: apsw.Connection, query: str, *values: Any) -> Any:
-    """Return the one value that a query gives; None if there is none, or no such table in an earlier version's file."""
+    """Return the one value that a query gives; None without a row, or without the table in an older file."""
     try:
         row = db.execute(query, values).fetchone()
     except apsw.SQLError:

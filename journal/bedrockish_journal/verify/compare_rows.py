@@ -1,4 +1,4 @@
-"""Compare what nodes have in a range of a table: which rows differ, and who has what most do not have. Pure."""
+"""Compare the rows of nodes in a range of a table: which rows differ, and which nodes are the minority. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,11 +41,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What comparing one range gave.
+    """The result of comparing one range.
 
     Attributes:
         differences: rows that differ.
-        open: how many rows could not be compared, because somebody has written them meanwhile.
+        open: how many rows could not be compared, because a transaction has written them in the meantime.
         why_not: why nothing could be compared; empty if it could.
     """
 
@@ -61,7 +61,7 @@ def alike(answers: Mapping[str, RangeDigest]) -> bool:
 
 
 def common(answers: Mapping[str, RangeDigest]) -> dict[str, int]:
-    """Return the vector of what all nodes have applied."""
+    """Return the vector that all nodes have applied."""
     vectors: Sequence[Vector] = [one.vector for one in answers.values()]
     leaders = {leader for vector in vectors for leader in vector}
     return {leader: min(vector.get(leader, 0) for vector in vectors) for leader in leaders}
@@ -99,7 +99,7 @@ def compare(table: str, answers: Mapping[str, RangeDigest], members: int) -> Com
 
 
 def minority(rows: Mapping[str, str], members: int) -> tuple[str, ...]:
-    """Return who has something else than more than half of all members have; nobody if no such half is among them."""
+    """Return the nodes whose row differs from the one of most members; none without such a majority."""
     row, count = Counter(rows.values()).most_common(1)[0]
     if 2 * count <= members:
         return ()

@@ -1,6 +1,6 @@
 """Did two transactions of which neither comes after the other write what the other read or wrote?
 
-What all files together say is kept in a private database of SQLite, which goes to disk when it is large; besides, some
+A private database of SQLite holds the reads and writes of all files and goes to disk when it is large; besides, some
 numbers for each transaction, so that a journal of millions is walked through without holding what it touched.
 
 Single keys are looked at in order: of each key, a transaction must have seen who wrote it last, and a write also who
@@ -47,7 +47,7 @@ _IN_RANGES = """SELECT max(a.low, b.low) FROM reach AS a JOIN reach AS b ON b.n 
 
 
 class Conflicts:
-    """What the transactions of several journals read and wrote, each taken in once."""
+    """The reads and writes of the transactions of several journals, each taken in once."""
 
     def __init__(self) -> None:
         self._db = apsw.Connection("")  # a file without a name, of which SQLite keeps in memory what fits

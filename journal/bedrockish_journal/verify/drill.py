@@ -28,7 +28,7 @@ Said = Callable[[str], None]
 
 @dataclass(slots=True)
 class Drill:
-    """What a drill found.
+    """The result of a drill.
 
     Attributes:
         path: the backup.

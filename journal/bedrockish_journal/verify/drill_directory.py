@@ -30,7 +30,7 @@ from bedrockish_journal.verify.tables import why_not_whole
 
 @dataclass(slots=True)
 class DirectoryDrill(Drill):
-    """What a drill of a continuous backup found.
+    """The result of a drill of a continuous backup.
 
     Attributes:
         snapshots: how many there are.
@@ -64,7 +64,7 @@ class _File:
 
     @property
     def number(self) -> str:
-        """What its snapshot and its segment have in common."""
+        """The common part of the names of its snapshot and its segment."""
         return self.path.stem[-6:]
 
     @property
@@ -82,7 +82,7 @@ class _Run:
 
     @property
     def paths(self) -> list[Path]:
-        """Those of the segments."""
+        """The ends of the segments."""
         return [one.path for one in self.segments]
 
     @property
@@ -206,7 +206,7 @@ def _drill_run(
 
 
 def _compare(run: _Run, before: _File, after: _File, found: Drill, prepare: Prepare | None) -> None:
-    """Compare a snapshot with what the one before it becomes."""
+    """Compare a snapshot with the replay of the one before it."""
     if not covers(after.ends, before.ends):  # it is of another node, which was behind: their ends are compared
         return
     with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:

@@ -1,4 +1,4 @@
-"""What one entry must satisfy, given all that the same node applied before it. Pure; ``verify`` feeds it.
+"""The rules for one entry, given all that the same node applied before it. Pure; ``verify`` feeds it.
 
 The state is one vector, a few numbers for each entry (its clock, and for each node what it had seen and who approved)
 and the memberships: a journal of millions of entries is walked through without holding it. The names of the laws are
@@ -44,7 +44,7 @@ class Row(Link, Protocol):
 
     @property
     def kind(self) -> str:
-        """What its changes are."""
+        """The kind of its changes."""
 
     @property
     def repeat(self) -> int:
@@ -252,7 +252,7 @@ class Audit:
         return self._retired
 
     def _note(self, entry: Entry) -> None:
-        """Take note of what an entry had seen, and of who approved it."""
+        """Note the vector that an entry had seen, and its approvers."""
         limit = _CLOCK_MAX
         for numbers, kept in ((entry.after, self._saw), (entry.quorum, self._given)):
             of = kept.setdefault(entry.leader, {})
@@ -315,7 +315,7 @@ class Audit:
         after, config = entry.after, entry.transaction.config
         for node, tick in after.items():
             if tick <= self._before.get(node, 0) + 1 and node in self._removed:
-                continue  # of what was removed nobody knows what it had seen
+                continue  # the vectors of removed entries are gone
             for other, saw in self._saw.get(node, {}).items():
                 seen = saw.up_to(tick)
                 if seen > after.get(other, 0) and not (
@@ -380,7 +380,7 @@ class Audit:
         if not row.repeat and version != config + 1:
             yield say("members", f"makes membership {version} out of membership {config}")
         for leader in said.retired.keys() - self._retired.keys():
-            # What counts by it is taken to have seen the whole timeline, so this change must have.
+            # Entries that count by it are taken to have seen the whole timeline, so this change must have.
             self._ended[leader] = entry.after.get(leader, 0)
             if entry.after.get(leader, 0) < self.applied.get(leader, 0):
                 seen, held = entry.after.get(leader, 0), self.applied[leader]

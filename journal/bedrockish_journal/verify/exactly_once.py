@@ -1,8 +1,8 @@
 """Whether each command of one node's journal was applied once, alone or in the transaction of another one.
 
-What the bodies say is kept in a private database of SQLite, which goes to disk when it is large: a journal of millions
-of entries is walked through without holding their commands. The table ``bedrockish_joined``, by which joined commands
-are searched for, is held against that, both ways.
+A private database of SQLite holds the commands of the bodies and goes to disk when it is large: a journal of
+millions of entries is walked through without holding their commands. The table ``bedrockish_joined``, by which joined
+commands are searched for, is compared with that database both ways.
 """
 
 from collections.abc import Iterator

@@ -9,10 +9,10 @@ from bedrockish_journal.model.errors import TargetExistsError, TargetUnwritableE
 
 
 class NewFile:
-    """A file that is being written beside the place where it shall be; whoever sees its name sees all of it.
+    """A file that is written next to its target and gets its name when it is whole.
 
     Args:
-        target: where it shall be.
+        target: the path.
 
     Raises:
         TargetExistsError: there is something.
@@ -42,10 +42,10 @@ class NewFile:
         os.replace(self._compact, self.path)
 
     def put_in_place(self) -> None:
-        """Give the finished file its name, durably. Nobody may have it open.
+        """Give the finished file its name, durably. No program may have it open.
 
         Raises:
-            TargetExistsError: somebody else took the name meanwhile.
+            TargetExistsError: another program took the name in the meantime.
         """
         _sync(self.path, os.O_RDWR)
         self._refuse_existing()

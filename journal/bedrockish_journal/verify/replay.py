@@ -1,7 +1,7 @@
 """Rebuild a database from journals alone, in any causally valid order, and tell whether two databases are the same.
 
 That every such order gives the same database is what the whole protocol promises; replaying in random orders and
-comparing digests is how anybody can see for himself.
+comparing digests shows it.
 """
 
 import heapq
@@ -62,7 +62,7 @@ PROGRESS_EVERY = 1_000  # entries
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replay did.
+    """The report of a replay.
 
     Attributes:
         target: the file that was written.
@@ -106,7 +106,7 @@ class Sourced(NamedTuple):
 
     @property
     def after(self) -> Vector:
-        """What must be applied before."""
+        """The vector that has to be applied before."""
         return self.entry.after
 
 
@@ -271,7 +271,7 @@ def voided(db: apsw.Connection) -> set[Txid]:
 
 
 class _Rebuild:
-    """The database that is being made, and what has gone into it."""
+    """The database in the making, and the counts of its input."""
 
     def __init__(
         self, db: apsw.Connection, sources: Sequence[Source], beginning: Beginning, until: Moment | None
@@ -388,7 +388,7 @@ class _Rebuild:
 
 
 def digest(source: apsw.Connection | str | os.PathLike[str]) -> str:
-    """Return a digest of what a user can see in a database: definitions and rows, not how they lie in pages.
+    """Return a digest of the user's part of a database: definitions and rows, not how they lie in pages.
 
     Equal for a node's file and for any replay of its journal. Tables ``bedrockish_*`` and ``sqlite_*`` are left out.
     Integers, reals, texts and blobs differ even where they print alike.

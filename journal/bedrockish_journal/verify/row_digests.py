@@ -1,4 +1,4 @@
-"""Digests of key ranges of a node's tables, as of one snapshot: what nodes compare to find a row that has changed by
+"""Digests of key ranges of a node's tables, as of one snapshot: nodes compare them to find a row that has changed by
 itself.
 
 Two nodes apply concurrent transactions in different orders, so their snapshots are rarely the same cut. A question can
@@ -50,7 +50,7 @@ class Range:
 
 @dataclass(slots=True)
 class RangeDigest:
-    """What one node has in a range.
+    """The rows of one node in a range.
 
     Attributes:
         vector: what is applied in the snapshot.
@@ -76,7 +76,7 @@ class RangeDigest:
 
 
 def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None) -> RangeDigest:
-    """Return what is in a range.
+    """Return the digest of a range.
 
     Args:
         db: a connection that only reads; one snapshot is taken of it.
@@ -260,7 +260,7 @@ def unpack_digest(packed: Mapping[str, Any]) -> RangeDigest:
     """Read an answer.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is malformed.
     """
     try:
         return RangeDigest(
@@ -282,7 +282,7 @@ def unpack_range(packed: Mapping[str, Any]) -> tuple[Range, Vector | None]:
     """Read a question.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is malformed.
     """
     table, limit, beyond = packed.get("table"), packed.get("limit", 0), packed.get("beyond")
     bounds = []

@@ -37,7 +37,7 @@ PROGRESS_EVERY = 10_000  # entries
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What was looked at in one file.
+    """The checked content of one file.
 
     Attributes:
         node: whose journal it is.
@@ -62,7 +62,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came out.
+    """The result of a verification.
 
     Attributes:
         findings: all that is wrong; empty when the journals hold.
@@ -79,7 +79,7 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found."""
+        """Return whether the journals hold."""
         return not self.findings
 
 
@@ -144,7 +144,7 @@ def _verify(sources: Sequence[Source], progress: Progress | None) -> Verificatio
 
 
 def _unseen(counts: list[Counts]) -> dict[str, str]:
-    """Return the laws that were not looked at, each with what would."""
+    """Return the laws that were not checked, each with the option or file that it needs."""
     found = {"tables": "--tables", "anchor": "--anchor"}
     if len(counts) < 2:
         found["fork"] = "the files of other nodes"

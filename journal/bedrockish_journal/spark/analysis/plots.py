@@ -47,7 +47,7 @@ def meetings_heat_map(meetings: DataFrame, path: str) -> str:
     for row in rows:
         counts[names.index(row["first"])][names.index(row["then"])] = row["meetings"]
     figure, axes = _figure(2.4 + 0.8 * len(names), 1.8 + 0.7 * len(names), "Who meets whom at a key")
-    # A leader that meets itself waits for nobody, however often: that must not set the scale for those that meet.
+    # A leader that meets itself does not wait, so its count must not set the scale for leaders that meet.
     most = max((count for y, line in enumerate(counts) for x, count in enumerate(line) if x != y), default=0) or 1
     colours = Normalize(0, most)
     meeting = [[NOBODY if x == y else count for x, count in enumerate(line)] for y, line in enumerate(counts)]

@@ -1,4 +1,4 @@
-"""What people ask of a journal, as functions from DataFrames to DataFrames; docs/questions.md shows each at work.
+"""Questions to a journal as functions from DataFrames to DataFrames; docs/questions.md shows each at work.
 
 The arguments are tables of the data source or of an export, with all their columns. Give the journal of one node
 (``one_node``), or each row comes once for each node. Everything is done by Spark: nothing is brought to the driver.
@@ -114,7 +114,7 @@ def changed_since(changes: DataFrame, moment: str | Column) -> DataFrame:
 
 
 def hot_keys(access_sets: DataFrame) -> DataFrame:
-    """Return the keys that were written most, with who wrote them; where leaders share a key, they wait or abort.
+    """Return the keys that were written most, with their writers; leaders that share a key wait or abort.
 
     Args:
         access_sets: the table ``footprints``.
@@ -158,7 +158,7 @@ def meetings(access_sets: DataFrame, within_ms: int = 1000) -> DataFrame:
 
 
 def commits_over_time(commits: DataFrame, every: str = "1 minute") -> DataFrame:
-    """Return how many transactions each leader committed, by time; an adopted one counts for who began it.
+    """Return how many transactions each leader committed, by time; an adopted one counts for its origin.
 
     Args:
         commits: the table ``commits``.

@@ -1,4 +1,4 @@
-"""What an export is: a directory of Parquet, and a manifest that says how far it goes.
+"""The form of an export: a directory of Parquet, and a manifest that says how far it goes.
 
 ``<directory>/<table>/node=A/B-000000000001-000000020000.parquet`` holds the rows that ticks 1 to 20000 of
 timeline B make, as node A's journal has them. A file counts if its ticks are within the manifest's vector. Files are
@@ -26,7 +26,7 @@ _RANGE = re.compile(r"(\w+)-(\d{12})-(\d{12})\.parquet")
 
 
 class ExportError(JournalError):
-    """Raised when a directory is no export, or cannot be written as one. What it held before is unchanged."""
+    """Raised when a directory is not an export, or cannot be written as one. Its former content is unchanged."""
 
 
 @dataclass(slots=True)

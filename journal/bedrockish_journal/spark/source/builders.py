@@ -24,7 +24,7 @@ class Builder(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to take them."""
+        """Return whether the batch is large enough to be taken."""
 
     def add(self, row: Stored) -> None:
         """Add the rows that an entry makes.
@@ -34,7 +34,7 @@ class Builder(Protocol):
         """
 
     def take(self) -> pa.RecordBatch:
-        """Return the rows, and begin anew with none."""
+        """Return the rows, and start an empty batch."""
 
 
 def arrow_batch(types: Mapping[str, str], parts: Sequence[Part]) -> pa.RecordBatch:

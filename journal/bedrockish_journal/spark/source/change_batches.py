@@ -65,7 +65,7 @@ class OfTable:
         """Check what these changes are, of all at once, for speed.
 
         Raises:
-            ValueError: one is no change of a row with these columns.
+            ValueError: one is not a change of a row with these columns.
         """
         if type(self.name) is not str or not {*map(type, self.columns)} <= {str}:
             raise ValueError("the name of a table or of a column is no text")
@@ -103,7 +103,7 @@ class ChangeBuilder(ABC):
 
     @abstractmethod
     def _wants(self, table: str) -> bool:
-        """Whether the changes of a table are wanted."""
+        """Return whether the reader wants the changes of a table."""
 
     @abstractmethod
     def _parts(self, one: OfTable) -> Iterable[Part]:
@@ -111,7 +111,7 @@ class ChangeBuilder(ABC):
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to take them."""
+        """Return whether the batch is large enough to be taken."""
         return self.count >= BATCH_ROWS or self._bytes >= BATCH_BYTES
 
     def add(self, row: Stored) -> None:
@@ -129,7 +129,7 @@ class ChangeBuilder(ABC):
         self._bytes += len(row.body)
 
     def take(self) -> pa.RecordBatch:
-        """Return the rows, and begin anew with none.
+        """Return the rows, and start an empty batch.
 
         Raises:
             EntryMalformedError: an entry has changes that cannot be, and may not be skipped.

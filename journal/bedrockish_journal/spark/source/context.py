@@ -1,4 +1,4 @@
-"""What the rows of one journal have in common, and an entry decoded once for all tables that want rows of it.
+"""The common state of the rows of one journal, and an entry decoded once for all tables that want rows of it.
 
 Payloads are decoded here, in the worker, by the journal's own code.
 """
@@ -22,7 +22,7 @@ COMMAND, ACCESS_SET, CHANGES = (
     10,
     11,
 )  # places in the body of a transaction, see bedrockish_journal.model.transaction
-BARE = 14  # how many fields it has if there is one command, and nobody had to say whose
+BARE = 14  # fields of a body with one command and without a user
 _INT64 = 1 << 63
 
 _T = TypeVar("_T")
@@ -58,7 +58,7 @@ class Context:
     _packed: list[Any] = field(default_factory=list)
 
     def wants(self, *columns: str) -> bool:
-        """Whether one of these columns is wanted."""
+        """Return whether the reader wants one of these columns."""
         return self.columns is None or not self.columns.isdisjoint(columns)
 
     def field(self, row: Stored, place: int) -> Any:
@@ -111,7 +111,7 @@ class Context:
         """Return the command that made each of an entry's changes, and whose it is; None where it cannot be told."""
         self.field(row, CHANGES)
         if self._packed_row is row and len(self._packed) == BARE and type(self._packed[COMMAND]) is str:
-            return (self._packed[COMMAND],) * count, (None,) * count  # one command, of nobody: no need to decode all
+            return (self._packed[COMMAND],) * count, (None,) * count  # one command, no user: not all is decoded
         found = self.decoded(row)
         if isinstance(found, EntryMalformedError):
             return (None,) * count, (None,) * count
@@ -152,7 +152,7 @@ class Context:
 
 
 class Decoded(NamedTuple):
-    """What the bytes of an entry say. Its hash is not computed here: Spark does that, from the bytes."""
+    """A decoded entry. Its hash is not computed here: Spark does that, from the bytes."""
 
     label: Label
     transaction: Transaction

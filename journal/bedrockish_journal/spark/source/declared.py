@@ -112,7 +112,7 @@ def _statements(feed: Feed) -> Iterator[str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield the statements of a text; the ends of lines within them are no ends of theirs."""
+    """Yield the statements of a text; an end of a line within a statement does not end it."""
     found = ""
     for part in text.split(";\n"):
         found += part + ";\n"

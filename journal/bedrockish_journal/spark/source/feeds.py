@@ -40,7 +40,7 @@ class Feed(Protocol):
 
 
 def is_url(path: str) -> bool:
-    """Whether this is the URL of a running node."""
+    """Return whether a path is the URL of a running node."""
     return "://" in path
 
 

@@ -50,7 +50,7 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
         raise FileUnreadableError(path, f"{path} cannot be read ({error}); run Spark as a user who may") from error
     if head != _MAGIC:
         raise NotDatabaseError(path, f"{path} is not a SQLite database; give the file of a bedrockish node")
-    # A file in WAL mode needs a -shm beside it. Where none can be made and no -wal is left, the file is at rest.
+    # A file in WAL mode needs a -shm next to it. Where none can be made and no -wal is left, the file is at rest.
     directory = os.path.dirname(os.path.abspath(path))
     at_rest = not os.access(directory, os.W_OK) and not os.path.exists(f"{path}-wal")
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro" + ("&immutable=1" if at_rest else "")

@@ -1,4 +1,4 @@
-"""Where a journal begins: who founded the cluster, and what was removed of it since.
+"""The beginning of a journal: the founders of the cluster, and the marks of removed entries.
 
 ``bedrockish_journal.storage.pruning`` removes. These are rows of tables, too, but of no entry.
 """

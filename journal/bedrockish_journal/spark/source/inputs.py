@@ -1,4 +1,4 @@
-"""What audits and questions read: nodes' files and exports, side by side, as one DataFrame for each table."""
+"""The input of audits and questions: nodes' files and exports, side by side, as one DataFrame for each table."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Rows as JSON text that loses nothing, because Spark parses JSON in the JVM, faster than Python builds typed rows.
+"""Rows as lossless JSON text, because Spark parses JSON in the JVM, faster than Python builds typed rows.
 
 An integer is a JSON number of up to 64 bits; a float always has a point or an exponent (``5.0``), in the shortest form
 that reads back as the same bits; text is a JSON string; NULL is ``null``. What JSON cannot hold is an object, which no
@@ -44,7 +44,7 @@ def _template(columns: tuple[str, ...]) -> str:
 
 
 def _text(value: Value) -> str:
-    # Written out, because a JSONEncoder is made anew for every row and takes three times as long.
+    # Written out, because a JSONEncoder would be made for every row and takes three times as long.
     if isinstance(value, str):
         return _quoted(value)
     if value is None:

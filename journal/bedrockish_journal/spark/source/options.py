@@ -56,7 +56,7 @@ class Options:
 
     @property
     def name(self) -> str:
-        """What is read, for errors."""
+        """The name of the table, for errors."""
         return self.table if self.rows is None else self.rows
 
     @classmethod

@@ -63,7 +63,7 @@ class Limits:
     named: frozenset[str] | None = None
 
     def both(self, other: "Limits") -> "Limits":
-        """Return the limits of what meets these and the others."""
+        """Return the limits of the entries that meet both."""
         return Limits(
             _common(self.leaders, other.leaders),
             _overlap(self.ticks, other.ticks),
@@ -166,7 +166,7 @@ def plan(ask: Ask, limits: Limits, rows: int | None) -> list[tuple[Span, ...]]:
 
 
 def _narrow(ask: Ask, spans: list[Span], clocks: Between) -> list[Span]:
-    """Shorten ranges to what lies between two clocks, if that is little: a timeline is not in the order of clocks."""
+    """Shorten ranges to the entries between two clocks, if they are few: a timeline is not in the order of clocks."""
     if clocks == ALL or not spans:
         return spans
     ((many,),) = ask(_MANY, (*clocks, NARROW_MOST))

@@ -18,7 +18,7 @@ from bedrockish_journal.spark.source.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one task reads: some ranges of ticks of one journal, and perhaps what was before the journal."""
+    """The input of one task: ranges of ticks of one journal, and perhaps the records from before the journal."""
 
     path: str
     spans: tuple[Span, ...]
@@ -29,7 +29,7 @@ def parts(options: Options, table: Table, limits: Limits) -> list[Part]:
     """Return all that is to be read; this fixes what a reader will see.
 
     Raises:
-        JournalError: a file is missing, is no database or has no journal; or two are of the same node.
+        JournalError: a file is missing, is not a database or has no journal; or two are of the same node.
         BedrockishError: a node cannot be reached.
     """
     found: list[Part] = []

@@ -1,6 +1,6 @@
 """The data source ``bedrockish``: the journals of nodes as Spark tables, read from their files or from the nodes.
 
-What is read is fixed when the query is planned: each journal's timelines up to the ticks they had then. Nodes may go on
+The plan of a query fixes its input: each journal's timelines up to the ticks they had then. Nodes may go on
 committing meanwhile; running the query again plans again.
 """
 
@@ -26,7 +26,7 @@ _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 @dataclass
 class Piece(InputPartition):
-    """What one task reads; None if there is nothing, as Spark wants a task all the same."""
+    """The input of one task; None if there is nothing to read, as Spark wants a task all the same."""
 
     part: Part | None
 
@@ -115,7 +115,7 @@ class BedrockishReader(DataSourceReader):
     """Plans a read, then reads pieces of it in Spark's workers. It keeps no state and no open file between the two.
 
     Args:
-        options: where to read, and what of it.
+        options: the journals and the limits.
         columns: name and Spark type of the columns wanted.
         table: what they are of.
     """
@@ -130,7 +130,7 @@ class BedrockishReader(DataSourceReader):
         """Return the pieces to read; this fixes what the query will see.
 
         Raises:
-            JournalError: a file is missing, is no database or has no journal; or two are of the same node.
+            JournalError: a file is missing, is not a database or has no journal; or two are of the same node.
             BedrockishError: a node cannot be reached.
         """
         found = parts(self.options, self.table, self.limits)

@@ -26,7 +26,7 @@ Offset = dict[str, dict[str, int]]
 
 @dataclass
 class Range(InputPartition):
-    """What one task reads: ranges of ticks that were all there when the batch was planned."""
+    """The input of one task: ranges of ticks that were all there when the batch was planned."""
 
     path: str
     spans: tuple[Span, ...]
@@ -37,7 +37,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     """Says how far the files go, plans the batches between two offsets, and reads them in Spark's workers.
 
     Args:
-        options: where to read, and what of it.
+        options: the journals and the limits.
         columns: name and Spark type of the columns wanted.
         table: what they are of.
     """

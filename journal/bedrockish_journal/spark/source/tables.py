@@ -68,7 +68,7 @@ class MadeRows:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to take them."""
+        """Return whether the batch is large enough to be taken."""
         return len(self._rows) >= BATCH_ROWS
 
     def add(self, row: Stored) -> None:
@@ -80,7 +80,7 @@ class MadeRows:
         self._rows += self._make(self._context, row)
 
     def take(self) -> pa.RecordBatch:
-        """Return the rows, and begin anew with none."""
+        """Return the rows, and start an empty batch."""
         rows, self._rows = self._rows, []
         return batch(self._types, rows, self._places)
 

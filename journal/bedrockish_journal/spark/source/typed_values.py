@@ -1,4 +1,4 @@
-"""Typed columns for the rows of a SQLite table: their names and types, and what becomes of values that do not fit.
+"""Typed columns for the rows of a SQLite table: their names and types, and the place of values that do not fit.
 
 SQLite's columns hold what they are given, those of Arrow, Spark and a lake have a type. A column gets the one of its
 declaration, and a value that does not fit is NULL there and stands in ``_other``, so nothing is lost. A column without

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bedrockish.api.requests import SERIALIZABLE, Params, Rows, check_timeout
 from bedrockish.api.url import Target
@@ -28,6 +28,9 @@ from bedrockish.client.socket_driver import KEEPER, SocketDriver, run
 from bedrockish.errors import BedrockishError, UnsupportedError, UsageError
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
+
+if TYPE_CHECKING:
+    from bedrockish.local.reads import LocalReads
 
 T = TypeVar("T")
 
@@ -218,6 +221,11 @@ class Connection:
         found = None if local is None else local.read(((sql, params),), read, core.token)
         rows = self._client.take_read(found)
         return None if rows is None else rows[0]
+
+    @property
+    def file(self) -> "LocalReads | None":
+        """The node's file that this connection reads in this process; None for one by URL."""
+        return self._client.local
 
     def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AbstractContextManager[None]:
         """Let all reads in the block see one moment of the node's file: ``with db.snapshot(): …``.

@@ -341,20 +341,30 @@ class Connection:
                 callbacks.report()
 
     def create_function(self, name: str, narg: int, func: Any, *, deterministic: bool = False) -> None:
-        """Note that the program has a function, which no node has: a statement that needs it raises.
+        """Register a function of the program.
 
-        A plugin of the nodes may have one of this name; then statements use that.
+        With a node's file it is found by reads, and by statements of open transactions. By URL it is only noted: no
+        node has it, so a statement that needs it raises. A plugin of the nodes may have one of this name; then
+        statements use that.
 
         Raises:
             NotSupportedError: SQLite has a function of this name, which the nodes would run.
         """
         self._check()
         self._local.add("function", name, is_removed=func is None)
+        if self._link.file is not None:
+            from bedrockish.local.program_functions import scalar
+
+            self._give(scalar(name, narg, func, deterministic=deterministic))
 
     def create_aggregate(self, name: str, n_arg: int, aggregate_class: Any) -> None:
-        """Note that the program has an aggregate, as ``create_function``."""
+        """Register an aggregate, as ``create_function``."""
         self._check()
         self._local.add("aggregate", name, is_removed=aggregate_class is None)
+        if self._link.file is not None:
+            from bedrockish.local.program_functions import aggregate
+
+            self._give(aggregate(name, n_arg, aggregate_class))
 
     def create_window_function(self, name: str, num_params: int, aggregate_class: Any, /) -> None:
         """Note that the program has a window function, as ``create_function``."""
@@ -362,9 +372,19 @@ class Connection:
         self._local.add("window function", name, is_removed=aggregate_class is None)
 
     def create_collation(self, name: str, callback: Any, /) -> None:
-        """Note that the program has a collation, as ``create_function``."""
+        """Register a collation, as ``create_function``."""
         self._check()
         self._local.add("collation", name, is_removed=callback is None)
+        if self._link.file is not None:
+            from bedrockish.local.program_functions import collation
+
+            self._give(collation(name, callback))
+
+    def _give(self, given: Callable[[Any], None]) -> None:
+        """Register something on the connections to the node's file."""
+        file = self._link.file
+        assert file is not None
+        self._run(lambda _: file.give(given))
 
     def set_authorizer(self, authorizer_callback: Any) -> None:
         """Refuse all but None: what a program may do is decided at the nodes."""

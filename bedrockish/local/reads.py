@@ -36,6 +36,7 @@ from bedrockish.errors import (
 )
 from bedrockish.local import connections
 from bedrockish.local.page import READING, SILENT_NS, Facts, Published, now_ns
+from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish_journal.model.membership import ADMIN, read_membership
 from bedrockish_journal.model.vector import covers
 
@@ -86,6 +87,11 @@ class _Reader:
             self._limited.clear()
         return self.moment
 
+    def forget_texts(self) -> None:
+        """Compile again, with other functions."""
+        self._texts.clear()
+        self._limited.clear()
+
     def end(self) -> None:
         """Let go of the snapshot."""
         self.moment = None
@@ -125,6 +131,8 @@ class LocalReads:
 
     Attributes:
         published: the node's page; None before the first ``open``.
+        given: registrations of the program's functions.
+        on_given: called with each further one.
         on_tick: called twice in ``IDLE_S``, by the thread that releases snapshots.
     """
 
@@ -132,6 +140,8 @@ class LocalReads:
         self.database, self._user = database, user
         self.lock = threading.RLock()
         self.on_tick: Callable[[], None] = lambda: None
+        self.given: list[Give] = []
+        self.on_given: Callable[[Give], None] = lambda _: None
         self.published: Published | None = None
         self._readers: list[_Reader] = []  # the first holds what is read; the second what will be read next
         self._try_at = 0.0
@@ -156,6 +166,15 @@ class LocalReads:
         """
         with self.lock:
             self._reader(Token(), STALE)
+
+    def give(self, given: Give) -> None:
+        """Register something of the program on all connections, now and later."""
+        with self.lock:
+            for reader in self._readers:
+                given(reader.db)
+                reader.forget_texts()
+            self.given.append(given)
+        self.on_given(given)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +209,7 @@ class LocalReads:
                     if rows is None:
                         return None
                     found.append(rows)
-            except (ResultLostError, ForbiddenError):
+            except (ResultLostError, ForbiddenError, ProgramError):
                 raise
             except apsw.InterruptError as error:
                 if self._is_interrupted:
@@ -395,6 +414,9 @@ class LocalReads:
             facts = published.facts()
             for _ in range(2):
                 made.append(_Reader(connections.connect(published, facts), facts, self._is_late))
+            for given in self.given:
+                for one in made:
+                    given(one.db)
             made[0].look()
             made[1].end()
         except (BedrockishError, apsw.Error):

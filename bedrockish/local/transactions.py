@@ -44,6 +44,7 @@ from bedrockish.errors import (
 )
 from bedrockish.local import connections
 from bedrockish.local.page import SERVING, Facts, Published
+from bedrockish.local.program_functions import Give
 from bedrockish.local.reads import LocalReads, interrupted, may_see, seen_by
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, parse_control
@@ -122,7 +123,7 @@ class _Place:
     """A workspace on a node's file, and the generation of the page under which its files were opened."""
 
     def __init__(self, owner: "LocalTransactions", published: Published, facts: Facts) -> None:
-        self._published, self.facts = published, facts
+        self._published, self.facts, self._owner = published, facts, owner
         self._dbs: list[apsw.Connection] = []
         self._wal = -1
         reader = self._connect()
@@ -134,7 +135,7 @@ class _Place:
             locks = RowLocks(lambda: self.schema.known.schema)
             beside = Beside(
                 self._reader,
-                lambda _db: None,
+                owner.prepare,
                 self._wal,
                 owner.ids,
                 Limits(),
@@ -153,6 +154,7 @@ class _Place:
     def _connect(self) -> apsw.Connection:
         db = connections.connect(self._published, self.facts)
         self._dbs.append(db)
+        self._owner.prepare(db)
         return db
 
     def _reader(self) -> apsw.Connection:
@@ -303,6 +305,13 @@ class LocalTransaction:
         finally:
             self._lock.release()
 
+    def give(self, given: Give) -> None:
+        """Register something of the program on the connections of the transaction."""
+        with self._lock:
+            if self._ended is None:
+                given(self._place.reader)
+                given(self._work._writer.db)
+
     def stop(self, error: BedrockishError) -> None:
         """Have the statement that another thread runs end with this error."""
         self._place.workspace.stop(error)
@@ -327,7 +336,21 @@ class LocalTransactions:
         self._process = os.getpid()
         self._is_closed = False
         self._open: dict[str, LocalTransaction] = {}
-        reads.on_tick = self.end_late
+        reads.on_tick, reads.on_given = self.end_late, self._give
+
+    def prepare(self, db: apsw.Connection) -> None:
+        """Give a connection the functions of the program."""
+        for given in self._reads.given:
+            given(db)
+
+    def _give(self, given: Give) -> None:
+        """Register something of the program: workspaces that are idle are made again, open transactions get it."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for place in idle:
+            self._close(place)
+        for one in list(self._open.values()):
+            one.give(given)
 
     def begin(self, request: Request) -> LocalTransaction | None:
         """Begin a transaction on the newest moment; None: it is to begin at the node."""

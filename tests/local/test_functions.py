@@ -1,0 +1,89 @@
+"""Functions, aggregates and collations of the program, on a node's file."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bedrockish import dbapi
+from tools.cluster import LocalCluster, LocalNode
+
+
+class Longest:
+    def __init__(self) -> None:
+        self.found = ""
+
+    def step(self, value: str) -> None:
+        self.found = max(self.found, value, key=len)
+
+    def finalize(self) -> str:
+        return self.found
+
+
+def by_length(left: str, right: str) -> int:
+    return len(left) - len(right)
+
+
+@pytest.fixture
+def db(node: LocalNode, table: str) -> Iterator[Any]:
+    made = dbapi.connect(node.database)
+    made.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, a TEXT)")
+    made.execute(f"INSERT INTO {table} VALUES (1, 'three'), (2, 'xx'), (3, 'seventh')")
+    made.commit()
+    yield made
+    made.close()
+
+
+def test_functions_run_in_reads_and_in_open_transactions(db: Any, table: str) -> None:
+    db.execute(f"SELECT count(*) FROM {table}").fetchone()
+    db.create_function("twice", 1, lambda value: 2 * value)
+    db.create_aggregate("longest", 1, Longest)
+    db.create_collation("by_length", by_length)
+    for _ in range(2):
+        assert db.execute(f"SELECT twice(a) FROM {table} WHERE id = 2").fetchone() == ("xxxx",)
+        assert db.execute(f"SELECT longest(a) FROM {table}").fetchone() == ("seventh",)
+        rows = db.execute(f"SELECT id FROM {table} ORDER BY a COLLATE by_length DESC").fetchall()
+        assert rows == [(3,), (1,), (2,)]
+        db.execute(f"UPDATE {table} SET a = a WHERE id = 1")
+        assert db.in_transaction
+    db.create_function("thrice", 1, lambda value: 3 * value)
+    db.execute(f"UPDATE {table} SET a = thrice(a) WHERE twice(id) = 4")
+    db.commit()
+    assert db.execute(f"SELECT a FROM {table} WHERE id = 2").fetchone() == ("xxxxxx",)
+    db.execute(f"INSERT INTO {table} VALUES (twice(8), twice('y'))")
+    db.commit()
+    assert db.execute(f"SELECT a FROM {table} WHERE id = 16").fetchone() == ("yy",)
+
+
+def test_function_that_raises_is_told_as_by_sqlite3(db: Any, table: str) -> None:
+    db.create_function("broken", 0, lambda: 1 // 0)
+    for begin in (False, True):
+        if begin:
+            db.execute(f"UPDATE {table} SET a = a WHERE id = 1")
+        with pytest.raises(dbapi.OperationalError, match="user-defined function raised exception"):
+            db.execute(f"SELECT broken() FROM {table}")
+    db.rollback()
+
+
+def test_removed_function_is_gone(db: Any, table: str) -> None:
+    db.create_function("mine", 0, lambda: 1)
+    assert db.execute("SELECT mine()").fetchone() == (1,)
+    db.create_function("mine", 0, None)
+    with pytest.raises(dbapi.Error, match="no such function: mine"):
+        db.execute("SELECT mine()")
+
+
+def test_function_in_the_schema_is_refused(db: Any, table: str) -> None:
+    """The file must mean the same on every node."""
+    db.create_function("mine", 1, lambda value: value, deterministic=True)
+    with pytest.raises(dbapi.Error, match="mine"):
+        db.execute(f"CREATE INDEX {table}i ON {table}(mine(a))")
+    db.rollback()
+
+
+def test_function_is_only_noted_by_url(alone: LocalCluster) -> None:
+    with dbapi.connect(alone.url()) as db:
+        db.create_function("mine", 0, lambda: 1)
+        with pytest.raises(dbapi.NotSupportedError, match="the function mine"):
+            db.execute("SELECT mine()")
+    db.close()

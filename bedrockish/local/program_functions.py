@@ -16,7 +16,7 @@ Give = Callable[[apsw.Connection], None]
 class ProgramError(SqlError):
     """Raised when a function of the program raises, as sqlite3 says it."""
 
-    code = "sql"
+    code = "function_raised"
 
 
 def scalar(name: str, arguments: int, function: Callable[..., Any] | None, *, deterministic: bool) -> Give:

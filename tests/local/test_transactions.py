@@ -264,7 +264,6 @@ ERRORS: tuple[tuple[str, Any], ...] = (
     ("INSERT INTO nothing VALUES (1)", None),
     ("SELEC", None),
     ("SELECT ?", ()),
-    ("PRAGMA defer_foreign_keys = ON", None),
     ("ATTACH 'x' AS y", None),
     ("INSERT INTO bedrockish_meta VALUES (1, 2)", None),
     ("SELECT abs(-9223372036854775808)", None),

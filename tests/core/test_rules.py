@@ -1,6 +1,7 @@
 """Single rules of a node, each at the moment at which a decision rests on it. See ``docs/mutations.md``."""
 
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -302,6 +303,20 @@ def test_transaction_that_was_told_its_clock_keeps_its_base(clock: int, base: Ve
     moved = move(voter.state, InFlight(1, Request("c", ()), 10.0), prepared)
     assert isinstance(moved, Prepared)
     assert moved.base == base
+
+
+@pytest.mark.parametrize(("kind", "goes_on"), [(ROWS, True), (MEMBERS, False)])
+def test_change_of_the_members_does_not_move_over_another_one(kind: str, goes_on: bool) -> None:
+    """It travels in pieces if it is large; moved to a newer base, it would undo the change in between."""
+    voter = Voter(applied={"A": 4})
+    change = make("A", 1)
+    everything = claim(AccessSet(), ("A-1",), MEMBERS, CLOCK + 1)
+    window = voter.state.commit_window = CommitWindow({"A": 3})
+    window.add(("A", 4), replace(change, kind=MEMBERS, access_set=everything))
+    window.member_changes[change.txid] = True
+    prepared = Prepared({"A": 3}, 0, False, kind, AccessSet(write_points=frozenset({b"t:y\0k"})), b"", b"")
+    moved = move(voter.state, InFlight(1, Request("c", ()), 10.0), prepared)
+    assert isinstance(moved, Prepared) == goes_on
 
 
 @pytest.mark.parametrize(("clock", "kept"), [(0, True), (CLOCK, False)])

@@ -15,6 +15,7 @@ from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError
 from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, Range
+from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.vector import Vector
 
 
@@ -126,7 +127,9 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
         now = state.clock.read()
         # With its command and a clock of now: its command may have happened elsewhere, or a schema change be in force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
-    return overtaken(state, access_set, prepared.base, prepared.spans, keeps_base=bool(prepared.clock))
+    # A change of the members was made of the membership in its base: over another change it would undo that one.
+    keeps_base = bool(prepared.clock) or prepared.kind == MEMBERS
+    return overtaken(state, access_set, prepared.base, prepared.spans, keeps_base=keeps_base)
 
 
 def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | BedrockishError:

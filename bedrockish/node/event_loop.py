@@ -47,7 +47,8 @@ from bedrockish.core.protocol.messages import (
 )
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.contention import other_counts
-from bedrockish.engine.engine import LONG_BYTES, Engine
+from bedrockish.engine.batch import LONG_BYTES
+from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, OutcomeUnknownError, UnavailableError
 from bedrockish.node.admin.activity import Activity, sizes
@@ -331,7 +332,9 @@ class Runtime:
 
     def _compare_rows(self, transaction: Transaction) -> str | None:
         """Tell the core why a transaction was not made of our rows: small ones at once, others in a thread."""
-        compare = self.engine.why_rows_differ if len(transaction.changes) <= LONG_BYTES else self._comparison.compare
+        compare = (
+            self.engine.entries.why_rows_differ if len(transaction.changes) <= LONG_BYTES else self._comparison.compare
+        )
         return compare(transaction)
 
     def _ran_in_worker(self, request_id: int, found: Prepared | Overtaken | BedrockishError | None) -> None:
@@ -493,7 +496,7 @@ class Runtime:
     def _is_long(self, effect: do.Effect) -> bool:
         """Whether it takes so long that links, HTTP and readers should go on meanwhile."""
         if effect.__class__ is do.Apply:
-            return self.engine.is_long(effect.entry)
+            return self.engine.entries.is_long(effect.entry)
         return effect.__class__ is do.Activate  # which may build an index, or have thousands of tables read again
 
     def _log(self, said: Event | do.Send) -> None:
@@ -510,15 +513,15 @@ class Runtime:
             case do.Send(peer, message):
                 self._send(peer, message)
             case do.Persist(vote, parts):
-                engine.save_vote(vote, parts)
+                engine.votes.save(vote, parts)
             case do.SavePiece(digest, data):
-                engine.save_piece(digest, data)
+                engine.votes.save_piece(digest, data)
             case do.DropPieces(digests):
-                engine.drop_pieces(digests)
+                engine.votes.drop_pieces(digests)
             case do.Assemble():
                 self._assembler.assemble(effect)
             case do.Forget(txid):
-                engine.drop_vote(txid)
+                engine.votes.drop(txid)
             case do.Apply(entry, repeat):
                 try:
                     engine.apply(entry, repeat=repeat, applied_ms=self._clocks.lately().wall_ms)
@@ -614,7 +617,7 @@ class Runtime:
         kept, self.kept = self.kept, Kept()  # what comes while it is written in a thread rests on the next batch
         if self.tracing is not None:
             kept.spans = self.tracing.take()
-        wrote = (yield engine.flush) if engine.flush_is_long else engine.flush()
+        wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
         if self.boundary.actions and not engine.dirty:  # else who waited for the writer has written already
             self.boundary.reach()
         if not wrote:

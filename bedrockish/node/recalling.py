@@ -21,7 +21,7 @@ def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
         ConstraintError: it was a schema change that the data forbade.
         VoidedError: it fitted nowhere, and an operator had it applied as nothing.
     """
-    if entry.txid in engine.void:
+    if entry.txid in engine.entries.void:
         raise VoidedError(
             f"command {command} became {entry.leader}{entry.tick}, which fitted at no node and was applied as nothing "
             "by an operator: it did not happen; send it under a new id"

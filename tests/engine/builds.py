@@ -13,9 +13,9 @@ from tests.engine.nodes import TestNode
 def begin(node: TestNode, entry: Entry) -> Build:
     """Begin to build what a change of the schema makes that was decided."""
     node.save()
-    plan = node.engine.plan_build(entry.transaction)
+    plan = node.engine.builds.plan(entry.transaction)
     assert plan is not None
-    return node.engine.begin_build(plan, entry.txid)
+    return node.engine.builds.start(plan, entry.txid)
 
 
 def read_sound(node: TestNode) -> apsw.Connection:

@@ -37,7 +37,7 @@ class TestNode:
 
     def digest(self) -> str:
         """The digest of the tables as of the last flush: equal on nodes that have applied the same."""
-        with closing(self.engine.open_reader()) as reader:
+        with closing(self.engine.background.open_reader()) as reader:
             return digest(reader)
 
     def prepare(self, *statements: Sql) -> Prepared:

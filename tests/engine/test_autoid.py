@@ -288,8 +288,8 @@ def test_restarted_node_continues_above_ids_it_voted_for(full: TestNode, make_no
     prepared = full.prepare("INSERT INTO t(name) VALUES ('x'), ('y')")
     entry = full.entry(prepared)
     body: Transaction = entry.transaction
-    full.engine.save_vote(Vote(body.txid, body, True, 0, None))
-    full.engine.save_vote(Vote(Txid(99, "B"), None, False, 0, None))
+    full.engine.votes.save(Vote(body.txid, body, True, 0, None))
+    full.engine.votes.save(Vote(Txid(99, "B"), None, False, 0, None))
     full.save()
     full.engine.close()
 

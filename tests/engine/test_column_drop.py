@@ -47,7 +47,7 @@ def begin(node: TestNode, entry: Entry) -> ColumnDrop:
 
 
 def go_on(node: TestNode, build: ColumnDrop, took_s: float = 0.0) -> bool:
-    did = node.engine.go_on_with_build()
+    did = node.engine.builds.advance()
     build.took(took_s)
     return did
 
@@ -151,7 +151,7 @@ def test_dropped_column_leaves_the_same_table_as_sqlite(make_node: MakeNode, tmp
         node.run(("INSERT INTO t(n, v, r, b) VALUES (?, ?, ?, ?)", changes_after.row()))
         node.run("UPDATE t SET n = 4 WHERE _rowid_ = -5", "ALTER TABLE t ADD COLUMN again INTEGER DEFAULT 8")
         sound(node)
-        assert node.engine.build is None
+        assert node.engine.builds.current is None
         follow(inline, node, entry, activated)
         sound(inline)
         assert content(node) == content(inline)
@@ -201,7 +201,7 @@ def test_rows_are_as_short_as_those_that_sqlite_writes(node: TestNode) -> None:
     plain = apsw.Connection(":memory:")
     plain.execute(f"{PLAIN.replace('gone, ', '')}; {rows}")
     query = "SELECT sum(payload) FROM dbstat WHERE name = 't'"
-    assert node.engine.open_reader().execute(query).fetchall() == plain.execute(query).fetchall()
+    assert node.engine.background.open_reader().execute(query).fetchall() == plain.execute(query).fetchall()
 
 
 @pytest.mark.parametrize("rows", ["", "INSERT INTO t(id) VALUES (1)"])
@@ -268,11 +268,11 @@ def test_a_process_that_is_killed_leaves_nothing(node: TestNode, make_node: Make
         go_on(node, build)
     node.save()
     copy = tmp_path / "copy.db"
-    source = node.engine.open_reader()
+    source = node.engine.background.open_reader()
     copy_file(source, copy)  # as a disk has it after a kill, in the middle of it
     source.close()
     sent = tmp_path / "sent.db"
-    node.engine.snapshot_to(sent)
+    node.engine.background.snapshot_to(sent)
     finish(node, build)
     assert node.engine.activate(entry.txid) == ""
     for place in (copy, sent):
@@ -288,12 +288,12 @@ def test_a_disk_with_little_room_is_left_alone(node: TestNode, monkeypatch: pyte
     node.run(PLAIN, "INSERT INTO t(id, n) VALUES (1, 1)")
     entry = decide(node, DROP)
     node.save()
-    plan = node.engine.plan_build(entry.transaction)
+    plan = node.engine.builds.plan(entry.transaction)
     assert plan is not None
     monkeypatch.setattr(scratch_files, "room_on_disk", lambda _path: {"free_bytes": 4096, "total_bytes": 1 << 30})
     with pytest.raises(UnavailableError, match=r"the disk of .* has 0 MiB left"):
-        node.engine.begin_build(plan, entry.txid)
-    assert node.engine.build is None
+        node.engine.builds.start(plan, entry.txid)
+    assert node.engine.builds.current is None
     assert node.engine.activate(entry.txid) == ""
     sound(node)
 
@@ -309,7 +309,7 @@ def test_a_disk_with_little_room_is_left_alone(node: TestNode, monkeypatch: pyte
 def test_drop_without_a_build_runs_at_activation(node: TestNode, table: str) -> None:
     node.run(table, "INSERT INTO t(id, n) VALUES (1, 1)")
     entry = decide(node, DROP)
-    assert node.engine.plan_build(entry.transaction) is None
+    assert node.engine.builds.plan(entry.transaction) is None
     assert node.engine.activate(entry.txid) == ""
     assert node.rows("SELECT id, n FROM t") == [(1, 1)]
 

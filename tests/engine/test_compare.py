@@ -79,7 +79,7 @@ class Three:
         engine = self.leader.engine if node == "A" else self.others[node]
         engine._db.execute("PRAGMA foreign_keys = 0")
         engine._db.execute(sql)
-        engine._batch.append((lambda: None, ()))  # so that there is something to flush
+        engine.batch._actions.append((lambda: None, ()))  # so that there is something to flush
         engine.flush()
 
     def ask(self, node: str) -> Callable[[Range, Vector | None], Awaitable[RangeDigest]]:

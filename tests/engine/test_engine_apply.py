@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bedrockish.core.protocol.records import Vote
-from bedrockish.engine import engine
+from bedrockish.engine import entry_applier
 from bedrockish.engine.storage.row_applier import PIECE
 from bedrockish.errors import ConstraintError, DamagedError
 from bedrockish_journal.model.access_set import AccessSet
@@ -271,7 +271,7 @@ def test_a_rollback_clause_cannot_take_the_batch_away(pair: tuple[TestNode, Test
     leader.run("INSERT INTO parent VALUES (1, 'a', 0)")
     leader.engine.set_meta("clock_ceiling", 77)
     vote = Vote(Txid(9, "B"), None, promised=1)
-    leader.engine.save_vote(vote)
+    leader.engine.votes.save(vote)
     vote.promised = 2  # the core goes on with its own
     before = leader.tables()
 
@@ -355,7 +355,7 @@ def test_rows_that_a_transaction_was_made_of_are_compared_before_it_is_approved(
         entry = leader.entry(prepared)
         leader.tick -= 1
         leader.head = leader.entries[-1].hash
-        return voter.engine.why_rows_differ(entry.transaction)
+        return voter.engine.entries.why_rows_differ(entry.transaction)
 
     several = (
         "UPDATE t SET n = n + 1 WHERE id = 1",
@@ -394,18 +394,18 @@ def test_a_voter_reads_the_changes_of_a_short_transaction_once(tmp_path: Path, m
         read.append(data)
         return decode_changes(data)
 
-    monkeypatch.setattr(engine, "decode_changes", noted)
+    monkeypatch.setattr(entry_applier, "decode_changes", noted)
     for number, value in enumerate(("short", "x" * 10_000)):
         leader.run(f"INSERT INTO t VALUES ({number}, '{value}')")
-        assert voter.engine.why_rows_differ(leader.entries[-1].transaction) == ""
+        assert voter.engine.entries.why_rows_differ(leader.entries[-1].transaction) == ""
         voter.apply(leader.entries[-1])
     assert [data for data in read if b"short" in data] == [leader.entries[-2].transaction.changes] * 2, "each node once"
     for number in range(2, 200):
         assert (
-            voter.engine.why_rows_differ(
+            voter.engine.entries.why_rows_differ(
                 leader.entry(leader.prepare(f"INSERT INTO t VALUES ({number}, 1)")).transaction
             )
             == ""
         )
-    assert len(voter.engine._compared) == engine.COMPARED_MAX
+    assert len(voter.engine.entries._compared) == entry_applier.COMPARED_MAX
     assert voter.tables() == leader.tables()

@@ -13,7 +13,7 @@ import pytest
 
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Member, Membership, Vote, encode_membership
-from bedrockish.engine.engine import BATCH_FRAMES
+from bedrockish.engine.batch import FRAMES as BATCH_FRAMES
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.engine.storage.wal import FRAME_BYTES
 from bedrockish.errors import ConfigError, DamagedError
@@ -263,11 +263,11 @@ def transaction(clock: int) -> Transaction:
 def test_votes_come_back_as_they_were_when_saved(make_node: MakeNode) -> None:
     node = make_node()
     first, second = Vote(Txid(7, "B"), transaction(7), held=True), Vote(Txid(8, "B"), None, promised=1)
-    node.engine.save_vote(first)
+    node.engine.votes.save(first)
     first.promised, first.accepted = 3, (3, True)  # the core goes on with its own
-    node.engine.save_vote(second)
-    node.engine.save_vote(Vote(Txid(9, "B"), transaction(9), True, 2, (2, False)))
-    node.engine.drop_vote(Txid(8, "B"))
+    node.engine.votes.save(second)
+    node.engine.votes.save(Vote(Txid(9, "B"), transaction(9), True, 2, (2, False)))
+    node.engine.votes.drop(Txid(8, "B"))
     node.save()
     node.engine.close()
 
@@ -325,7 +325,7 @@ def test_a_snapshot_is_a_node_file_with_the_same_rows(node: TestNode, make_node:
     node.run("INSERT INTO t(rowid, x) VALUES (7, 'a'), (3, 'b')")
     node.save()
     node.run("INSERT INTO t VALUES ('later')")
-    node.engine.snapshot_to(tmp_path / "copy.db")
+    node.engine.background.snapshot_to(tmp_path / "copy.db")
 
     copy = make_node(path=tmp_path / "copy.db")
 
@@ -333,7 +333,7 @@ def test_a_snapshot_is_a_node_file_with_the_same_rows(node: TestNode, make_node:
     assert copy.digest() == node.digest()
     assert copy.engine.applied == {"A": 2}
     with pytest.raises(ConfigError, match="is there already"):
-        node.engine.snapshot_to(tmp_path / "copy.db")
+        node.engine.background.snapshot_to(tmp_path / "copy.db")
 
 
 def test_a_vote_in_pieces_is_whole_after_a_restart(make_node: MakeNode) -> None:
@@ -343,9 +343,9 @@ def test_a_vote_in_pieces_is_whole_after_a_restart(make_node: MakeNode) -> None:
     names = [(sha256(body.body[at : at + 100]).digest(), 100) for at in (100, 200)]
     parts: tuple[Part, ...] = (body.body[:100], *names, body.body[300:])
     for at, (digest, _) in zip((100, 200), names, strict=True):
-        node.engine.save_piece(digest, body.body[at : at + 100])
-    node.engine.save_vote(Vote(body.txid, body, held=True), parts)
-    assert node.engine.assemble(parts) == body.body
+        node.engine.votes.save_piece(digest, body.body[at : at + 100])
+    node.engine.votes.save(Vote(body.txid, body, held=True), parts)
+    assert node.engine.votes.assemble(parts) == body.body
     node.save()
     node.engine.close()
     again = Engine.open(node.path, founding=None)
@@ -353,9 +353,9 @@ def test_a_vote_in_pieces_is_whole_after_a_restart(make_node: MakeNode) -> None:
     assert found.votes == (Vote(body.txid, body, held=True),)
     assert found.pieces == dict(names)
     assert found.named == {body.txid: tuple(digest for digest, _ in names)}
-    again.drop_pieces((names[0][0],))
+    again.votes.drop_pieces((names[0][0],))
     with pytest.raises(DamagedError, match="lacks the piece"):
-        again.assemble(parts)
+        again.votes.assemble(parts)
     again.close()
 
 
@@ -366,7 +366,7 @@ def test_an_export_keeps_every_rowid(node: TestNode, tmp_path: Path) -> None:
     node.run("DELETE FROM log WHERE text = 'b'")
     node.engine.flush()
     copy = tmp_path / "copy.db"
-    node.engine.snapshot_to(copy)
+    node.engine.background.snapshot_to(copy)
     vector, _, _ = strip(copy)
     db = apsw.Connection(str(copy))
     assert db.execute("SELECT rowid, text FROM log").fetchall() == node.rows("SELECT rowid, text FROM log")
@@ -385,7 +385,7 @@ def test_a_batch_that_may_be_the_last_of_the_wal_is_a_long_one(make_node: MakeNo
     engine = node.engine
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
     node.save()
-    reader = engine.open_reader()
+    reader = engine.background.open_reader()
     if held:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM t").fetchall()
@@ -393,11 +393,11 @@ def test_a_batch_that_may_be_the_last_of_the_wal_is_a_long_one(make_node: MakeNo
     while engine.wal_frames < 100:
         node.run("INSERT INTO t(x) VALUES (zeroblob(20000))")
         engine.checkpoint()
-        assert engine.flush_is_long == (not held and engine.wal_frames >= 60)
-        seen.add(engine.flush_is_long)
+        assert engine.batch.is_long == (not held and engine.wal_frames >= 60)
+        seen.add(engine.batch.is_long)
         node.save()
     assert seen == ({False} if held else {False, True})
-    assert not engine.flush_is_long  # there is nothing to write
+    assert not engine.batch.is_long  # there is nothing to write
     reader.close(True)
 
 
@@ -451,7 +451,7 @@ def test_pages_held_back_by_a_reader_are_copied_in_the_background(
     node.run(SCHEMA)
     node.save()
     node.engine.checkpoint()
-    reader = node.engine.open_reader()
+    reader = node.engine.background.open_reader()
     reader.execute("BEGIN; SELECT count(*) FROM t")
     for _ in range(30):
         node.run("INSERT INTO t(filler) VALUES (zeroblob(30000))")

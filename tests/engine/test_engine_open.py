@@ -166,7 +166,7 @@ def test_foreign_write_during_a_rollback_is_detected(
     node.run(SCHEMA)
     node.engine.flush()
     node.engine._db.pragma("cache_size", 10)
-    redo = node.engine._redo
+    redo = node.engine.batch.redo
 
     def redo_late() -> None:
         other = apsw.Connection(str(node.path))
@@ -174,7 +174,7 @@ def test_foreign_write_during_a_rollback_is_detected(
         other.close()
         redo()
 
-    monkeypatch.setattr(node.engine, "_redo", redo_late)
+    monkeypatch.setattr(node.engine.batch, "redo", redo_late)
     limited(4 << 20)
     with pytest.raises(UnavailableError):
         node.prepare("INSERT INTO t(filler) VALUES (zeroblob(8000000))")

@@ -75,7 +75,7 @@ def begin(node: TestNode, entry: Entry) -> IndexBuild:
 def go_on(node: TestNode, build: IndexBuild) -> bool:
     if build.is_waiting:
         build.fetch()
-    return node.engine.go_on_with_build()
+    return node.engine.builds.advance()
 
 
 def finish(node: TestNode, build: IndexBuild) -> None:
@@ -185,7 +185,7 @@ def test_built_index_equals_the_one_of_sqlite(make_node: MakeNode, tmp_path: Pat
             rolled_back(node)  # and the activation with it
         changes.one(node)
         sound(node)
-        assert node.engine.build is None
+        assert node.engine.builds.current is None
         follow(inline, node, entry, activated)
         sound(inline)
         assert entries(node, index) == entries(inline, index)
@@ -373,7 +373,7 @@ def test_leftovers_of_a_killed_build_are_removed(node: TestNode, tmp_path: Path,
     assert [name for (name,) in apsw.Connection(str(left)).execute("SELECT name FROM sqlite_schema") if name == BUILT]
     again = TestNode(left)
     try:
-        assert again.engine.build is None
+        assert again.engine.builds.current is None
         recovered = again.engine.recover()
         assert recovered.scheduled is not None
         second = begin(again, entry)
@@ -396,7 +396,7 @@ def test_copies_have_nothing_of_it(node: TestNode, tmp_path: Path) -> None:
     node.save()
     before = digest(node.path)
     copy, other = tmp_path / "copy.db", tmp_path / "other.db"
-    node.engine.snapshot_to(copy)
+    node.engine.background.snapshot_to(copy)
     assert not copy.with_name("copy.db-wal").exists()
     db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READONLY)
     assert not {name for (name,) in db.execute("SELECT name FROM sqlite_schema")} & PASSING
@@ -443,7 +443,7 @@ def test_unfinished_index_cannot_be_named(node: TestNode, sql: str) -> None:
 def test_unsuitable_statements_are_not_built_beforehand(node: TestNode, statements: tuple[str, ...]) -> None:
     node.run(PLAIN, "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID", "CREATE INDEX old ON t(v)")
     entry = decide(node, *statements)
-    assert node.engine.plan_build(entry.transaction) is None
+    assert node.engine.builds.plan(entry.transaction) is None
     assert node.engine.activate(entry.txid) == ""
 
 

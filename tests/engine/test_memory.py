@@ -66,7 +66,7 @@ def test_no_value_is_longer_than_a_transaction_on_any_connection(make_node: Make
         node.run(
             sql.replace("3000000", "100000").replace("json_group_array(x)", "json_group_array(hex(zeroblob(1000)))")
         )
-    reader = node.engine.open_reader()
+    reader = node.engine.background.open_reader()
     with pytest.raises(Exception, match="too big"):
         reader.execute("SELECT zeroblob(200000000)").fetchall()
     reader.close()

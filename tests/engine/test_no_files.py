@@ -82,11 +82,11 @@ def test_a_commit_that_cannot_be_applied_is_there_whole_or_not_at_all(tmp_path: 
         engine = reopened(node)
         is_whole.add(engine.applied != before)
         if engine.applied == before:
-            assert engine.open_reader().execute("SELECT count(*) FROM t").get == 0
+            assert engine.background.open_reader().execute("SELECT count(*) FROM t").get == 0
             engine.apply(last, repeat=False, applied_ms=0)
             engine.flush()
         assert node.tables() == source.tables()
-        with closing(engine.open_reader()) as reader:
+        with closing(engine.background.open_reader()) as reader:
             assert digest(reader) == source.digest()
         engine.close()
     assert number > 10
@@ -107,7 +107,7 @@ def test_failed_request_rollback_does_not_commit_its_changes(
     fault.end()
     with pytest.raises(DamagedError, match="failed"):
         node.engine.flush()
-    assert reopened(node).open_reader().execute("SELECT count(*) FROM t").get == 0
+    assert reopened(node).background.open_reader().execute("SELECT count(*) FROM t").get == 0
 
 
 def test_failed_swap_out_does_not_commit_the_open_transaction(
@@ -126,7 +126,7 @@ def test_failed_swap_out_does_not_commit_the_open_transaction(
     fault.end()
     with pytest.raises(DamagedError, match="failed"):
         node.engine.flush()
-    assert reopened(node).open_reader().execute("SELECT count(*) FROM t").get == 0
+    assert reopened(node).background.open_reader().execute("SELECT count(*) FROM t").get == 0
 
 
 def test_batch_is_repeated_after_a_rollback_or_nothing_is_committed(
@@ -153,4 +153,4 @@ def test_batch_is_repeated_after_a_rollback_or_nothing_is_committed(
             node.apply(node.entries[-1])
         assert node.engine._db.execute("SELECT count(*) FROM t").get == 2, number
     node.engine.flush()
-    assert node.engine.open_reader().execute("SELECT count(*) FROM t").get == 2
+    assert node.engine.background.open_reader().execute("SELECT count(*) FROM t").get == 2

@@ -62,7 +62,7 @@ def test_statements_see_all_of_it(old: TestNode) -> None:
     assert old.engine._db.execute(opened(ALL)).fetchall() == limited
     assert [row[:9] for row in limited] == [row[:9] for row in before]
     old.save()
-    reader = old.engine.open_reader()
+    reader = old.engine.background.open_reader()
     assert reader.execute(ALL).fetchall() == before
     reader.close()
 
@@ -96,7 +96,7 @@ def test_packing_is_done_again_when_a_request_takes_the_batch_with_it(old: TestN
     before = old.rows(ALL)
     pack(old.engine)
     old.engine._db.execute("ROLLBACK")
-    old.engine._redo()
+    old.engine.batch.redo()
     assert packed(old) == 2 * ENTRIES_MAX
     assert old.rows(ALL) == before
     old.save()

@@ -43,7 +43,7 @@ class Pair:
         for entry in self.source.entries[: len(self.source.entries) - lacks]:
             self.engine.apply(entry, repeat=False, applied_ms=0)
         for txid in (Txid(900, "A"), Txid(901, "C")):
-            self.engine.save_vote(Vote(txid, None, promised=7, accepted=(7, False)))
+            self.engine.votes.save(Vote(txid, None, promised=7, accepted=(7, False)))
         alarm = encode_alarm(Alarm(Mode.DAMAGED, "row 3 differs", {}))
         for key, value in {
             ALARM + DAMAGED_TABLES: alarm,
@@ -60,19 +60,19 @@ class Pair:
 
         self.held = Transaction(HELD, {}, 0, 0, 0, "c", "snapshot", "rows", AccessSet(), NO_CHANGES, bytes(300))
         piece, digest = self.held.body[:200], sha256(self.held.body[:200]).digest()
-        self.engine.save_piece(digest, piece)
-        self.engine.save_vote(Vote(self.held.txid, self.held, held=True), ((digest, 200), self.held.body[200:]))
+        self.engine.votes.save_piece(digest, piece)
+        self.engine.votes.save(Vote(self.held.txid, self.held, held=True), ((digest, 200), self.held.body[200:]))
         self.engine.flush()
 
     def fetch(self) -> None:
         """Copy A's file, which has promises of its own."""
         engine = self.source.engine
-        engine.save_vote(Vote(Txid(999, "C"), None, promised=2))
+        engine.votes.save(Vote(Txid(999, "C"), None, promised=2))
         for key, value in {"clock_ceiling": 400, "cut": 8, "safe": 8, "seen:B": b"x", "lost": "A is lost"}.items():
             engine.set_meta(key, value)
         engine.set_meta(FORGOTTEN_KEY, 77)
         self.source.save()
-        engine.snapshot_to(self.copy)
+        engine.background.snapshot_to(self.copy)
 
     def reopen(self) -> Engine:
         return Engine.open(self.path, founding=Founding("B", MEMBERS, "another"))
@@ -106,7 +106,7 @@ def test_the_data_is_the_copys_and_the_promises_are_the_nodes(pair: Pair) -> Non
     assert found.blocked == {Txid(10, "A")}
     # Removed entries and forgotten command ids are now those of the copy.
     assert engine.journal.forgotten_ms == 77
-    assert engine.void == {Txid(9, "A")}
+    assert engine.entries.void == {Txid(9, "A")}
     assert engine.get_meta("s")["starts"] == b"starts"
     assert engine.get_meta("seen:") == {"seen:A": b"seen"}
     assert engine.applied == pair.source.engine.applied
@@ -175,7 +175,7 @@ def test_tables_are_made_again_from_the_nodes_own_journal(pair: Pair) -> None:
 
 def test_an_own_journal_that_is_damaged_makes_nothing(pair: Pair) -> None:
     pair.engine._db.execute("UPDATE main.bedrockish_journal SET body = substr(body, 1, 20) WHERE tick = 2")
-    pair.engine._batch.append((lambda: None, ()))
+    pair.engine.batch._actions.append((lambda: None, ()))
     pair.engine.flush()
     with pytest.raises(JournalError):
         refill.fits_journal(pair.path, plain)

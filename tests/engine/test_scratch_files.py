@@ -66,10 +66,10 @@ def test_a_copy_that_would_take_the_last_room_is_not_made(
     with monkeypatch.context() as patch:
         full(patch, lambda: kept + 150_000)
         with pytest.raises(UnavailableError, match="MiB left, and 0 MiB are needed; the last 20 MiB are kept"):
-            node.engine.snapshot_to(tmp_path / "copy.db")
+            node.engine.background.snapshot_to(tmp_path / "copy.db")
         assert not (tmp_path / "copy.db").exists()
         full(patch, lambda: kept + size)
-        node.engine.snapshot_to(tmp_path / "copy.db")
+        node.engine.background.snapshot_to(tmp_path / "copy.db")
 
 
 def test_a_comparison_ends_before_it_has_taken_the_last_room(node: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_copy_is_of_one_moment_and_can_be_ended(
         node.run(f"INSERT INTO t(x) VALUES ({steps})")
         node.save()
 
-    source = node.engine.open_reader()
+    source = node.engine.background.open_reader()
     copy_file(source, tmp_path / "copy.db", commit)
     assert steps > 5
     assert not source.in_transaction

@@ -15,7 +15,7 @@ import cbor2
 import pytest
 
 from bedrockish.core.protocol.records import Vote
-from bedrockish.engine import engine
+from bedrockish.engine import entry_applier
 from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.limits import Limits, Memory
 from bedrockish.engine.storage import staged_changes
@@ -91,7 +91,7 @@ def unpacked(node: TestNode, changes: bytes) -> StagedChanges | None:
 def apply_unpacked(node: TestNode, entry: Entry) -> StagedChanges:
     staged = unpacked(node, entry.transaction.changes)
     assert staged is not None
-    node.engine.staged.keep(staged)
+    node.engine.entries.staged.keep(staged)
     node.apply(entry)
     return staged
 
@@ -122,14 +122,14 @@ def test_rows_are_the_same_as_change_by_change(
     staged = unpacked(second, entry.transaction.changes)
     made = row_by_row(monkeypatch)
     if staged is not None:
-        second.engine.staged.keep(staged)
+        second.engine.entries.staged.keep(staged)
     second.apply(entry)
     assert (made == []) == (staged is not None and "id + 1000" not in sql), made
     assert second.tables() == first.tables()
     second.save()
     assert second.digest() == first_digest(first)
-    assert len(second.engine.staged) == 0
-    assert second.engine.staged.attached == []
+    assert len(second.engine.entries.staged) == 0
+    assert second.engine.entries.staged.attached == []
 
 
 def first_digest(first: TestNode) -> str:
@@ -152,7 +152,7 @@ def test_many_changes_of_many_kinds_at_random(make_node: MakeNode, pair: tuple[T
         staged = unpacked(second, entry.transaction.changes)
         if staged is not None:
             used += 1
-            second.engine.staged.keep(staged)
+            second.engine.entries.staged.keep(staged)
         second.apply(entry)
         assert second.tables() == first.tables(), (number, chosen)
         if luck.random() < 0.3:
@@ -166,7 +166,9 @@ def test_many_changes_of_many_kinds_at_random(make_node: MakeNode, pair: tuple[T
 
 def test_one_row_that_is_another_one_lets_nothing_of_it_be_applied(pair: tuple[TestNode, TestNode]) -> None:
     first, second = pair
-    second.engine._write(lambda: second.engine._db.execute("UPDATE bare SET v = 'B7' WHERE n = 7").get)  # NOCASE: equal
+    second.engine.batch.write(
+        lambda: second.engine._db.execute("UPDATE bare SET v = 'B7' WHERE n = 7").get
+    )  # NOCASE: equal
     before = second.tables()
     for sql in ("UPDATE bare SET n = n + 500", "DELETE FROM bare"):
         entry = first.entry(first.prepare(sql))
@@ -188,7 +190,7 @@ def test_a_batch_that_sqlite_gives_up_has_it_again(pair: tuple[TestNode, TestNod
     assert second.tables() == first.tables()
     second.save()
     assert second.tables() == first.tables()
-    assert len(second.engine.staged) == 0
+    assert len(second.engine.entries.staged) == 0
 
 
 @pytest.mark.parametrize("is_long", [False, True])
@@ -199,20 +201,20 @@ def test_a_long_one_that_nobody_has_unpacked_ahead_is_unpacked_when_it_is_applie
     first, second = pair
     made = row_by_row(monkeypatch)
     if is_long:
-        monkeypatch.setattr(engine, "LONG_BYTES", 0)
+        monkeypatch.setattr(entry_applier, "LONG_BYTES", 0)
     for number in range(KEPT_MAX + 1):  # more of them are not kept until the batch is committed
         first.run(f"UPDATE item SET v = {number}")
         del made[:]
         second.apply(first.entries[-1])
         assert (made == []) == (is_long and number < KEPT_MAX)
     assert second.tables() == first.tables()
-    assert len(second.engine.staged) == (KEPT_MAX if is_long else 0)
+    assert len(second.engine.entries.staged) == (KEPT_MAX if is_long else 0)
 
     with pytest.raises(Exception, match="UNIQUE"):  # the batch is done again
         second.prepare("INSERT INTO noted VALUES ('x')", "INSERT OR ROLLBACK INTO bare VALUES ('y', 1)")
     assert second.tables() == first.tables()
     second.save()
-    assert len(second.engine.staged) == 0
+    assert len(second.engine.entries.staged) == 0
 
 
 @pytest.mark.parametrize("is_table", [False, True])
@@ -227,7 +229,7 @@ def test_those_of_another_schema_are_not_taken(
         staged.runs[0].table = replace(staged.runs[0].table, unique=True)
     else:
         staged.version += 1
-    second.engine.staged.keep(staged)
+    second.engine.entries.staged.keep(staged)
     made = row_by_row(monkeypatch)
     second.apply(first.entries[-1])
     assert len(made) == 40
@@ -242,16 +244,16 @@ def test_few_staged_changes_are_kept_and_those_of_the_open_batch_stay(pair: tupl
     for changes in others:
         kept = unpacked(second, changes)
         assert kept is not None
-        second.engine.staged.keep(kept)
+        second.engine.entries.staged.keep(kept)
     twice = unpacked(second, used.changes)
     assert twice is not None
-    second.engine.staged.keep(twice)
-    assert [*second.engine.staged._kept] == [used.changes, *others[-3:]]
+    second.engine.entries.staged.keep(twice)
+    assert [*second.engine.entries.staged._kept] == [used.changes, *others[-3:]]
     second.save()
-    assert used.changes not in second.engine.staged._kept
+    assert used.changes not in second.engine.entries.staged._kept
     for changes in others:
-        second.engine.staged.drop(changes)
-    assert len(second.engine.staged) == 0
+        second.engine.entries.staged.drop(changes)
+    assert len(second.engine.entries.staged) == 0
 
 
 def test_a_statement_that_still_reads_them_only_delays_the_end(pair: tuple[TestNode, TestNode]) -> None:
@@ -262,23 +264,23 @@ def test_a_statement_that_still_reads_them_only_delays_the_end(pair: tuple[TestN
     rows = cursor.execute(f"SELECT k FROM {staged._attached}.{staged.runs[0].name}")
     next(rows)
     second.save()
-    assert second.engine.staged.attached == [staged]
+    assert second.engine.entries.staged.attached == [staged]
     cursor.close()
     second.run("INSERT INTO noted VALUES ('x')")
     second.save()
-    assert second.engine.staged.attached == []
-    assert len(second.engine.staged) == 0
+    assert second.engine.entries.staged.attached == []
+    assert len(second.engine.entries.staged) == 0
 
 
 def test_a_comparison_by_one_query_says_the_same(pair: tuple[TestNode, TestNode]) -> None:
     first, second = pair
-    readers = Readers(second.engine.open_reader, second.engine._limits)
+    readers = Readers(second.engine.background.open_reader, second.engine._limits)
     for sql in ("UPDATE item SET v = 'one'", "DELETE FROM bare", COUNT + "INSERT INTO bare SELECT 'c', i + 99 FROM k"):
         changes = first.prepare(sql).changes
         for spoilt in (False, True):
             if spoilt:
                 touched = "UPDATE item SET r = 77 WHERE id = 9" if "item" in sql else "DELETE FROM bare WHERE n = 9"
-                second.engine._write(lambda text: second.engine._db.execute(text).get, touched)
+                second.engine.batch.write(lambda text: second.engine._db.execute(text).get, touched)
                 second.save()
             snapshot = readers.take()
             staged = unpacked(second, changes)
@@ -366,7 +368,7 @@ def test_rows_with_no_other_ones_between_them_are_deleted_as_a_range(
         first.run(text)
         second.apply(first.entries[-1])
     if besides:
-        second.engine._write(lambda: second.engine._db.execute(besides).get)
+        second.engine.batch.write(lambda: second.engine._db.execute(besides).get)
     first.run(sql)
     ranges: list[int] = []
     take_range = StagedChanges.take_range
@@ -382,7 +384,7 @@ def test_rows_with_no_other_ones_between_them_are_deleted_as_a_range(
     assert ranges == ([len(decode_changes(first.entries[-1].transaction.changes))] if is_range else [])
     if besides:
         assert second.rows("SELECT count(*) FROM bare WHERE n = 1000") == [(1,)]
-        second.engine._write(lambda: second.engine._db.execute("DELETE FROM bare WHERE n = 1000").get)
+        second.engine.batch.write(lambda: second.engine._db.execute("DELETE FROM bare WHERE n = 1000").get)
     assert second.tables() == first.tables()
 
 
@@ -395,7 +397,7 @@ def with_an_open_batch(pair: tuple[TestNode, TestNode]) -> dict[str, Any]:
     for sql in ("INSERT INTO noted VALUES ('first')", "UPDATE item SET v = 'taken'", "DELETE FROM bare WHERE n = 3"):
         first.run(sql)
         apply_unpacked(second, first.entries[-1]) if "item" in sql else second.apply(first.entries[-1])
-    second.engine.save_vote(VOTE)
+    second.engine.votes.save(VOTE)
     return second.tables()
 
 
@@ -412,7 +414,7 @@ def test_misfit_in_the_middle_leaves_the_batch_unchanged(
 ) -> None:
     """All earlier uncommitted changes and promises are there; and nothing of the entry."""
     first, second = pair
-    second.engine._write(lambda: second.engine._db.execute(damage).get)
+    second.engine.batch.write(lambda: second.engine._db.execute(damage).get)
     second.save()
     before = with_an_open_batch(pair)
     prepared = first.prepare("UPDATE item SET r = 7", "UPDATE bare SET n = n + 500")
@@ -428,7 +430,7 @@ def test_misfit_in_the_middle_leaves_the_batch_unchanged(
         assert second.engine.applied == {"A": entry.tick - 1}
     assert not second.engine.failed
     second.save()
-    assert len(second.engine.staged) == 0
+    assert len(second.engine.entries.staged) == 0
     second.engine.close()
     again = TestNode(second.path, "B")
     try:
@@ -505,7 +507,7 @@ def test_voided_entry_is_not_applied(pair: tuple[TestNode, TestNode]) -> None:
     first, second = pair
     before = second.tables()
     first.run("UPDATE item SET v = 'one'")
-    second.engine.void.add(first.entries[-1].txid)
+    second.engine.entries.void.add(first.entries[-1].txid)
     apply_unpacked(second, first.entries[-1])
     assert second.tables() == before
     assert second.engine.applied == first.engine.applied
@@ -626,7 +628,7 @@ def test_writer_caches_more_pages_until_a_large_entry_is_written(
 
     node.run("INSERT INTO t VALUES (1)")
     assert kept() == CACHE_KIB
-    monkeypatch.setattr(engine, "LONG_BYTES", 0)
+    monkeypatch.setattr(entry_applier, "LONG_BYTES", 0)
     node.run("INSERT INTO t VALUES (2)")
     assert kept() == wide_kib
     node.run("INSERT INTO t VALUES (3)")

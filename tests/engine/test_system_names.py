@@ -116,9 +116,9 @@ def test_a_file_of_an_earlier_release_with_such_a_foreign_key_goes_on(
     for value in (1, 2):
         node.engine.set_meta("clock_ceiling", value)
         node.engine.set_meta("safe", value)
-        node.engine.save_vote(Vote(Txid(value, "B"), None, False, 1, None))
+        node.engine.votes.save(Vote(Txid(value, "B"), None, False, 1, None))
         node.engine.flush()
-        node.engine.drop_vote(Txid(value, "B"))
+        node.engine.votes.drop(Txid(value, "B"))
         node.engine.flush()
     assert sorted(node.rows("SELECT a FROM x")) == [("batches",), ("clock_ceiling",), ("safe",)]
     with pytest.raises(UnsupportedError, match="has a foreign key to bedrockish_"):
@@ -130,7 +130,7 @@ def test_a_file_of_an_earlier_release_with_such_a_foreign_key_goes_on(
 def test_the_files_are_their_owners_alone(node: TestNode, tmp_path: Path) -> None:
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     node.engine.flush()
-    node.engine.snapshot_to(tmp_path / "copy.db")
+    node.engine.background.snapshot_to(tmp_path / "copy.db")
     names = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert {"A.db", "A.db-wal", "A.db-shm", "A.db.lock", "copy.db"} <= set(names)
     assert set(names.values()) == {0o600}

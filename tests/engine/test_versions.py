@@ -129,7 +129,7 @@ def test_a_restore_has_the_schema_of_its_moment(shop: TestNode, tmp_path: Path) 
 
     entry = decide(shop, "ALTER TABLE item ADD COLUMN price INTEGER DEFAULT 7", after=2)
     shop.engine.flush()
-    shop.engine.snapshot_to(early)
+    shop.engine.background.snapshot_to(early)
     shop.run("INSERT INTO item VALUES (3, 'c')")
     shop.engine.flush()
     before, less = digest(shop.path), Moment("less", vector={"A": shop.tick - 1})

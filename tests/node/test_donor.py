@@ -33,7 +33,7 @@ async def test_a_copy_that_is_being_made_does_not_hold_up_the_end_of_a_node(
         copy_file(source, place, step)
 
     cancelled = threading.Event()
-    monkeypatch.setattr("bedrockish.engine.engine.copy_file", slowly)
+    monkeypatch.setattr("bedrockish.engine.background_reads.copy_file", slowly)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
@@ -46,7 +46,7 @@ async def test_a_copy_that_is_being_made_does_not_hold_up_the_end_of_a_node(
             cancelled.set()
         assert steps == [1]
         assert not lent.exists()
-        monkeypatch.setattr("bedrockish.engine.engine.copy_file", copy_file)
+        monkeypatch.setattr("bedrockish.engine.background_reads.copy_file", copy_file)
         copy = await donor.copy()  # the next one gets one
         assert copy.size == lent.stat().st_size
         copy.close()

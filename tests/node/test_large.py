@@ -100,7 +100,7 @@ async def test_the_loop_goes_on_while_a_large_entry_is_written_and_nobody_sees_h
                 await trio.sleep(0.005)
         assert answers["outcome"] is not None
         assert count_in(answers["read"]) == (0 if method == "_apply" else MANY)
-        (counted,) = engine.open_reader().execute("SELECT count(*) FROM t")
+        (counted,) = engine.background.open_reader().execute("SELECT count(*) FROM t")
         assert counted == (MANY + 1,)
         nursery.cancel_scope.cancel()
     assert not engine.is_away
@@ -135,7 +135,7 @@ async def test_use_of_the_busy_writer_waits(tmp_path: Path, monkeypatch: pytest.
         assert engine.journal.find_command("large") is not None
         assert engine.get_meta("told") == {"told": 1}
         await runtime.durable()
-        reader = engine.open_reader()
+        reader = engine.background.open_reader()
         assert reader.execute("SELECT value FROM bedrockish_meta WHERE key = 'told'").fetchall() == [(1,)]
         nursery.cancel_scope.cancel()
     engine.close()
@@ -174,7 +174,9 @@ async def test_a_large_entry_that_does_not_fit_is_rolled_back_whole(
     def damaged(entry: Entry, *, repeat: bool, applied_ms: int) -> None:
         if entry.transaction.command == "large":
             in_the_way = f"INSERT INTO t VALUES ({MANY}, 'in the way')"
-            engine._write(lambda: engine._db.execute(in_the_way).get)  # it is there, too, when the batch is done again
+            engine.batch.write(
+                lambda: engine._db.execute(in_the_way).get
+            )  # it is there, too, when the batch is done again
             try:
                 apply(entry, repeat=repeat, applied_ms=applied_ms)
             except EntryMismatchError as error:
@@ -214,7 +216,7 @@ async def test_a_cancelled_node_ends_a_large_entry_first(tmp_path: Path, monkeyp
     engine.close()
     again = Engine.open(tmp_path / "a.db", founding=None)
     assert again.applied == {"A": 2}
-    assert again.open_reader().execute("SELECT count(*) FROM t").get == MANY
+    assert again.background.open_reader().execute("SELECT count(*) FROM t").get == MANY
     again.close()
 
 
@@ -327,13 +329,13 @@ async def test_a_large_transaction_is_compared_in_a_worker_and_the_verdict_is_ab
         await runtime.submit(request(f"INSERT INTO t {ALL}", "large"))
         update = await prepare(runtime, "UPDATE t SET x = zeroblob(999)")
         in_loop: list[Transaction] = []
-        why_rows_differ = engine.why_rows_differ
+        why_rows_differ = engine.entries.why_rows_differ
 
         def noted(transaction: Transaction) -> str:
             in_loop.append(transaction)
             return why_rows_differ(transaction)
 
-        monkeypatch.setattr(engine, "why_rows_differ", noted)
+        monkeypatch.setattr(engine.entries, "why_rows_differ", noted)
         comparison = RowComparison(
             engine,
             runtime.transactions.snapshots,
@@ -356,7 +358,7 @@ async def test_a_large_transaction_is_compared_in_a_worker_and_the_verdict_is_ab
             return found
 
         assert await verdict(update) == ""
-        engine._write(lambda: engine._db.execute(f"UPDATE t SET x = zeroblob(1) WHERE id = {MANY}").get)
+        engine.batch.write(lambda: engine._db.execute(f"UPDATE t SET x = zeroblob(1) WHERE id = {MANY}").get)
         assert await verdict(update) == f"row ({MANY},) of t is another one here"
         assert in_loop == []
         garbled = Transaction(
@@ -410,20 +412,20 @@ async def test_own_large_transaction_is_staged_during_the_vote_and_counts_as_mem
     runtime, _, engine = open_runtime(tmp_path, nodes, monkeypatch)
     async with trio.open_nursery() as nursery:
         runtime._nursery = nursery
-        engine._write(lambda: engine._db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, x)").get)
+        engine.batch.write(lambda: engine._db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, x)").get)
         engine._learn_schema()
         engine.flush()
         prepared = engine.execute(request(f"INSERT INTO t {ALL}", "large"))
         runtime._comparison.unpack(prepared)
         runtime._comparison.unpack(engine.execute(request("INSERT INTO t VALUES (1, 1)", "small")))
         with trio.move_on_after(0.3 if nodes == "A" else 10):
-            while not len(engine.staged):  # noqa: ASYNC110 (no event exists)
+            while not len(engine.entries.staged):  # noqa: ASYNC110 (no event exists)
                 await trio.sleep(0.01)
         await trio.lowlevel.checkpoint()
-        assert len(engine.staged) == (len(nodes) > 1)
-        for staged in [*engine.staged._kept.values()]:
+        assert len(engine.entries.staged) == (len(nodes) > 1)
+        for staged in [*engine.entries.staged._kept.values()]:
             assert engine.memory.held(staged) == len(prepared.changes)
-            engine.staged.drop(staged.changes)
+            engine.entries.staged.drop(staged.changes)
             with trio.fail_after(5):
                 while engine.memory.held(staged):  # noqa: ASYNC110 (no event exists)
                     await trio.sleep(0.01)
@@ -500,7 +502,7 @@ async def test_a_message_in_pieces_is_read_in_a_thread_and_in_its_turn(
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     posted: list[Event] = []
     monkeypatch.setattr(runtime._assembler, "_post", posted.append)
-    apart = engine.assemble_apart
+    apart = engine.background.assemble
     threads: list[bool] = []
 
     def watched(parts: tuple[Part, ...]) -> bytes:
@@ -509,13 +511,13 @@ async def test_a_message_in_pieces_is_read_in_a_thread_and_in_its_turn(
             raise UnavailableError("too many open files")
         return apart(parts)
 
-    monkeypatch.setattr(engine, "assemble_apart", watched)
+    monkeypatch.setattr(engine.background, "assemble", watched)
     data = [encode(Removed({"B": number}, 1)) + bytes(10 * number) for number in range(3)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await settled()
         for one in data:
-            engine.save_piece(sha256(one[3:]).digest(), one[3:])
+            engine.votes.save_piece(sha256(one[3:]).digest(), one[3:])
             parts: tuple[Part, ...] = (one[:3], (sha256(one[3:]).digest(), len(one) - 3))
             runtime._do(Assemble("B", parts), deque())
         assert engine.dirty

@@ -62,11 +62,11 @@ def test_pages_go_back_after_a_load_and_stay_while_there_is_work(tmp_path: Path)
             await trio.sleep(2.5 * IDLE_S)
             assert IDLE_LOOKS < shrunk <= IDLE_LOOKS + 2
             then = shrunk
-            engine.hand_over(lambda: None)  # a thread has the writer: no caller waits for it only to save memory
+            engine.batch.hand_over(lambda: None)  # a thread has the writer: no caller waits for it only to save memory
             made.engine.journal.applied_clock += 1
             await trio.sleep(5 * IDLE_S)
             assert shrunk == then
-            engine.take_back()
+            engine.batch.take_back()
             nursery.cancel_scope.cancel()
 
     trio.run(live, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -270,7 +270,7 @@ async def test_a_session_that_has_seen_a_scheduled_change_in_force_elsewhere_wai
         node.ask("index", "CREATE INDEX t_x ON t(x)")
         while node.runtime.core.state.schema.scheduled is None or node.engine.dirty:  # noqa: ASYNC110
             await trio.sleep(0.001)
-        _, following = schema_history.clocks(node.engine.open_reader())
+        _, following = schema_history.clocks(node.engine.background.open_reader())
         assert following is not None
         vector = dict(node.engine.flushed.applied)
         async with writing_a_bit(node, monkeypatch, "INSERT INTO t VALUES (77, '')"):

@@ -79,7 +79,7 @@ class Donor:
             "vector": dict(state.timelines.applied),
             "replayable": not self._engine.get_meta("began_with").get("began_with")
             and not self._engine.journal.removed
-            and not self._engine.void,
+            and not self._engine.entries.void,
             "removed": self._engine.journal.removed,
         }
         await self._durable()
@@ -116,7 +116,7 @@ class Donor:
         go_on = trio.from_thread.check_cancelled
         with suppress(OSError):
             remove(self._path)
-        self._engine.snapshot_to(self._path, go_on)
+        self._engine.background.snapshot_to(self._path, go_on)
         digest = hashlib.sha256()
         with open(self._path, "rb") as file:
             while data := file.read(CHUNK_BYTES):

@@ -107,7 +107,7 @@ class Healer:
 
     def _outcome(self, txid: Txid) -> str:
         state = self._core.state
-        if txid in self._engine.void:
+        if txid in self._engine.entries.void:
             return VOIDED
         if self._engine.find_places(txid):
             return COMMITTED
@@ -146,7 +146,7 @@ class Healer:
             UsageError: it is no such entry, or somebody may have applied and acknowledged it.
         """
         state, txid = self._core.state, _txid_of(asked)
-        if txid in self._engine.void:
+        if txid in self._engine.entries.void:
             return {"node": state.me, "resolved": str(txid)}
         if self._engine.find_places(txid):
             raise UsageError(
@@ -156,7 +156,7 @@ class Healer:
         await self._check_resolvable(txid, force=asked.get("force") is True)
         self._engine.set_meta(f"{VOID}{txid}", 1)
         self._engine.set_meta(f"{BLOCKED}{txid}", None)
-        self._engine.void.add(txid)
+        self._engine.entries.void.add(txid)
         if state.blocked == {txid}:
             self._engine.set_meta(ALARM + UNAPPLICABLE, None)
         await self._durable()
@@ -424,7 +424,7 @@ class Healer:
         target = refill.refill_path(self._config.database)
 
         def make() -> None:
-            with closing(self._engine.open_reader()) as reader:
+            with closing(self._engine.background.open_reader()) as reader:
                 rebuild(reader, target, self._prepare, trio.from_thread.check_cancelled)
 
         await trio.to_thread.run_sync(make)

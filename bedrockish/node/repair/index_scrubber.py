@@ -96,7 +96,7 @@ class IndexScrubber:
         return rows, None
 
     async def _in_thread(self, action: Callable[[Reader], Any]) -> Any:
-        reading = partial(on_reader, self._engine.open_reader, action)
+        reading = partial(on_reader, self._engine.background.open_reader, action)
         return await trio.to_thread.run_sync(reading, limiter=self._limiter)
 
     async def _is_damaged(self, lacks: DamagedError) -> bool:

@@ -137,7 +137,7 @@ class Scrubber:
 
     async def own(self, asked: Range, beyond: Vector | None) -> RangeDigest:
         """Return what this node has in a range, as of its last batch."""
-        read = partial(digest_range, self._engine.open_reader, asked, beyond)
+        read = partial(digest_range, self._engine.background.open_reader, asked, beyond)
         return await trio.to_thread.run_sync(read, limiter=self._limiter)
 
     async def hurry(self, _asked: Mapping[str, Any]) -> dict[str, Any]:

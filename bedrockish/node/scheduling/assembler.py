@@ -64,9 +64,9 @@ class Assembler:
         try:
             return await trio.to_thread.run_sync(self._whole, parts)
         except (UnavailableError, RuntimeError):  # no room for another connection or thread: the writer does it
-            data = engine.assemble(parts)
+            data = engine.votes.assemble(parts)
             return data, read_whole(data)
 
     def _whole(self, parts: tuple[Part, ...]) -> tuple[bytes, Whole | None]:
-        data = self._engine.assemble_apart(parts)
+        data = self._engine.background.assemble(parts)
         return data, read_whole(data)

@@ -64,7 +64,7 @@ class Builds:
         return milliseconds(change.activates) - milliseconds(self._state.clock.value)
 
     async def _consider(self, change: Transaction) -> None:
-        plan = self._engine.plan_build(change)
+        plan = self._engine.builds.plan(change)
         if plan is None:
             return
         began = time.monotonic()
@@ -95,7 +95,7 @@ class Builds:
         def begin() -> None:
             try:
                 if self._state.schema.scheduled is change and not abandoned:
-                    found.append(self._engine.begin_build(plan, change.txid))
+                    found.append(self._engine.builds.start(plan, change.txid))
             except UnavailableError as error:
                 found.append(error)
             done.set()
@@ -127,11 +127,11 @@ class Builds:
                 self._boundary.call(back.set)
                 await back.wait()
                 continue
-            if self._engine.build is not build:
+            if self._engine.builds.current is not build:
                 return
             # Of the processor: where that is scarce, nobody has more of it when this one sleeps.
             began = time.thread_time()
-            self._engine.go_on_with_build()
+            self._engine.builds.advance()
             took_s = time.thread_time() - began
             build.took(took_s)
             slices += 1

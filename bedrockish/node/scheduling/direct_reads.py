@@ -177,7 +177,7 @@ class DirectReads:
         """
         if self._reads.pinned is None or self._is_learning:
             return
-        if not self._is_in_use or self._engine.may_finish_log:
+        if not self._is_in_use or self._engine.batch.may_finish_log:
             self._reads.unpin()
         elif self._engine.flushed.batches <= self._node.durable_batches:
             try:

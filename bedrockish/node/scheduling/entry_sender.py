@@ -107,7 +107,7 @@ class EntrySender:
         return Read(Entries(found, clock), None, damaged)
 
     def _in_thread(self, asked: SendEntries, clock: int) -> Read:
-        with self._engine.reading_apart() as read:
+        with self._engine.background.entries() as read:
             found, damaged = packed_entries(read, asked.wants, asked.limit)
         message = Entries(found, clock)
         return Read(message, self._state.outbox.cut_ahead(message), damaged)

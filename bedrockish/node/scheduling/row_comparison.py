@@ -16,7 +16,8 @@ import trio
 
 from bedrockish.core.protocol.events import Compared, Event
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.engine import LONG_BYTES, Engine
+from bedrockish.engine.batch import LONG_BYTES
+from bedrockish.engine.engine import Engine
 from bedrockish.engine.storage.staged_changes import StagedChanges, stage
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.scheduling.faults import Faults
@@ -68,10 +69,10 @@ class RowComparison:
         """Return why a transaction was not made of our rows, empty if it was; None: ``Compared`` will be stepped."""
         engine, txid = self._engine, transaction.txid
         if transaction.kind != ROWS:
-            return engine.why_rows_differ(transaction)
+            return engine.entries.why_rows_differ(transaction)
         found = self._found.pop(txid, None)
         if found is not None and found.body == transaction.body and found.schema == engine.schema_version:
-            return engine.why_rows_differ(transaction) if found.why is None else found.why
+            return engine.entries.why_rows_differ(transaction) if found.why is None else found.why
         if txid not in self._running:
             self._running.add(txid)
             self._start(self._compare, transaction, engine.schema_version)
@@ -141,7 +142,7 @@ class RowComparison:
         return await trio.to_thread.run_sync(stage, changes, engine.tables, engine.schema_version)
 
     def _keep(self, staged: StagedChanges) -> None:
-        self._engine.staged.keep(staged)
+        self._engine.entries.staged.keep(staged)
         self._engine.memory.hold(staged, staged.size)
         self._start(self._expire, staged)
 
@@ -150,8 +151,8 @@ class RowComparison:
         engine = self._engine
         try:
             with trio.move_on_after(STAGED_S):
-                while staged in engine.staged:  # noqa: ASYNC110  whoever applies them may be another thread
+                while staged in engine.entries.staged:  # noqa: ASYNC110  whoever applies them may be another thread
                     await trio.sleep(LOOK_S)
-            engine.staged.drop(staged.changes)
+            engine.entries.staged.drop(staged.changes)
         finally:
             engine.memory.hold(staged, -staged.size)

@@ -27,7 +27,7 @@ class WriterThread:
         The core has said things that rest on it.
         """
         job = _Job(self._engine, action)
-        self._engine.hand_over(job.wait)
+        self._engine.batch.hand_over(job.wait)
         try:
             # At once: the loop may wait for the thread as soon as anybody else runs in it.
             trio.lowlevel.start_thread_soon(job.run, job.deliver)
@@ -57,7 +57,7 @@ class _Job(Generic[T]):
         try:
             return self._action()
         finally:
-            self._engine.take_back()
+            self._engine.batch.take_back()
             self._over.set()
 
     def result(self) -> T:

@@ -1,0 +1,104 @@
+"""Reads of committed batches on connections of their own, in helper threads, while the engine writes."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import apsw
+
+from bedrockish.access_sets.call_costs import bound
+from bedrockish.access_sets.catalog import Prepare
+from bedrockish.core.protocol.pieces import Part
+from bedrockish.engine.sqlite.errors import broken
+from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.build import remove_copied
+from bedrockish.engine.storage.database_file import set_up_reader
+from bedrockish.engine.storage.scratch_files import check_room, size_of
+from bedrockish.engine.storage.wal import copy_file
+from bedrockish.errors import UnavailableError
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.storage import store
+
+
+class BackgroundReads:
+    """The reading connections of a node's file. Any thread may call the methods.
+
+    Args:
+        file: path of the database file.
+        prepare: gives a connection the functions and collations that SQLite does not have.
+        limits: bounds of values.
+    """
+
+    def __init__(self, file: str, prepare: Prepare, limits: Limits) -> None:
+        self._file, self._prepare, self._limits = file, prepare, limits
+
+    def open_reader(self) -> apsw.Connection:
+        """Return a new connection that only reads, with the functions of plugins."""
+        reader = apsw.Connection(self._file, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        set_up_reader(reader)
+        bound(reader, self._limits.length_bytes)
+        self._prepare(reader)
+        store.unpack_on(reader)
+        return reader
+
+    @contextmanager
+    def _reader(self) -> Iterator[apsw.Connection]:
+        try:
+            reader = self.open_reader()
+        except apsw.Error as error:
+            raise UnavailableError(f"the file cannot be opened once more: {error}") from error
+        try:
+            yield reader
+        except apsw.Error as error:
+            raise broken(error) from error
+        finally:
+            reader.close()
+
+    @contextmanager
+    def entries(self) -> Iterator[Callable[[str, int, int], list[Entry]]]:
+        """Yield a function that reads entries of committed batches, with the arguments of ``Engine.read_entries``.
+
+        Raises:
+            DamagedError: the file cannot be read; the node must stop.
+            UnavailableError: the machine has no room for another connection.
+        """
+        with self._reader() as reader:
+            yield partial(store.read, reader)
+
+    def assemble(self, parts: tuple[Part, ...]) -> bytes:
+        """Return the bytes of parts whose pieces are in committed batches.
+
+        Raises:
+            DamagedError: a piece is missing; the node must stop.
+            UnavailableError: the machine has no room for another connection.
+        """
+        with self._reader() as reader:
+            return system.assemble(reader, parts)
+
+    def snapshot_to(self, path: str | os.PathLike[str], go_on: Callable[[], None] = lambda: None) -> None:
+        """Copy the database as of the last flush into a new file, page by page, so that rowids stay the same.
+
+        The last flush need not be durable yet: send the copy to no node before it is.
+
+        Args:
+            path: the new file.
+            go_on: called throughout; an error that it raises ends the copy.
+
+        Raises:
+            ConfigError: the file exists already, or cannot be written.
+            UnavailableError: the disk has no room for it; a full disk would end the node.
+        """
+        with closing(self.open_reader()) as source:
+            check_room(path, size_of(source))
+            copy_file(source, Path(path), go_on)
+        remove_copied(Path(path))
+
+    def digest(self) -> str:
+        """Return the digest of the tables as of the last flush: equal on nodes that have applied the same entries."""
+        from bedrockish_journal.verify.replay import digest
+
+        with closing(self.open_reader()) as reader:
+            return digest(reader)

@@ -1,0 +1,252 @@
+"""The batch: the transaction that is always open on the writing connection.
+
+Every write of the node goes into the open batch. ``flush`` commits it and opens the next one. SQLite sometimes rolls
+back the whole transaction because of one statement; ``redo`` then writes the batch again from the list of its actions,
+so no request can take away a decided write.
+
+One user has the connection at a time: the engine, an open transaction of a client (the *guest*, which leaves when the
+engine needs the connection), or another thread (between ``hand_over`` and ``take_back``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import apsw
+
+from bedrockish.engine.execution.interfaces import Guest
+from bedrockish.engine.sqlite.errors import broken
+from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.storage.wal import Wal
+from bedrockish.errors import DamagedError, EntryMismatchError
+
+LONG_BYTES = 1 << 20  # a longer batch is flushed in another thread, since other clients would wait for it
+FRAMES = 500  # of the WAL, which a batch may have that is not long
+
+
+class State(Enum):
+    """The state of the writing connection."""
+
+    STARTING = "the file is read, and no batch is open yet"
+    OPEN = "the batch is open"
+    REDOING = "the batch is being written again"
+    COMMITTING = "a batch is committed, and the next one is not open yet"
+    CLOSED = "the connection is closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Calls of the batch to its engine.
+
+    Attributes:
+        quiet: keeps the user's schema out of the node's own writes.
+        deafen: ends the capture of row changes.
+        reload: reads the schema again, after SQLite has rolled back the batch.
+        seal: writes the rows of the node's own that each batch has, before the commit; takes the batch's number.
+        committed: called right after the commit, before the next batch is open.
+    """
+
+    quiet: Callable[[], None]
+    deafen: Callable[[], None]
+    reload: Callable[[], None]
+    seal: Callable[[int], None]
+    committed: Callable[[], None]
+
+
+class Batch:
+    """The open batch of one node.
+
+    Args:
+        db: the writing connection.
+        wal: its write-ahead log.
+        limits: bounds of the log.
+        hooks: calls to the engine.
+        number: how many batches were committed in the life of the file.
+
+    Attributes:
+        state: the state of the connection.
+        failed: the file or the machine failed; nothing more is ever committed.
+        weight: about how many bytes the open batch has.
+        guest: the user of the connection between the engine's own uses.
+    """
+
+    def __init__(self, db: apsw.Connection, wal: Wal, limits: Limits, hooks: Hooks, number: int) -> None:
+        self._db, self._wal, self._limits, self._hooks, self.number = db, wal, limits, hooks, number
+        self.control = db.cursor().execute  # a cursor for each savepoint costs more than the savepoint
+        self.state = State.STARTING
+        self.failed = False
+        self.weight = 0
+        self.guest: Guest | None = None
+        self._actions: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._wait: Callable[[], None] | None = None  # returns when the thread that has the connection is done
+
+    def open(self) -> None:
+        """Open the first batch, or the next one."""
+        self.control("BEGIN IMMEDIATE")
+        if self.state is State.STARTING:
+            self._wal.begun()
+        self.state = State.OPEN
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the batch holds anything, or another thread has it; else a new reader sees all that was applied."""
+        return bool(self._actions) or self._wait is not None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether ``flush`` belongs in another thread, because it takes long or may restart the log."""
+        return bool(self._actions) and (self.weight > LONG_BYTES or self.may_finish_log)
+
+    @property
+    def may_finish_log(self) -> bool:
+        """Whether the next ``flush`` may restart the write-ahead log, which no reader may hold up."""
+        return self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max, FRAMES)
+
+    # -- users of the connection -----------------------------------------------------------------------------------
+
+    def hand_over(self, wait: Callable[[], None]) -> None:
+        """Let another thread have the connection until ``take_back``.
+
+        Other users wait for it, or ask ``is_away`` first and come later.
+
+        Args:
+            wait: returns when that thread is done, and at once in that thread.
+        """
+        assert self._wait is None, "one thread at a time has the writer"
+        self.leave()
+        self._wait = wait
+
+    def take_back(self) -> None:
+        """Take the connection back from the other thread, which is done."""
+        self._wait = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether another thread has the connection."""
+        return self._wait is not None
+
+    def come_back(self) -> None:
+        """Return when no other thread has the connection, and the batch is open on it."""
+        wait = self._wait
+        if wait is not None:
+            wait()
+        elif self.state is State.OPEN and not self._db.in_transaction and not self.failed:
+            self._write_again()
+
+    def _write_again(self) -> None:
+        """Write the batch again after SQLite has given it up with a read that failed for the disk or the memory.
+
+        Otherwise the next write would be committed without the writes that it rests on.
+        """
+        if self.guest is not None:
+            self.guest.lose()
+        self._hooks.deafen()
+        try:
+            self.redo()
+        except apsw.Error as error:
+            raise self.broken(error) from error
+
+    def leave(self) -> None:
+        """Return when no other thread has the connection, and no row of an open transaction is in the batch."""
+        self.come_back()
+        if self.guest is not None and self.guest.inside is not None:
+            try:
+                self.guest.leave()
+            except apsw.Error as error:  # rows of an open transaction may be left in the batch
+                raise self.broken(error) from error
+
+    # -- writes ----------------------------------------------------------------------------------------------------
+
+    def write(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Do an action in the batch, and remember it.
+
+        Raises:
+            EntryMismatchError: the entry does not fit the tables; the batch is unchanged.
+            DamagedError: the file failed; the node must stop.
+        """
+        self.leave()
+        self._hooks.quiet()
+        try:
+            action(*arguments)
+        except EntryMismatchError:
+            raise
+        except DamagedError:
+            self.failed = True
+            raise
+        except apsw.Error as error:
+            raise self.broken(error) from error
+        self._actions.append((action, arguments))
+
+    def redo(self) -> None:
+        """Write the batch again, which was rolled back because of one request or of an entry that did not fit."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._wal.rolled_back()
+        self._hooks.reload()
+        before, self.state = self.state, State.REDOING
+        for action, arguments in self._actions:
+            self._hooks.quiet()
+            try:
+                action(*arguments)
+            except DamagedError:
+                self.failed = True
+                raise
+            except apsw.Error as error:
+                raise self.broken(error) from error
+        self.state = before
+
+    def give_up(self) -> None:
+        """Roll the batch back for good: a part of a write may be in it, and nothing of it may be committed."""
+        self.failed = True
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    def broken(self, error: apsw.Error) -> DamagedError:
+        """Return the error with which the node stops; the open batch is never committed."""
+        self.failed = True
+        return broken(error, self._db.system_errno)
+
+    def flush(self) -> bool:
+        """Commit the batch and open the next one; it is durable after the next sync. Return False if it was empty.
+
+        Raises:
+            DamagedError: the file failed; the node must stop.
+        """
+        if self.failed:
+            raise DamagedError("the node's file failed, and nothing more is written to it; start the node again")
+        if not self._actions:
+            return False
+        self.leave()
+        self._hooks.quiet()
+        try:
+            self._hooks.seal(self.number + 1)
+            self.state = State.COMMITTING
+            self.control("COMMIT")
+            self.number += 1
+            self._actions.clear()
+            self.weight = 0
+            self._hooks.committed()
+            if self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max):
+                self._wal.finish(self._db, self._limits.wal_frames_max)
+            self.open()
+            if self._wal.is_overtaken():
+                # Between two batches the file is free for a moment; the node's own writes do not count here.
+                self.failed = True
+                raise DamagedError("another program has written to the node's file; stop it, and fill this node again")
+        except apsw.Error as error:
+            raise self.broken(error) from error
+        return True
+
+    def keep_quiet(self) -> None:
+        """Keep the user's schema out of the node's own writes from here on."""
+        self._hooks.quiet()
+
+    def close(self) -> None:
+        """Close the batch: nothing more is written when no other thread has the connection."""
+        self.state = State.CLOSED
+        self.come_back()
+
+    def discard(self) -> None:
+        """Roll back the open batch, after ``close``."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")

@@ -1,0 +1,189 @@
+"""Entries of the journal, applied to the tables: each whole, its rows and its place in the journal, or not at all."""
+
+from collections.abc import Callable
+
+import apsw
+
+from bedrockish.access_sets.change_capture import Capture
+from bedrockish.access_sets.table_layout import Tables
+from bedrockish.engine.batch import LONG_BYTES, Batch, State
+from bedrockish.engine.storage import system_tables as system
+from bedrockish.engine.storage.row_applier import RowApplier, unreadable
+from bedrockish.engine.storage.schema_versions import Versions
+from bedrockish.engine.storage.staged_changes import StagedStore
+from bedrockish.errors import DamagedError
+from bedrockish_journal.model.changes import Change, decode_changes, decode_changes_in_pieces
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transaction
+from bedrockish_journal.storage import store
+
+FEW_BYTES = 64 << 10  # changes below this size are decoded at once
+COMPARED_BYTES, COMPARED_MAX = (
+    4 << 10,
+    64,
+)  # size and number of changes that stay decoded from comparison to application
+
+
+class EntryApplier:
+    """The part of an engine that applies entries in the open batch.
+
+    Args:
+        db: the writing connection.
+        batch: the batch on it.
+        rows: writes rows into tables.
+        capture: the capture of row changes, which is put away while staged rows are written.
+        versions: the versions of the schema.
+        learn_members: reads the membership again after it has changed.
+
+    Attributes:
+        staged: large transactions that are unpacked.
+        void: transactions that fit no table, and that an operator had applied without effect.
+        tables: the tables of the schema in force.
+    """
+
+    tables: Tables
+
+    def __init__(
+        self,
+        db: apsw.Connection,
+        batch: Batch,
+        rows: RowApplier,
+        capture: Capture,
+        versions: Versions,
+        learn_members: Callable[[], None],
+    ) -> None:
+        self._db, self._batch, self._rows, self._capture = db, batch, rows, capture
+        self._versions, self._learn_members = versions, learn_members
+        self.staged = StagedStore(db)
+        self.void = set(system.void(db))
+        self._compared: dict[bytes, list[Change]] = {}  # encoded changes -> the changes, decoded for a comparison
+
+    @staticmethod
+    def is_long(entry: Entry) -> bool:
+        """Return whether another thread should apply an entry, since that takes long."""
+        return len(entry.transaction.body) > LONG_BYTES
+
+    def why_rows_differ(self, transaction: Transaction) -> str:
+        """Return why a transaction was not made of the rows that are applied here; empty if it was.
+
+        Raises:
+            DamagedError: the file failed; the node must stop.
+        """
+        if transaction.kind != ROWS or transaction.schema != self._versions.current:
+            return ""  # under a schema that is not in force here yet the rows cannot be compared
+        self._batch.leave()
+        try:
+            if len(transaction.changes) > COMPARED_BYTES:
+                return self._rows.compare(decode_changes_in_pieces(transaction.changes))
+            changes = decode_changes(transaction.changes)
+            self._compared[transaction.changes] = changes
+            if len(self._compared) > COMPARED_MAX:
+                del self._compared[next(iter(self._compared))]
+            return self._rows.compare((changes,))
+        except EntryMalformedError as error:
+            return f"its changes cannot be read: {error}"
+        except apsw.Error as error:
+            raise self._batch.broken(error) from error
+
+    def apply(self, entry: Entry, repeat: bool, applied_ms: int) -> None:
+        """Apply an entry, its rows and its place in the journal; ``Batch.write`` calls this, also for ``redo``.
+
+        Args:
+            entry: the entry.
+            repeat: its transaction was applied already, under another label.
+            applied_ms: the wall clock, in milliseconds since 1970.
+
+        Raises:
+            EntryMismatchError: the entry does not fit the tables; the batch is unchanged.
+        """
+        db, changes = self._db, [] if repeat else self._few_changes(entry)
+        if changes is not None and len(changes) <= 1:
+            # SQLite makes one change whole or not at all, and a savepoint has it copy every page that is written.
+            self._rows.apply(entry, (changes,))
+            try:
+                store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
+            except BaseException:  # the file failed: no row stays without its entry
+                self._batch.give_up()
+                raise
+            return
+        if self._apply_staged(entry, applied_ms):
+            return
+        db.execute("SAVEPOINT entry")
+        try:
+            self._apply_kind(entry, changes)
+            self._batch.keep_quiet()  # a change of the schema ran with triggers and foreign keys on
+            store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
+        except BaseException:
+            if db.in_transaction:  # otherwise SQLite gave up the whole batch: the disk is full, or failed
+                db.execute("ROLLBACK TO entry")
+                db.execute("RELEASE entry")
+            raise
+        db.execute("RELEASE entry")
+
+    def _few_changes(self, entry: Entry) -> list[Change] | None:
+        """Return the changes of an entry if it has few rows; None for a longer entry and for other kinds.
+
+        Raises:
+            EntryMismatchError: they cannot be read.
+        """
+        transaction = entry.transaction
+        if transaction.kind != ROWS or entry.txid in self.void or len(transaction.changes) > FEW_BYTES:
+            return None
+        known = self._compared.pop(transaction.changes, None) if self._compared else None
+        if known is not None:
+            return known
+        try:
+            return decode_changes(transaction.changes)
+        except EntryMalformedError as error:
+            raise unreadable(entry, error) from error
+
+    def _apply_kind(self, entry: Entry, changes: list[Change] | None) -> None:
+        """Apply the rows, the schema statements or the membership of an entry."""
+        transaction = entry.transaction
+        if entry.txid in self.void:
+            assert transaction.kind == ROWS, f"{entry.txid} may not be void: it is no change of rows"
+        elif transaction.kind == ROWS:
+            try:
+                known = None if changes is None else (changes,)
+                self._rows.apply(entry, known or decode_changes_in_pieces(transaction.changes))
+            except EntryMalformedError as error:
+                raise unreadable(entry, error) from error
+        elif transaction.kind == SCHEMA:
+            self._versions.apply(entry)
+        else:
+            assert transaction.kind == MEMBERS
+            system.set_meta(self._db, "membership", transaction.changes)
+            self._learn_members()
+
+    def _apply_staged(self, entry: Entry, applied_ms: int) -> bool:
+        """Apply an entry whose changes are unpacked; return False, with the batch unchanged, if that fails.
+
+        A savepoint would have SQLite copy every page that is written, a third of the time of a large entry. So the
+        entry has none: if it does not fit, the whole batch is rolled back and written again without it. Nearly every
+        entry fits.
+        """
+        transaction = entry.transaction
+        if transaction.kind != ROWS or entry.txid in self.void:
+            return False
+        staged = self.staged.attach(
+            transaction.changes, self.tables, self._versions.current, unpack=self.is_long(entry)
+        )
+        if staged is None or not self._rows.knows(staged):
+            return False
+        try:
+            with self._capture.put_away():
+                fits = self._rows.apply_staged(staged)
+            if fits:
+                store.append(self._db, entry, repeat=False, applied_ms=applied_ms)
+                return True
+        except BaseException:  # the file failed: a part of the entry may be in the batch
+            self._batch.give_up()
+            raise
+        staged.fits = False
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        if self._batch.state is State.REDOING:
+            raise DamagedError(f"{entry.leader}{entry.tick} fitted the tables, and does not when it is written again")
+        self._batch.redo()
+        return False

@@ -1,0 +1,146 @@
+"""Online schema changes: an index, or a table without a column, built next to its table while requests go on."""
+
+import os
+from collections.abc import Callable
+
+import apsw
+
+from bedrockish.access_sets.catalog import Prepare
+from bedrockish.access_sets.table_layout import Tables
+from bedrockish.engine.batch import Batch
+from bedrockish.engine.storage.build import Build
+from bedrockish.engine.storage.column_drop import ColumnDrop, DropPlan, plan_drop
+from bedrockish.engine.storage.index_build import IndexBuild
+from bedrockish.engine.storage.index_plan import IndexPlan, plan_index
+from bedrockish.engine.storage.schema_versions import Versions
+from bedrockish.engine.storage.scratch_files import check_room
+from bedrockish.errors import UnavailableError
+from bedrockish_journal.model.changes import decode_steps
+from bedrockish_journal.model.entry import Entry
+from bedrockish_journal.model.transaction import Transaction, Txid
+
+
+class OnlineBuilds:
+    """The part of an engine that builds for a scheduled schema change.
+
+    Args:
+        db: the writing connection.
+        batch: the batch on it.
+        versions: the versions of the schema.
+        tables: gives the tables of the schema in force.
+        prepare: gives a connection the functions and collations that SQLite does not have.
+        open_reader: opens another connection.
+        note_change: notes that the open batch changes the schema.
+
+    Attributes:
+        current: the build in progress, or None.
+    """
+
+    def __init__(
+        self,
+        db: apsw.Connection,
+        batch: Batch,
+        versions: Versions,
+        tables: Callable[[], Tables],
+        prepare: Prepare,
+        open_reader: Callable[[], apsw.Connection],
+        note_change: Callable[[], None],
+    ) -> None:
+        self._db, self._batch, self._versions, self._tables = db, batch, versions, tables
+        self._prepare, self._open_reader, self._note_change = prepare, open_reader, note_change
+        self._file = db.filename
+        self.current: Build | None = None
+
+    def plan(self, transaction: Transaction) -> IndexPlan | DropPlan | None:
+        """Return the plan to build for a schema change next to its table; None if the change cannot be built so."""
+        given = decode_steps(transaction.changes), self._tables(), self._prepare
+        return plan_index(*given) or plan_drop(*given)
+
+    def start(self, plan: IndexPlan | DropPlan, txid: Txid) -> Build:
+        """Start to build for a scheduled change; every applied entry must be flushed.
+
+        Raises:
+            UnavailableError: the machine has no room for another connection, or the disk has none.
+        """
+        assert not self._batch.is_dirty
+        check_room(self._file, os.stat(self._file).st_size)  # a full disk ends the node, and the build is optional
+        version = self._versions.current
+        build: Build = (
+            IndexBuild(self._db, plan, txid, version)
+            if isinstance(plan, IndexPlan)
+            else ColumnDrop(self._db, plan, txid, version)
+        )
+        try:
+            build.begin(self._open_reader)
+        except apsw.Error as error:
+            build.close()
+            raise UnavailableError(f"the file cannot be opened once more: {error}") from error
+        self.current = build
+        self._note_change()
+        self._batch.write(build.create)
+        return build
+
+    def advance(self) -> bool:
+        """Write the next slice of the build; return False if no slice is ready."""
+        build = self.current
+        assert build is not None
+        self._batch.leave()
+        edit = build.next_edit()
+        if edit is None:
+            return False
+        if edit != ([], []):
+            self._batch.write(build.edit, *edit)
+        return True
+
+    def apply(self, entry: Entry, apply: Callable[[], None]) -> None:
+        """Apply an entry to the tables, and its rows to the build.
+
+        The rows of the build are remembered as such, since an open batch may be written again when the build has
+        gone on.
+
+        Args:
+            entry: the entry.
+            apply: writes it into the open batch.
+        """
+        build = self.current
+        touched = () if build is None else build.touched(entry.transaction, self._versions.current)
+        if build is None or not touched:
+            apply()
+            return
+        self._batch.leave()
+        removed = build.before(touched)
+        apply()
+        added = build.after(touched)
+        if removed or added:
+            self._batch.write(build.edit, removed, added)
+
+    def activate(self, txid: Txid) -> str:
+        """Put the scheduled schema change in force, in the open batch; return why the data forbids it, or ''.
+
+        A build that is nearly done is finished first. For a shorter one SQLite builds all in less time than the rest
+        would take.
+        """
+        self._batch.come_back()
+        build = self.current
+        if build is not None and build.txid == txid:
+            build.hurry()
+            while build.is_at_work and self.advance():
+                pass
+        return self._versions.activate(txid, build)
+
+    def end(self) -> None:
+        """Forget a build whose change is committed."""
+        build = self.current
+        if build is not None and build.version != self._versions.current:
+            build.close(wait=False)  # a thread that still reads is closed by its owner
+            self.current = None
+
+    def interrupt(self) -> None:
+        """Stop the thread of the build soon."""
+        if self.current is not None:
+            self.current.interrupt()
+
+    def close(self) -> None:
+        """Close the connection of the build."""
+        if self.current is not None:
+            self.current.close()

@@ -124,7 +124,8 @@ def test_read_without_a_snapshot_waits_a_moment_and_asks_the_node(bench: Bench) 
 
 def test_write_ahead_log_starts_over_under_constant_reads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, most = bench.engine, 0
-    monkeypatch.setattr(engine, "_limits", replace(engine._limits, wal_frames=80, wal_frames_max=240))
+    for part in (engine, engine.batch):
+        monkeypatch.setattr(part, "_limits", replace(engine._limits, wal_frames=80, wal_frames_max=240))
     for number in range(300):
         bench.write("INSERT INTO t VALUES (randomblob(9000))")
         engine.sync()

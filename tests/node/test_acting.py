@@ -67,7 +67,7 @@ async def test_long_work_is_finished_by_the_task_before_later_turns(
 ) -> None:
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
     answers: list[str] = []
-    monkeypatch.setattr(engine, "is_long", lambda _entry: True)  # each commit is applied in a thread
+    monkeypatch.setattr(engine.entries, "is_long", lambda _entry: True)  # each commit is applied in a thread
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))

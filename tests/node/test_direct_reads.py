@@ -166,7 +166,8 @@ async def test_write_ahead_log_starts_over_under_constant_reads(
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
         engine, limits = node.engine, node.engine._limits
-        monkeypatch.setattr(engine, "_limits", replace(limits, wal_frames=20, wal_frames_max=60))
+        for part in (engine, engine.batch):
+            monkeypatch.setattr(part, "_limits", replace(limits, wal_frames=20, wal_frames_max=60))
         most = 0
         for number in range(300):
             await node.runtime.submit(request("INSERT INTO t(x) VALUES (randomblob(9000))", f"write {number}"))

@@ -18,7 +18,7 @@ async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_m
     net.ask("A", add("one", "k"))
     core = net.places["A"].core
     (txid,) = core.coordinator.attempts
-    engine = SimpleNamespace(void={}, find_places=lambda _txid: [])
+    engine = SimpleNamespace(entries=SimpleNamespace(void={}), find_places=lambda _txid: [])
     nothing = cast(Any, None)
     healer = Healer(core, cast(Any, engine), nothing, nothing, nothing, nothing, nothing, nothing)
 

@@ -19,6 +19,7 @@ from bedrockish.core.protocol.messages import Entries, Removed, decode, encode
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.entry_applier import EntryApplier
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.errors import EntryMismatchError, UnavailableError
 from bedrockish.node.cluster.incarnations import PREFIX, read_seen
@@ -41,7 +42,7 @@ ALL = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {MA
 class Door:
     """Blocks a method of an engine, in the thread that runs it, until the test opens it."""
 
-    def __init__(self, engine: Engine | Versions, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, engine: Engine | EntryApplier | Versions, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.inner: Callable[..., Any] = getattr(engine, method)
         self.opened = threading.Event()
         self.threads: list[int] = []
@@ -55,13 +56,13 @@ class Door:
         return found
 
 
-@pytest.mark.parametrize("method", ["_apply", "flush"])
+@pytest.mark.parametrize("method", ["apply", "flush"])
 async def test_the_loop_goes_on_while_a_large_entry_is_written_and_nobody_sees_half_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """Writes, statements of open transactions and questions wait, and then all are answered; a read need not."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    door = Door(engine, method, monkeypatch)
+    door = Door(engine.entries if method == "apply" else engine, method, monkeypatch)
     answers: dict[str, Any] = {}
 
     async def ask(name: str, sql: str) -> None:
@@ -91,7 +92,7 @@ async def test_the_loop_goes_on_while_a_large_entry_is_written_and_nobody_sees_h
         nursery.start_soon(outcome)
         await settled()
         # When the batch is written, the read is one of it, and so waits until it is durable.
-        assert answers.keys() == ({"read"} if method == "_apply" else set())
+        assert answers.keys() == ({"read"} if method == "apply" else set())
         assert engine.dirty
         assert runtime.status()["node"] == "A"
         door.opened.set()
@@ -99,7 +100,7 @@ async def test_the_loop_goes_on_while_a_large_entry_is_written_and_nobody_sees_h
             while len(answers) < 5:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.005)
         assert answers["outcome"] is not None
-        assert count_in(answers["read"]) == (0 if method == "_apply" else MANY)
+        assert count_in(answers["read"]) == (0 if method == "apply" else MANY)
         (counted,) = engine.background.open_reader().execute("SELECT count(*) FROM t")
         assert counted == (MANY + 1,)
         nursery.cancel_scope.cancel()
@@ -114,13 +115,13 @@ def count_in(answer: Answer) -> int:
     return count
 
 
-@pytest.mark.parametrize("method", ["_apply", "flush"])
+@pytest.mark.parametrize("method", ["apply", "flush"])
 async def test_use_of_the_busy_writer_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """A caller that cannot wait asynchronously blocks the loop, but sees no half of an entry; its write is durable when
     reported so, and not with the batch before.
     """
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    door = Door(engine, method, monkeypatch)
+    door = Door(engine.entries if method == "apply" else engine, method, monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
@@ -146,7 +147,7 @@ async def test_peers_message_about_its_file_is_stored_without_blocking_the_loop(
 ) -> None:
     """Links are read by tasks of the loop: one that waited for the thread would hold up all of them."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    door = Door(engine, "_apply", monkeypatch)
+    door = Door(engine.entries, "apply", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
@@ -200,7 +201,7 @@ async def test_a_large_entry_that_does_not_fit_is_rolled_back_whole(
 async def test_a_cancelled_node_ends_a_large_entry_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the file would have what the core has not done, or the other way round."""
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    door = Door(engine, "_apply", monkeypatch)
+    door = Door(engine.entries, "apply", monkeypatch)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))

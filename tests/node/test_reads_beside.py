@@ -88,7 +88,7 @@ async def come(door: Door) -> None:
 @asynccontextmanager
 async def writing(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """While a thread writes a large transaction; after that the transaction is answered."""
-    door = Door(node.engine, "_apply", monkeypatch)
+    door = Door(node.engine.entries, "apply", monkeypatch)
     node.ask("large", f"INSERT INTO t {ALL}")
     await come(door)
     try:
@@ -184,7 +184,7 @@ async def test_volatile_commit_is_not_returned(tmp_path: Path, monkeypatch: pyte
         node.disk.gate.clear()
         node.ask("small", "INSERT INTO t VALUES (-1, 'small')")
         await settled()
-        door = Door(node.engine, "_apply", monkeypatch)
+        door = Door(node.engine.entries, "apply", monkeypatch)
         node.ask("large", f"INSERT INTO t {ALL}")
         await come(door)
         node.ask("read")
@@ -211,7 +211,7 @@ async def test_an_answer_that_would_wait_for_the_large_batch_is_read_again(
         while node.runtime.counts["executions"] < executed + 2:  # noqa: ASYNC110
             await trio.sleep(0.001)
         assert {waiter.request.command for waiter in node.runtime.kept.replies} == {"read", "strict"}
-        door = Door(node.engine, "_apply", monkeypatch)
+        door = Door(node.engine.entries, "apply", monkeypatch)
         node.ask("large", f"INSERT INTO t {ALL}")
         await come(door)
         node.disk.gate.set()
@@ -286,8 +286,8 @@ async def test_a_session_that_has_seen_a_scheduled_change_in_force_elsewhere_wai
 @asynccontextmanager
 async def writing_a_bit(node: Node, monkeypatch: pytest.MonkeyPatch, sql: str, user: str = "") -> AsyncIterator[None]:
     """While a thread writes something, as if that were large."""
-    monkeypatch.setattr(node.engine, "is_long", lambda entry: entry.transaction.command == "long")
-    door = Door(node.engine, "_apply", monkeypatch)
+    monkeypatch.setattr(node.engine.entries, "is_long", lambda entry: entry.transaction.command == "long")
+    door = Door(node.engine.entries, "apply", monkeypatch)
     node.ask("long", sql, user=user)
     await come(door)
     try:
@@ -305,8 +305,8 @@ async def test_rights_that_are_not_durable_are_used_by_nobody(tmp_path: Path, mo
         await node.runtime.submit(admin)
         change = MemberChange(USER_ADD, "ann", role="reader", secret=HASH)
         reader = replace(request("", "ann"), statements=(), change=change, user="root")
-        door = Door(node.engine, "_apply", monkeypatch)
-        monkeypatch.setattr(node.engine, "is_long", lambda entry: entry.transaction.command == "ann")
+        door = Door(node.engine.entries, "apply", monkeypatch)
+        monkeypatch.setattr(node.engine.entries, "is_long", lambda entry: entry.transaction.command == "ann")
         node.runtime.begin(reader, lambda answer: node.answers.__setitem__("ann", answer))
         await come(door)
         assert node.engine.has_new_members
@@ -332,7 +332,7 @@ async def test_a_file_that_cannot_be_read_ends_the_node(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(CommittedReads, "read", damaged)
     runtime, _, engine = open_runtime(tmp_path, "A", monkeypatch)
-    door = Door(engine, "_apply", monkeypatch)
+    door = Door(engine.entries, "apply", monkeypatch)
     with pytest.RaisesGroup(DamagedError, allow_unwrapped=True, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)

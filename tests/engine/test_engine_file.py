@@ -299,12 +299,12 @@ def test_membership_entry_voids_transactions_durably(make_node: MakeNode) -> Non
     after = Membership(1, MEMBERSHIP.members, void=(Txid(5, "B"),))
     members = type(prepared)(prepared.base, 1, False, MEMBERS, AccessSet(), encode_membership(after), prepared.result)
     node.apply(node.entry(members))
-    assert node.engine.void == {Txid(5, "B")}
+    assert node.engine.entries.void == {Txid(5, "B")}
     node.engine.flush()
     node.engine.close()
 
     again = Engine.open(node.path, founding=None)
-    assert again.void == {Txid(5, "B")}
+    assert again.entries.void == {Txid(5, "B")}
     again.close()
 
 

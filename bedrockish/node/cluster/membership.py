@@ -164,7 +164,7 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
     Raises:
         MembershipError: it is refused.
     """
-    known = replace(facts(core, stores, now, secrets.token_hex(8)), void=frozenset(map(str, engine.void)))
+    known = replace(facts(core, stores, now, secrets.token_hex(8)), void=frozenset(map(str, engine.entries.void)))
     membership = change_members(core.state.roster.membership, change, known)
     return Prepared(
         base=dict(engine.applied),

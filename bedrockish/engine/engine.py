@@ -488,6 +488,6 @@ class Engine:
         self._ids.use_members(system.get_meta(self._db, "node"), membership)
         self.access.learn(membership.users, membership.nodes)
         self.precision.learn(membership.level)
-        self.entries.void |= system.follow_resolutions(self._db, membership.entries.void)
+        self.entries.void |= system.follow_resolutions(self._db, membership.void)
         self._members += 1
         self.publication.members = membership.version

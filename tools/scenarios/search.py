@@ -77,7 +77,7 @@ def figures(clock: Clock, place: Path, count: int) -> Iterator[Figure]:
         solo.do((sql, ()))
         plain.execute(sql)
     solo.engine.flush()
-    reader = solo.engine.open_reader()
+    reader = solo.engine.background.open_reader()
     for what, sql in QUERIES.items():
         assert reader.execute(sql).fetchall() == plain.execute(sql).fetchall(), what
         ours, theirs = (clock.micros(lambda _, db=db, sql=sql: db.execute(sql).fetchall()) for db in (reader, plain))  # type: ignore[misc]

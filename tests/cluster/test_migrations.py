@@ -14,7 +14,7 @@ from bedrockish.errors import BedrockishError, ConflictError, ConstraintError
 from bedrockish_journal.verify.replay import replay
 from tests.cluster.schema_load import Load
 from tests.cluster.story import PATIENT, all_safe, judge_copy, judge_files, level, ready, rows, until
-from tests.cluster.test_mirror import mirror_of_the_page
+from tests.cluster.test_mirror import judge_mirror, mirror_of_the_page
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
@@ -77,7 +77,7 @@ async def test_tables_are_made_anew_while_others_write_them(cluster: LocalCluste
     cluster.stop()
     judge_files(cluster)
     paths = [node.database for node in cluster.nodes]
-    judge_copy(mirror, paths[0])
+    judge_mirror(mirror, paths[0])
     for seed in range(3, 6):
         replayed = tmp_path / f"replayed-{seed}.sqlite"
         replay(paths, replayed, order="random", seed=seed)

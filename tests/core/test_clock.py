@@ -172,3 +172,15 @@ def test_leap_of_a_majority_is_not_followed_until_the_next_start() -> None:
     again.hear_walls([start + hour, start + hour])
     again.set_now(Now(0.0, start), 1)
     assert again.believed_ms == start + hour
+
+
+def test_walls_heard_one_after_the_other_at_a_start_are_no_leap() -> None:
+    """The first one may be far behind: the middle of all three is believed once the third is known."""
+    start, hour = 1_700_000_000_000, 3_600_000
+    clock = Clock(Settings(clock_leap_ms=600_000), Now(0.0, start))
+    clock.hear_walls([start - hour])
+    clock.set_now(Now(0.0, start), 1)
+    assert clock.believed_ms == start - hour
+    clock.hear_walls([start - hour, start + 2 * hour])
+    clock.set_now(Now(1.0, start + 1_000), 1)
+    assert (clock.leap_ms, clock.believed_ms) == (0, start + 1_000)

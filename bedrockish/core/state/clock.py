@@ -5,7 +5,7 @@ follows the wall while that goes forward, counts when it does not, and is never 
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.state.settings import Settings
@@ -59,7 +59,8 @@ class Clock:
         self.now = now
         self.wall_ms = now.wall_ms
         self.believed_ms = self.leap_ms = 0
-        self._pace: int | None = None  # what was believed last, less our monotonic clock
+        self._pace: int | None = None  # the wall that was believed last, less our monotonic clock
+        self._pace_count = 0  # the most walls from which it was taken so far
         # No value above the ceiling ever left this node: who begins at it is later than all that did.
         self.value = self.ceiling = self.floor = ceiling
         self.follows_wall = follows_wall
@@ -95,7 +96,7 @@ class Clock:
             known = sorted([*self.walls, now.wall_ms - seconds_ms])
             # The lower middle: of two walls the one behind. A clock that is late only waits; one that is ahead takes
             # all others with it, for good.
-            self.believed_ms = max(0, self._without_leap(known[(len(known) - 1) // 2]) + seconds_ms)
+            self.believed_ms = max(0, self._without_leap(known) + seconds_ms)
             most = self.believed_ms + self.settings.clock_offset_ms
             now = Now(now.seconds, max(0, min(now.wall_ms, most)))
         self.now = now
@@ -104,17 +105,24 @@ class Clock:
             self.follow_wall(follows=False)
         self._wall = pack(min(now.wall_ms, WALL_MS_MAX)) if self.follows_wall else 0
 
-    def _without_leap(self, middle: int) -> int:
-        """Return the middle wall clock less our monotonic one, or what it was before it leapt ahead too far.
+    def _without_leap(self, known: Sequence[int]) -> int:
+        """Return the middle wall clock less our monotonic one, or its earlier value if it has leapt ahead too far.
 
         A clock that a majority has put an hour ahead, for a moment, would leave the cluster's clock there for an hour.
         Only a start takes such walls as they are.
+
+        Args:
+            known: all walls that are known, sorted, less our monotonic clock, in milliseconds.
         """
+        middle = known[(len(known) - 1) // 2]
         pace, self.leap_ms = self._pace, 0
-        if pace is not None and middle - pace > self.settings.clock_leap_ms:
+        # The first walls that a node hears after its start may all be behind: with each further one the middle moves,
+        # and no wall has leapt.
+        is_start = len(known) > self._pace_count
+        if pace is not None and not is_start and middle - pace > self.settings.clock_leap_ms:
             self.leap_ms = middle - pace
             return pace
-        self._pace = middle
+        self._pace, self._pace_count = middle, max(self._pace_count, len(known))
         return middle
 
     def hear_walls(self, ahead: Iterable[int | None]) -> None:

@@ -41,12 +41,20 @@ SEARCHES = (
 )
 
 
-async def fill(cluster: LocalCluster, documents: int = 300) -> None:
+async def fill(cluster: LocalCluster, documents: int) -> None:
+    await create(cluster)
+    await write_at_all(cluster, documents)
+
+
+async def create(cluster: LocalCluster) -> None:
     await ready(cluster)
     async with open_client(cluster.url(0, only=True)) as client:
         await client.transact([DOCS, INDEX, *TRIGGERS])
         for sql in (NOTES, BOXES, AREAS, WORDS):
             await client.execute(sql)
+
+
+async def write_at_all(cluster: LocalCluster, documents: int) -> None:
     async with trio.open_nursery() as nursery:
         for index in range(len(cluster.nodes)):
             nursery.start_soon(write, cluster, index, documents)
@@ -97,10 +105,12 @@ def judge_database(path: Path, wanted: list[list[tuple[Any, ...]]]) -> None:
 
 
 async def test_killed_nodes_come_back_with_equal_rows_and_indexes(cluster: LocalCluster, tmp_path: Path) -> None:
+    await create(cluster)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(fill, cluster)
+        nursery.start_soon(write_at_all, cluster, 450)
         for node in cluster.nodes[1:]:
-            await trio.sleep(2)
+            await trio.sleep(1)
+            assert nursery.child_tasks  # or nothing would be written across the kill
             node.kill()
             await trio.sleep(0.5)
             node.start()

@@ -139,7 +139,7 @@ def _every_client(cluster: LocalCluster) -> None:
         db.execute("ROLLBACK")
     url = f"http://127.0.0.1:{cluster.nodes[0].http_port}/db/command/"
     assert post(url + "transfer?command=h1", b'{"source": 1, "target": 2, "amount": 5}')["value"] == 65
-    again = post(url + "transfer?command=h1", b"[1, 2, 5]")
+    again = post(url + "transfer?command=h1", b'{"source": 1, "target": 2, "amount": 5}')
     assert (again["value"], again["command"], len(again["place"])) == (65, "h1", 2)
     special = [{"base64": "AAE="}, {"float": "inf"}, [{"base64": ""}], {"x": None}]
     assert post(url + "echo", json.dumps(special).encode())["value"] == special

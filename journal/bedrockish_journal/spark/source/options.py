@@ -73,7 +73,10 @@ class Options:
         if unknown:
             raise ValueError(f"bedrockish has no option {unknown[0]!r}; it has {', '.join(sorted(OPTIONS))}")
         if not options.get("path", "").strip():
-            raise ValueError("give the node files: .load('a.db,b.db') or .option('path', …)")
+            raise ValueError(
+                "give the node files: .load('a.db,b.db') or .option('path', …); in SQL make a temporary view with the "
+                "option path, as Spark does not hand the options of a CREATE TABLE to a source in Python"
+            )
         table = options.get("table", "commits")
         if table not in TABLES:
             raise ValueError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")

@@ -76,6 +76,12 @@ def test_an_export_that_is_older_than_the_files_is_no_fault(tmp_path: Path) -> N
     found, unseen, _ = asked([str(tmp_path / "out"), *map(str, new[1:])])
     assert {one.level for one in found} == {"information"}
     assert [(one.leader, one.node) for one in found if one.check == "lost"] == [("A", "A")]
-    assert unseen == {"columns": "bedrockish_joined in the file of A", "tables": "--replay", "anchor": "--anchor"}
+    assert unseen == {
+        "columns": "bedrockish_joined in the file of A",
+        "void": "bedrockish_meta in the file of A",
+        "users": "the memberships in the file of A",
+        "tables": "--replay",
+        "anchor": "--anchor",
+    }
     found, _, _ = asked([str(old[0]), *map(str, new[1:])])
     assert [(one.check, one.leader, one.node) for one in found if one.level == "fault"] == [("lost", "A", "A")]

@@ -19,7 +19,7 @@ from bedrockish_journal.storage.row import Stored
 NO_USER = -1
 ROWS_MOST, BYTES_MOST = 20_000, 32 << 20  # of entries that are decoded before they go to the engine
 EXPORTED = ["leader", "tick", "seq", "clock", "origin", "command", "kind", "repeat", "label", "body", "prev", "hash"]
-_HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+_HAS_LIST = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bedrockish_joined'"
 _LISTED = "SELECT command, seq FROM bedrockish_joined WHERE typeof(command) = 'text' AND typeof(seq) = 'integer'"
 _UNLISTED = "SELECT count(*) FROM bedrockish_joined WHERE typeof(command) <> 'text' OR typeof(seq) <> 'integer'"
 
@@ -170,7 +170,7 @@ class Reader:
         if is_url(path):
             return
         rows["lists"].append((node,))
-        if next(iter(feed.ask(_HAS, ("bedrockish_joined",))))[0]:
+        if next(iter(feed.ask(_HAS_LIST, ())))[0]:
             rows["listed"] += [(node, *row) for row in feed.ask(_LISTED, ())]
             if odd := next(iter(feed.ask(_UNLISTED, ())))[0]:
                 rows["odd"].append((node, None, None, f"bedrockish_joined has {odd} rows that no node writes"))

@@ -14,7 +14,8 @@ from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import Txid, parse_txid
 from bedrockish_journal.spark.source.plans import Ask
 
-_HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+# A running node shows its own tables to a statement that names them, and not to one that has the name in a parameter.
+_HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = '{}'"
 _META = "SELECT value FROM bedrockish_meta WHERE key = ?"
 _VOID = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
 _MARKS = "SELECT leader, tick, hash, clock, origin FROM bedrockish_pruned ORDER BY leader"
@@ -95,7 +96,7 @@ def _voids(ask: Ask) -> Iterator[Txid]:
 
 
 def _has(ask: Ask, table: str) -> bool:
-    return any(row[0] for row in ask(_HAS, (table,)))
+    return any(row[0] for row in ask(_HAS.format(table), ()))
 
 
 def _bytes(value: object) -> bytes:

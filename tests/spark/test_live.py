@@ -135,14 +135,15 @@ def odd_values_survive(path: object) -> None:
 
 
 def typed_rows_are_read_by_another_thread(url: str, database: Path) -> None:
-    """DuckDB asks for batches in a thread of its own."""
+    """DuckDB asks for batches in a thread of its own. A finite number in an untyped column stands in both columns."""
+    twice = sum(isinstance(value, int | float) and math.isfinite(value) for value in ODD)
     for path in (url, database):
         found = read_journal(path, rows="odd")
         with duckdb.connect() as db:
             db.register("found", found)
             assert db.execute("SELECT count(*), count(value) + count(_other) FROM found").fetchone() == (
                 len(ODD),
-                len(ODD) - 1,
+                len(ODD) - 1 + twice,
             )
     assert read_journal(url, rows="odd").read_all().equals(read_journal(database, rows="odd").read_all())
 

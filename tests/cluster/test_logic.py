@@ -38,7 +38,7 @@ statement ok
 INSERT INTO auto(v) VALUES ('a'), ('b')
 
 statement ok
-VACUUM
+ATTACH ':memory:' AS other
 
 query I nosort
 SELECT count(*) FROM auto

@@ -27,6 +27,6 @@ async def test_a_resend_gets_the_first_answer_or_an_error_for_good(cluster: Loca
         with pytest.raises(ConstraintError):
             await second.execute(INSERT, (1, 5), command=never, resend=True)
         await first.execute("DELETE FROM payment")
-        with pytest.raises(UsageError, match=f"{never} was given up"):
+        with pytest.raises(UsageError, match=f"{never} was settled before it happened"):
             await first.execute(INSERT, (1, 5), command=never)
         assert (await second.execute("SELECT count(*) FROM payment", read="strict")).value() == 0

@@ -71,7 +71,7 @@ async def test_read_after_acknowledged_write_sees_it_without_the_core(
         assert node.direct == 38
 
 
-async def test_direct_read_shows_only_durable_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stale_read_shows_only_durable_rows_and_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
         await node.runtime.submit(request(INSERT, "first"))
         assert await node.value() == 1
@@ -80,13 +80,18 @@ async def test_direct_read_shows_only_durable_rows(tmp_path: Path, monkeypatch: 
         await settled()
         assert node.engine.flushed.batches > node.runtime.durable_batches
         direct = node.direct
-        assert await node.value() == 1
+        assert await node.value(read=STALE) == 1
         assert node.direct == direct + 1
-        assert "second" not in node.answers
+        node.ask("session")
+        await settled()
+        assert not node.answers, "a session expects what its node has applied"
         node.disk.gate.set()
         with trio.fail_after(10):
-            while "second" not in node.answers:  # noqa: ASYNC110  the runtime has no event for it
+            while len(node.answers) < 2:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
+        answer = node.answers["session"]
+        assert isinstance(answer, Answer)
+        assert decode_results(answer.results)[0].rows == [(2,)]
         assert await node.value() == 2
 
 

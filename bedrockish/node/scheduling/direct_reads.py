@@ -1,8 +1,8 @@
 """Answers short reads where they arrive, from a snapshot of the last durable batch, without the core or the writer.
 
-A read at the levels ``stale`` and ``session`` needs neither votes nor the open batch: if the last durable batch covers
-the session's token, that batch answers. One connection holds a snapshot of it. The snapshot moves on after each sync,
-so a read waits for no disk, and shows nothing that a crash could take back.
+A read at the level ``stale`` needs neither votes nor the open batch: the last durable batch answers it, if it covers the
+session's token. So it does at the level ``session``, if the node has applied nothing since. One connection holds a
+snapshot of that batch, which moves on after each sync; a read shows nothing that a crash could take back.
 
 Every other request goes to the core, and so does a read that fails or takes long: the core gives the answer or the
 error.
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import trio
 
-from bedrockish.api.requests import STRICT, Answer, Request, Token
+from bedrockish.api.requests import STALE, STRICT, Answer, Request, Token
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
@@ -95,6 +95,10 @@ class DirectReads:
             pin = self._pinned()
             # Rights that were given or taken since the batch are not durable either.
             if pin is None or pin.flushed.members != engine.flushed.members:
+                return None
+            # A session expects the commits that its node has applied, also those in the open batch: the core waits for
+            # their sync. At the level ``stale`` no read waits for a disk.
+            if request.read != STALE and pin.flushed.applied != engine.applied:
                 return None
             results = self._reads.read_pinned(request, self._budget_s)
         except DamagedError as error:

@@ -247,12 +247,13 @@ def digest_of(request: Request) -> bytes:
     if request.digest:
         return request.digest
     if request.call is not None:
-        given: list[object] = ["call", request.call.name, request.call.args]
+        given: list[object] = ["call", request.call.name, request.call.args or None]
     elif request.change is not None:
         change = request.change
         given = ["change", *(getattr(change, one.name) for one in fields(change))]
     else:
-        given = ["statements", *((one.sql, one.params) for one in request.statements)]
+        # No parameters are the same, whether a client sends none or an empty list.
+        given = ["statements", *((one.sql, one.params or None) for one in request.statements)]
     return _digest(given)
 
 

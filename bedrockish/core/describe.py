@@ -35,10 +35,10 @@ REASONS = {
 
 
 def describe_said(node: str, tick: int, nodes: Sequence[str], said: on.Event | do.Send) -> str:
-    """Tell, in the words of the gist, what happened to a node or what it is going to send.
+    """Return, in the words of the gist, an event at a node or a message that it is going to send.
 
     Args:
-        node: which.
+        node: its name.
         tick: its own one.
         nodes: all members, in the order of the vectors.
         said: the event, or the effect.
@@ -48,7 +48,7 @@ def describe_said(node: str, tick: int, nodes: Sequence[str], said: on.Event | d
 
 
 def log_line(node: str, tick: int, text: str) -> str:
-    """Return a line of the gist: who speaks, how many transactions it has committed, and what it says."""
+    """Return a line of the gist: the node that speaks, the number of transactions it has committed, and the text."""
     return f"{node}{tick}: {text}"
 
 
@@ -292,7 +292,7 @@ class Printer:
     def _vote(self, vote: Vote) -> str:
         words = ["held" if vote.held else "not held"]
         if vote.accepted == (ENDED, False):
-            # The ballot of a decided rollback is no ballot that anybody has been at.
+            # The ballot of a decided rollback is not one that a node has proposed at.
             words = ["rolled back"]
         elif vote.promised:
             words.append(f"promised {vote.promised}")

@@ -1,8 +1,8 @@
-"""What must be true of one node after each step, whatever it has heard.
+"""The invariants of one node, which hold after each step, whatever messages it has received.
 
 The laws of a cluster compare nodes (docs/testing.md has them); these compare the parts of one. The simulator and the
 model check assert them after every step of every node, so each world looks for them too; a serving node does not spend
-the time. Each is a function whose name says it, whose docstring says why it must be so.
+the time. Each invariant is a function: its name states the invariant, its docstring the reason.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ def the_cut_is_closed(state: State) -> None:
 
 
 def nothing_pending_is_below_the_cut(state: State) -> None:
-    """Others take what is at or below a majority's cut for past, so nothing there may still commit by our vote."""
+    """Others count the transactions up to a majority's cut as over, so none of these may still commit by our vote."""
     lowest = state.votes.pending.smallest_clock()
     assert lowest is None or lowest > state.clock.cut or not state.health.applies, (
         f"{lowest} is pending below {state.clock.cut}"
@@ -28,7 +28,7 @@ def nothing_pending_is_below_the_cut(state: State) -> None:
 
 
 def what_is_pending_is_held_and_open(state: State) -> None:
-    """Pending is what votes say is held: one that is not would turn others away for nothing, or for ever."""
+    """Votes hold each pending transaction: one without a vote would block others for nothing, or for ever."""
     for txid in state.votes.pending.transactions:
         vote = state.votes.by_txid.get(txid)
         assert vote is not None, f"{txid} is pending without a vote"
@@ -37,7 +37,7 @@ def what_is_pending_is_held_and_open(state: State) -> None:
 
 
 def what_is_held_is_pending(state: State) -> None:
-    """What a vote holds and pending lacks is not found by the next conflict test: two that conflict could be held."""
+    """The next conflict test searches ``pending``: if it lacked a held transaction, two could be held in conflict."""
     for txid, vote in state.votes.by_txid.items():
         assert not vote.held or txid in state.votes.pending or state.votes.outcomes.get(txid), (
             f"{txid} is held and not pending"
@@ -52,7 +52,7 @@ def a_clock_stays_below_its_ceiling(state: State) -> None:
 
 
 def peers_are_the_other_members(state: State) -> None:
-    """Whoever is a member is told where we stand; who is none is not heard, or it would count in a majority."""
+    """Every member is told where we stand; a node outside the membership is not heard, or a majority might count it."""
     links = set(state.roster.links().nodes) - {state.me}
     assert state.roster.peers.keys() == links, f"peers are {sorted(state.roster.peers)}, links {sorted(links)}"
 
@@ -65,7 +65,7 @@ def what_is_scheduled_is_to_come(state: State) -> None:
 
 
 def what_became_known_had_its_consequences(state: State) -> None:
-    """Who waits for an outcome is told of it in the step that learns it: nothing else would wake him."""
+    """A request that waits for an outcome is told in the step that learns it: nothing else would wake the request."""
     left = [*state.votes.ended, *state.votes.released, *state.outbox.effects]
     assert not left, f"after the step there is left {left}"
     assert not state.progress, "something was applied, and nobody was told"
@@ -90,7 +90,7 @@ def what_counts_is_promised_to_nobody(state: State, coordinator: Coordinator) ->
 
 
 def who_waits_is_waited_for(coordinator: Coordinator) -> None:
-    """A request that waits stands in exactly one queue, of a transaction or of a request: in none, nobody wakes it."""
+    """A waiting request stands in exactly one queue, of a transaction or of a request: without one it never wakes."""
     replies = coordinator.replies
     queues = [*replies.wait_queue.waits.values(), *(inflight.behind for inflight in replies.in_flight.values())]
     places = Counter(number for queue in queues for number in queue)
@@ -119,10 +119,10 @@ OF_STATE: tuple[Callable[[State], None], ...] = (
 
 
 def check(state: State, queue: ApplyQueue, coordinator: Coordinator) -> None:
-    """Assert all of them.
+    """Assert all invariants.
 
     Raises:
-        AssertionError: one is broken; it names what.
+        AssertionError: one is broken; the error says which.
     """
     for invariant in OF_STATE:
         invariant(state)

@@ -82,8 +82,8 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector
 
-# What a node with damaged tables still takes: where others stand, questions that its journal answers, and the end of
-# its own transactions that it gave up when it started. The rest it leaves to the others.
+# The messages that a node with damaged tables still takes: gossip, questions that its journal answers, and the ends of
+# its own transactions, which it gave up when it started. It leaves the rest to the other nodes.
 HEARD_WHEN_DAMAGED = (Gossip, Fetch, Want, Ask, Accepted, Refused, Outcome)
 NEEDS_TABLES = (Apply, Activate, Execute)
 
@@ -92,7 +92,7 @@ class Node:
     """One leader among equals.
 
     Args:
-        recovered: what its file holds.
+        recovered: the contents of its file.
         settings: timings and bounds.
         draw: gives a number in [0, 1) each time; all the luck there is.
         now: the driver's clocks at the start.
@@ -103,8 +103,8 @@ class Node:
         conflicts: tells whether an access set conflicts with an entry of the journal up to the ticks of the second
             vector, but for those that the first one has; None if it lacks one of them.
         compare_rows: tells why a transaction was not made of the rows that the tables here have after the effects of
-            earlier steps; empty if it was; None if it is going to step ``Compared`` when it can tell. None instead of
-            it: there are no tables to compare.
+            earlier steps; empty if it was; None if the driver is going to step ``Compared`` when it can tell. None
+            instead of the function: this node has no tables to compare.
         follows_wall: False makes the clock purely logical (the safety valve ``enable_cluster_clock = off``).
     """
 
@@ -140,9 +140,9 @@ class Node:
         self.safe_time = SafeTime(self.state, self.apply_queue)
 
     def start(self, now: Now) -> list[Effect]:
-        """Begin: give up what was in flight before a restart, and start the heartbeat."""
+        """Give up the transactions in flight before a restart, start the heartbeat, and return the effects."""
         self.state.set_now(now)
-        # Who was counting approvals has forgotten them, so what was in flight cannot become a commit of ours any more.
+        # The approvals counted before the restart are forgotten, so no transaction in flight then can commit as ours.
         self.coordinator.rollbacks.restart()
         self._heartbeat()
         return self._answer()
@@ -209,7 +209,7 @@ class Node:
         return self._answer()
 
     def tick(self, now: Now) -> int:
-        """Return a new value of the clock, for somebody outside; the next step keeps the ceiling that it needs."""
+        """Return a new value of the clock, for a caller outside; the next step keeps the ceiling that it needs."""
         self.state.set_now(now)
         return self.state.clock.tick()
 
@@ -221,7 +221,7 @@ class Node:
         """Assert what must be true after each step; for the simulator, the model check and tests.
 
         Raises:
-            AssertionError: something is not.
+            AssertionError: an invariant is broken.
         """
         check_invariants(self.state, self.apply_queue, self.coordinator)
 
@@ -229,11 +229,11 @@ class Node:
         if self.coordinator.together.leading:
             self.coordinator.together.settle()
         self._settle()
-        # Who is to hold back hears of it now, and who has held back of its end, and not at the next heartbeat.
+        # Gossip a new or ended reservation now, not at the next heartbeat: the other leaders hold back because of it.
         if self.coordinator.replies.reservations.is_news:
             self.coordinator.replies.reservations.is_news = False
             self.safe_time.gossip()
-        # Whoever belongs on the new schema waits for it: time is closed at each step, not at the next heartbeat.
+        # Transactions of the new schema wait for it: time is closed at each step, not at the next heartbeat.
         if self.state.schema.scheduled is not None and self.safe_time.hurry():
             self._settle()
         # Last, so that it covers every clock that this step has used; it is emitted first, so it is durable before
@@ -244,18 +244,18 @@ class Node:
         return effects
 
     def _settle(self) -> None:
-        """Let what became known or applied in this step have its consequences, until nothing more follows.
+        """Pass on the outcomes and applied entries of this step to the parts that wait for them, until nothing follows.
 
-        It is done at every step, so who has nothing to do is not asked.
+        It runs at every step, so it skips the parts that have nothing to do.
         """
         state, voting, recovery = self.state, self.voting, self.recovery
-        # What was taken in this step, before who waits for it is asked.
+        # The entries taken in this step, before the requests that wait for them.
         self.apply_queue.settle()
         while state.votes.ended or state.votes.released or state.progress or voting.approved:
             approved, voting.approved = voting.approved, []
             replies = self.coordinator.replies
             for transaction in approved if replies.wait_queue.heads or replies.turns.until else ():
-                # Else it has ended in this very step, and nobody waits for it.
+                # Else it has ended in this very step, and no request waits for it.
                 if transaction.txid in state.votes.pending:
                     replies.wait_queue.became_pending(transaction.txid, transaction.access_set)
             if state.take_progress():
@@ -264,8 +264,8 @@ class Node:
                 if recovery.deferred or recovery.adoptable:
                     recovery.settle()
                 self.coordinator.settle()
-            # Ends before releases: who waited for this very transaction is told how it ended, and not only that it is
-            # gone.
+            # Ends before releases: a request that waited for this very transaction is told how it ended, and not only
+            # that it is gone.
             for txid in state.votes.take_ended():
                 # None if it came when it would be dropped already: then a base that lacks it is refused (V16).
                 known = state.commit_window.known.get(txid)
@@ -288,7 +288,7 @@ class Node:
         # Not, or no longer, a member. And damaged tables answer as if the node were down: that is always safe.
         if known is None or not (state.health.applies or isinstance(message, HEARD_WHEN_DAMAGED)):
             return
-        # Whatever it said, it lives. A node that is damaged says so by its mode.
+        # Any message shows that the peer lives. A node that is damaged says so by its mode.
         known.heard = state.clock.now.seconds
         state.roster.hear(peer, SINCE.get(message.__class__, 1))
         # It was slow, and not dead: next time it gets twice as long before others take up its work.
@@ -298,7 +298,7 @@ class Node:
             case Begin() | Fetch() | AskClock() | ToldClock() | Want() | Piece() | InPieces():
                 pass  # a BEGIN's clock, and one that is asked for, are tested before they are followed
             case Recover() | Promise() | Accept() | Accepted() | Refused() | Outcome():
-                # What is counted on when a transaction ends rests on it: it is followed hours and days ahead.
+                # The ends of transactions rest on this clock: it is followed hours and days ahead.
                 if state.clock.is_absurd(message.clock):
                     state.outbox.emit(
                         Malformed(peer, f"{type(message).__name__.upper()}: a clock more than a year ahead")
@@ -390,7 +390,7 @@ class Node:
 
     def _on_outcome(self, peer: str, message: Outcome) -> None:
         if message.commit:
-            # Only taking its entry is knowing a commit: one that nobody could apply would be known for nothing.
+            # A commit becomes known only when its entry is taken: without the entry it could not be applied.
             self.apply_queue.on_outcome(peer, message)
             self.apply_queue.fetch_missing(at_once=True)
         # Up to safe time the journal alone says what happened: a word about it, late or wrong, is not taken.
@@ -400,7 +400,7 @@ class Node:
     def _refuse_forward(self, peer: str, message: Forward | Forwarded) -> None:
         """Answer a learner of release 0.1.0 that passes on what its client writes: the client goes on to a voter."""
         if isinstance(message, Forwarded):
-            return  # the answer to what this release does not send
+            return  # the answer to FORWARD, which this release does not send
         try:
             call = decode_call(message.body)
         except BedrockishError:

@@ -1,8 +1,8 @@
 """When a leader falls silent: a survivor finishes its transaction (section 4 of the protocol).
 
 One Paxos instance for each transaction. Ballot 0 is its leader's and can only commit; ballot 1 is its leader's and can
-only roll back; from 2 on ballots belong to whoever recovers. A recovered commit is *adopted*: it gets a place in the
-recoverer's own timeline; nobody ever writes into another's.
+only roll back; from 2 on ballots belong to the recoverers. A recovered commit is *adopted*: it gets a place in the
+recoverer's own timeline; no node ever writes into another's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,10 +46,10 @@ class Round:
         transaction: the one to finish; any voter that holds it can do so.
         ballot: ours alone.
         since: seconds at which it began.
-        answers: who has promised, and what they said.
+        answers: the answers of the voters that have promised.
         answered: seconds at which each of these answers came.
         decision: commit or abort, once proposed; None while asking.
-        accepted: who has accepted the decision.
+        accepted: the voters that have accepted the decision.
         blockers: transactions that must end first.
         tries: which attempt it is; each waits twice as long as the one before.
     """
@@ -211,7 +211,7 @@ class Recovery:
         """Promise a ballot for a transaction, and try to hold it.
 
         Raises:
-            EntryMalformedError: its body is no transaction.
+            EntryMalformedError: the body is malformed.
         """
         vote = self._promise(peer, message)
         if vote is None or vote.transaction is None:
@@ -323,10 +323,10 @@ class Recovery:
         return ended + [txid for txid, _ in state.votes.aborting.conflicts(transaction.access_set, transaction.txid)]
 
     def on_accept(self, peer: str, message: Accept) -> None:
-        """Accept a decision, unless a higher ballot is promised. This does not end pending; only a decision does.
+        """Accept a decision, unless a higher ballot is promised. The transaction stays pending until it is decided.
 
         Raises:
-            EntryMalformedError: its body is no transaction.
+            EntryMalformedError: the body is malformed.
         """
         vote = self._promise(peer, message)
         if vote is not None:
@@ -358,10 +358,10 @@ class Recovery:
         """Count a promise, and judge again.
 
         Raises:
-            EntryMalformedError: a blocker is no transaction; the promise does not count.
+            EntryMalformedError: a blocker is malformed; the promise does not count.
         """
         round_ = self.rounds.get(message.txid)
-        # An answer to another ballot says nothing of this one: whoever gave it may have accepted something since.
+        # An answer to another ballot says nothing of this one: its voter may have accepted something since.
         if round_ is None or round_.ballot != message.ballot or not self.state.roster.is_voter(peer):
             return
         # All of them are read before any of it counts.
@@ -384,10 +384,11 @@ class Recovery:
             self._judge(round_)
 
     def _bound_forgotten(self, peer: str, round_: Round) -> None:
-        """Bound what a voter of an older release may have forgotten, by its answer in another round.
+        """Bound the ends that a voter of an older release may have forgotten, by its answer in another round.
 
-        It promises nothing for what safe time has passed there. So it had not passed that when it gave an earlier
-        answer: one that had come before this round asked. Else two orphans could wait for each other for good.
+        It promises nothing for a transaction that its safe time has passed. So its safe time was below this transaction
+        when it gave an earlier answer: one that had come before this round asked. Else two orphans could wait for each
+        other for good.
         """
         clock = round_.transaction.txid.clock
         for other in list(self.rounds.values()):

@@ -1,1 +1,1 @@
-"""What nodes say (messages), what happens at one (events), what it does about it (effects), what it keeps (records)."""
+"""The messages between nodes, the events at a node, the effects that it causes, and the records that it keeps."""

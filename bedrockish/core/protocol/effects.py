@@ -1,9 +1,9 @@
-"""What a node asks its driver to do, in order.
+"""The effects that a node asks its driver for, in order.
 
-The contract of every driver: perform the effects of a step in order. Whatever writes (``Persist``, ``Forget``,
+The contract of every driver: perform the effects of a step in order. Every effect that writes (``Persist``, ``Forget``,
 ``Keep``, ``Apply``, ``Activate``, ``SavePiece``, ``DropPieces``) goes into one open SQLite transaction; **a Send or a
 Reply leaves only after everything written before it is durable**. The core itself behaves as if its disk were instant,
-and this rule makes it true for everybody outside.
+and this rule makes that true for every observer outside.
 """
 
 from bedrockish.api.requests import Answer
@@ -69,7 +69,7 @@ class Forget:
 
 @value
 class SavePiece:
-    """Keep a piece of somebody's transaction, under its hash."""
+    """Keep a piece of a transaction, of any leader, under its hash."""
 
     digest: bytes
     data: bytes
@@ -86,7 +86,7 @@ class DropPieces:
 class Assemble:
     """Step ``Assembled`` with the bytes of these parts, some time later; the pieces named in them were saved.
 
-    The core goes on meanwhile, and drops none of these pieces before that.
+    The core goes on in the time between, and drops none of these pieces before ``Assembled``.
     """
 
     peer: str
@@ -106,7 +106,7 @@ class Keep:
 
 @value
 class KeepHold:
-    """Keep from which clock on a reader needs the journal; ``times`` is how often it has begun anew."""
+    """Keep from which clock on a reader needs the journal; ``times`` is how often the reader has started over."""
 
     name: str
     times: int

@@ -1,4 +1,4 @@
-"""What can happen to a node. The driver makes these; the core never looks for them itself."""
+"""The events that can happen to a node. The driver makes them; the core never looks for them itself."""
 
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class Submitted:
 
 @value
 class MovedToWorker:
-    """A request is executed beside the loop, which may take long; ``Executed`` comes later."""
+    """A request is executed in parallel with the loop, which may take long; ``Executed`` comes later."""
 
     request_id: int
 
@@ -51,7 +51,7 @@ class Executed:
 
 @value
 class Overtaken:
-    """A request was executed beside the loop, and what was committed meanwhile would have made it do something else."""
+    """A request was executed in parallel with the loop, and a commit in that time would have changed what it does."""
 
     request_id: int
     prepared: Prepared
@@ -59,7 +59,7 @@ class Overtaken:
 
 @value
 class ClockWanted:
-    """Executing a request met ``transaction_clock()``, and there was none: ask for one, and Execute it again."""
+    """The execution of a request met ``transaction_clock()`` and had no clock: ask for one, and Execute it again."""
 
     request_id: int
 
@@ -99,7 +99,7 @@ class Failed:
 
 @value
 class Dropped:
-    """A request needs no more: it was answered from the journal, or nobody waits for it any longer."""
+    """A request is done: it was answered from the journal, or its client no longer waits for it."""
 
     request_id: int
 
@@ -136,7 +136,7 @@ class Assembled:
 
 @value
 class Compared:
-    """What ``compare_rows`` was asked of a transaction, and put off, can be asked again."""
+    """The comparison of a transaction that ``compare_rows`` put off is done: ask again."""
 
     txid: Txid
 
@@ -151,14 +151,14 @@ class Received:
 
 @value
 class PeerUp:
-    """From now on, what is sent to this peer can arrive; what was sent before may be lost."""
+    """From now on, messages to this peer can arrive; those sent before may be lost."""
 
     peer: str
 
 
 @value
 class PeerDown:
-    """What is sent to this peer does not arrive."""
+    """Messages to this peer do not arrive."""
 
     peer: str
 

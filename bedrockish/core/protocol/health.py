@@ -1,8 +1,8 @@
-"""What a node still does when something is wrong with it: serving, read-only, damaged, repairing.
+"""The modes of a node, by the work that it still does when something is wrong: serving, read-only, damaged, repairing.
 
-Whatever stops a node from doing all of its work raises an *alarm* here, under a name, and clears it when it is over;
-the worst alarm decides. There is no second mechanism: a full disk, an entry that fits nowhere and tables that differ
-from the journal are all alarms. Pure.
+Each fault that stops a node from doing all of its work raises an *alarm* here, under a name, and clears it when it is
+over; the worst alarm decides. This is the only such mechanism: a full disk, an entry that fits nowhere and tables that
+differ from the journal are all alarms. Pure.
 
 | mode      | reads | leads | votes | applies | answers for its journal and its promises |
 |-----------|-------|-------|-------|---------|------------------------------------------|
@@ -11,8 +11,8 @@ from the journal are all alarms. Pure.
 | damaged   | no    | no    | no    | no      | only what it has in its journal          |
 | repairing | no    | no    | no    | no      | only what it has in its journal          |
 
-A node that does not vote is as safe as one that is down: what it approved before is in its file and stays true,
-because an approval rests on what transactions read and wrote, never on the content of rows.
+A node that does not vote is as safe as one that is down: its earlier approvals are in its file and stay true, because
+an approval rests on the keys that transactions read and wrote, never on the content of rows.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ from bedrockish_journal.model.value import value
 # The names of alarms.
 DISK_FULL = "disk_full"  # nothing can be written
 UNAPPLICABLE = "entry_unapplicable"  # a decided entry fits nowhere
-DAMAGED_TABLES = "damaged_tables"  # the tables are not what the journal makes of them
-UNPROVEN = "unproven_copy"  # the tables are a copy that nobody has compared with its journal yet
+DAMAGED_TABLES = "damaged_tables"  # the tables differ from those that the journal makes
+UNPROVEN = "unproven_copy"  # the tables are a copy that was not compared with its journal yet
 
 
 class Mode(IntEnum):
@@ -71,7 +71,7 @@ class Health:
         name: its name; empty while all is well.
         mode: what the node does.
         reason: why it does not do more, for people; empty if it does everything.
-        reads: whether its tables may answer anybody.
+        reads: whether its tables may answer reads.
         writes: whether it may lead transactions and vote on those of others.
         applies: whether it may put decided entries into its tables and its journal.
     """
@@ -93,7 +93,7 @@ class Health:
         self._follow()
 
     def _follow(self) -> None:
-        """Say again what follows from the alarms that there are."""
+        """Derive the attributes from the alarms."""
         # The worst one; of two that are as bad, the one that was raised first.
         self.name: str = max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
         self.worst: Alarm | None = self.alarms.get(self.name)
@@ -101,7 +101,7 @@ class Health:
         self.reason: str = "" if self.worst is None else self.worst.reason
         self.reads: bool = self.mode <= Mode.READ_ONLY
         self.writes: bool = self.mode is Mode.SERVING
-        # What is applied is decided already: to leave it out would only leave this node behind.
+        # The entries to apply are decided already: a node that left them out would only fall behind.
         self.applies: bool = self.mode <= Mode.READ_ONLY
 
 

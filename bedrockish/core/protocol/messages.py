@@ -1,4 +1,4 @@
-"""What nodes say to each other: one frozen dataclass for each kind, and their form on the wire.
+"""The messages between nodes: one frozen dataclass for each kind, and their form on the wire.
 
 On the wire a message is a CBOR array: the number of its kind, then its fields in order. An unknown kind is refused
 with a typed error.
@@ -6,8 +6,8 @@ with a typed error.
 Nodes of two releases speak with each other while a cluster is upgraded. How to change what they say:
 
 * A field: append it at the end, with a default. An older program ignores it, and its messages, which lack it, are read
-  with the default. Never change, move or remove a field that an older level reads. What may only be done when everybody
-  reads the field asks ``state.roster.level >= N`` first, where N is the level of the release that adds it.
+  with the default. Never change, move or remove a field that an older level reads. Code that needs every member to read
+  the field asks ``state.roster.level >= N`` first, where N is the level of the release that adds it.
 * A kind: take the next number in ``WIRE`` and enter the level in ``SINCE``. It must not be sent below that level:
   ``Outbox.send`` asserts it. Until then the node does what the older release did.
 * ``levels.LEVEL`` is one higher in a release than in the one before it; ``tests/core/test_levels.py`` holds what the
@@ -35,25 +35,25 @@ from bedrockish_journal.model.vector import Vector, check
 Reserved = tuple[int, int, bytes] | None
 
 DIGEST_BYTES = 32
-PIECE_BYTES_MAX = 1 << 20  # of what a peer may offer or send as one piece
+PIECE_BYTES_MAX = 1 << 20  # the largest piece that a peer may offer or send
 
 
 class Reason(IntEnum):
     """Why a voter rejects a transaction."""
 
     FOR = 1  # it conflicts with another one
-    TOO_LATE = 2  # its clock is at or below what the voter has closed
+    TOO_LATE = 2  # its clock is at or below the voter's closed time
     TOO_OLD = 3  # its snapshot is older than the conflict window
     AHEAD = 4  # its clock is further ahead of the wall than allowed
-    PROMISED = 5  # somebody recovers it
+    PROMISED = 5  # a node recovers it
     BARRIER = 6  # a membership change goes first
     MEMBERS = 7  # it was begun under another membership
     DIFFERS = 9  # it was made of other rows than the voter has
-    FORGOTTEN = 8  # the id of its command is older than what the voter remembers
+    FORGOTTEN = 8  # the id of its command is older than the voter's memory of commands
 
 
 class Standing(IntEnum):
-    """What a voter says of a transaction that it is asked to hold."""
+    """The answer of a voter that is asked to hold a transaction."""
 
     HELD = 1
     NEVER = 2
@@ -62,8 +62,8 @@ class Standing(IntEnum):
 
 @value
 class Begin:
-    """A leader asks for approval. ``body`` is the transaction; ``trace`` the ``traceparent`` of the request that it is
-    of, or of one of them, empty if nobody records one."""
+    """A leader asks for approval. ``body`` is the transaction; ``trace`` the ``traceparent`` of its request, or of one
+    of its requests, empty if none is recorded."""
 
     body: bytes
     trace: str = ""
@@ -94,7 +94,7 @@ class Reject:
 
 @value
 class Commit:
-    """A commit at its place. ``body`` is left out for those who have it; ``hash`` is that of the entry."""
+    """A commit at its place. ``body`` is left out for peers that have it; ``hash`` is that of the entry."""
 
     label: bytes
     body: bytes | None
@@ -112,7 +112,7 @@ class Rollback:
 
 @value
 class Recover:
-    """Somebody who cannot get the outcome asks everybody to promise ``ballot`` and to hold the transaction."""
+    """A node that cannot get the outcome asks all voters to promise ``ballot`` and to hold the transaction."""
 
     body: bytes
     ballot: int
@@ -188,14 +188,14 @@ class Ask:
 
 @value
 class Gossip:
-    """What a node has applied, closed and cut; also its sign of life. ``wall_ms`` is its wall clock, in Unix time.
+    """A node's applied vector, closed time and cut; also its sign of life. ``wall_ms`` is its wall clock, in Unix time.
 
     ``holds`` are the readers that still need the journal from a clock on: name -> (how often it was taken, clock).
     ``level`` is the release level of its program, see ``levels``. ``cluster_id`` is that of its membership.
     ``mode`` is how much the node still does (``health.Mode``); a newer program may know of less than we do.
     ``config`` is the version of the membership that it has applied. A timeline that is retired is left out of
     ``applied`` where the receiver has told that it has applied the retirement.
-    ``reserved``: what a request of this node wants for itself: since when, for how many ms, and an access set.
+    ``reserved``: the reservation of a request of this node: since when, for how many ms, and an access set.
     """
 
     applied: Vector
@@ -258,7 +258,7 @@ class Forward:
 
 @value
 class Forwarded:
-    """What became of a forwarded command. ``body`` is the reply to the client."""
+    """The result of a forwarded command. ``body`` is the reply to the client."""
 
     command: str
     body: bytes
@@ -283,8 +283,8 @@ class ToldClock:
 
 @value
 class Removed:
-    """The answer to FETCH when what is wanted is not in the journal any more, or damaged there: the last tick of each
-    timeline of which that is so.
+    """The answer to FETCH when the wanted entries are not in the journal any more, or damaged there: the last tick of
+    each timeline of which that is so.
     """
 
     upto: Vector
@@ -293,9 +293,9 @@ class Removed:
 
 @value
 class Offer:
-    """A transaction that I shall BEGIN has these pieces: fetch those that you lack, and keep them. None: it is over.
+    """A transaction that I shall BEGIN has these pieces: fetch those that you lack, and keep them. Empty: it is over.
 
-    ``number`` is the leader's name for it; each piece is (sha256, size). What is kept is kept for a bounded time.
+    ``number`` is the leader's name for it; each piece is (sha256, size). The pieces are kept for a bounded time.
     """
 
     number: int
@@ -305,7 +305,7 @@ class Offer:
 
 @value
 class Stored:
-    """All pieces of an offer are durable here; or they are not taken, because there is no room."""
+    """All pieces of an offer are durable here; or they are not taken, for lack of room."""
 
     number: int
     stored: bool
@@ -378,14 +378,14 @@ def _whole(value: Any) -> int:
 
 
 def _clock(value: Any) -> int:
-    # A clock at the very end of its 63 bits could not be followed by a later one: nobody would lead anything again.
+    # A clock at the very end of its 63 bits could not be followed by a later one: no node could lead anything again.
     if type(value) is not int or not 0 <= value < CLOCK_READ_LIMIT:
         raise EntryMalformedError(f"there should be a clock, not {value!r:.80}")
     return value
 
 
 def _ballot(value: Any) -> int:
-    # Whoever promised it could never be asked again: only a decided rollback is kept there.
+    # A voter that promised it could never be asked again: only a decided rollback is kept there.
     if _known_ballot(value) == ENDED:
         raise EntryMalformedError("nobody recovers at the ballot of what is decided")
     return int(value)
@@ -522,7 +522,7 @@ class Whole:
 
 
 def read_whole(data: bytes) -> Whole | None:
-    """Read a large message, and the transaction in it; None if it is none. For whoever can do it ahead, in a thread."""
+    """Return a large message and the transaction in it; None if it is malformed. For a thread that reads it ahead."""
     try:
         message = decode(data)
     except EntryMalformedError:
@@ -531,7 +531,7 @@ def read_whole(data: bytes) -> Whole | None:
     try:
         return Whole(message, None if body is None else decode_transaction(body))
     except EntryMalformedError:
-        # The core reads it again and says what is wrong with it; a thread has nobody to tell.
+        # The core reads it again and reports the error; a thread has no peer to report it to.
         return Whole(message, None)
 
 

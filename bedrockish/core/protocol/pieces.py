@@ -1,8 +1,8 @@
-"""Large messages travel in pieces, each named by its hash: how a message is cut, and what of a transaction is stable.
+"""Large messages travel in pieces, each named by its hash: the cutting, and the stable parts of a transaction.
 
 A message that is larger than ``Settings.inline_bytes`` is sent as ``InPieces``: its encoding as a list of parts, each
-of which is either some bytes or the name of a piece. Whoever lacks a piece asks for it. So no frame is long, and
-nothing is sent to whom has it.
+of which is either some bytes or the name of a piece. A receiver that lacks a piece asks for it. So no frame is long,
+and no piece is sent to a node that has it.
 
 The parts of a transaction that do not depend on when it is begun (its keys, its changes and its results) are cut by
 themselves: they have the same names before it has taken its clock, and when it is executed again with the same effect.
@@ -23,7 +23,7 @@ from bedrockish_journal.model.transaction import Transaction, decode_transaction
 
 Name = tuple[bytes, int]  # of a piece: its sha256 and its size in bytes
 Part = bytes | Name
-HEAD_BYTES = 1024  # what is around the stable parts travels with the message itself, unless it is longer than this
+HEAD_BYTES = 1024  # the bytes around the stable parts travel with the message itself, unless they are more than this
 
 COMMAND = b"c:\0"  # keys of the commands themselves, which ``certifier.claim`` adds
 
@@ -68,9 +68,9 @@ def _items(keys: list[bytes]) -> bytes:
 
 
 class Cutter:
-    """Cuts byte strings into pieces of one size; what was cut lately is remembered, for it is cut again soon.
+    """A cutter of byte strings into pieces of one size, with a memory of recent cuts, for they are soon needed again.
 
-    What is stable is cut as soon as it is as long as a piece; what is around it, only if it is longer than ``limit``.
+    A stable part is cut if it is at least as long as a piece; the bytes around it, only if longer than ``limit``.
     """
 
     def __init__(self, piece_bytes: int, limit: int) -> None:
@@ -82,13 +82,13 @@ class Cutter:
         self._bodies_before = self._bodies
 
     def forget(self) -> None:
-        """Forget what was cut before this was called last."""
+        """Forget the cuts from before the last call."""
         self._hashed_before, self._hashed = self._hashed, {}
         self._bodies_before, self._bodies = self._bodies, {}
 
     def learn(self, body: bytes, data: bytes, parts: tuple[Part, ...]) -> None:
         """Remember how a body is cut that has come in parts of data, whose pieces were held against their names."""
-        # Pieces that lie in the body whole keep their names; what is around them is taken from the data.
+        # Pieces that lie in the body whole keep their names; the bytes around them come from the data.
         at, stop = (begin := _find(data, body, 0)), begin + len(body)
         found: list[Part] = []
         pieces: dict[bytes, Slice] = {}
@@ -106,11 +106,11 @@ class Cutter:
             self._bodies[id(body)] = body, Cut(tuple(found), pieces)
 
     def cut_prepared(self, prepared: Prepared) -> Cut:
-        """Return the pieces of what was executed that its transaction will have, too."""
+        """Return the pieces of an executed request that its transaction will have, too."""
         parts: list[Part] = []
         pieces: dict[bytes, Slice] = {}
         for text in stable(prepared.access_set, prepared.changes, prepared.result, prepared.joined):
-            # What is shorter than a piece travels with the BEGIN: it would be a question and an answer for little.
+            # A part shorter than a piece travels with the BEGIN: a question and an answer would cost more.
             if len(text) >= self._size:
                 self._cut_run(text, parts, pieces)
         return Cut(tuple(parts), pieces)
@@ -134,7 +134,7 @@ class Cutter:
             if len(text) < self._size:
                 continue
             start = _find(body, text, at)
-            if start >= 0:  # else it is cut with what is around it: as good, but for the names
+            if start >= 0:  # else it is cut with the bytes around it: as good, but for the names
                 self._cut_rest(body, at, start, parts, pieces)
                 self._cut_run(text, parts, pieces)
                 at = start + len(text)

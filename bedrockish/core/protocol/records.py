@@ -1,7 +1,7 @@
-"""The values that the core and its driver hand to each other: what was executed, what must be kept, what was kept.
+"""The values that the core and its driver exchange: executed requests, records to keep, and records recovered.
 
 They are plain data. The engine makes a ``Prepared`` of a request; the core makes a ``Transaction`` of it; a ``Vote`` is
-what a node has promised about somebody's transaction; ``Recovered`` is all that a node finds in its file at the start.
+a node's promise about a transaction of any leader; ``Recovered`` is all that a node finds in its file at the start.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,31 +20,31 @@ from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, canonical, check
 
 ENDED = 1 << 62  # the ballot under which a decided rollback is kept: above any that a recovery can reach
-FORGOTTEN = Txid(0, "")  # stands for what a command has become whose id is older than what a node remembers
+FORGOTTEN = Txid(0, "")  # the transaction of a command whose id is older than a node's memory of commands
 
 
 @value
 class Prepared:
-    """What executing a request gave, before anybody has agreed to it.
+    """The result of executing a request, before any voter has approved it.
 
     Attributes:
         base: the commits that it saw: the applied vector of its snapshot.
         schema: version of the schema that it ran on.
         readonly: it wrote nothing; ``result`` is the answer and ``changes`` is empty.
         kind: ``rows``, ``schema`` or ``members``.
-        access_set: what it read and wrote.
+        access_set: the keys and ranges that it read and wrote.
         changes: encoded changes (see ``bedrockish_journal.model.changes``).
         result: encoded results (see ``bedrockish.api.requests``).
-        clock: what ``transaction_clock()`` gave in it, which is later than all in ``base``; 0 if it was not called.
-        joined: the commands that were executed after it, on top of what it did, each with its encoded results.
+        clock: the value of ``transaction_clock()`` in it, which is later than all in ``base``; 0 if it was not called.
+        joined: the commands that were executed after it, on top of its changes, each with its encoded results.
         shares: how many of the changes each of these commands made, itself first; empty if that cannot be told.
-        users: whose each of these commands is, itself first; empty if there is one, or nobody has to say.
-        digests: of the request of each of these commands, itself first; empty if there is one.
-        delay_ms: how long after its decision a change of the schema is to come into force at the earliest: so long do
-            nodes need to build an index beside its table.
+        users: the user of each of these commands, itself first; empty if it is the only one, or none has a user.
+        digests: of the request of each of these commands, itself first; empty if it is the only one.
+        delay_ms: how long after its decision a change of the schema is to come into force at the earliest: the time
+            that nodes need to build an index next to its table.
         spans: of the ranges that it writes, those that stand for many entries of an index. Each entry is of a row whose
-            key is written as well, so whoever has written other rows has written other entries. Who has read there
-            conflicts.
+            key is written as well, so a transaction that writes other rows writes other entries. A transaction that
+            has read in such a range conflicts.
     """
 
     base: Vector
@@ -65,7 +65,7 @@ class Prepared:
 
 @dataclass(slots=True)
 class Vote:
-    """What this node has promised about one transaction. Durable before any answer that rests on it leaves.
+    """This node's promises about one transaction. Durable before any answer that rests on it leaves.
 
     Attributes:
         txid: the transaction's name.
@@ -137,14 +137,14 @@ class Membership:
 
 def encode_membership(membership: Membership) -> bytes:
     """Return the canonical bytes of a membership (``bedrockish_journal.model.membership``)."""
-    # The journal has its own types for what it says of members: readers of it need not have the core.
+    # The journal has its own types for members: readers of it need not have the core.
     members = tuple(MemberSaid(m.node, m.address, m.voter, m.store) for m in membership.members.values())
     cluster = membership.cluster_id, membership.level, membership.retired, membership.users, membership.former
     return pack_membership(MembershipSaid(membership.version, members, *cluster, membership.void))
 
 
 def decode_membership(data: bytes) -> Membership:
-    """Read what ``encode_membership`` wrote.
+    """Return the membership that ``encode_membership`` wrote.
 
     Raises:
         EntryMalformedError: the bytes are not a membership.
@@ -157,11 +157,11 @@ def decode_membership(data: bytes) -> Membership:
 
 @value
 class Joining:
-    """What a new node was told when the cluster took it in; until it has caught up, its own file does not say so.
+    """The facts told to a new node when the cluster took it in; its own file lacks them until it has caught up.
 
     Attributes:
         membership: the members at that moment, the new node among them.
-        vector: what the cluster had committed then: with all of it applied, the node has caught up.
+        vector: the cluster's commits at that moment: with all of them applied, the node has caught up.
     """
 
     membership: Membership
@@ -174,7 +174,7 @@ def encode_joining(joining: Joining) -> bytes:
 
 
 def decode_joining(data: bytes) -> Joining:
-    """Read what ``encode_joining`` wrote.
+    """Return the value that ``encode_joining`` wrote.
 
     Raises:
         EntryMalformedError: the bytes are something else.
@@ -188,7 +188,7 @@ def decode_joining(data: bytes) -> Joining:
 
 @value
 class Recovered:
-    """What a node finds in its own file when it starts.
+    """The facts that a node finds in its own file when it starts.
 
     Attributes:
         node: its name.
@@ -203,14 +203,14 @@ class Recovered:
         cut: the highest cut that was ever announced (section 6 of the protocol).
         batches: how many durable batches this file has seen.
         safe: a safe time known before the restart.
-        settled: up to where nothing was decided any more, as far as was known before the restart.
+        settled: the clock up to which no transaction was to be decided any more, as known before the restart.
         schema: version of the schema in force.
         scheduled: the schema change that is applied and not activated yet.
-        alarms: what is wrong with the node, by name, as far as its file keeps it (``health``).
+        alarms: the alarms that its file keeps, by name (``health``).
         blocked: decided transactions that fit nowhere, and are not applied before an operator has decided.
         pieces: the pieces of transactions that are saved: sha256 -> size.
-        named: those that a vote is kept in, instead of its transaction's body.
-        lost: what the file was found to lack of what was promised with it; empty if nothing.
+        named: the pieces that a vote is kept in, instead of its transaction's body.
+        lost: the reason why the file lacks some promise that was made with it; empty if it lacks none.
         joining: what a new node was told when it was taken in; None once it has caught up.
         removed: the last tick of each timeline that was removed from the journal.
         holds: readers that still need the journal from a clock on.

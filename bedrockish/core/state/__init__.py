@@ -1,2 +1,2 @@
-"""What one node knows, each kind of fact in a part of its own: clock, roster, timelines, votes, schema, outbox; and
-which transactions conflict."""
+"""The facts that one node knows, each kind in a part of its own: clock, roster, timelines, votes, schema, outbox; and
+the conflict tests."""

@@ -1,10 +1,10 @@
-"""Access sets, found by the keys in them: who else has read or written what a transaction reads or writes.
+"""Access sets indexed by key, to find the transactions that read or write the keys of another one.
 
-Single keys are found in a dictionary, so that a test costs the same however many transactions are held. Ranges are
-compared with the keys in order, which are sorted as long as somebody asks for ranges, and with other ranges one by one.
+A dictionary holds the single keys, so a test costs the same however many transactions are held. Ranges are compared
+with the sorted keys, which stay sorted as long as queries ask for ranges, and with the other ranges one by one.
 
-An access set of thousands of keys is not taken apart: that would take longer for each key than all comparisons with it,
-of which each looks for the few keys of somebody else among its many.
+An access set of thousands of keys is held whole: to index each key would take longer than all comparisons with the
+set, each of which looks up the few keys of another set among its many.
 """
 
 from bisect import bisect_left, insort
@@ -15,10 +15,10 @@ from bedrockish_journal.model.access_set import MANY, AccessSet, Range, clocks_f
 
 Name = TypeVar("Name", bound=Hashable)
 
-LARGE = 4_000  # keys of a transaction, from which on they are not held one by one
-UNUSED_MAX = 1_000  # changes after which keys that nobody has wanted in order are not kept in order any longer
+LARGE = 4_000  # an access set with more keys than this is held whole
+UNUSED_MAX = 1_000  # changes without a range query after which the sorted keys are dropped
 _CLOCKS, _CLOCKS_END = clocks_from(0)
-_CLOCK_PREFIX = _CLOCKS[:3]  # of what is_clock() is true for; a call for each key costs more than all the rest
+_CLOCK_PREFIX = _CLOCKS[:3]  # of the keys that satisfy is_clock(); a call for each key costs more than all the rest
 
 
 class _One(dict[Name, None]):
@@ -28,7 +28,7 @@ class _One(dict[Name, None]):
 
 
 class _Keys(Generic[Name]):
-    """Keys, and who has touched each."""
+    """Keys, each with its holders."""
 
     def __init__(self) -> None:
         self.holders: dict[bytes, dict[Name, None]] = {}  # in the order in which they came, not that of a hash
@@ -36,7 +36,7 @@ class _Keys(Generic[Name]):
         self._unused = 0
 
     def add(self, points: Iterable[bytes], name: Name) -> None:
-        """Add a holder, who is new, to keys: a loop of its own, for there may be a hundred thousand."""
+        """Add a new holder to keys: a loop of its own, for there may be a hundred thousand."""
         holders, one, new = self.holders, _One({name: None}), list[bytes]()
         for key in points:
             held = holders.get(key)
@@ -48,7 +48,7 @@ class _Keys(Generic[Name]):
                 holders[key] = {**held, name: None}
             else:
                 held[name] = None
-        # Kept in order only while somebody asks for ranges: insertion costs as much as the keys are many.
+        # Kept in order only while queries ask for ranges: the cost of an insertion grows with the number of keys.
         if self._order is not None:
             self._change(len(new))
         if self._order is not None:
@@ -56,7 +56,7 @@ class _Keys(Generic[Name]):
                 insort(self._order, key)
 
     def remove(self, points: Iterable[bytes], name: Name) -> None:
-        """Take a holder from keys."""
+        """Remove a holder from keys."""
         holders, gone = self.holders, list[bytes]()
         for key in points:
             held = holders[key]
@@ -74,7 +74,7 @@ class _Keys(Generic[Name]):
 
     def _change(self, count: int) -> None:
         self._unused += count
-        # Dropped, and sorted anew when somebody asks: a thousand insertions cost more than that.
+        # Dropped, and sorted again at the next query: a thousand insertions cost more than that.
         if self._unused > UNUSED_MAX:
             self._order = None
 
@@ -82,13 +82,13 @@ class _Keys(Generic[Name]):
         """Return the keys of a range, in order."""
         if self._order is None:
             self._order = sorted(self.holders)
-        # Asked for: kept in order for a while, since whoever has ranges comes again.
+        # Kept in order for a while: a range query seldom comes alone.
         self._unused = 0
         return self._order[bisect_left(self._order, low) : bisect_left(self._order, high)]
 
 
 class _Ranges(Generic[Name]):
-    """Ranges by the object that they are in, and who has touched each: many transactions touch the same ones."""
+    """Ranges by the object that contains them, each with its holders: many transactions touch the same ones."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, dict[Range, dict[Name, None]]] = {}  # under no name: those of more than one object
@@ -102,7 +102,7 @@ class _Ranges(Generic[Name]):
             self._held.setdefault(_object(one), {}).setdefault(one, {})[name] = None
 
     def remove(self, ranges: Iterable[Range], name: Name) -> None:
-        """Take a holder from ranges."""
+        """Remove a holder from ranges."""
         for one in ranges:
             held = self._held[_object(one)]
             holders = held[one]
@@ -113,7 +113,7 @@ class _Ranges(Generic[Name]):
                     del self._held[_object(one)]
 
     def touching(self, points: Iterable[bytes], ranges: Iterable[Range]) -> Iterator[Name]:
-        """Yield who has touched a range in which one of these keys and ranges is, more than once if it is so."""
+        """Yield the holders of the ranges that overlap one of these keys and ranges; a holder may come repeatedly."""
         held, nothing = self._held, dict[Range, dict[Name, None]]()
         # Those of more than one object may have keys of any in them.
         wide = held.get(b"", nothing)
@@ -138,7 +138,7 @@ def _object(one: Range) -> bytes:
 
 
 class AccessIndex(Generic[Name]):
-    """Access sets of transactions, or of whatever has a name."""
+    """Access sets by name: those of transactions, or of any other named thing."""
 
     def __init__(self) -> None:
         self.sets: dict[Name, AccessSet] = {}
@@ -170,7 +170,7 @@ class AccessIndex(Generic[Name]):
             self._write_ranges.add(access_set.write_ranges, name)
 
     def remove(self, name: Name) -> None:
-        """Let go of an access set, if it is here."""
+        """Remove an access set, if it is here."""
         access_set = self.sets.pop(name, None)
         if access_set is None or self._large.pop(name, None) is not None:
             return
@@ -181,31 +181,31 @@ class AccessIndex(Generic[Name]):
         self._readers.remove(_without_clocks(access_set.read_points), name)
 
     def writers_of(self, key: bytes) -> list[Name]:
-        """Return who writes a key as such, in the order in which they came."""
+        """Return the holders that write a key as such, in the order in which they came; the large ones last."""
         found = [*self._writers.holders.get(key, ())]
         if self._large:
             found += [name for name, one in self._large.items() if key in one.write_points]
         return found
 
     def is_writing(self, key: bytes) -> bool:
-        """Whether anybody writes a key as such."""
+        """Return whether any access set here writes a key as such."""
         return key in self._writers.holders or any(key in one.write_points for one in self._large.values())
 
     def ranged(self) -> Iterator[Name]:
-        """Yield those that touch more than single keys."""
+        """Yield the holders that touch more than single keys."""
         yield from self._ranged
         yield from (name for name, one in self._large.items() if one.has_ranges)
 
     def has_ranges(self) -> bool:
-        """Whether anybody touches more than single keys."""
+        """Return whether any access set that is indexed by key has ranges."""
         return bool(self._ranged)
 
     def conflicts(self, access_set: AccessSet, own: Name | None = None) -> Iterator[tuple[Name, bytes]]:
-        """Yield everybody whose access set conflicts with this one, once each, and a key; without ``own``."""
+        """Yield each holder, except ``own``, whose access set conflicts with this one, and a key; each holder once."""
         return iter(()) if self._is_apart(access_set) else self._conflicts(access_set, own)
 
     def _is_apart(self, access_set: AccessSet) -> bool:
-        """Whether this access set conflicts with none here, as nearly always, and has no ranges, which take longer."""
+        """Return whether the quick test shows that no access set here conflicts with this one, as nearly always."""
         # The quick way needs keys alone on both sides.
         if self._ranged or self._large or access_set.read_ranges or access_set.write_ranges:
             return False
@@ -248,8 +248,8 @@ class AccessIndex(Generic[Name]):
                     yield name, found
 
     def _holders_of_ranges(self, access_set: AccessSet) -> set[Name] | None:
-        """Return who has touched ranges in a way that conflicts with this access set; None if it is too large to
-        look at it key by key.
+        """Return the holders of ranges that conflict with this access set; None if it is too large to go through its
+        keys one by one.
         """
         reads, writes = access_set.read_points, access_set.write_points
         if len(reads) + len(writes) > MANY:
@@ -282,16 +282,16 @@ class AccessIndex(Generic[Name]):
 
 
 def is_large(access_set: AccessSet) -> bool:
-    """Whether an access set has so many keys that they are not held one by one."""
+    """Return whether an access set has so many keys that it is held whole."""
     return len(access_set.read_points) + len(access_set.write_points) > LARGE
 
 
 def _without_clocks(points: Iterable[bytes]) -> list[bytes]:
-    """Return the keys that are no clocks: those are only ever written as a range."""
+    """Return the keys without the clocks: transactions write clocks only as a range."""
     return [key for key in points if key[:3] != _CLOCK_PREFIX]
 
 
 def _has_clocks(written: Range) -> bool:
-    """Whether clocks are in a range that is written: those that are read are not among the keys."""
+    """Return whether a written range contains clocks: the clocks that are read are not among the indexed keys."""
     low, high = written
     return low < _CLOCKS_END and high > _CLOCKS

@@ -1,13 +1,13 @@
-"""The conflict tests: the two calls that the gist asks SQLite for, on logical keys, and what they look at.
+"""The conflict tests: the two calls that the gist asks SQLite for, on logical keys, and the commits they search.
 
 ``test_conflict(a, b)`` tells whether two transactions conflict; ``prepare_commit(x)`` whether x conflicts with anything
 that this node holds pending, or knows to be committed and x has not seen. A command's id, the membership and the schema
 need no rules of their own: ``claim`` puts them into the access set as keys.
 
-Commits that some snapshot in use may not have seen are kept in a *window*. What is above safe time is looked at at
-every BEGIN, and is kept as it came, by key. What is below it is only asked for by transactions that take long, a minute
-back and more: of that, access sets are packed, a few hundred at a time, into sorted *segments*. A commit with ten keys
-takes less than 400 bytes there; as Python's own objects it would take ten times that.
+Commits that some snapshot in use may not have seen are kept in a *window*. Every BEGIN is compared with the commits
+above safe time, which are kept as they came, by key. Only long transactions ask for the commits below it, a minute back
+and more: their access sets are packed, a few hundred at a time, into sorted *segments*. A commit with ten keys takes
+less than 400 bytes there; as Python's own objects it would take ten times that.
 """
 
 import heapq
@@ -47,7 +47,7 @@ Place = tuple[str, int]
 
 
 class Conflict(NamedTuple):
-    """Whom a transaction conflicts with, and on which key."""
+    """The transaction that another one conflicts with, and the key."""
 
     other: Txid
     key: bytes
@@ -67,8 +67,8 @@ def claim(access_set: AccessSet, commands: tuple[str, ...], kind: str, clock: in
     """Return the access set with the keys of its commands, and the keys that put it before or after schema changes.
 
     A transaction reads its own clock. A schema change writes all clocks from its activation on, so that it conflicts
-    with what has such a clock, with every other schema change, and with nothing else. A change of the membership writes
-    every key.
+    with the transactions of such a clock, with every other schema change, and with nothing else. A change of the
+    membership writes every key.
     """
     # So that two runs of one command conflict, wherever they are led: the later one is told that it has happened.
     write_points = access_set.write_points.union(map(command_key, commands))
@@ -95,8 +95,8 @@ def test_conflict(left: Transaction, right: Transaction) -> bytes | None:
 def prepare_commit(
     access_set: AccessSet, base: Vector, recent: "CommitWindow", pending: "Pending", own: Txid | None = None
 ) -> Conflict | None:
-    """Test a transaction against what is committed outside its base and what is pending; None if it may be approved."""
-    # What is committed first: such a conflict is final, while one with what is pending may go away.
+    """Return a conflict with a commit outside the base or with a pending transaction; None if it may be approved."""
+    # The commits first: a conflict with a commit is final, one with a pending transaction may go away.
     found = next(recent.conflicts(access_set, base, own), None)
     return found or next(pending.conflicts(access_set, own), None)
 
@@ -131,14 +131,14 @@ class Pending:
         return [self.transactions[txid] for txid in takewhile(lambda txid: self.since[txid] < seconds, self.since)]
 
     def renew(self, txid: Txid, seconds: float) -> None:
-        """Take a transaction, which is here, as if it had come only now."""
+        """Make a pending transaction the youngest, as if it had come only now."""
         assert txid in self.transactions
         # A dict keeps the order in which keys came: taken out and put in again, it is the youngest.
         del self.since[txid]
         self.since[txid] = seconds
 
     def remove(self, txid: Txid) -> None:
-        """Let go of a transaction, if it is here."""
+        """Remove a transaction, if it is here."""
         if self.transactions.pop(txid, None) is not None:
             del self.since[txid]
             self._index.remove(txid)
@@ -250,7 +250,7 @@ class Keys:
         return bisect_left(range(len(self._ends)), key, key=self.__getitem__)
 
     def first_among(self, points: AbstractSet[bytes], ranges: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """Return one of them that is among some keys or in some ranges, None if there is none."""
+        """Return one of them that is among some keys or in some ranges, or None."""
         if len(points) > MANY:
             found = next((key for key in self if key in points), None)
             if found is not None:
@@ -264,9 +264,9 @@ class Keys:
 
 
 class Segment:
-    """Access sets of a few hundred commits, packed: all keys in order, each with whose it is and what was done to it.
+    """Packed access sets of a few hundred commits: all keys in order, each with its commit and how that touched it.
 
-    A filter of bits tells most keys that nobody has touched. Large access sets have their keys by themselves.
+    A filter of bits sorts out most keys that no commit here has touched. The keys of large access sets are kept apart.
     """
 
     __slots__ = (
@@ -361,7 +361,7 @@ class Segment:
         self._more.setdefault(owner, []).append(place)
 
     def retire(self, leaders: AbstractSet[str]) -> None:
-        """Take what stands in these timelines for seen by every base."""
+        """Mark the commits of these timelines as seen by every base."""
         firsts, ticks = self._places
         for owner, first in enumerate(firsts):
             if self._names[first] in leaders or any(leader in leaders for leader, _ in self._more.get(owner, ())):
@@ -469,7 +469,7 @@ class _Line:
     def add(self, known: Known) -> None:
         """Add the next one."""
         self.commits.append(known)
-        # Who asks often lacks a few commits; who lacks more asks by key.
+        # The base of a frequent reader or writer lacks a few commits; one that lacks more is tested by key.
         if len(self.commits) > LATEST:
             self._drop()
 
@@ -520,9 +520,9 @@ class CommitWindow:
         self._lines = {leader: _Line(tick + 1) for leader, tick in self._recovered.items()}
 
     def retire(self, leaders: AbstractSet[str]) -> None:
-        """From now on no base names these timelines any more, for it has all of them.
+        """Mark the commits of these timelines as seen by every base, which has all of them and names them no more.
 
-        What has a base that is older than that conflicts with the change of the membership, which is here as well.
+        A transaction with an older base conflicts with the change of the membership, which is here as well.
         """
         self._retired |= leaders
         for known in self.known.values():
@@ -611,9 +611,9 @@ class CommitWindow:
         self._restart_line(place)
 
     def newer_than(self, base: Vector) -> list[Known] | None:
-        """Return the commits that a base has not seen, None if that takes longer than to look for them by their keys.
+        """Return the commits that a base has not seen; None if a search by key is quicker.
 
-        Who asks often has a base that is hardly older than what is known: then these are none or few.
+        The base of a frequent reader or writer is hardly older than the newest commits: its list is short or empty.
         """
         found: list[Known] = []
         for leader, line in self._lines.items():
@@ -638,8 +638,8 @@ class CommitWindow:
 
     def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
         """Yield the commits that ``base`` has not seen under any of their places and that conflict, without ``own``."""
-        # Of a queue, everybody's range has the keys of all that was taken before: who has seen nearly all of those asks
-        # the few others, and not for each key whose it is.
+        # Queue workloads scan ranges full of deleted keys. If the base lacks only a few commits, compare with those
+        # directly instead of looking up the commit of every key.
         newer = self.newer_than(base) if access_set.has_ranges or self._index.has_ranges() else None
         if newer is not None and len(newer) <= FEW:
             for known in dict.fromkeys(newer):  # one that was adopted stands in two timelines
@@ -658,8 +658,8 @@ class CommitWindow:
                 yield from segment.conflicts(access_set, base, own)
 
     def readers(self, ranges: Sequence[Range], base: Vector) -> Iterator[Conflict]:
-        """Yield the commits that ``base`` has not seen and that have read in these ranges; one by one, which is for few
-        who ask.
+        """Yield the commits that ``base`` has not seen and that have read in these ranges; compare one by one, for this
+        is seldom called.
         """
         for txid, known in self.known.items():
             found = None if known.is_in(base) else known.access_set.read_in(ranges)
@@ -680,7 +680,7 @@ class CommitWindow:
         return self._index.writers_of(key)
 
     def pack(self, settled: int, needed: Container[Txid]) -> None:
-        """Pack what is settled, but for those whose outcome is ``needed`` still."""
+        """Pack the settled commits, except those whose outcome is still ``needed``."""
         kept: list[Txid] = []
         while self._by_clock and self._by_clock[0].clock <= settled:
             txid = heapq.heappop(self._by_clock)

@@ -12,7 +12,7 @@ from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.clock import CLOCK_LIMIT, WALL_MS_MAX, milliseconds, moved, pack
 
 ABSURD_MS = 366 * 86_400_000  # more than a year; no node follows a wall clock or hearsay that far
-FORGET_S = 5.0  # in so many seconds, half of what was seen of late transactions is forgotten
+FORGET_S = 5.0  # half-life, in seconds, of the observed lateness of transactions
 
 
 class Clock:
@@ -65,7 +65,7 @@ class Clock:
         self.value = self.ceiling = self.floor = ceiling
         self.follows_wall = follows_wall
         self.counted = not follows_wall
-        # What was closed beyond the cut was not kept: the floor stands for it (V14).
+        # The file does not keep a closed time beyond the cut: the floor stands for it (V14).
         self.closed = self.cut = cut
         self.safe, self.settled = safe, max(safe, settled)
         self.lag = ClosingLag(settings)
@@ -76,7 +76,7 @@ class Clock:
     # -- the wall --------------------------------------------------------------------------------------------------
 
     def set_now(self, reading: Now, needed: int) -> None:
-        """Take a reading of the driver's clocks, and believe of the wall what most voters would believe.
+        """Read the driver's clocks, and believe the wall as far as most voters would believe it.
 
         The cluster's clock never goes back, so one wall clock that is hours ahead, for a moment, would put it hours
         ahead for good. So a node follows its wall no further than ``clock_offset_ms`` ahead of the middle one of those
@@ -84,7 +84,7 @@ class Clock:
 
         Args:
             reading: of the driver's clocks.
-            needed: how many other voters' walls are needed to believe anything; 0: there is nobody to ask.
+            needed: how many other voters' walls are needed to believe anything; 0: this node's own suffices.
         """
         self.reading, now = reading, reading
         self.wall_ms = self.believed_ms = now.wall_ms
@@ -141,7 +141,7 @@ class Clock:
         # A clock that only counts has no wall that another one could be ahead of.
         if not self.follows_wall:
             return 0
-        # Ours may be ahead of every wall, after these were set back: who is no further than we are takes us nowhere.
+        # Our clock may be ahead of every wall, after these were set back: a clock no further than ours is harmless.
         ahead = milliseconds(clock) - max(self.believed_ms, milliseconds(self.value))
         return ahead if ahead > self.settings.clock_offset_ms else 0
 
@@ -188,10 +188,10 @@ class Clock:
     # -- closed, cut and safe --------------------------------------------------------------------------------------
 
     def reopen(self, lowest: int) -> None:
-        """Take back, at the start, what a file says to be closed at or above the lowest clock of what it holds.
+        """Lower the cut and the closed time that the file has, at the start, below the lowest clock that it holds.
 
-        A file that was filled from another node's copy has the greater cut of the two, and this node's own votes. What
-        it holds it would hold for a recovery, too: it may not say that nothing there can commit any more.
+        A file that was filled from another node's copy has the greater cut of the two, and this node's own votes. The
+        node would hold these transactions for a recovery, too: so it may not say that none of them can commit any more.
         """
         if lowest <= self.cut:
             self.cut = self.closed = lowest - 1
@@ -205,7 +205,7 @@ class Clock:
         self.closed, self.cut, self.safe, self.settled = closed, cut, safe, max(safe, self.settled)
 
     def settle(self, clock: int) -> None:
-        """Note up to where nothing is decided any more, whether all of it is here or not."""
+        """Note up to which clock no transaction will be decided any more, whether all of them are here or not."""
         self.settled = max(self.settled, clock)
 
 
@@ -246,7 +246,7 @@ class ClosingLag:
             self._readings.popleft()
 
     def closable(self, seconds: float) -> int:
-        """Return the latest reading that is as old as the lag; 0 if there is none."""
+        """Return the latest reading that is as old as the lag, or 0."""
         found = 0
         for when, clock in self._readings:
             if when > seconds - self.seconds:
@@ -255,12 +255,12 @@ class ClosingLag:
         return found
 
     def late(self, seconds: float, clock: int) -> None:
-        """A BEGIN with this clock has come: note how long ago our own clock passed that."""
+        """Note how long ago our own clock passed the clock of a BEGIN that has come."""
         for when, reading in self._readings:
             if reading >= clock:
                 self._late = max(self._late, seconds - when)
                 return
 
     def expect(self) -> None:
-        """A BEGIN with a clock of about now may come some time from now: keep all the distance that there is."""
+        """Keep the greatest distance: a BEGIN with a clock of about now may come some time from now."""
         self._late = max(self._late, self._most / 2)

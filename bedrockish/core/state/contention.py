@@ -1,4 +1,4 @@
-"""Where transactions conflict: at which table or index, how often it cost a run, and who competes for rows of late.
+"""The places of conflicts: at which table or index, how often a conflict cost a run, and which leaders compete lately.
 
 A conflict at a ``key`` is one of the data. One in a ``range`` may be, and one in the ``whole`` object tells of a
 statement that reads more than it needs: ``bedrockish explain`` says which, and why.
@@ -69,9 +69,9 @@ class Contests:
         self._last: dict[str, dict[str, float]] = {}
 
     def note(self, name: str, leader: str, seconds: float) -> None:
-        """A transaction of ours has lost a run to one of another leader's."""
+        """Note that a transaction of ours has lost a run to one of another leader's."""
         if name not in self._last and len(self._last) >= OBJECTS_MAX:
-            # Bounded, and harmless: what is forgotten here costs a conflict at most.
+            # Bounded, and harmless: a forgotten rival costs a conflict at most.
             self._last.clear()
         self._last.setdefault(name, {})[leader] = seconds
 

@@ -1,7 +1,7 @@
-"""Who belongs to the cluster: every change of the membership, as a function from the old one to the new one.
+"""The members of the cluster: every change of the membership, as a function from the old one to the new one.
 
-Pure: what is known of the members at the moment (who is alive, who lags behind) is handed in. The rules keep a cluster
-from being talked into a state in which it can decide nothing any more; each refusal names the way out.
+Pure: the caller passes the facts about the members at the moment (which are alive, which lag behind). The rules keep a
+cluster from being talked into a state in which it can decide nothing any more; each refusal names the way out.
 """
 
 import re
@@ -97,9 +97,9 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
 
 
 def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Mapping[str, int]:
-    """Return what is retired from the new membership on: with every change, what every member has whole by then.
+    """Return the timelines retired from the new membership on: each change retires those that every member has whole.
 
-    The change conflicts with everything, so whatever counts by it, or by a later one, has these timelines in its past.
+    The change conflicts with everything, so a base that has it, or a later one, has these timelines in its past.
     """
     if old.level < 2:
         return old.retired  # release 0.1.0 looks for them in vectors
@@ -108,7 +108,7 @@ def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Map
 
 
 def _raise(old: Membership, facts: Facts) -> Membership:
-    """Raise the release level to what every member reads; a cluster of before there were ids gets one with it."""
+    """Raise the release level to the highest that every member reads; give a cluster of release 0.1.0 its id."""
     # One that has told nothing may be of any release: what it cannot read would end its links.
     silent = [node for node in old.nodes if facts.levels.get(node, UNKNOWN) == UNKNOWN]
     if silent:
@@ -139,7 +139,7 @@ def _check_level(old: Membership, change: MemberChange) -> None:
 
 
 def _add(old: Membership, members: dict[str, Member], node: str, address: str, store: str, facts: Facts) -> None:
-    """Let a node in as a learner; a learner that starts anew on another file may come again, when it has ended."""
+    """Let a node in as a learner; a learner may come again on another file when its old process has ended."""
     # The name stands in every entry and vector, as text, and is half of each transaction's name: short and plain.
     if NAME.fullmatch(node) is None:
         raise _refused("name", f"{node!r} is not a name; write a letter and then up to 15 letters, digits or _")
@@ -218,7 +218,11 @@ def _replace(old: Membership, members: dict[str, Member], member: Member, change
 
 
 def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:
-    """Whoever is left must be able to decide: force lets an operator overrule that, but never the last voter."""
+    """Check that the voters that are left can decide: an operator may overrule that by force, but never the last voter.
+
+    Raises:
+        MembershipError: the change is refused.
+    """
     # Addresses, learners and users decide nothing about who counts.
     if new.voters == old.voters:
         return

@@ -1,4 +1,4 @@
-"""What a step has the driver do: effects in order, messages among them, and the timers that call the node again."""
+"""The effects of a step for the driver, in order, messages among them; and the timers that call the node again."""
 
 import heapq
 
@@ -71,11 +71,11 @@ class Outbox:
         for node in self.roster.peers:
             self.send(node, message)
 
-    # -- what is large ---------------------------------------------------------------------------------------------
+    # -- large messages --------------------------------------------------------------------------------------------
 
     def to_send(self, peer: str, message: Message, cut: Cut | None = None) -> Message:
         """Return what to send for a message: itself, or its parts if it is large; ``cut``: of ``cut_ahead``."""
-        # By class first: most of what is said is small by nature, and need not be measured.
+        # By class first: most messages are small by nature, and need not be measured.
         if message.__class__ in MAY_BE_LARGE and self._is_cut(message):
             return self.pieces.to_send(peer, message, self.clock.now.seconds, cut)
         return message
@@ -89,7 +89,7 @@ class Outbox:
 
     @property
     def takes_pieces(self) -> bool:
-        """Whether every member reads messages in pieces."""
+        """Whether the release level lets this node send messages in pieces: every member reads them."""
         return self.roster.level >= SINCE[InPieces]
 
 
@@ -111,7 +111,7 @@ def _size(message: Message) -> int:
 
 
 class Timers:
-    """What is to be done later, by the seconds at which it is due."""
+    """The calls to make later, by the seconds at which they are due."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

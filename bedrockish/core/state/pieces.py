@@ -1,6 +1,6 @@
-"""The pieces of large messages that this node has: saved in its file, or in what it is sending just now.
+"""The pieces of large messages that this node has: saved in its file, or of messages that it is sending just now.
 
-What is saved is known by its hash, so a body that is sent again, or executed again with the same effect, is not
+A saved piece is known by its hash, so a body that is sent again, or executed again with the same effect, is not
 fetched again. A piece stays as long as a vote, an offer or a message that is not complete yet names it.
 """
 
@@ -13,8 +13,8 @@ from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.transaction import Transaction, Txid
 
 SENT_S = 60.0  # how long a peer may take to ask for the pieces of a message
-SENT_BYTES_MAX = 256 << 20  # that wait for one peer to ask for them
-REMEMBERED_S = 5.0  # how long what was cut is remembered
+SENT_BYTES_MAX = 256 << 20  # of pieces that wait for one peer to ask for them
+REMEMBERED_S = 5.0  # how long cuts are remembered
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Assembling:
     """A message of which all pieces are here, and which cannot be read yet.
 
     Attributes:
-        peer: whose it is.
+        peer: its sender.
         closable: the clock up to which time could be closed when it came: a BEGIN with a later one came in time.
         until: seconds until which that holds.
     """
@@ -44,7 +44,7 @@ class Assembling:
 
 @dataclass(slots=True)
 class Pieces:
-    """What this node has of large transactions.
+    """The pieces of large transactions that this node has.
 
     Attributes:
         saved: the pieces in its file: sha256 -> size.
@@ -77,37 +77,37 @@ class Pieces:
         # As its message was cut, so that the names are those of pieces that have come, or that were offered.
         cut = self.cutter.cut_body(transaction.body, transaction)
         if not cut.pieces or not cut.pieces.keys() <= self.saved.keys():
-            # The vote has the body itself then, and what is saved may go.
+            # The vote has the body itself then, and the saved pieces may go.
             self.named.pop(transaction.txid, None)
             return None
         self.named[transaction.txid] = tuple(cut.pieces)
         return cut.parts
 
     def forget_votes(self, votes: Iterable[Txid]) -> None:
-        """Votes other than these are gone."""
+        """Forget the pieces named by votes other than these, which are gone."""
         kept = set(votes)
         self.named = {txid: names for txid, names in self.named.items() if txid in kept}
 
     def cut(self, message: Message) -> Cut:
-        """Return how a message is cut, without what is remembered of others: so another thread may ask."""
+        """Return how a message is cut, without the cuts remembered of others: so another thread may call this."""
         return Cutter(self.settings.piece_bytes, self.settings.inline_bytes).cut_message(message)
 
     def to_send(self, peer: str, message: Message, seconds: float, cut: Cut | None = None) -> Message:
-        """Return what to send for a message that is large: its parts."""
+        """Return the message to send instead of a large one: its parts."""
         cut = cut or self.cutter.cut_message(message)
         self._remember(peer, cut, seconds)
         return InPieces(cut.parts)
 
     def _remember(self, peer: str, cut: Cut, seconds: float) -> None:
         """Have the pieces at hand when the peer asks for them."""
-        # What is offered stays at hand as long as its request is under way.
+        # Offered pieces stay at hand as long as their request is under way.
         pieces = {digest: piece for digest, piece in cut.pieces.items() if digest not in self.offered}
         if not pieces:
             return
         waiting = self.sent.setdefault(peer, [])
         waiting.append(Sent(pieces, sum(piece.stop - piece.start for piece in pieces.values()), seconds))
         while len(waiting) > 1 and sum(one.size for one in waiting) > SENT_BYTES_MAX:
-            del waiting[0]  # it will be told that they are not here any more, and whoever needs them asks anew
+            del waiting[0]  # the peer is told that they are not here any more, and asks again if it needs them
 
     def take(self, peer: str, digest: bytes) -> bytes | None:
         """Return a piece that a peer wants, which asks for it once; None if it is not here any more."""
@@ -122,7 +122,7 @@ class Pieces:
         return None if found is None else found.read()
 
     def expire(self, seconds: float) -> None:
-        """Forget what nobody has asked for in a while."""
+        """Forget the pieces that no peer has asked for in a while."""
         for peer, waiting in list(self.sent.items()):
             self.sent[peer] = [one for one in waiting if seconds - one.since < SENT_S]
             if not self.sent[peer]:

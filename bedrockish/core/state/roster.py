@@ -12,20 +12,20 @@ from bedrockish_journal.model.vector import Vector, covers
 
 @dataclass(slots=True)
 class Peer:
-    """What this node knows of another.
+    """The facts that this node knows of a peer.
 
     Attributes:
         up: whether messages to it can arrive.
         heard: seconds at which it was last heard of.
-        applied: what it said to have applied.
+        applied: the vector that it said to have applied.
         report: its latest (applied, closed, cut), not yet covered by what we have applied; or None.
         closed, cut: its latest report that we have covered.
         wall_ahead_ms: its wall clock less our monotonic one, when it last told; None if it never did.
         suspected: we have begun to finish its transactions without it.
-        ask: when to ask it again what became of transactions of its that are pending here; None if none is for long.
+        ask: when to ask it again for the outcomes of its transactions pending here; None if none is pending for long.
         pending_s: how long transactions that it led and committed were pending here, lately, in seconds.
         patience: how many times ``suspicion_ms`` it may be silent; doubled when it was suspected and is alive.
-        ahead_ms: how far ahead of what most voters' clocks say its clock is, if that is further than we follow; else 0.
+        ahead_ms: how far its clock is ahead of most voters' clocks, if that is further than we follow; else 0.
         level: the release level of its program; ``UNKNOWN`` if it has told none yet.
         removed: the last tick of each timeline that it said to have removed from its journal.
         mode: how much it said that it still does.
@@ -52,7 +52,7 @@ class Peer:
 
 
 class Roster:
-    """The members, the links to them, and what keeps this node's word from counting.
+    """The members, the links to them, and the reasons why this node's word may not count.
 
     Attributes:
         me: the name of this node.
@@ -60,12 +60,12 @@ class Roster:
         voters: the names of its voters, in order.
         quorum: how many approvals a commit needs.
         majority: how many voters a promise, an acceptance or a closed time needs.
-        peers: every other member, by name; and nobody else.
-        joining: what a new node was told when it was taken in; None once it has caught up.
-        heard_level: the highest release level of what was heard since the start.
-        let_in: who has spoken to this process, and so has taken its file for ours.
-        accused: peers that take our file for another one, and what they say.
-        lost: what our file lacks, for certain; it says so itself from then on. Empty if nothing.
+        peers: every other member, by name; and no other node.
+        joining: the facts told to a new node when it was taken in; None once it has caught up.
+        heard_level: the highest release level of the messages heard since the start.
+        let_in: the peers that have spoken to this process, and so have taken its file for ours; and this node.
+        accused: peers that take our file for another one, and their reasons.
+        lost: the reason why our file certainly lacks a promise; the file keeps it from then on. Empty if it lacks none.
 
     Invariants:
         ``me`` is not in ``peers``; every other member is.
@@ -105,7 +105,7 @@ class Roster:
         self.quorum, self.majority = approvals_needed(len(self.voters)), majority(len(self.voters))
 
     def links(self) -> Membership:
-        """Return whom to keep links to: the members, and until a new node has caught up, those that took it in."""
+        """Return the nodes to keep links to: the members, and until a new node has caught up, those that took it in."""
         if self.joining is None:
             return self.membership
         told = self.joining.membership
@@ -153,10 +153,10 @@ class Roster:
 
     @property
     def level(self) -> int:
-        """The release level of the cluster: what is new since then is neither said nor done yet.
+        """The release level of the cluster: messages and behaviour of later levels are not used yet.
 
-        Who says something of a higher level has applied the change that raises it, so everybody reads it; that change
-        may not be here yet, and the answer is to be of that level too.
+        A peer that sends a message of a higher level has applied the change that raises it, so every member reads that
+        level; the change may not be here yet, and the answer has to be of that level too.
         """
         return max(self.membership.level, self.heard_level)
 
@@ -173,34 +173,33 @@ class Roster:
 
     @property
     def claims_time(self) -> bool:
-        """Whether what this node has closed and cut counts: not before a majority of the voters has let it in.
+        """Whether this node's closed time and cut count: not before a majority of the voters has let it in.
 
-        A voter whose file was put back does not know it before somebody tells. Whoever remembers more of the file turns
-        it away, and says nothing to it.
+        A voter whose file was put back does not know it before a peer tells. A peer that remembers more of the file
+        turns the voter away, and sends it no messages.
         """
         return not self.barred and len(self.let_in.intersection(self.voters)) >= self.majority
 
     def is_voter(self, node: str) -> bool:
-        """Whether a node is a voter now, and may vote if it is this one."""
+        """Return whether a node is a voter now, and may vote if it is this one."""
         member = self.membership.members.get(node)
-        # What others make of our word is theirs to say; we give none that rests on promises which we may have
-        # forgotten.
+        # Each peer judges our word itself; we give none that rests on promises which we may have forgotten.
         if node == self.me and (self.barred or not self.health.writes):
             return False
         return member is not None and member.voter
 
     @property
     def certifies_reads(self) -> bool:
-        """Whether our word counts for a strict read: as a voter's does, also while we only read ourselves.
+        """Whether our word counts for a strict read: as a voter's does, also while we are read-only.
 
-        What we have approved is among what we know, and while we approve nothing, nothing rests on us.
+        We know all that we have approved, and while we approve nothing, no commit rests on us.
         """
         member = self.membership.members.get(self.me)
         return member is not None and member.voter and not self.barred and self.health.reads
 
     @property
     def walls_needed(self) -> int:
-        """How many other voters' wall clocks this node has to know before it believes its own; 0: nobody is asked."""
+        """How many other voters' wall clocks this node has to know before it believes its own; 0: its own suffices."""
         if not self.voters or self.voters == [self.me]:  # a learner asks the only voter, too
             return 0
         # Our own wall is one of that majority.
@@ -212,6 +211,6 @@ class Roster:
 
 
 def _is_other_file(before: Membership, after: Membership, node: str) -> bool:
-    """Whether a name stands for one file in a membership and for another one in the next."""
+    """Return whether a name stands for one file in a membership and for another one in the next."""
     old, new = before.members.get(node), after.members.get(node)
     return old is not None and new is not None and bool(old.store and new.store) and old.store != new.store

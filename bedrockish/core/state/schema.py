@@ -4,14 +4,14 @@ from bedrockish_journal.model.transaction import Transaction
 
 
 class Schema:
-    """A change is applied first, and comes into force later: at its activation clock, at every node.
+    """The schema version, and a change of it: applied first, in force later, at its activation clock at every node.
 
     Attributes:
         version: the one in force here.
-        scheduled: the change that is applied and not yet in force; None if there is none.
+        scheduled: the change that is applied and not yet in force, or None.
 
     Invariants:
-        At most one change is scheduled: nobody decides a second one before the first is in force at its leader.
+        At most one change is scheduled: no leader has a second one decided before the first is in force there.
     """
 
     def __init__(self, version: int) -> None:
@@ -19,7 +19,7 @@ class Schema:
         self.scheduled: Transaction | None = None
 
     def is_behind(self, clock: int) -> bool:
-        """Whether what has this clock belongs on a schema that is not in force here yet."""
+        """Return whether a transaction or read of this clock belongs on a schema that is not in force here yet."""
         return self.scheduled is not None and self.scheduled.activates <= clock
 
     def schedule(self, change: Transaction) -> None:

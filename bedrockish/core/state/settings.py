@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SCHEMA_GRACE_MS = 20  # for what was begun before a schema change is due, and is still on its way
+SCHEMA_GRACE_MS = 20  # for transactions begun before a schema change is due, and still on their way
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""What one node knows: the ground that all parts of the core stand on.
+"""The facts that one node knows: the ground that all parts of the core stand on.
 
 Each kind of fact has a part of its own, with the operations that keep it consistent and the invariants that hold
-between two of them; a part knows only those that it is made with. Here is what concerns several. What to do about the
-facts is the business of the coordinator, the voter, recovery, the apply queue and safe time.
+between two of them; a part knows only those that it is made with. This class has the operations that concern several.
+The coordinator, the voter, recovery, the apply queue and safe time act on the facts.
 """
 
 from collections import Counter
@@ -43,16 +43,16 @@ class State:
         me, store, batches: its name, the random id of its file, and how many durable batches that has seen.
         settings: timings and bounds.
         draw: gives a number in [0, 1) each time.
-        health: what is wrong with it, and what it still does.
+        health: its alarms, and the work that it still does.
         clock: its time. roster: the members. timelines: how far each is here.
-        pieces: of large messages. outbox: what this step has the driver do. timers: what is to be done later.
-        votes: what it has promised. commit_window: commits that conflict tests still need. schema: which is in force.
+        pieces: of large messages. outbox: this step's effects for the driver. timers: the calls that are due later.
+        votes: its promises. commit_window: commits that conflict tests still need. schema: which is in force.
         holds: readers that still need the journal, each with how often it began and from which clock on.
         blocked: decided transactions that fit nowhere: not applied before an operator has decided.
         stuck: why this node cannot get what it lacks, for people; empty if it can.
-        counts: what happened, for people who watch. contests: who competes for the same rows.
-        reserved: what a request of this node wants for itself, as it is told in gossip.
-        doubts: how often rows here, and those that somebody else made a transaction of, were not the same.
+        counts: how often things happened, for people. contests: the leaders that compete for the same rows.
+        reserved: the reservation of a request of this node, as gossip tells it.
+        doubts: how often the rows here differed from those that a transaction was made of.
         progress: something was applied, or came into force, in this step.
         commit_s: how long ours take from BEGIN to the quorum, lately, in seconds.
         answer_s: how long after BEGIN voters approve ours, lately, in seconds.
@@ -101,26 +101,26 @@ class State:
 
     def _recover(self, recovered: Recovered) -> None:
         votes, window, settled = self.votes, self.commit_window, self.clock.settled
-        # Before the window is filled: what is added is compared with what is retired as it comes.
+        # Before the window is filled: ``add`` compares each entry with the retired timelines.
         window.retire(self.roster.membership.retired.keys())
         places: list[Place] = []
         for entry in recovered.window:
             places.append(entry.place)
             window.add(entry.place, entry.transaction)
-            # What is settled needs no memory: whether it has happened, the journal tells (``outcome``).
+            # A settled commit needs no memory: the journal tells whether it has happened (``outcome``).
             if entry.txid.clock > settled:
                 # Its second label may still come, if it was adopted: then it has to be known as a repeat.
                 votes.done.add(entry.txid)
                 votes.outcomes[entry.txid] = True
             window.pack(settled, ())
         window.reaches_back_to(recovered.applied, places)
-        # After the window: a vote on what is in the journal is dropped, and not held again.
+        # After the window: a vote on a transaction in the journal is dropped, and not held again.
         for vote in recovered.votes:
             votes.restore(vote, is_applied=self.is_in_journal(vote.txid))
         lowest = votes.pending.smallest_clock()
         if lowest is not None:
-            # The file may be a copy with another node's cut; what this node holds may still commit, so no cut is past
-            # it.
+            # The file may be a copy with another node's cut; a transaction that this node holds may still commit, so no
+            # cut is past it.
             self.clock.reopen(lowest)
         if recovered.scheduled is not None:
             self.schedule(recovered.scheduled)
@@ -147,7 +147,7 @@ class State:
         self._hear_walls()
 
     def _hear_walls(self) -> None:
-        # Of voters alone: a majority of them is what a wall clock is believed by.
+        # Of voters alone: a node believes its wall clock by a majority of them.
         peers = self.roster.peers.items()
         self.clock.hear_walls(peer.wall_ahead_ms for node, peer in peers if self.roster.is_voter(node))
 
@@ -157,7 +157,7 @@ class State:
         # For people, whether it is followed or not: ``status`` names whose clock is ahead.
         known = self.roster.peers.get(peer)
         if known is not None:
-            # Before a majority has told its walls, everybody is ahead of what is known, and nobody's clock is wrong.
+            # Before a majority has told its walls, every clock is ahead of the known ones, and none counts as wrong.
             known.ahead_ms = ahead if self.clock.believed_ms else 0
         if ahead:
             return False
@@ -167,7 +167,7 @@ class State:
     def keep_ceiling(self) -> None:
         """Make a higher ceiling durable, in time, before a clock above the old one can leave this node."""
         if self.clock.value > self.clock.ceiling:
-            # First in the step: whatever leaves with a clock above the old ceiling has to find the new one durable.
+            # First in the step: the new ceiling must be durable before a clock above the old one leaves.
             self.outbox.emit_first(Keep("clock_ceiling", self.clock.raise_ceiling()))
 
     # -- members ---------------------------------------------------------------------------------------------------
@@ -186,9 +186,9 @@ class State:
             self.outbox.emit(SetMembers(self.roster.membership))
 
     def lose(self, reason: str) -> None:
-        """Note, in the file itself, that it lacks something of what this node has promised: it never votes again.
+        """Note, in the file itself, that it lacks some of this node's promises: it never votes again.
 
-        What tells it now may not tell it later: who remembers more may be gone, or newer than the loss.
+        The evidence may be gone later: the peer that remembers more may have left, or be newer than the loss.
         """
         if self.roster.lose(reason):
             self.outbox.emit(Keep("lost", reason))
@@ -214,14 +214,14 @@ class State:
         return ""
 
     def note_rival(self, key: bytes, other: Txid | None) -> None:
-        """Another leader's transaction was in the way of one of ours."""
-        # Who votes no more leads no more: nobody waits for its turn.
+        """Note that another leader's transaction was in the way of one of ours."""
+        # A node that no longer votes no longer leads: no request has to wait for its turn.
         if other is not None and other.leader in self.roster.voters:
             self.contests.note(object_of(key), other.leader, self.clock.now.seconds)
 
     def note_commit(self, seconds: float) -> None:
-        """One of ours had its quorum so long after its BEGIN."""
-        # One that had to wait for a dead voter says nothing of how long commits take: so it counts up to a bound.
+        """Note how many seconds after its BEGIN one of ours had its quorum."""
+        # A commit that had to wait for a dead voter says nothing of the usual time: so it counts up to a bound.
         self.commit_s += WEIGHT * (min(seconds, COMMIT_S_MAX) - self.commit_s)
 
     # -- what is here ----------------------------------------------------------------------------------------------
@@ -237,23 +237,23 @@ class State:
         return covers(self.timelines.applied, token.vector) or (token.clock > 0 and self.clock.safe >= token.clock)
 
     def read_clock(self) -> int:
-        """Return the clock of a token for what is read here now: not before anything that is applied.
+        """Return the clock of a token for a read here and now: not before anything that is applied.
 
-        Nor after the schema that was read: a session that was told a clock of the next one would be taken for one that
-        has seen it, and would wait at this very node until it is in force. What is applied before that has a smaller
-        clock.
+        Nor after the schema that was read: a session that was told a clock of the next one would count as having seen
+        it, and would wait at this very node until it is in force. Everything applied before that has a smaller clock.
         """
         clock, scheduled = self.clock.read(), self.schema.scheduled
         return clock if scheduled is None else min(clock, scheduled.activates - 1)
 
     def happened(self, commands: Iterable[str], own: Txid | None = None) -> Conflict | None:
-        """Return what one of these commands has become already, in whatever base that is; without ``own``.
+        """Return the transaction, not ``own``, that one of these commands has become already, in any base; or None.
 
-        That it is in a base does not make it right: whoever executed it again has looked for it before its snapshot.
+        A base that has it does not make the second run right: the leader that executed the command again had looked for
+        it before its snapshot.
         """
         for command in commands:
             key = command_key(command)
-            # The window first: it has what is taken and not applied yet, of which the journal's tables know nothing.
+            # The window first: it has the entries that are taken and not applied yet, which the journal's tables lack.
             for txid in self.commit_window.writers_of(key):
                 if txid != own:
                     return Conflict(txid, key)
@@ -263,21 +263,20 @@ class State:
         return None
 
     def read_body(self, body: bytes) -> Transaction:
-        """Return the transaction that a body is.
+        """Return the transaction that a body encodes.
 
         Raises:
-            EntryMalformedError: it is none.
+            EntryMalformedError: the body is malformed.
         """
         known = self.pieces.known
         return known if known is not None and known.body == body else decode_transaction(body)
 
     def outcome(self, txid: Txid) -> bool | None:
-        """Return whether a transaction was committed, None if it is open or not known here; up to safe time, nor there.
+        """Return whether a transaction was committed; None if it is open or unknown; up to safe time, by memory alone.
 
-        What was applied and is settled, the journal tells: a node that has been away for long takes more than it could
-        remember.
+        The journal tells of applied and settled ones: a node that was away for long takes more than it could remember.
         """
-        # Memory first: what ended in this very step is not in the journal yet.
+        # Memory first: a transaction that ended in this very step is not in the journal yet.
         found = self.votes.outcomes.get(txid)
         return True if found is None and self.is_in_journal(txid) else found
 
@@ -286,7 +285,7 @@ class State:
         return txid in self.votes.done or self.is_in_journal(txid)
 
     def is_in_journal(self, txid: Txid) -> bool:
-        """Whether a transaction between safe time and what is settled was applied in an earlier step."""
+        """Return whether a transaction above safe time, and settled, was applied in an earlier step."""
         return self.clock.safe < txid.clock <= self.clock.settled and self._has_applied(txid)
 
     def is_in_base(self, txid: Txid, base: Vector) -> bool:
@@ -295,9 +294,9 @@ class State:
         return any(leader in retired or base.get(leader, 0) >= tick for leader, tick in self._find_places(txid))
 
     def conflicts_outside(self, transaction: Transaction) -> bool | None:
-        """Whether a transaction conflicts with a commit outside its base; None if that cannot be told any more.
+        """Return whether a transaction conflicts with a commit outside its base; None if that cannot be told any more.
 
-        What is dropped from the conflict window is looked up in the journal: there may be much of it after a restart.
+        Commits dropped from the conflict window are looked up in the journal: after a restart they may be many.
         """
         access_set, base, floor = transaction.access_set, transaction.base, self.commit_window.floor
         for found in self.commit_window.conflicts(access_set, base, transaction.txid):
@@ -308,21 +307,21 @@ class State:
         if not lacking:
             return False
         if sum(tick - base.get(leader, 0) for leader, tick in lacking.items()) > LOOKED_UP_MAX:
-            return None  # nobody approves what is so old, and to read that much would keep everybody waiting
-        seen = {**base, **dict.fromkeys(self.roster.membership.retired, CLOCK_LIMIT)}  # no base names what is retired
+            return None  # no voter approves so old a transaction, and to read that much would block the node
+        seen = {**base, **dict.fromkeys(self.roster.membership.retired, CLOCK_LIMIT)}  # no base names retired timelines
         return self._conflicts(access_set, seen, lacking)
 
     def why_rows_differ(self, transaction: Transaction) -> str | None:
         """Return why a transaction was not made of the rows that are here; empty if it was.
 
-        None: what it rests on is applied in this very step, so the tables do not have it yet; or it is so large that
-        the driver compares it meanwhile. The voter is asked again then.
+        None: its base is applied in this very step, so the tables do not have it yet; or it is so large that the driver
+        compares it in parallel. The voter is asked again then.
         The base must be covered, and nothing outside it in conflict: then its rows are the same at every sound node.
         """
         if self.compare_rows is None:
             return ""
         if self.outbox.is_applying:
-            # The tables get what this step applies only after the step: ask again then.
+            # The tables get the entries of this step only after it: ask again then.
             self.timers.set(0, "votes")
             return None
         why = self.compare_rows(transaction)
@@ -339,19 +338,19 @@ class State:
     # -- applying --------------------------------------------------------------------------------------------------
 
     def take(self, entry: Entry) -> None:
-        """Take the next entry of its timeline: that is how a commit becomes known."""
+        """Take the next entry of its timeline: so a commit becomes known."""
         txid = entry.txid
         self.timelines.take(entry)
-        # What this node begins from now on is later than all that it knows of.
+        # Each transaction that this node begins from now on has a later clock than all that it knows of.
         self.clock.adjust(txid.clock)
         self._note_pending(entry)
         # Before its end is noted: was it committed at another place already?
         is_repeat = txid.clock <= self.clock.safe or self.outcome(txid) is True
-        # Out of what is pending and into what is committed within one step: no conflict test falls between the two.
+        # Out of ``pending`` and into the commit window within one step: no conflict test falls between the two.
         self.votes.end(txid, commit=True)
         # Compared with nothing any more: a base that lacks anything so old is refused (V16).
         forgotten = moved(self.clock.settled, -self.settings.conflict_window_ms)
-        # What is ours is asked for by its id, however old it is.
+        # Our own are asked for by their ids, however old they are.
         is_late = txid.clock <= forgotten and txid.leader != self.me
         window, place = self.commit_window, entry.place
         if not ((is_late or is_repeat) and window.pass_over(place, txid, is_repeat=is_repeat)):
@@ -380,11 +379,12 @@ class State:
         self.progress = True
 
     def schedule(self, change: Transaction) -> None:
-        """A schema change is applied: from now on wait for its activation."""
+        """Wait for the activation of a schema change, which is applied."""
         self.schema.schedule(change)
         left_ms = milliseconds(change.activates) - milliseconds(self.clock.read())
         grace_ms = SCHEMA_GRACE_MS * (len(self.roster.voters) > 1)
-        # A moment later than due, where there are others: what was begun before it is on its way, and else TOO LATE.
+        # A moment later than due, where there are other voters: a transaction begun before may still be on its way, and
+        # would be TOO LATE.
         self.timers.set(max(0, left_ms) + grace_ms, "schema_due", change.txid)
 
     def activate(self) -> None:
@@ -393,6 +393,6 @@ class State:
         self.progress = True  # there are those that waited for it
 
     def take_progress(self) -> bool:
-        """Whether something was applied, or came into force, since the last time."""
+        """Return whether something was applied, or came into force, since the last call."""
         progress, self.progress = self.progress, False
         return progress

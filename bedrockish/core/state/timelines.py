@@ -12,11 +12,11 @@ class Timelines:
     """The last tick of each timeline.
 
     Attributes:
-        taken: that is here, applied or not.
-        applied: that is in the tables.
-        heads: the hash of that last taken entry.
-        removed: that was removed from the journal.
-        retirement: who covers this has all that is retired.
+        taken: the last tick that is here, applied or not.
+        applied: the last tick in the tables.
+        heads: the hash of the last taken entry.
+        removed: the last tick that was removed from the journal.
+        retirement: a vector that covers this has all of the retired timelines.
 
     Invariants:
         ``applied <= taken`` in every component; a timeline is taken and applied tick by tick.
@@ -25,7 +25,7 @@ class Timelines:
     def __init__(self, recovered: Recovered, roster: Roster) -> None:
         self.roster = roster
         self.applied: dict[str, int] = dict(recovered.applied)
-        # What was taken and not applied was in memory alone: it is fetched again.
+        # Entries taken and not applied were in memory alone: they are fetched again.
         self.taken: dict[str, int] = dict(recovered.applied)
         self.heads: dict[str, bytes] = dict(recovered.heads)
         self.removed: dict[str, int] = dict(recovered.removed)
@@ -50,7 +50,7 @@ class Timelines:
     # -- timelines that are retired --------------------------------------------------------------------------------
 
     def retire(self, places: Iterable[tuple[str, int]]) -> None:
-        """Take the places of a change for what has all that is retired by it in its past."""
+        """Note the places of a change: a vector that covers them has all of the timelines that the change retires."""
         self.retirement = dict(places)
 
     def _without_retired(self, vector: Vector) -> dict[str, int]:
@@ -58,18 +58,18 @@ class Timelines:
         return {leader: tick for leader, tick in vector.items() if leader not in retired}
 
     def in_short(self, vector: Vector) -> dict[str, int]:
-        """Return a vector as it is said: what has the retirement of a timeline in its past has all of that timeline."""
-        # A base from before the change has to name what it has of them: whoever reads it could not tell otherwise.
+        """Return a vector in short: one that covers the retirement of timelines has all of them, and omits them."""
+        # A base from before the change has to name its ticks of them: the receiver could not tell otherwise.
         if self.roster.membership.retired and covers(vector, self.retirement):
             return self._without_retired(vector)
         return dict(vector)
 
     def in_full(self, vector: Vector, config: int) -> Vector:
-        """Return what a member that counts by a version of the membership has said in short."""
+        """Return in full the short vector of a member that counts by a version of the membership."""
         retired: Mapping[str, int] = self.roster.membership.retired
         if not retired:
             return vector
-        # All of what is retired is applied here, so ours is where those timelines end.
+        # The retired timelines are applied here to their ends, so our ticks are the last ones.
         unsaid = {
             leader: self.applied[leader]
             for leader, since in retired.items()
@@ -80,14 +80,14 @@ class Timelines:
     def whole(self) -> set[str]:
         """Return the timelines of nodes that left, which every member has told to have up to the same tick.
 
-        Each has told that it counts by our membership, so its link to who left is gone, and all that the timeline has
-        is applied: what could be had from another member, it would have told of. So none of them ever grows again.
+        Each has told that it counts by our membership, so its link to the node that left is gone, and all of the
+        timeline is applied: a member with more of it would have told. So none of them ever grows again.
         """
         roster, membership = self.roster, self.roster.membership
         members = [roster.peers.get(node) for node in membership.nodes if node != roster.me]
         if roster.me not in membership.members:
             return set()
-        # Who counts by an older membership may still hear of more of it, or tell others.
+        # A member that counts by an older membership may still receive more of a timeline, or send it on.
         if any(peer is None or peer.config != membership.version for peer in members):
             return set()
         return {

@@ -1,7 +1,7 @@
 """The users of the cluster and their roles: every change of them, as a function from the old ones to the new ones.
 
 They are a part of the membership, so a change of them conflicts with everything that is under way: each transaction
-has either seen it, or was committed before it. There is always an admin among them, unless somebody insists.
+has either seen it, or was committed before it. There is always an admin among them, unless an operator insists.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
     Raises:
         MembershipError: the change cannot be made.
     """
-    # A right that one node does not hold is none: what it lets through is replicated to all.
+    # Every node has to enforce a right: a change that one node lets through is replicated to all.
     if old.level < LEVEL_NEEDED:
         raise _refused(
             "level",
@@ -46,7 +46,7 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
             raise _refused(
                 "duplicate", f"there is a user {name} already; change it with 'bedrockish user grant|passwd'"
             )
-        # They are all in every membership, which every node keeps in memory and sends to whoever joins.
+        # They are all in every membership, which every node keeps in memory and sends to each node that joins.
         if len(users) >= USERS_MAX:
             raise _refused("last", f"a cluster has {USERS_MAX} users at most, and those that were removed count, too")
         users[name] = UserSaid(_secret(change), _role(change) if change.role else 0, number)
@@ -65,7 +65,7 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
     else:
         # Revoking a role leaves the one below it: roles contain each other.
         users[name] = known._replace(role=min(known.role, _role(change) - 1))
-    # Roles are held at every door as soon as there is a user: without an admin nobody could undo that.
+    # Every door enforces roles as soon as there is a user: without an admin, that could not be undone.
     if not change.force and not any(one is not None and one.role == ADMIN for one in users.values()):
         raise _refused(
             "last",

@@ -1,4 +1,4 @@
-"""What this node has promised about transactions of any leader, and what has become of them."""
+"""This node's promises about transactions of any leader, and the outcomes of these."""
 
 from collections.abc import Collection
 
@@ -14,24 +14,24 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 
 
 class Votes:
-    """Votes, what is pending, and outcomes.
+    """Votes, pending transactions, and outcomes.
 
     Attributes:
-        by_txid: every vote that is kept.
-        pending: what this node approved or holds, and whose outcome it does not know.
-        outcomes: whether it was committed, of what ended and is not decided by safe time already, nor applied and
-            settled.
-        done: applied, under some place; not settled.
-        own_ends: our own that were rolled back.
-        aborting: of which a rollback was accepted, or decided, here.
-        comparing: BEGINs that came in time and whose rows are compared, and until how many seconds that holds.
-        late: something that is settled was noted nevertheless: it can be forgotten at once.
-        ended: whose outcome became known in this step.
+        by_txid: every vote on record.
+        pending: the transactions that this node approved or holds, and whose outcome it does not know.
+        outcomes: whether an ended transaction was committed; without those that safe time decides, and those that are
+            applied and settled.
+        done: the transactions that are applied, under some place, and not settled.
+        own_ends: our own transactions that were rolled back.
+        aborting: the transactions whose rollback was accepted, or decided, here.
+        comparing: BEGINs that came in time and whose rows are compared, each with the seconds until which that holds.
+        late: a settled transaction was noted nevertheless: it can be forgotten at once.
+        ended: the transactions whose outcome became known in this step.
         released: no longer pending in this step, because their rollback was accepted.
 
     Invariants:
         A txid in ``outcomes`` is not pending, and its outcome never changes.
-        What is pending has a vote that holds it.
+        Each pending transaction has a vote that holds it.
     """
 
     def __init__(self, me: str, clock: Clock, pieces: Pieces, outbox: Outbox) -> None:
@@ -48,19 +48,19 @@ class Votes:
         self.released: list[Txid] = []
 
     def take_ended(self) -> list[Txid]:
-        """Return whose outcome became known since the last time."""
+        """Return the transactions whose outcome became known since the last call."""
         ended, self.ended = self.ended, []
         return ended
 
     def take_released(self) -> list[Txid]:
-        """Return what is no longer pending, since the last time, because its rollback was accepted."""
+        """Return the transactions that ceased to be pending since the last call, by an accepted rollback."""
         released, self.released = self.released, []
         return released
 
     # -- votes -----------------------------------------------------------------------------------------------------
 
     def of(self, txid: Txid, transaction: Transaction | None = None) -> Vote:
-        """Return the vote on a transaction; a new one if there is none."""
+        """Return the vote on a transaction; create it if it is missing."""
         vote = self.by_txid.get(txid)
         if vote is None:
             vote = self.by_txid[txid] = Vote(txid, transaction)
@@ -70,7 +70,7 @@ class Votes:
         return vote
 
     def restore(self, vote: Vote, *, is_applied: bool = False) -> None:
-        """Take a vote that the file has kept."""
+        """Restore a vote that the file has kept."""
         # It is in the journal, or never will be anywhere: the promise has done its work.
         if is_applied or self.outcomes.get(vote.txid) or vote.txid.clock <= self.clock.safe:
             self.outbox.emit(Forget(vote.txid))
@@ -80,12 +80,12 @@ class Votes:
         # The end was known, and is durable: asked for it, this node answers as before the restart.
         if vote.accepted is not None and vote.accepted == (ENDED, False):
             self.outcomes[vote.txid] = False
-        # What was approved is pending again, before anything is heard: others may have counted the approval.
+        # An approved transaction is pending again before any message is heard: others may have counted the approval.
         elif vote.held and vote.transaction is not None:
             self.pending.add(vote.transaction, self.clock.now.seconds)
 
     def persist(self, vote: Vote) -> None:
-        """Have a vote kept, after every change of it."""
+        """Make a vote durable; called after every change of it."""
         transaction, parts = vote.transaction, None
         if transaction is not None and len(transaction.body) > self.pieces.settings.inline_bytes:
             parts = self.pieces.refer(transaction)
@@ -128,11 +128,11 @@ class Votes:
         # A recovery may be about to commit it because we hold it: a rollback accepted now would take that word back.
         if vote.promised > 1:
             return False
-        # Also of what was never seen here: its BEGIN may still come, and then finds the promise (V3).
+        # Also if this node never saw the transaction: its BEGIN may still come, and then finds the promise (V3).
         vote.promised, vote.accepted, vote.held = 1, (1, False), False
         if txid in self.pending:
             self.pending.remove(txid)
-            # It is not over: that takes a majority. But here nothing is in anybody's way any more.
+            # It is not over: that takes a majority. But here it no longer blocks any other.
             self.released.append(txid)
         self.persist(vote)
         return True
@@ -172,11 +172,11 @@ class Votes:
         self.late = self.late or txid.clock <= self.clock.settled
 
     def forget(self, waiting: Collection[Txid]) -> None:
-        """Drop what safe time decides: up to it, the journal is the whole truth. And what is applied and settled: that
-        it was, the journal tells.
+        """Drop the votes and outcomes that the journal makes needless: those up to safe time, where it is the whole
+        truth, and the outcomes of applied and settled transactions, which it tells.
 
         Args:
-            waiting: what is taken and not applied.
+            waiting: the transactions that are taken and not applied.
         """
         safe, settled = self.clock.safe, self.clock.settled
         self.late = self.outbox.is_applying and settled > safe

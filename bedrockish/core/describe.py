@@ -118,7 +118,7 @@ class Printer:
         self,
         message: say.Recover | say.Promise | say.Accept | say.Accepted | say.Refused | say.Outcome | say.Ask,
     ) -> str:
-        """Print what is said about a transaction that its leader does not end."""
+        """Return the text of a message about a transaction that its leader does not end."""
         name = self.name
         match message:
             case say.Recover(body, ballot):
@@ -192,18 +192,18 @@ class Printer:
     # -- entries ---------------------------------------------------------------------------------------------------
 
     def vector(self, vector: Vector) -> str:
-        """Print a full vector: what it does not mention is 0."""
+        """Return the text of a full vector: timelines that it does not mention are at 0."""
         return format_vector({node: vector.get(node, 0) for node in self.nodes}, self.nodes)
 
     def entry(self, entry: Entry) -> str:
-        """Print an entry: ``A1: COMMIT Alice[1, *, 0, *, 0] after [0, 0, 0, 0, 0]``."""
+        """Return the text of an entry: ``A1: COMMIT Alice[1, *, 0, *, 0] after [0, 0, 0, 0, 0]``."""
         # Its own tick, as of the moment at which its leader said COMMIT.
         return log_line(entry.leader, entry.tick, f"{self._committed(entry)} after {self.vector(entry.after)}")
 
     # -- events and effects ----------------------------------------------------------------------------------------
 
     def event(self, event: on.Event) -> str:
-        """Print what happened to a node."""
+        """Return the text of an event at a node."""
         match event:
             case on.Submitted(request_id, request, _, others):
                 more = f", and {len(others)} that came with it" if others else ""
@@ -249,7 +249,7 @@ class Printer:
                 assert_never(event)
 
     def effect(self, effect: do.Effect) -> str:
-        """Print what a node asks its driver to do."""
+        """Return the text of an effect that a node asks its driver for."""
         match effect:
             case do.Send(peer, message):
                 return f"{self.message(message)} -> {peer}"

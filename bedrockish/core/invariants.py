@@ -72,7 +72,7 @@ def what_became_known_had_its_consequences(state: State) -> None:
 
 
 def what_waits_is_taken_and_not_applied(state: State, queue: ApplyQueue) -> None:
-    """Each timeline is taken and applied tick by tick: what lies between the two waits, in order, and nothing else."""
+    """Each timeline is taken and applied tick by tick: the entries between the two wait, in order, and no others."""
     for leader, taken in state.timelines.taken.items():
         applied = state.timelines.applied.get(leader, 0)
         ticks = [entry.tick for entry in queue.waiting.get(leader, ())]

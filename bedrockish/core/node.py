@@ -1,7 +1,7 @@
 """The node: a pure state machine, told what happened, answering what to do. It only wires the parts together.
 
 Rule 1: nothing here waits, reads a clock, draws a number or opens a file.
-Rule 2: what a node says rests on what it has written; the driver lets nothing leave before that is durable.
+Rule 2: each message of a node rests on its writes; the driver lets none leave before they are durable.
 """
 
 from collections.abc import Callable, Iterable
@@ -193,8 +193,8 @@ class Node:
                 if peer in self.state.roster.peers:
                     self.state.roster.peers[peer].up = False
                     self.coordinator.replies.reservations.check()
-                    # Its approvals will not come soon: who needs them gives up now, and does not wait for its patience
-                    # to end.
+                    # Its approvals will not come soon: requests that need them give up now, and do not wait until their
+                    # patience ends.
                     self.coordinator.check()
             case Accused(peer, reason, for_good):
                 self.state.roster.accuse(peer, reason)
@@ -344,7 +344,7 @@ class Node:
             case Ask():
                 self.voting.on_ask(peer, message)
             case Gossip():
-                # The times first: they count, whatever else of the message cannot be read.
+                # The times first: they count even if the rest of the message cannot be read.
                 self.safe_time.on_gossip(peer, message)
                 self.coordinator.replies.reservations.heard(peer, message.reserved)
             case Fetch():
@@ -371,7 +371,7 @@ class Node:
                 assert_never(message)
 
     def _receive_pieces(self, peer: str, message: InPieces | Piece | Want | Offer | Stored) -> None:
-        """Take what is said of large transactions and messages."""
+        """Handle a message about the pieces of large transactions and messages."""
         match message:
             case InPieces():
                 self.staging.on_message(peer, message)
@@ -393,12 +393,12 @@ class Node:
             # A commit becomes known only when its entry is taken: without the entry it could not be applied.
             self.apply_queue.on_outcome(peer, message)
             self.apply_queue.fetch_missing(at_once=True)
-        # Up to safe time the journal alone says what happened: a word about it, late or wrong, is not taken.
+        # Up to safe time the journal alone has the outcomes: a message about one, late or wrong, is ignored.
         elif self.state.outcome(message.txid) is None and message.txid.clock > self.state.clock.safe:
             self.state.votes.end(message.txid, commit=False)
 
     def _refuse_forward(self, peer: str, message: Forward | Forwarded) -> None:
-        """Answer a learner of release 0.1.0 that passes on what its client writes: the client goes on to a voter."""
+        """Answer a learner of release 0.1.0 that forwards its client's writes: the client goes on to a voter."""
         if isinstance(message, Forwarded):
             return  # the answer to FORWARD, which this release does not send
         try:
@@ -419,7 +419,7 @@ class Node:
             return
         self.state.roster.peers[peer].up = True
         self.state.roster.acquit(peer)
-        # The old link has lost what was on its way: all that is open with this peer is said again.
+        # The old link has lost the messages on their way: all that are open with this peer are sent again.
         self.safe_time.gossip_to(peer)
         self.staging.resume(peer)
         self.coordinator.resend(peer)
@@ -430,7 +430,7 @@ class Node:
         self.safe_time.advance()
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()
-        # Safe time may have passed what waits for its base: then its end is told.
+        # Safe time may have passed a BEGIN that waits for its base: then its end is told.
         self.voting.settle()
         self.staging.check()
         self.recovery.check()

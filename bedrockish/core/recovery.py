@@ -74,7 +74,7 @@ class Recovery:
         self.voting = voting
         self.coordinator = coordinator
         self.rounds: dict[Txid, Round] = {}
-        self.deferred: dict[Txid, str] = {}  # RECOVERs whose base is not covered yet: whom to answer
+        self.deferred: dict[Txid, str] = {}  # RECOVERs whose base is not covered yet, each with the peer to answer
         self.adoptable: dict[Txid, Round] = {}  # decided commits that we cannot apply yet
         self.counts = {"started": 0, "adopted": 0, "aborted": 0}
 
@@ -102,7 +102,7 @@ class Recovery:
             if age < suspicion / 2 or txid in self.rounds:
                 continue
             if txid.leader == state.me:
-                # Ours, and in a recovery's hands that never ended: then it is anybody's to finish, also ours.
+                # Ours, and taken up by a recovery that never ended it: then any voter may finish it, also this node.
                 if age > 2 * suspicion and not self.coordinator.decides(txid):
                     self.start(transaction)
             # Also of a leader that speaks and yet ends nothing: asked to promise, it ends the matter by its answer
@@ -151,12 +151,12 @@ class Recovery:
         return self.state.clock.now.seconds - peer.heard > self.state.settings.suspicion_ms / 1000 * peer.patience
 
     def _rank(self) -> int:
-        """Our place among the voters that seem alive: they start one after the other, so that one does the work."""
+        """Return our place among the voters that seem alive: they start in turn, so that one does the work."""
         alive = [node for node in self.state.roster.voters if node == self.state.me or not self._is_silent(node)]
         return alive.index(self.state.me)
 
     def start(self, transaction: Transaction, tries: int = 1) -> None:
-        """Begin a round for a transaction: at a ballot of our own above all that we have promised."""
+        """Start a round for a transaction, at a ballot of our own above all that we have promised."""
         state, txid = self.state, transaction.txid
         # Up to safe time there is nothing to decide: it is in the journal, or never will be.
         if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
@@ -190,7 +190,7 @@ class Recovery:
         self.on_recover(state.me, message)
 
     def _again(self, txid: Txid, round_: Round) -> None:
-        """Give a round up and, if the outcome is still unknown, begin another."""
+        """Give a round up and, if the outcome is still unknown, start another."""
         # A new ballot asks for new promises: answers to the old one prove nothing about it.
         del self.rounds[txid]
         for blocker, transaction in round_.blockers.items():
@@ -230,16 +230,16 @@ class Recovery:
         state = self.state
         transaction = state.read_body(message.body)
         txid = transaction.txid
-        # Followed, it would take the clocks of all there for good. A BEGIN is held against V15; this cannot be refused
-        # for less.
+        # A node that followed it would take all clocks there for good. A BEGIN is tested by V15; a RECOVER or ACCEPT
+        # cannot be refused for less.
         if peer != state.me and state.clock.is_absurd(txid.clock):
             raise EntryMalformedError(f"{txid} began more than a year ahead of what most voters' clocks say")
         state.clock.adjust(txid.clock)
-        # P1: only voters promise, to voters. P2: who knows the outcome says that instead.
+        # P1: only voters promise, to voters. P2: a voter that knows the outcome tells that instead.
         if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer) or self._tell(peer, txid):
             return None
         if transaction.config < state.roster.membership.version:
-            state.votes.end(txid, commit=False)  # P3: what is older than the membership and not applied never commits
+            state.votes.end(txid, commit=False)  # P3: older than the membership and not applied, it never commits
             self._tell(peer, txid)
             return None
         vote = state.votes.of(txid, transaction)
@@ -252,17 +252,17 @@ class Recovery:
         return vote
 
     def settle(self) -> None:
-        """Answer the RECOVERs whose base has become covered, and adopt what can be applied now."""
+        """Answer the RECOVERs whose base has become covered, and adopt the decided commits that can be applied now."""
         state = self.state
         for txid, peer in list(self.deferred.items()):
             vote = state.votes.by_txid.get(txid)
-            # It has ended while its base was fetched: whoever asked is told by P2 when it asks again.
+            # It has ended while its base was fetched: the peer is told by P2 when it asks again.
             if vote is None or vote.transaction is None or state.outcome(txid) is not None:
                 del self.deferred[txid]
             elif covers(state.timelines.applied, vote.transaction.base):
                 del self.deferred[txid]
                 self._answer(peer, vote, vote.transaction)
-        # Decided is not yet applicable: what it has seen may still be on its way to us.
+        # A decided commit may not be applicable yet: entries of its base may still be on their way to us.
         for txid, round_ in list(self.adoptable.items()):
             self._adopt(txid, round_)
 
@@ -402,14 +402,14 @@ class Recovery:
         verdict = judge(
             round_.transaction.txid.leader, round_.answers, self.state.roster.voters, self.state.roster.quorum
         )
-        # Nothing is proposed: what blocks it is ended first, and each further answer is judged with the others.
+        # Nothing is proposed yet: its blockers are ended first, and each further answer is judged with the others.
         if isinstance(verdict, First):
             self._unblock(round_)
         else:
             self._propose(round_, commit=verdict == COMMIT)
 
     def _unblock(self, round_: Round) -> None:
-        """Y first: ask its leader, or recover it where its leader is silent; then there will be a new round."""
+        """Have the blockers ended first: ask their leaders, or recover those of silent leaders. A new round follows."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
             # We know its end, and a voter that it blocks does not: told of it, that voter holds ours.
@@ -423,7 +423,7 @@ class Recovery:
                 state.outbox.send(txid.leader, Ask(txid, state.clock.read()))
 
     def _tell_blocked(self, round_: Round, blocker: Txid) -> None:
-        """Tell those at whom a transaction is in the way of a round that it is over."""
+        """Tell the voters at which an ended transaction still blocks a round how it ended."""
         for node, answer in round_.answers.items():
             if node != self.state.me and blocker in answer.blockers:
                 self.voting.tell_outcome(node, blocker)
@@ -438,11 +438,11 @@ class Recovery:
         self.on_accept(state.me, message)
 
     def on_accepted(self, peer: str, message: Accepted) -> None:
-        """Count who has accepted our decision; at a majority it is decided."""
+        """Count a voter that has accepted our decision; at a majority it is decided."""
         round_ = self.rounds.get(message.txid)
         if round_ is None or round_.ballot != message.ballot or not self.state.roster.is_voter(peer):
             return
-        round_.accepted.add(peer)  # J8: what a majority has accepted at one ballot stands
+        round_.accepted.add(peer)  # J8: a decision that a majority has accepted at one ballot stands
         if round_.decision is not None and len(round_.accepted) >= self.state.roster.majority:
             self._decided(message.txid, round_)
 
@@ -469,14 +469,14 @@ class Recovery:
         elif covers(state.timelines.applied, transaction.base) and txid not in state.blocked:
             del self.adoptable[txid]
             self.counts["adopted"] += 1  # J9: at a place of our own timeline: no node writes into another's
-            # The quorum that its label names is of those who accepted the decision.
+            # The quorum in its label is that of the voters that accepted the decision.
             holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
             entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
             # A recovery is rare: the body is sent also to members that have it already, in a vote.
             state.outbox.send_all(Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
 
     def on_refused(self, message: Refused) -> None:
-        """A higher ballot is promised somewhere: leave it to that one for a while, then try above it."""
+        """Note that a higher ballot is promised somewhere: leave the work to it for a while, then try above it."""
         round_ = self.rounds.get(message.txid)
         if round_ is not None and message.promised > round_.ballot:
             vote = self.state.votes.of(message.txid, round_.transaction)
@@ -485,7 +485,7 @@ class Recovery:
             self.state.votes.persist(vote)
 
     def ended(self, txid: Txid) -> None:
-        """An outcome became known: its round is over, and rounds that it blocked can be tried again."""
+        """End the round of a transaction whose outcome became known, and try the rounds again that it blocked."""
         self.rounds.pop(txid, None)  # J1: a known outcome ends the round, whatever the answers are
         self.deferred.pop(txid, None)
         self.released(txid)
@@ -496,19 +496,19 @@ class Recovery:
             # Its blocker has just ended here; other voters may not have heard of that.
             if txid in round_.blockers and round_.decision is None:
                 self._tell_blocked(round_, txid)
-                # Drawn: all who recover it have waited for the same end, and would refuse each other's ballots.
+                # Drawn: all its recoverers have waited for the same end, and would refuse each other's ballots.
                 self.state.timers.set(
                     self.state.settings.heartbeat_ms * (0.5 + self.state.draw()), "recover_again", other
                 )
 
     def again(self, txid: Txid) -> None:
-        """A blocked round may go through now."""
+        """Try a blocked round again, which may go through now."""
         round_ = self.rounds.get(txid)
         if round_ is not None and round_.decision is None:
             self._again(txid, round_)
 
     def resend(self, peer: str) -> None:
-        """Say again to a peer what it may have missed."""
+        """Send a peer again the messages of our rounds that it may have missed."""
         state = self.state
         clock = state.clock.read()
         for round_ in self.rounds.values():

@@ -35,9 +35,9 @@ class Reply:
 
 @value
 class Execute:
-    """Run this request's request on the database as it is now and step ``Executed``.
+    """Execute the client's request on the database as it is now and step ``Executed``.
 
-    ``clock`` is what ``transaction_clock()`` gives in it; if that is called and it is 0, step ``ClockWanted``.
+    ``clock`` is the value of ``transaction_clock()`` in it; if that is called and it is 0, step ``ClockWanted``.
     If the command is in the journal already, answer from there and step ``Dropped``, or ``Decided`` if it is a schema
     change that is not activated yet; if it fails, step ``Failed``.
     ``group`` are requests that may be executed after it, one on top of the other, in the same transaction: as many of
@@ -139,7 +139,7 @@ class SendEntries:
 
 @value
 class SendOutcome:
-    """Tell a peer what the journal says of a transaction: committed if it is there, else rolled back."""
+    """Tell a peer the outcome of a transaction by the journal: committed if it is there, else rolled back."""
 
     peer: str
     txid: Txid
@@ -154,7 +154,7 @@ class SetMembers:
 
 @value
 class Malformed:
-    """End the link on which a peer sent what cannot be true or read: nothing of it was taken.
+    """End the link on which a peer sent a message that cannot be true or read: nothing of it was taken.
 
     ``reason`` names the message and the field, for that peer and for the operator.
     """
@@ -165,7 +165,7 @@ class Malformed:
 
 @value
 class Halt:
-    """Stop this node: what it was told cannot be true of a sound cluster. ``reason`` is for the operator."""
+    """Stop this node: something that it received cannot be true of a sound cluster. ``reason`` is for the operator."""
 
     reason: str
 

@@ -21,11 +21,11 @@ class Now(NamedTuple):
 
 @value
 class Submitted:
-    """A client asked for something. ``request_id`` is the driver's name for whom to answer.
+    """A client asked for something. ``request_id`` is the driver's name for the request.
 
-    ``once``: what the driver executes is the same each time; if it cannot be led as it is, it cannot be led.
-    ``others``: what came at the same moment, and may share a transaction with it: requests that are known to write
-    rows and nothing else, of the same isolation.
+    ``once``: each execution by the driver gives the same; if that cannot be led as it is, it cannot be led at all.
+    ``others``: requests that came at the same moment, and may share a transaction with it: they are known to write
+    rows and nothing else, and have the same isolation.
     """
 
     request_id: int
@@ -90,7 +90,7 @@ class Held:
 class Failed:
     """A request cannot be executed: the error is its answer as soon as nothing can come of its earlier attempts.
 
-    ``error.rests_on`` is what it had read when it was refused, as a ``Prepared`` that only reads.
+    ``error.rests_on`` is its reads up to the refusal, as a ``Prepared`` that only reads.
     """
 
     request_id: int
@@ -125,7 +125,7 @@ class Activated:
 class Assembled:
     """The bytes of a message that a peer has sent in pieces, as an Assemble effect asked.
 
-    ``known``: what they were found to be, if the driver has read them already.
+    ``known``: the message, if the driver has read it already.
     """
 
     peer: str

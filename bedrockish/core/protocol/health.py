@@ -49,8 +49,8 @@ class Alarm:
     """Something that is wrong with a node.
 
     Attributes:
-        mode: what the node still does because of it.
-        reason: for people: what is wrong, and what to do.
+        mode: how much the node still does because of it.
+        reason: for people: the fault and the remedy.
         details: plain facts for programs, such as ``table`` and ``key``.
     """
 
@@ -111,7 +111,7 @@ def encode_alarm(alarm: Alarm) -> bytes:
 
 
 def decode_alarm(data: bytes) -> Alarm:
-    """Read what ``encode_alarm`` wrote.
+    """Return the alarm that ``encode_alarm`` wrote.
 
     Raises:
         EntryMalformedError: the bytes are something else.

@@ -3,7 +3,7 @@
 On the wire a message is a CBOR array: the number of its kind, then its fields in order. An unknown kind is refused
 with a typed error.
 
-Nodes of two releases speak with each other while a cluster is upgraded. How to change what they say:
+Nodes of two releases speak with each other while a cluster is upgraded. How to change the messages:
 
 * A field: append it at the end, with a default. An older program ignores it, and its messages, which lack it, are read
   with the default. Never change, move or remove a field that an older level reads. Code that needs every member to read

@@ -87,7 +87,7 @@ class Cutter:
         self._bodies_before, self._bodies = self._bodies, {}
 
     def learn(self, body: bytes, data: bytes, parts: tuple[Part, ...]) -> None:
-        """Remember how a body is cut that has come in parts of data, whose pieces were held against their names."""
+        """Remember the cut of a body that has come in parts of data, whose pieces were checked against their names."""
         # Pieces that lie in the body whole keep their names; the bytes around them come from the data.
         at, stop = (begin := _find(data, body, 0)), begin + len(body)
         found: list[Part] = []

@@ -104,7 +104,7 @@ class Membership:
     """The members and users of the cluster, as of some commit.
 
     Attributes:
-        version: how many changes there were before; 0 is what the cluster was founded with.
+        version: the number of changes before; the cluster was founded with 0.
         members: by name.
         cluster_id: the random id that the cluster got at its founding; empty for one of release 0.1.0, which gets its
             id when its level is raised.
@@ -169,7 +169,7 @@ class Joining:
 
 
 def encode_joining(joining: Joining) -> bytes:
-    """Return the bytes in which a new node's file keeps what it was told."""
+    """Return the bytes in which a new node's file keeps a ``Joining``."""
     return cbor2.dumps([encode_membership(joining.membership), canonical(joining.vector)])
 
 
@@ -211,7 +211,7 @@ class Recovered:
         pieces: the pieces of transactions that are saved: sha256 -> size.
         named: the pieces that a vote is kept in, instead of its transaction's body.
         lost: the reason why the file lacks some promise that was made with it; empty if it lacks none.
-        joining: what a new node was told when it was taken in; None once it has caught up.
+        joining: the facts told to a new node when it was taken in; None once it has caught up.
         removed: the last tick of each timeline that was removed from the journal.
         holds: readers that still need the journal from a clock on.
     """

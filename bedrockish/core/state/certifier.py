@@ -142,7 +142,7 @@ class Pending:
         if self.transactions.pop(txid, None) is not None:
             del self.since[txid]
             self._index.remove(txid)
-            # Only the top is ever asked for, so what has ended stays below it until it gets there.
+            # Only the top is ever read, so ended ones stay below it until they get there.
             while self._by_clock and self._by_clock[0] not in self.transactions:
                 heapq.heappop(self._by_clock)
 
@@ -151,7 +151,7 @@ class Pending:
         return starmap(Conflict, self._index.conflicts(access_set, own))
 
     def is_writing(self, key: bytes) -> bool:
-        """Whether a pending transaction writes a key as such."""
+        """Return whether a pending transaction writes a key as such."""
         return self._index.is_writing(key)
 
     def schema_change(self) -> Transaction | None:
@@ -193,7 +193,7 @@ class OwnEnds:
 
     def forget(self, closed: int) -> None:
         """Drop the ends that were learned up to a closed time: what is approved from now on has a later clock."""
-        # V14 refuses what is as old as that, so V10 cannot be asked about it any more.
+        # V14 refuses transactions as old as that, so V10 cannot be asked about these ends any more.
         while self._ended and self._ended[0][0] <= closed:
             txid = self._ended.popleft()[1]
             del self._at[txid]
@@ -204,7 +204,7 @@ class Known:
     """A commit above safe time.
 
     Attributes:
-        txid: what was committed.
+        txid: the transaction.
         kind: ``rows``, ``schema`` or ``members``.
         command: its first command.
         access_set: its access set.
@@ -220,7 +220,7 @@ class Known:
         self.everywhere = False  # it stands in a timeline that is retired: every base has seen it
 
     def is_in(self, base: Vector) -> bool:
-        """Whether a base has seen it, under any of its places."""
+        """Return whether a base has seen it, under any of its places."""
         return self.everywhere or any(base.get(leader, 0) >= tick for leader, tick in self.places)
 
 
@@ -343,7 +343,7 @@ class Segment:
         return self._last
 
     def is_in(self, base: Vector) -> bool:
-        """Whether a base has seen each commit under its first place."""
+        """Return whether a base has seen each commit under its first place."""
         return all(base.get(leader, 0) >= tick for leader, tick in self._last.items())
 
     def owner_of(self, txid: Txid) -> int | None:
@@ -500,7 +500,7 @@ class CommitWindow:
         recovered: the last tick of each timeline that was applied before the start.
 
     Attributes:
-        known: those that are not settled, and up to a few hundred of those that are.
+        known: the commits that are not settled, and up to a few hundred settled ones.
         floor: the last tick of each timeline that is the first place of a dropped commit.
         member_changes: the last changes of the members, each with whether open transactions go on over it.
     """
@@ -618,7 +618,7 @@ class CommitWindow:
         found: list[Known] = []
         for leader, line in self._lines.items():
             seen = base.get(leader, 0) + 1 - line.first
-            # The line begins after what this base has seen: it does not tell all that is newer.
+            # The line begins later than the next commit that this base lacks, so it does not have all newer ones.
             if seen < 0:
                 return None
             if seen < len(line.commits):
@@ -626,14 +626,14 @@ class CommitWindow:
         return found
 
     def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
-        """After a restart: of the timelines, up to ``applied``, only these ticks were added and are known here."""
+        """Set the floor after a restart: of the timelines, up to ``applied``, only these ticks were added here."""
         found: dict[str, set[int]] = {}
         for leader, tick in ticks:
             found.setdefault(leader, set()).add(tick)
         for leader, last in applied.items():
             known = found.get(leader, set())
             if leader not in self._retired:
-                # From the end backwards to the first gap: a base below it may have missed what is not known here.
+                # From the end backwards to the first gap: a base below it may lack commits that are not known here.
                 self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in known), 0)
 
     def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:

@@ -22,21 +22,21 @@ class Clock:
         settings: timings and bounds.
         now: the driver's clocks at the start.
         ceiling: the clock never went above this before the start; it begins there.
-        cut, safe, settled: what they were before the start.
+        cut, safe, settled: their values before the start.
         follows_wall: False is the safety valve: the clock then only counts and ignores the wall.
 
     Attributes:
-        now: the driver's clocks, of which the wall is what most voters would believe of it.
+        now: the driver's clocks, with the wall as far as most voters would believe it.
         wall_ms: Unix milliseconds, as our own machine has them.
-        believed_ms: what most voters' wall clocks say; 0 before that is known.
+        believed_ms: the wall by most voters' clocks; 0 before that is known.
         leap_ms: by how much they have leapt ahead, if that is more than the cluster's clock follows; else 0.
         value: the greatest value that was given or heard of.
-        ceiling: what is durable: no value above it has left this node.
-        floor: the ceiling at the start: what is below may have been promised before.
+        ceiling: the durable bound: no value above it has left this node.
+        floor: the ceiling at the start: values below it may have been promised before.
         counted: whether the clock has only counted, ever since the start.
         closed, cut, safe: see ``bedrockish.core.replica.times``.
-        settled: what safe time will be as soon as all is applied here that others have told of. Up to it nothing is
-            decided any more; but some of it may not be here yet.
+        settled: the safe time to come, as soon as all entries are applied here that others have told of. Up to it no
+            transaction is decided any more; but some entries may not be here yet.
         lag: how far behind its clock this node closes time.
 
     Invariants:
@@ -126,7 +126,7 @@ class Clock:
         return middle
 
     def hear_walls(self, ahead: Iterable[int | None]) -> None:
-        """Take what the other voters' walls are ahead of our monotonic clock, as far as they have told."""
+        """Note how far the other voters' walls are ahead of our monotonic clock, as far as they have told."""
         self.walls = [one for one in ahead if one is not None]
 
     def follow_wall(self, *, follows: bool) -> None:
@@ -146,9 +146,9 @@ class Clock:
         return ahead if ahead > self.settings.clock_offset_ms else 0
 
     def is_absurd(self, clock: int) -> bool:
-        """Whether a clock is so far ahead that it is an error, whatever rests on it.
+        """Return whether a clock is so far ahead that it is an error, even if a promise or an outcome rests on it.
 
-        No node follows a wall clock, or hearsay, that far. Believed, it would be the end of following the wall for all.
+        No node follows a wall clock, or hearsay, that far. Once believed, it would end the use of the wall for all.
         """
         # Nothing to compare with: a clock that only counts may be anywhere.
         if not self.follows_wall or not self.believed_ms:
@@ -159,7 +159,7 @@ class Clock:
 
     def tick(self) -> int:
         """Return a new value, above all that this node has seen, closed or promised."""
-        # Our own vote would reject what is not above it (V14).
+        # Our own vote would reject a clock that is not above it (V14).
         self.adjust(self.closed)
         # Above all before even if the wall stands still or went back: names are given once (the clock is half of a
         # Txid).
@@ -180,7 +180,7 @@ class Clock:
 
     def raise_ceiling(self) -> int:
         """Return a ceiling above all values, which has to be durable before one above the old ceiling leaves."""
-        # A block at a time: one sync for all clocks of the next second, and a restart skips what is left of it.
+        # A block at a time: one sync for all clocks of the next second, and a restart skips the rest of the block.
         self.ceiling = moved(self.value, self.settings.clock_block_ms)
         assert self.ceiling >= self.value
         return self.ceiling
@@ -217,8 +217,8 @@ class ClosingLag:
     late BEGINs are, and keeps twice that distance, within bounds. It forgets slowly, so a burst does not surprise it,
     and a quiet cluster gets quick.
 
-    Not the clock less so many milliseconds is closed, but what it said so many milliseconds ago: a clock that only
-    counts (it is logical, or the wall went backwards) would else never close what it counted last.
+    A node closes its reading of so many milliseconds ago, not its clock less so many milliseconds: else a clock that
+    only counts (it is logical, or the wall went backwards) would never close the values that it counted last.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -109,7 +109,7 @@ def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Map
 
 def _raise(old: Membership, facts: Facts) -> Membership:
     """Raise the release level to the highest that every member reads; give a cluster of release 0.1.0 its id."""
-    # One that has told nothing may be of any release: what it cannot read would end its links.
+    # One that has told nothing may be of any release: a message that it cannot read would end its links.
     silent = [node for node in old.nodes if facts.levels.get(node, UNKNOWN) == UNKNOWN]
     if silent:
         raise _refused("level", f"{', '.join(silent)} told no release level yet; start it, and it is raised then")
@@ -145,10 +145,10 @@ def _add(old: Membership, members: dict[str, Member], node: str, address: str, s
         raise _refused("name", f"{node!r} is not a name; write a letter and then up to 15 letters, digits or _")
     _check_address(members, node, address)
     known = members.get(node)
-    # On another file it would have forgotten what it promised; its successor gets another name.
+    # On another file it would have forgotten its promises; its successor gets another name.
     if known is not None and known.voter:
         raise _refused("duplicate", f"{node} is a voter already; see them with 'bedrockish member list'")
-    # Two processes of one name would each take what the other is sent.
+    # Two processes of one name would each take the messages for the other.
     if known is not None and node in facts.alive and known.store and known.store != store:
         raise _refused(
             "alive",

@@ -36,11 +36,11 @@ class Outbox:
         return effects
 
     def emit(self, effect: Effect) -> None:
-        """Ask the driver for something."""
+        """Add an effect to those of the step."""
         self.effects.append(effect)
 
     def emit_first(self, effect: Effect) -> None:
-        """Ask the driver for something that all the rest rests on."""
+        """Add an effect before all others of the step, which rest on it."""
         self.effects.insert(0, effect)
 
     @property
@@ -52,7 +52,7 @@ class Outbox:
         return False
 
     def send(self, peer: str, message: Message) -> None:
-        """Say something to one peer."""
+        """Send a message to one peer."""
         kind = message.__class__
         # An older member would end the link over it, again and again, and hear nothing else.
         assert kind not in SINCE or SINCE[kind] <= self.roster.level, (
@@ -61,13 +61,13 @@ class Outbox:
         self.effects.append(Send(peer, self.to_send(peer, message)))
 
     def send_voters(self, message: Message) -> None:
-        """Say something to every other voter."""
+        """Send a message to every other voter."""
         for node in self.roster.voters:
             if node != self.roster.me:
                 self.send(node, message)
 
     def send_all(self, message: Message) -> None:
-        """Say something to every other member."""
+        """Send a message to every other member."""
         for node in self.roster.peers:
             self.send(node, message)
 

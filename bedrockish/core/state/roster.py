@@ -18,7 +18,7 @@ class Peer:
         up: whether messages to it can arrive.
         heard: seconds at which it was last heard of.
         applied: the vector that it said to have applied.
-        report: its latest (applied, closed, cut), not yet covered by what we have applied; or None.
+        report: its latest (applied, closed, cut) that our applied vector does not cover yet; or None.
         closed, cut: its latest report that we have covered.
         wall_ahead_ms: its wall clock less our monotonic one, when it last told; None if it never did.
         suspected: we have begun to finish its transactions without it.
@@ -69,7 +69,7 @@ class Roster:
 
     Invariants:
         ``me`` is not in ``peers``; every other member is.
-        ``voters``, and what is counted of them, are those of ``membership``, whose version never goes back.
+        ``voters``, ``quorum`` and ``majority`` are those of ``membership``, whose version never goes back.
     """
 
     def __init__(self, recovered: Recovered, health: Health, seconds: float) -> None:
@@ -94,7 +94,7 @@ class Roster:
         assert membership.version >= self.membership.version, "a membership is followed by a later one"
         before, self.membership = self.membership, membership
         others = [node for node in self.links().nodes if node != self.me]
-        # A learner may come again under its name on another file: what the old file has told says nothing of that one.
+        # A learner may come again under its name on another file: the reports of the old file do not hold for that one.
         known = {node: peer for node, peer in self.peers.items() if not _is_other_file(before, membership, node)}
         # Heard just now: a new member is not to be suspected before it could say a word.
         self.peers = {node: known.get(node, Peer(heard=seconds)) for node in others}
@@ -167,7 +167,7 @@ class Roster:
 
     @property
     def barred(self) -> str:
-        """Why this node neither votes nor leads: it has forgotten what it promised; empty if it may."""
+        """Why this node neither votes nor leads: it has forgotten promises; empty if it may."""
         # The note in the file outlasts an accusation, which ends when the peer takes a link again.
         return self.lost or next(iter(self.accused.values()), "")
 

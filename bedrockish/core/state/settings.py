@@ -10,7 +10,7 @@ class Settings:
     """Timings and bounds of one node.
 
     Attributes:
-        heartbeat_ms: how often a node tells the others what it has applied and closed.
+        heartbeat_ms: how often a node tells the others its applied vector and its closed time.
         suspicion_ms: how long a leader may be silent before others finish its transactions.
         closing_lag_ms: how far behind its clock a node closes time at most; transactions slower than this are told
             TOO LATE.

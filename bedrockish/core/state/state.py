@@ -49,7 +49,7 @@ class State:
         votes: its promises. commit_window: commits that conflict tests still need. schema: which is in force.
         holds: readers that still need the journal, each with how often it began and from which clock on.
         blocked: decided transactions that fit nowhere: not applied before an operator has decided.
-        stuck: why this node cannot get what it lacks, for people; empty if it can.
+        stuck: why this node cannot get the entries that it lacks, for people; empty if it can.
         counts: how often things happened, for people. contests: the leaders that compete for the same rows.
         reserved: the reservation of a request of this node, as gossip tells it.
         doubts: how often the rows here differed from those that a transaction was made of.
@@ -138,11 +138,11 @@ class State:
 
     @property
     def knows_wall(self) -> bool:
-        """Whether enough voters have told what their wall clocks say, since this node started."""
+        """Whether enough voters have told their wall clocks since this node started."""
         return bool(self.roster.voters) and len(self.clock.walls) >= self.roster.walls_needed
 
     def hear_wall(self, peer: Peer, wall_ms: int) -> None:
-        """Note what a peer's wall clock says."""
+        """Note a peer's wall clock."""
         peer.wall_ahead_ms = wall_ms - int(self.clock.now.seconds * 1000)
         self._hear_walls()
 
@@ -194,7 +194,7 @@ class State:
             self.outbox.emit(Keep("lost", reason))
 
     def give_up_fetching(self, reason: str) -> None:
-        """Note, for people, why this node will never get what it lacks."""
+        """Note, for people, why this node will never get the entries that it lacks."""
         self.stuck = reason
 
     @property
@@ -227,7 +227,7 @@ class State:
     # -- what is here ----------------------------------------------------------------------------------------------
 
     def has_seen(self, token: Token) -> bool:
-        """Whether this node has all that a session has seen, and the schema in force then."""
+        """Return whether this node has all that a session has seen, and the schema in force then."""
         if token.clock > self.clock.value and self.clock.is_absurd(token.clock):
             return False
         # Its session has seen the schema that follows; here it would find the old one.
@@ -281,7 +281,10 @@ class State:
         return True if found is None and self.is_in_journal(txid) else found
 
     def is_applied(self, txid: Txid) -> bool:
-        """Whether a transaction is in the tables, under some place; up to safe time, it may be so without a word."""
+        """Return whether a transaction is known to be in the tables, under some place.
+
+        Up to safe time, it may be there and the answer be no.
+        """
         return txid in self.votes.done or self.is_in_journal(txid)
 
     def is_in_journal(self, txid: Txid) -> bool:
@@ -289,7 +292,7 @@ class State:
         return self.clock.safe < txid.clock <= self.clock.settled and self._has_applied(txid)
 
     def is_in_base(self, txid: Txid, base: Vector) -> bool:
-        """Whether a base has a commit, under any of the places that the journal has for it."""
+        """Return whether a base has a commit, under any of the places that the journal has for it."""
         retired = self.roster.membership.retired
         return any(leader in retired or base.get(leader, 0) >= tick for leader, tick in self._find_places(txid))
 
@@ -390,7 +393,7 @@ class State:
     def activate(self) -> None:
         """Put the scheduled schema change in force: everything with a smaller clock is applied, and nothing else."""
         self.outbox.emit(Activate(self.schema.activate().txid))
-        self.progress = True  # there are those that waited for it
+        self.progress = True  # requests and entries may have waited for it
 
     def take_progress(self) -> bool:
         """Return whether something was applied, or came into force, since the last call."""

@@ -138,14 +138,14 @@ class Votes:
         return True
 
     def forget_comparisons(self) -> None:
-        """Wait no longer for comparisons whose time is over."""
+        """Drop the comparisons that have expired."""
         seconds = self.clock.now.seconds
         self.comparing = {txid: until for txid, until in self.comparing.items() if seconds < until}
 
     # -- outcomes --------------------------------------------------------------------------------------------------
 
     def end(self, txid: Txid, *, commit: bool) -> None:
-        """Learn the outcome of a transaction."""
+        """Note the outcome of a transaction."""
         known = self.outcomes.get(txid)
         assert known is None or known == commit, f"{txid} has two outcomes"
         if known is not None:
@@ -161,7 +161,7 @@ class Votes:
             if txid.leader == self.me and vote.transaction is not None:
                 # At our clock of now, not that of the transaction: V10 asks who began before this node knew the end.
                 self.own_ends.add(vote.transaction, self.clock.read())
-            # Kept until it is safe: others may recover what conflicts with it, and have to be told that it ended (J6).
+            # Kept until it is safe: others may recover a conflicting one, and have to be told that this ended (J6).
             vote.promised, vote.accepted, vote.held = ENDED, (ENDED, False), False
             self.persist(vote)
 
@@ -191,7 +191,7 @@ class Votes:
         over = [txid for txid in self.outcomes if txid.clock <= safe and txid not in waiting]
         over += [txid for txid in self.outcomes if safe < txid.clock <= settled and txid in self.done]
         for txid in over:
-            # Those who wait for it are told at the end of this step, by its outcome.
+            # The requests that wait for it are told at the end of this step, by its outcome.
             if txid not in self.ended:
                 del self.outcomes[txid]
         self.done = {txid for txid in self.done if txid.clock > settled}

@@ -136,7 +136,7 @@ class Assembled:
 
 @value
 class Compared:
-    """The comparison of a transaction that ``compare_rows`` put off is done: ask again."""
+    """The comparison of a transaction, which ``compare_rows`` put off, can be asked for again."""
 
     txid: Txid
 

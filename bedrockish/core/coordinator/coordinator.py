@@ -1,8 +1,8 @@
 """Our own transactions, from a client's request to its answer (section 3 of the protocol).
 
 A client's request (``InFlight``) may need several attempts. An *attempt* is one transaction in flight. A request
-waits for what it conflicts with, and is then executed again on what has become true since. It is answered "did not
-happen" only when every attempt that it made is known to have ended so.
+waits for the transactions that it conflicts with, and is then executed again on a newer snapshot. It is answered
+"did not happen" only when every attempt that it made is known to have been rolled back.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from bedrockish_journal.model.vector import covers
 
 
 class Coordinator:
-    """Leads this node's transactions."""
+    """The leader of this node's transactions."""
 
     def __init__(
         self, state: State, apply_queue: ApplyQueue, voting: Voting, reading: Reading, staging: Staging
@@ -77,8 +77,7 @@ class Coordinator:
                 self.replies.finish(inflight, UsageError(requests.FORGED))
             else:
                 self._behind[each] = inflight
-                # What the session has seen exists somewhere: it is fetched, for its COMMIT may never come here by
-                # itself.
+                # Fetch the commits that the session has seen: their COMMIT may never come here by itself.
                 self.apply_queue.want(asked.token.vector)
         if len(ready) > 1:
             self.together.start(ready)
@@ -99,8 +98,8 @@ class Coordinator:
 
     def _execute(self, inflight: InFlight) -> None:
         inflight.is_free = False
-        # Executed for the first time, it may be a read that need not wait. What is executed again now would only be
-        # executed once more when the change is in force.
+        # A first execution may be a read that need not wait. A request that is executed again now would only have to
+        # be executed once more when the change is in force.
         is_again = inflight.access_set is not None or inflight.read is not None
         if is_again and self.checking.waits_for_schema(inflight):
             return
@@ -116,9 +115,9 @@ class Coordinator:
         self._execute_at(inflight)
 
     def _waits_for_the_last(self, inflight: InFlight) -> bool:
-        """Whether something is still under way that others had begun before they held back for this request.
+        """Wait if a transaction is still in flight that its leader had begun before it held back for this request.
 
-        Executed before its end, it would be executed in vain.
+        Executed before the end of that one, the request would be executed for nothing. Return whether it waits.
         """
         held = self.replies.reservations.held
         assert held is not None, "a request goes first as long as its reservation is honoured here"
@@ -129,9 +128,9 @@ class Coordinator:
         return False
 
     def _begin_again(self, inflight: InFlight, prepared: Prepared) -> bool:
-        """Begin what was executed before, on what is committed now; False if it has to be executed again.
+        """Begin a kept execution on what is committed now; return False if the request has to be executed again.
 
-        What is large takes long to be executed, and others would be in its way each time that it is done.
+        A large transaction takes long to execute, and each time others would conflict with it at the end.
         """
         moved = move(self.state, inflight, prepared)
         if isinstance(moved, BedrockishError) or not self.state.roster.is_voter(self.state.me):
@@ -146,7 +145,7 @@ class Coordinator:
         inflight.move(Stage.EXECUTING)
         inflight.kept = None
         inflight.executed_at = self.state.clock.now.seconds
-        # What an earlier execution was refused with rests on what was true then.
+        # The refusal of an earlier execution rests on the snapshot of that execution.
         inflight.refused = None
         # Only now: a majority's clocks have moved ours up, so the next value is later than all that was acknowledged.
         clock = self.state.clock.tick() if inflight.wants_clock else 0
@@ -157,7 +156,7 @@ class Coordinator:
         self.state.outbox.emit(Execute(inflight.number, clock, group))
 
     def clock_wanted(self, number: int) -> None:
-        """What is executed calls ``transaction_clock()``: get one first."""
+        """Get a clock before executing a request further: it has called ``transaction_clock()``."""
         inflight = self.replies.in_flight.get(number)
         if inflight is not None and inflight.stage is Stage.EXECUTING:
             inflight.wants_clock = True
@@ -165,14 +164,14 @@ class Coordinator:
 
     def clock_told(self, peer: str, message: ToldClock) -> None:
         """A voter has told its clock: with those of a majority, execute; or answer what was only read with it."""
-        # No majority yet: 0 is nobody's number.
+        # 0 stands for no majority yet: no request has this number.
         inflight = self.replies.in_flight.get(self.clock_quorum.on_told(peer, message) or 0)
         if inflight is None or inflight.stage is not Stage.CLOCK:
             return
         self._execute_at(inflight) if inflight.read is None else self.checking.read(inflight, inflight.read)
 
     def moved_to_worker(self, number: int) -> None:
-        """A request is executed in a worker: nobody waits that long for it only because of where they stand."""
+        """Unblock the requests that only stand behind one that is now executed in a worker, which takes long."""
         inflight = self.replies.in_flight.get(number)
         if inflight is not None:
             self.together.part(inflight)
@@ -181,7 +180,7 @@ class Coordinator:
     def _was_executed(self, number: int) -> InFlight | None:
         """Count an execution that has ended, and return its request."""
         inflight = self.replies.in_flight.get(number)
-        # Its client has gone, or its time is over: what was executed was rolled back, and nobody waits for it.
+        # The client has gone, or its time is over: the execution was rolled back, and no answer is awaited.
         if inflight is None or inflight.stage is not Stage.EXECUTING:
             return None
         # One that was never executed has another reason to tell (``did_not_happen``).
@@ -205,17 +204,17 @@ class Coordinator:
                 return
             prepared = moved
         if prepared.schema != state.schema.version and (inflight.request.read == STRICT or not prepared.readonly):
-            self._execute(inflight)  # a schema change has come into force meanwhile
+            self._execute(inflight)  # a schema change has come into force since
             return
         if prepared.readonly:
-            # A clock that is told has to be below that of whoever asks next, anywhere: before the answer leaves, a
-            # second round moves a majority up to it.
+            # A clock that is told has to be below the clock of the next request that asks, at any node: before the
+            # answer leaves, a second round moves a majority up to it.
             inflight.move(Stage.CLOCK)
             inflight.read = prepared
             if not prepared.clock or self.clock_quorum.ask(number, prepared.clock):
                 self.checking.read(inflight, prepared)
             return
-        # Only voters lead (V2): nobody would approve it.
+        # Only voters lead (V2): no voter would approve it.
         if not state.roster.is_voter(state.me):
             self._refuse_write(inflight)
             return
@@ -223,18 +222,18 @@ class Coordinator:
             if self.offers.has_to_wait(number, prepared):
                 inflight.move(Stage.AHEAD)
                 inflight.ahead = prepared
-                self.replies.wait_queue.leave(inflight)  # nobody is to wait for what may take seconds to arrive
+                self.replies.wait_queue.leave(inflight)  # the pieces may take seconds to arrive
                 return
             inflight.keep(prepared)
         self._lead(inflight, prepared)
 
     def overtaken(self, number: int, prepared: Prepared) -> None:
-        """What was executed beside the loop would do something else now: execute it again."""
+        """Execute a request again: its execution in a worker would do something else on what is committed now."""
         inflight = self._was_executed(number)
         if inflight is None:
             return
         access_set = prepared.access_set
-        if prepared.readonly:  # then what others have only read is in nobody's way
+        if prepared.readonly:  # a reader does not conflict with other readers
             access_set = AccessSet(access_set.read_points, access_set.read_ranges)
         found = first_conflict(self.state.commit_window, access_set, prepared.base, prepared.spans)
         inflight.lost = found or inflight.lost
@@ -252,14 +251,14 @@ class Coordinator:
             return
         prepared, inflight.ahead = inflight.ahead, None
         assert prepared is not None
-        # From here on it goes the way of what has just been executed.
+        # From here on it is treated like a request that has just been executed.
         inflight.move(Stage.EXECUTING)
         inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
         # The members may have changed while the pieces travelled.
         if not self.state.roster.is_voter(self.state.me):
             self.replies.end(inflight, requests.write_elsewhere(self.state))
             return
-        # The pieces took their time, others committed meanwhile: it takes a base of now, or is executed again.
+        # Others have committed while the pieces travelled: move its base up to now, or execute it again.
         moved = move(self.state, inflight, prepared)
         if not isinstance(moved, BedrockishError):
             inflight.keep(moved)
@@ -284,7 +283,7 @@ class Coordinator:
         # First of all tests: a command that has happened has its answer in the journal, whatever else is in its way.
         happened = state.happened(commands)
         if happened is not None:
-            # Who came with it has not happened, and goes on without it.
+            # The commands that were batched with it have not happened, and go on without it.
             if not self._goes_alone(inflight, prepared):
                 self._happened(inflight, happened)
             return
@@ -327,19 +326,19 @@ class Coordinator:
             self.replies.pause(inflight, 1)  # it may have to be applied first
 
     def _goes_alone(self, inflight: InFlight, prepared: Prepared) -> bool:
-        """Something is in the way of a transaction, and who came with its command need not wait for that: part them.
+        """Unblock the commands that were only batched with the command of a transaction that is blocked.
 
-        Return whether the request is executed again, since others had a part in what it was to begin.
+        Return whether the request is executed again, because its transaction contained rows of those commands.
         """
         again = bool(prepared.joined)
-        # What was executed has all of their rows in it: without one of them it has to be executed again.
+        # The execution contains the rows of all of them: without one of them it has to be repeated.
         if not self.together.part(inflight, again=again) or not again:
             return False
         self.together.shrink()
         return True
 
     def _certify(self, inflight: InFlight, prepared: Prepared) -> Callable[[], None] | None:
-        """Certify a transaction here; return how it waits for what blocks it, or None if nothing does."""
+        """Certify a transaction here; return a call that lets it wait for its blocker, or None if it may begin."""
         state, access_set, reservations = self.state, inflight.access_set, self.replies.reservations
         assert access_set is not None
         if not covers(prepared.base, state.commit_window.floor):
@@ -391,7 +390,8 @@ class Coordinator:
             else:
                 self.replies.pause(inflight, 1)
             return
-        # What it conflicts with has to be rolled back first where it is approved; the others are none of its business.
+        # A voter that approves it has to roll back first those of our aborted transactions that it conflicts with; the
+        # other ones do not concern it.
         rolling: tuple[Txid, ...] = ()
         if self.rollbacks.rolling:
             met = state.votes.pending.conflicts(inflight.access_set)
@@ -454,11 +454,11 @@ class Coordinator:
         # From here on an approval or a reject that still comes changes nothing: it is decided once.
         state.note_commit(state.clock.now.seconds - attempt.since)
         peers = list(state.roster.peers)  # also one that this may remove
-        # Who approved by now is in the label; a later approval is no evidence of anything.
+        # The label names the voters that have approved so far; a later approval proves nothing.
         entry = self.apply_queue.lead(transaction, attempt.approvals)
         clock = state.clock.read()
         for node in peers:
-            # Who has approved holds the body durably, in its vote.
+            # A voter that has approved holds the body durably, in its vote.
             body = None if node in attempt.approvals else transaction.body
             state.outbox.send(node, Commit(entry.label, body, entry.hash, clock))
 
@@ -497,8 +497,8 @@ class Coordinator:
             self._give_up(attempt)
 
     def check(self) -> None:
-        """Look for attempts that cannot succeed any more, and for reads that nobody answers."""
-        # As long as a leader may be silent: who has not answered by then counts as if it never would.
+        """Give up attempts that cannot succeed any more, and end reads that too few voters have answered."""
+        # As long as a leader may be silent: a voter that has not answered in this time counts as if it never would.
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.attempts.values() if attempt.counting]:
             self._count_rejects(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
@@ -510,7 +510,7 @@ class Coordinator:
             self.checking.read_checked(number, valid=False)
 
     def _repeat(self) -> None:
-        """Say a BEGIN again to whom has not answered it for long.
+        """Send a BEGIN again to the voters that have not answered it for long.
 
         A link loses nothing, but a node takes only so many messages in pieces at a time, and drops the others.
         """
@@ -537,14 +537,14 @@ class Coordinator:
         self.rollbacks.give_up(attempt.transaction.txid)
         in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.IN_FLIGHT]
         for inflight in in_flight:
-            # The reject that names somebody, if any did: the client is told of that one.
+            # The client is told of the reject that names another transaction, if there was one.
             inflight.last, inflight.contested = lost or inflight.last, True
             inflight.rejections += 1
         alone = [inflight for inflight in in_flight[1:] if inflight.is_free]
-        # One of them was in the way of somebody, and all paid: the next group is smaller.
+        # One of its commands was rejected, and all had to be: the next group is smaller.
         if attempt.is_group:
             self.together.shrink()
-        for inflight in (*in_flight[:1], *alone):  # which of them was in another's way, nobody has said
+        for inflight in (*in_flight[:1], *alone):  # no reject tells which of them conflicted
             inflight.is_free = False
             self.replies.pause(inflight, requests.retry_pause_ms(inflight, self.state.settings, self.state.draw()))
         if in_flight:
@@ -556,19 +556,19 @@ class Coordinator:
                 self.replies.reservations.in_vain(in_flight[0], transaction.access_set, transaction.kind)
 
     def _is_shared(self, attempt: Attempt) -> bool:
-        """Whether somebody still waits for its approvals."""
+        """Return whether a request still waits for the approvals of an attempt."""
         return any(inflight.stage is Stage.IN_FLIGHT for inflight in self._requests_of(attempt))
 
     def _requests_of(self, attempt: Attempt) -> list[InFlight]:
         return [*filter(None, map(self.replies.in_flight.get, attempt.numbers))]
 
     def again(self, number: int) -> None:
-        """A pause is over."""
+        """Execute a request again, or end it: its pause is over."""
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.stage is not Stage.PAUSED:
             return
         self.replies.wait_queue.go_on(number)
-        # Nobody has come in our pause, so whom we paused for is no rival any more.
+        # No transaction has begun during our pause, so drop the rivals for which we paused.
         if inflight.turn is not None:
             self.replies.turns.passed(inflight.turn)
         if inflight.error is not None:
@@ -590,7 +590,7 @@ class Coordinator:
         return txid in self.rollbacks or (attempt is not None and attempt.counting)
 
     def stop_counting(self, txid: Txid) -> None:
-        """A recovery has our promise: its outcome counts, not our approvals."""
+        """Stop counting approvals: a recovery has our promise, and its outcome counts."""
         attempt = self.attempts.get(txid)
         if attempt is not None:
             attempt.counting = False
@@ -612,7 +612,7 @@ class Coordinator:
 
     def ended(self, txid: Txid) -> None:
         """An outcome became known: answer its client, and go on with those that waited for it."""
-        # Whoever ended it: our quorum, our rollback, a recovery or safe time.
+        # Our quorum, our rollback, a recovery or safe time may have ended it.
         attempt = self.attempts.pop(txid, None)
         if txid in self.rollbacks.rolling:
             self.rollbacks.forget(txid)
@@ -622,19 +622,19 @@ class Coordinator:
         for inflight in in_flight:
             contested = contested or inflight.contested
         if known is not None and known.kind == ROWS and (contested or txid in queue.waits):
-            # Where somebody waits, turns are taken; elsewhere a reservation would only slow down who comes by.
+            # Leaders take turns only where requests wait; elsewhere a reservation would slow down others for nothing.
             self.replies.turns.reserve(txid, known.access_set)
         for inflight in in_flight:
             assert attempt is not None
             self.replies.ended(inflight, attempt.transaction, commit=self.state.votes.outcomes[txid])
-        # Nobody was in the way, so more may go together.
+        # It met no conflict, so the next group may be larger.
         if attempt is not None and known is not None and not contested and self.together.size < SIZE_MAX:
             self.together.grow()
         if txid in queue.waits:
             queue.released(txid, known.kind if known is not None else ROWS)
 
     def released(self, txid: Txid) -> None:
-        """A transaction is in nobody's way here any more: go on with those that waited for it."""
+        """Unblock the requests that waited for a transaction: it blocks nothing here any more."""
         self.replies.wait_queue.released(txid)
 
     def past_deadline(self, number: int) -> None:

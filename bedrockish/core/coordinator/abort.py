@@ -11,7 +11,7 @@ from bedrockish_journal.model.transaction import Txid
 
 
 class Rollbacks:
-    """Our transactions that we have given up, and who has accepted that."""
+    """Our transactions that we have given up, and the voters that have accepted that."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -29,7 +29,7 @@ class Rollbacks:
                 self.give_up(txid)
 
     def give_up(self, txid: Txid) -> None:
-        """Give a transaction up; whoever counts its approvals must have stopped for good."""
+        """Give a transaction up; its approvals must not be counted any more."""
         state = self.state
         vote = state.votes.by_txid[txid]
         assert txid.leader == state.me, "ballot 1 is its leader's alone"
@@ -43,10 +43,10 @@ class Rollbacks:
         self._count(txid)
 
     def on_accepted(self, peer: str, message: Accepted) -> None:
-        """Count who has accepted."""
+        """Count a voter that has accepted a rollback."""
         accepted = self.rolling.get(message.txid)
         if accepted is not None and message.ballot == 1 and self.state.roster.is_voter(peer):
-            # What a majority has accepted at ballot 1, no recovery decides otherwise (J2).
+            # A recovery never contradicts a rollback that a majority has accepted at ballot 1 (J2).
             accepted.add(peer)
             self._count(message.txid)
 
@@ -55,17 +55,17 @@ class Rollbacks:
             self.state.votes.end(txid, commit=False)
 
     def on_refused(self, message: Refused) -> None:
-        """Somebody recovers it: leave it to them, and to our own suspicion if they fall silent."""
+        """Leave a transaction to the node that recovers it, and to our own suspicion if that falls silent."""
         pending = self.state.votes.pending
         # A recovery has promises above ours: whether it ends in commit or abort is no longer for us to say.
         if message.promised > 1 and message.txid in self.rolling:
             self.forget(message.txid)
             if message.txid in pending:
-                # Whoever recovers it gets the time that anybody gets before we begin, too.
+                # The recovering node gets as much time as any leader before we start a recovery, too.
                 pending.renew(message.txid, self.state.clock.now.seconds)
 
     def forget(self, txid: Txid) -> None:
-        """It is no longer ours to roll back."""
+        """Forget a transaction that is no longer ours to roll back."""
         self.rolling.pop(txid, None)
         self._repeats.pop(txid, None)
 

@@ -1,10 +1,10 @@
 """Transaction clocks: a clock that is later than everything acknowledged anywhere before it was asked for.
 
-Whatever was acknowledged was approved, or held, by a majority, whose clocks had then moved up to it. So the greatest
-clock of any majority is at least that of everything acknowledged, and the next value of our own clock, once that has
-moved up to theirs, is later. It becomes the transaction's own clock, and BEGIN carries it to a majority; for one that
-only reads, a second round does, so that whoever asks next, anywhere, gets a later one (Citus: "all nodes move to the
-new clock").
+Every acknowledged transaction was approved, or held, by a majority, whose clocks had then moved up to it. So the
+greatest clock of any majority is at least that of everything acknowledged, and the next value of our own clock, once
+that has moved up to theirs, is later. It becomes the transaction's own clock, and BEGIN carries it to a majority; for
+one that only reads, a second round does, so that the next request for a clock, at any node, gets a later one (Citus:
+"all nodes move to the new clock").
 """
 
 from collections.abc import Container
@@ -41,16 +41,16 @@ class ClockQuorum:
         self._count = 0
 
     def ask(self, request_id: int, clock: int = 0) -> bool:
-        """Ask everybody, for a request; True if there is nobody to ask.
+        """Ask all voters for their clocks, for a request; return True if this node alone is a majority.
 
         Args:
-            request_id: for whom.
-            clock: what all move up to; 0: a new value of our own clock.
+            request_id: the request that waits for the clock.
+            clock: the value that all move up to; 0: a new value of our own clock.
         """
         state = self.state
         self._count += 1
         heard = {state.me} if state.roster.certifies_reads else set()
-        # A value that nobody has been given: whoever has moved up to it gives later ones.
+        # A value that no request has been given: a node that has moved up to it gives later ones.
         repeat = Repeat(state.clock.now.seconds, state.settings.heartbeat_ms / 1000)
         found = Round(request_id, clock or state.clock.tick(), repeat, heard)
         if len(found.heard) >= state.roster.majority:
@@ -60,7 +60,7 @@ class ClockQuorum:
         return False
 
     def on_ask(self, peer: str, message: AskClock) -> None:
-        """Move up to somebody's clock, unless that is too far ahead, and tell ours if that counts."""
+        """Move up to a peer's clock, unless that is too far ahead, and tell ours if this node's word counts."""
         state = self.state
         if state.hear_clock(peer, message.clock) and state.roster.certifies_reads:
             # A transaction with a clock of about now is going to come, later than most do: it is executed in between.
@@ -96,14 +96,14 @@ class ClockQuorum:
                     self.state.outbox.send(node, AskClock(number, found.clock))
 
     def fits(self, clock: int, begun: int) -> bool:
-        """Whether a clock of ours that was told to a client can be that of its transaction.
+        """Return whether a clock of ours that was told to a client can be that of its transaction.
 
         It has to be later than all that is closed here, and than every end of a transaction of ours (clause V10: a
-        rollback is only counted on by those that began after it); and a name is given once. That it is later than all
-        that the transaction has seen was seen to by who executed it.
+        rollback is only counted on by those that began after it); and a name is given once. The executor has already
+        made sure that it is later than all that the transaction has seen.
 
         Args:
-            clock: what was told.
+            clock: the clock that was told.
             begun: the last clock with which this request has begun a transaction.
         """
         state = self.state

@@ -1,8 +1,8 @@
 """Large transactions go ahead of their BEGIN: their pieces are durable at a quorum before they take their clock.
 
-So what has to be quick, from the clock to a quorum's approvals, is small, whatever the transaction's size. Until then
-nothing is promised to anybody: an offer is no vote. If what the transaction has read changes meanwhile, it is executed
-again, and only the pieces that differ travel again.
+So the messages that have to be quick, from the clock to a quorum's approvals, are small for any size of transaction.
+Until then no voter has promised anything: an offer needs no vote. If the data that the transaction has read changes in
+this time, it is executed again, and only the pieces that differ travel again.
 """
 
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ class Offers:
         if prepared.clock or not state.outbox.takes_pieces:
             return False
         cut = state.pieces.cutter.cut_prepared(prepared)
-        # Nobody else has to have them.
+        # No other node has to have them.
         if not cut.pieces or state.roster.quorum == 1:
             return False
         before = self.ahead.get(request)
@@ -83,7 +83,7 @@ class Offers:
         return 1 + sum(node in one.stored for node in voters) >= self.state.roster.quorum
 
     def _tell(self) -> None:
-        """Offer what fits in beside what is on its way."""
+        """Offer as many transactions as the bytes that are already on their way leave room for."""
         state, now = self.state, self.state.clock.now.seconds
         on_the_way = 0
         for one in self.ahead.values():

@@ -1,4 +1,4 @@
-"""Reads of our clients: answered at once, or when a majority has been asked; and what waits for a schema change.
+"""Reads of our clients: answered at once, or when a majority has been asked; and waiting for schema changes.
 
 A strict read is executed first; then a majority is asked whether anything that it did not see writes what it read.
 Asked in this order the answer is valid as of the snapshot, so the read is strictly serializable (linearizable) in one
@@ -51,14 +51,14 @@ class Reading:
         # It counts as later than everything, so it must have seen every schema change that is on its way.
         points = prepared.access_set.read_points | {clock_key(LAST_CLOCK)}
         access_set = AccessSet(points, prepared.access_set.read_ranges)
-        # What is known or pending here is enough to run it again: no need to ask anybody.
+        # A conflict that is known here is enough to run it again, without a question to the voters.
         if next(iter(self._in_the_way(base, access_set)), None) is not None:
             return False
         self._count += 1
         patience = state.settings.suspicion_ms / 1000 * 2 ** min(inflight.attempts - 1, 6)
         overdue = min(state.clock.now.seconds + patience, inflight.deadline)
-        # Our own word counts like a voter's: we have looked at what is committed and pending here just now. Like any
-        # other, not of what is dropped (``on_check``); where nobody else votes, all that was acknowledged is seen.
+        # Our own word counts like a voter's: we have just compared the read with all that is committed and pending here.
+        # Like any other, not about dropped commits (``on_check``); a sole voter has seen all of them.
         can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
         clear = {state.me} if state.roster.certifies_reads and can_tell else set()
         read = self.reads[self._count] = Read(inflight.number, overdue, clear)
@@ -72,7 +72,7 @@ class Reading:
         return None
 
     def may_lag(self, prepared: Prepared) -> bool:
-        """Whether a node that asks nobody should doubt what was read: it misses something, as far as it knows."""
+        """Return whether this node may miss commits, as far as it knows without asking, so that a read may be stale."""
         state, base = self.state, prepared.base
         heard = {state.me} if state.roster.certifies_reads else set()
         suspicion_s = state.settings.suspicion_ms / 1000
@@ -90,16 +90,16 @@ class Reading:
 
     def _in_the_way(self, base: Vector, access_set: AccessSet) -> list[Txid]:
         state = self.state
-        # A read has no writes: what others have only read is in nobody's way.
+        # A read has no writes, so it does not conflict with others' reads.
         reads_only = AccessSet(access_set.read_points, access_set.read_ranges)
         found = (*state.commit_window.conflicts(reads_only, base), *state.votes.pending.conflicts(reads_only))
         return [each.other for each in found]
 
     def on_check(self, peer: str, message: Check) -> None:
-        """Answer somebody's strict read, if this node's word counts: one that has forgotten its promises is silent.
+        """Answer a peer's strict read, if this node's word counts: one that has forgotten its promises is silent.
 
         Raises:
-            EntryMalformedError: what it read cannot be read.
+            EntryMalformedError: the access set of the read cannot be decoded.
         """
         try:
             access_set = AccessSet.unpack(cbor2.loads(message.access_set))
@@ -191,7 +191,7 @@ class Checking:
         inflight.attempts += 1
         rests_on: Prepared | None = error.rests_on
         read = move(self.state, inflight, rests_on) if inflight.once and rests_on is not None else rests_on
-        # It rests on no data at all (a syntax error, say), or what it rests on has changed: then that is the answer.
+        # It rests on no data at all (a syntax error, say), or that data has changed: then that is the answer.
         if read is None or isinstance(read, BedrockishError):
             self.replies.end(inflight, read or error)
         # At other levels the past is a right answer, and so is a refusal of the past; if this node knows of more, it
@@ -199,7 +199,7 @@ class Checking:
         elif inflight.request.read != STRICT:
             self.replies.end(inflight, lagging(error) if self.reading.may_lag(read) else error)
         elif read.schema != self.state.schema.version:
-            self._execute(inflight)  # a schema change has come into force meanwhile
+            self._execute(inflight)  # a schema change has come into force since
         else:
             inflight.refused = error
             self._check_read(inflight, read)

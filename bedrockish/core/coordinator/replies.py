@@ -37,7 +37,7 @@ class Replies:
         inflight.move(Stage.PAUSED)
         inflight.turn = None
         if inflight.goes_first:
-            # Less would only be executed in vain once more, and more would keep everybody waiting.
+            # A shorter pause would only cost one more failed execution, and a longer one would keep all others waiting.
             after_ms = self.reservations.settling_ms()
         else:
             # Others that want its keys line up behind it: the newest is not to overtake who was here first.
@@ -48,12 +48,12 @@ class Replies:
         """Execute a request when it is its turn; others have theirs before."""
         self.pause(inflight, after_ms)
         inflight.turn = self.state.clock.now.seconds
-        # Who wants everything would leave everybody else his turn, and never have one.
+        # A request that wants everything would let all others go first, and never have its turn.
         if inflight.access_set is not None:
             self.reservations.in_vain(inflight, inflight.access_set)
 
     def answer_read(self, inflight: InFlight, prepared: Prepared) -> None:
-        """Answer what a request has read, with a token of what that rests on."""
+        """Answer a request that only read, with a token of its snapshot."""
         # The clock of a token is above that of everything in its vector: safe time may stand in for the vector.
         seen, clock = inflight.request.token, self.state.read_clock()
         vector = self.state.timelines.in_short(merge(prepared.base, seen.vector))
@@ -103,7 +103,7 @@ class Replies:
         """A transaction that it had a part in has ended."""
         inflight.open.discard(transaction.txid)
         if commit:
-            # It ended in this step, so it is in the window; adopted by somebody, it has a place in another timeline.
+            # It ended in this step, so it is in the window; an adopted one has its place in another timeline.
             place = self.state.commit_window.known[transaction.txid].places[0]
             answer = requests.committed(self.state, inflight, transaction, place)
             # Committed is not in force: the data may still forbid it, and its client asked for the change, not for the
@@ -112,7 +112,7 @@ class Replies:
                 self.schema_barrier.decide(inflight, transaction.txid, answer)
             else:
                 self.finish(inflight, answer)
-        # Rolled back by a recovery or by safe time, for nobody gave it up here: the command is run again.
+        # Rolled back by a recovery or by safe time, not given up here: the command is run again.
         elif inflight.stage is Stage.IN_FLIGHT:
             self.pause(inflight, self.state.settings.retry_ms_min * (1 + self.state.draw()))
         elif inflight.stage is Stage.ENDING and not inflight.open:

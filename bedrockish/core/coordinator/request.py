@@ -1,4 +1,4 @@
-"""A request: one client's request on its way through this node, and what it is told when it cannot be done."""
+"""One client's request on its way through this node, and the errors that it may be answered."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -78,13 +78,13 @@ class InFlight:
         number: the driver's name for it.
         deadline: seconds at which the client stops waiting.
         attempts: how often it was executed.
-        rejections: how often voters turned it down.
-        access_set: of its last execution.
-        read: what it read, while a majority is asked about it.
+        rejections: how often voters rejected it.
+        access_set: the access set of its last execution.
+        read: its execution, if it only read, while a majority is asked about it.
         wants_clock: it calls transaction_clock().
         begun: the last clock with which it has begun a transaction.
         unfit: how often its clock was too old when it was done.
-        refusal: what to say if it did not happen, because somebody takes our clock for wrong.
+        refusal: why it was not begun, or was rejected for our clock, for its error if it did not happen.
         late: the voter that last had closed its time when it arrived.
         open: its transactions of which the end is not known yet.
         behind: requests that wait until this one, which goes first, is in flight or done.
@@ -92,19 +92,19 @@ class InFlight:
         once: it cannot be executed again: what it did rests on what its client has been told of its reads.
         is_long: it was given more time, because it was being executed when its first time was over.
         error: what to answer when the last of its attempts has ended without a commit.
-        refused: what its execution was refused with, while a majority is asked whether that rests on the newest data.
-        answer: what to answer when its schema change is in force.
-        ahead: what was executed, while its pieces are on their way to a quorum.
-        kept: what its last execution gave, if that is large: begun again as it is as long as it would be the same.
+        refused: the error of its execution, while a majority is asked whether that rests on the newest data.
+        answer: its answer when its schema change is in force.
+        ahead: its execution, while its pieces are on their way to a quorum.
+        kept: the result of its last execution, if it is large: begun again as long as a new one would give the same.
         contested: it has waited for others, or was rejected for them.
         writes: it has been led, or the driver knows that it writes.
-        is_free: it only came together with those whose transaction it shares, or may share: it need not wait for them.
+        is_free: it was only batched with the requests whose transaction it shares, or may share: it need not wait.
         turn: seconds when it began to wait for its turn, if it pauses for that.
         came: seconds when it came.
         executed_at, took_s: seconds when its last execution began, and how long that took.
         reserves: it has asked the others to hold back (``Reservations``).
-        goes_first: they do.
-        lost: what its last execution that was in vain has met here: another transaction, and a key.
+        goes_first: whether they do.
+        lost: the conflict of its last failed execution here: another transaction, and a key.
     """
 
     number: int
@@ -155,19 +155,19 @@ class InFlight:
         self.stage = stage
 
     def keep(self, prepared: Prepared) -> None:
-        """Keep what was executed, to begin it again if somebody is in its way."""
-        # Not what others share, or what was told its clock or answered to its client: that is of one moment.
+        """Keep an execution, to begin it again after a conflict."""
+        # Not if others share it, or a clock or an answer of it was told: that belongs to one moment.
         if not (self.once or prepared.clock or prepared.joined):
             self.kept = prepared
 
     def extend(self, state: State) -> bool:
-        """Move the deadline once, if it is at work, or travels, and its client has more time.
+        """Move the deadline once, if it is at work, or travels, and its client has more time; return whether it moved.
 
-        Another node would begin anew.
+        Another node would have to start from the beginning.
         """
         more_s = self.request.longest_s - self.request.timeout_s
-        # Waiting for others is no work: there another node may be quicker, unless they hold back for its sake here.
-        # Nor is it to travel to nobody: where no quorum is in reach, another node may have one.
+        # Waiting for others does not count: there another node may be quicker, unless they hold back for its sake here.
+        # Nor does travelling without a quorum in reach: another node may have one.
         travels = self.stage is Stage.AHEAD and 1 + len(state.roster.voters_up()) >= state.roster.quorum
         is_at_work = self.stage is Stage.EXECUTING or travels or self.reserves
         if not is_at_work or more_s <= 0 or self.is_long:
@@ -198,7 +198,7 @@ class Attempt:
 
     @property
     def begin(self) -> Begin:
-        """What its voters are asked."""
+        """The question to its voters."""
         return Begin(self.transaction.body, self.trace)
 
     def share(self, inflight: InFlight) -> None:
@@ -219,7 +219,7 @@ def committed(state: State, inflight: InFlight, transaction: Transaction, place:
     seen = inflight.request.token
     # The commit and all that it rests on: whichever node serves the session next has to show both.
     vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)
-    # Who has changed the schema must not be served where the change is not in force yet.
+    # A session that has changed the schema must not be served where the change is not in force yet.
     clock = max(transaction.txid.clock, transaction.activates, seen.clock)
     result = transaction.result_of(inflight.request.command)
     return Answer(result, Token(state.timelines.in_short(vector), clock), place, inflight.attempts)
@@ -300,7 +300,7 @@ def no_safe_time(state: State) -> str:
 
 
 def no_time(state: State) -> str:
-    """Return what to say of a transaction that was not begun because nobody has told this node what time it is."""
+    """Return why a transaction was not begun: too few voters have told this node their wall clocks."""
     return f"node {state.me} has not heard yet from a majority of the voters what their wall clocks say"
 
 
@@ -355,7 +355,7 @@ def retry_pause_ms(inflight: InFlight, settings: Settings, draw: float) -> float
 
 
 def unknown(inflight: InFlight) -> BedrockishError:
-    """Return the error for a request of which nobody can tell now whether it happened."""
+    """Return the error for a request whose outcome is not known at its deadline."""
     command = inflight.request.command
     # It is in the journal, so it is asked for by the same id; what is not known is whether the data allows it.
     if inflight.stage is Stage.ACTIVATING:
@@ -371,19 +371,19 @@ def unknown(inflight: InFlight) -> BedrockishError:
 
 
 def is_lost(attempt: Attempt, state: State, *, patient: bool) -> bool:
-    """Whether approvals enough cannot come any more.
+    """Return whether a quorum of approvals cannot be reached any more.
 
-    Once somebody has rejected, a voter that is out of reach, or that let our patience run out, counts as if it had:
+    Once a voter has rejected, each one that is out of reach, or that let our patience run out, counts as if it had:
     else one reject and one dead voter would keep the transaction, and its keys, for ever.
     """
-    # Nobody has said no: the silent ones may only be slow, and giving up costs everybody who approved.
+    # Without a reject, silent voters may only be slow, and a rollback costs every voter that has approved.
     if not attempt.rejects:
         return False
     lost = len(attempt.rejects)
     for node in state.roster.voters:
         if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
             lost += not patient or not state.roster.peers[node].up
-    # So many that the others are no quorum any more.
+    # So many that the others cannot form a quorum.
     return lost > len(state.roster.voters) - state.roster.quorum
 
 
@@ -411,7 +411,7 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
     if inflight.refusal:
         return UnavailableError(f"command {request.command} did not happen: {inflight.refusal}")
     if inflight.ahead is not None:
-        # The bytes, so that whoever reads it can tell whether the time was enough for the link.
+        # The bytes, so that the reader can tell whether the time was enough for the link.
         size = len(inflight.ahead.changes) + len(inflight.ahead.result)
         return DeadlineError(
             f"the {size} bytes of command {request.command} were not at a quorum of {state.roster.quorum} nodes in "

@@ -1,14 +1,15 @@
 """Others hold back for a moment, so that a statement over much of a busy table gets through.
 
-It conflicts with whatever is committed there from its snapshot on until it is decided itself. Where others write rows
-of the table all the time, at any node, it would be executed again for ever. So after some executions in vain its node
-tells all others, in its gossip, what it has read and written and for how long it wants that for itself: a
-*reservation*. Until its end no leader begins anything that conflicts with it; what they hold back goes on afterwards.
+It conflicts with every commit on that table from its snapshot until its own decision. Where others write rows of the
+table all the time, at any node, it would be executed again for ever. So after some failed executions its node tells all
+others, in its gossip, its access set and for how long it wants that for itself: a *reservation*. Until its end no
+leader begins a transaction that conflicts with it; the requests that they hold back go on afterwards.
 
-The votes know nothing of it. A reservation is timing and nothing else, as turns are: whoever does not hear of it, or is
-of an older release, costs another execution. What others may lose by it is bounded at each node, whatever it hears:
+The votes do not depend on it. A reservation is timing and nothing else, as turns are: a leader that does not hear of
+it, or is of an older release, costs another execution. The loss of others is bounded at each node, regardless of the
+reservations that it hears:
 
-* One is honoured at a time, the oldest that anybody tells.
+* One is honoured at a time, the oldest of all that are told.
 * It ends with its request, when its node falls silent, and after the time that it has asked for, which is
   ``reserve_ms`` at most.
 * In all, they have a quarter of the time. One that asks for more than is left of that waits until it is there.
@@ -38,16 +39,16 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import ROWS, Txid
 
 IN_VAIN, TIRED_S = 2, 0.5  # executions, and seconds since it came, after which a request asks the others to hold back
-WIDE = 64  # keys: who wants fewer, and no range, waits in line with those that want the same ones
-TIMES = 2.5  # as many times as long as its last execution in vain took is what a request asks for
-SETTLING = 4  # commits' times after which what others had begun before they heard of it has ended, as a rule
+WIDE = 64  # keys: a request for fewer, and for no range, waits in line with those that want the same ones
+TIMES = 2.5  # a request asks for so many times the time of its last failed execution
+SETTLING = 4  # commits' times in which transactions begun before the reservation was heard have ended, as a rule
 SHARE = 0.25  # of the time in which others hold back
 CLOCKS = clocks_from(0)
 SAID_BYTES = 2_000  # of an access set that is told as it is; of a larger one, the tables and indexes are told
 
 
 class Reservation(NamedTuple):
-    """What a leader wants alone. ``txid`` is the clock at which it asked, and who: no transaction has that name."""
+    """An access set that a leader wants alone. ``txid``: its clock when it asked, and its name; no transaction's."""
 
     txid: Txid
     for_ms: int
@@ -55,18 +56,18 @@ class Reservation(NamedTuple):
 
 
 class Reservations:
-    """Whose turn it is alone, as this node has heard.
+    """The reservations that this node has heard, and the one that it honours.
 
     Args:
         state: of this node.
         in_flight: all requests that are under way.
-        wait_queue: who waits for what.
+        wait_queue: the requests that wait.
         pause: executes a request again after so many milliseconds.
 
     Attributes:
         held: the reservation that is honoured here now.
-        told: what leaders ask for, by leader, this node among them.
-        is_news: what this node asks for has changed, and is to be told.
+        told: the reservations of all leaders, by leader, this node among them.
+        is_news: whether this node's own reservation has changed, and is to be told.
     """
 
     def __init__(
@@ -83,32 +84,32 @@ class Reservations:
         self._spent: dict[str, Txid] = {}  # the last of each leader that was honoured until its time was over
         self._own: int | None = None  # the request that ours is of
         self._until = 0.0  # seconds at which the one that is honoured ends
-        # What may still be honoured, in seconds, as of a moment: it grows with the time, up to the longest one.
+        # The time that may still be granted, in seconds, as of a moment: it grows with the time, up to ``reserve_ms``.
         self._left_s, self._as_of = state.settings.reserve_ms / 1000, state.clock.now.seconds
 
     # -- ours ------------------------------------------------------------------------------------------------------
 
     def in_vain(self, inflight: InFlight, access_set: AccessSet, kind: str = ROWS) -> None:
-        """A request was executed in vain, or waits, because of somebody else: ask the others to hold back, if need be.
+        """Ask the others to hold back, if need be, for a request that lost an execution to others, or waits for them.
 
         Args:
             inflight: the request.
-            access_set: of its last execution.
-            kind: of what it would be.
+            access_set: the access set of its last execution.
+            kind: the kind of its transaction.
         """
         if not self._is_tired(inflight, access_set, kind):
             return
-        # It goes on and does not come through: those who stand behind it would wait as long, and it would be for them
-        # to be tired next.
+        # It is executed again and again without a commit: the requests behind it would wait as long, and then need a
+        # reservation themselves.
         self._wait_queue.leave(inflight)
-        # It would not get through in that time either, and others would have waited for nothing. Not so what is only to
-        # be begun again.
+        # A longer execution would not get through in that time either, and others would have waited for nothing. A kept
+        # one need not be executed again.
         is_short = inflight.kept is not None or 1000 * inflight.took_s < self._state.settings.reserve_ms
         if self._own is None and is_short:
             self._ask(inflight, without_names(access_set))
 
     def _is_tired(self, inflight: InFlight, access_set: AccessSet, kind: str) -> bool:
-        """Whether a request wants much, and was here for so long, and executed so often, that waiting is no help."""
+        """Return whether a request is so large, so old and so often executed that waiting does not help."""
         if inflight.attempts < IN_VAIN or inflight.once or self._state.clock.now.seconds - inflight.came < TIRED_S:
             return False
         # A change of the schema or of the members, which has its own ways: by its kind, or as it is certified.
@@ -130,7 +131,7 @@ class Reservations:
         self.choose()
 
     def ended(self, inflight: InFlight) -> None:
-        """A request needs no more from us."""
+        """End the reservation of a request that is over."""
         if inflight.reserves:
             self._take_back(inflight)
             self.choose()
@@ -146,13 +147,13 @@ class Reservations:
         return None if self._own is None else self._in_flight.get(self._own)
 
     def settling_ms(self) -> float:
-        """Return how long whoever goes first pauses: what others had begun before ends meanwhile."""
+        """Return the pause of a request that goes first, in milliseconds; earlier transactions end during it."""
         return 1000 * SETTLING * self._state.commit_s
 
-    # -- everybody's -----------------------------------------------------------------------------------------------
+    # -- of all leaders --------------------------------------------------------------------------------------------
 
     def blocks(self, inflight: InFlight, access_set: AccessSet, kind: str) -> Txid | None:
-        """Return the reservation for which a request has to wait, None if there is none.
+        """Return the reservation for which a request has to wait, or None.
 
         A change of the schema or of the members has its own ways to get through, and is short.
         """
@@ -162,10 +163,10 @@ class Reservations:
         return held.txid
 
     def heard(self, peer: str, reserved: Reserved) -> None:
-        """A peer tells what it wants for itself, or that it wants nothing any more.
+        """Note the reservation of a peer, or that it has none any more.
 
         Raises:
-            EntryMalformedError: what it says cannot be read.
+            EntryMalformedError: its access set cannot be read.
         """
         known = self.told.get(peer)
         if reserved is None:
@@ -184,7 +185,7 @@ class Reservations:
         self.choose()
 
     def check(self) -> None:
-        """Let nobody wait for a node that is silent; honour what there is room for by now."""
+        """Drop the reservations of silent nodes, and honour the oldest one for which there is time now."""
         if self.told:
             self.choose()
 
@@ -200,9 +201,9 @@ class Reservations:
             self._spent[held.txid.leader] = held.txid
             inflight = self._asking
             if inflight is not None and inflight.goes_first:
-                # Executed in vain again, it may ask again, and stands behind all who have asked since.
+                # It did not commit in its time: it may ask again, and stands behind all that have asked since.
                 self._take_back(inflight)
-        # Nor does who asks for no time at all keep others from theirs: that is never there, and never over.
+        # A reservation of 0 ms is skipped: it could never be honoured, so it would never end, and block the others.
         waiting = (one for one in self.told.values() if one.for_ms and self._spent.get(one.txid.leader) != one.txid)
         first = min(waiting, key=lambda one: one.txid, default=None)
         if held is not None and (first is None or first.txid != held.txid):
@@ -215,7 +216,7 @@ class Reservations:
         limit_s = state.settings.reserve_ms / 1000
         wanted_s = min(first.for_ms / 1000, limit_s)
         left_s = min(limit_s, self._left_s + SHARE * (now - self._as_of))
-        # All of it or nothing: who is stopped in the middle of its execution has kept others waiting for nothing.
+        # All of it or nothing: a request that is stopped in mid-execution has kept others waiting for nothing.
         if not 0 < wanted_s <= left_s:
             return
         self.held, self._until = first, now + wanted_s
@@ -226,7 +227,7 @@ class Reservations:
             inflight.goes_first = True
             # Those behind it wait for the end of the reservation like all others, and not for that of its execution.
             self._wait_queue.leave(inflight)
-            # Whatever it waits for behind others, they may be held back for its sake.
+            # The requests behind which it waits may be held back for its sake.
             if inflight.stage is Stage.WAITING:
                 self._wait_queue.take_out(inflight)
                 self._pause(inflight, self.settling_ms())
@@ -237,13 +238,13 @@ class Reservations:
         self.held = None
         inflight = self._asking
         if inflight is not None:
-            inflight.goes_first = False  # somebody has asked before it, and was heard of later
+            inflight.goes_first = False  # an older reservation was heard of later
         # They have nothing else in common: all go on.
         self._wait_queue.let_go(held.txid)
 
 
 def without_names(access_set: AccessSet) -> AccessSet:
-    """Return what was read and written of the database, without commands' ids and clocks, which nobody else touches."""
+    """Return an access set without the keys of command ids and clocks, which no other transaction touches."""
 
     def rows(points: frozenset[bytes]) -> frozenset[bytes]:
         return frozenset(key for key in points if not key.startswith(COMMAND) and not is_clock(key))
@@ -254,7 +255,7 @@ def without_names(access_set: AccessSet) -> AccessSet:
 
 
 def short(access_set: AccessSet) -> tuple[AccessSet, bytes]:
-    """Return an access set, and as it is told: as it is if that is short, else whole tables and indexes, or all."""
+    """Return an access set with its encoding; a long one is widened to whole tables and indexes, or to everything."""
     said = b""
     if len(access_set.touched) <= WIDE:
         said = cbor2.dumps(access_set.pack())

@@ -1,8 +1,8 @@
-"""Transactions that cannot be executed again: an interactive one, whose client has acted on what it was told.
+"""Transactions that cannot be executed again: interactive ones, whose client has acted on the answers.
 
-What it read may be older than what is committed now. As long as nothing that was committed since writes what it read
-or wrote, it would have read and done the same on what is there now, so its base moves up to that: a transaction that
-took a minute to make is as young as any other when it is led. As soon as something does, it is lost.
+Their reads may be older than the newest commits. As long as no commit since writes a key that the transaction read or
+wrote, it would have read and done the same on the newest data, so its base moves up to that: a transaction that
+took a minute to make is as young as any other when it is led. With the first such commit, it is lost.
 """
 
 from dataclasses import replace
@@ -49,10 +49,10 @@ def overtaken(
 def first_conflict(
     window: CommitWindow, access_set: AccessSet, base: Vector, spans: tuple[Range, ...], *, keeps_base: bool = False
 ) -> Conflict | None:
-    """Return a commit outside a base that has changed what a transaction rests on, None if there is none.
+    """Return a commit outside a base that has changed the data that a transaction rests on, or None.
 
-    A statement over much of a table writes all of its indexes, as it is told, and whoever has inserted a row elsewhere
-    in the table meanwhile has written into them, too. In ``spans`` only who has read is in its way.
+    A statement over much of a table declares that it writes all of its indexes, and each commit that has since
+    inserted a row elsewhere in the table has written into them, too. In ``spans`` only readers conflict with it.
     """
     if spans:
         written = tuple(one for one in access_set.write_ranges if one not in spans)
@@ -65,30 +65,30 @@ def first_conflict(
 
 
 class AccessSets(Protocol):
-    """What an open transaction has read and written so far."""
+    """The reads and writes of an open transaction so far."""
 
     def conflicts_with(self, writer: AccessSet) -> bytes | None:
-        """Return a key that another one writes and this one has read, looked up or written; None if there is none."""
+        """Return a key that another one writes and this one has read, looked up or written; None without such a key."""
 
     def overwrites(self, reader: AccessSet) -> bytes | None:
-        """Return a key that another one has read or looked up, and this one writes; None if there is none."""
+        """Return a key that another one has read or looked up, and this one writes; None without such a key."""
 
     def rests_on(self) -> AccessSet:
-        """Return all that nobody else may have written since, as something that was read."""
+        """Return, as reads, all keys that no other transaction may have written since."""
 
     def access_set(self) -> AccessSet:
-        """Return what is to be certified."""
+        """Return the access set to certify."""
 
 
 def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError | None:
-    """Return the error for an open transaction if a commit outside its base has written what it rests on, or read what
-    it has written.
+    """Return the error for an open transaction if a commit outside its base has written keys that it rests on, or read
+    keys that it has written; else None.
 
-    If none has, it would have done the same on what is committed now. What such a commit has read counts, though this
-    one comes after it: a constraint of both is held by one of them reading what the other writes. A parent that is
-    deleted was found without children, and not by a read of these; each child reads its parent.
+    Without such a commit it would have done the same on the newest data. The reads of a commit count, though this
+    transaction comes after it: a constraint that spans both is protected by one of them reading keys that the other
+    writes. A deleted parent was found to have no children without reading them; each child reads its parent.
     """
-    # Few, as a rule: each is compared with what the transaction has read and written so far.
+    # Few, as a rule: each is compared with the transaction's reads and writes so far.
     newer = state.commit_window.newer_than(base)
     if newer is None:
         return overtaken(state, sets.access_set(), base)

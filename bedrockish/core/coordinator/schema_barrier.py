@@ -1,9 +1,9 @@
-"""When schema changes come into force, for those who wait for it here.
+"""The requests that wait here for a schema change to come into force.
 
 A schema change D is committed like any transaction, and in force from its activation clock on. A transaction belongs on
 the schema in force at its own clock: with a smaller clock it runs on the old one whenever it comes, with a greater one
 it waits until D is in force at its leader. That takes as long as closing time does, not as long as D's way through the
-cluster; and nobody is turned down for it, unless D's delay was shorter than that way.
+cluster; and no transaction is rejected for it, unless D's delay was shorter than that way.
 """
 
 from bedrockish.api.requests import Answer
@@ -17,10 +17,10 @@ DOUBLINGS_MAX = 6
 
 
 def activation_clock(state: State, inflight: InFlight, prepared: Prepared, clock: int) -> int:
-    """Return from which clock on a schema change of this clock is to be in force.
+    """Return the clock from which on a schema change of this clock is to be in force.
 
-    Alone, a voter has nobody to tell. A change that was turned down came into force too soon for somebody, so its next
-    attempt leaves more time. One whose index is built beside its table leaves the time that this takes.
+    A sole voter need not tell others. A change that was rejected came into force too soon for a voter, so its next
+    attempt leaves more time. One whose index is built online leaves the time that the build takes.
     """
     assert prepared.kind == SCHEMA
     delay_ms = 0
@@ -61,7 +61,7 @@ class SchemaBarrier:
 
     def released(self) -> list[InFlight]:
         """Take those that need not wait any longer."""
-        # All at once, when it is in force: each is executed anew, on the new schema.
+        # All at once, when it is in force: each is executed again, on the new schema.
         if not self.waiting or self.state.schema.scheduled is not None:
             return []
         waiting, self.waiting = self.waiting, []
@@ -80,5 +80,5 @@ class SchemaBarrier:
         self.decided.setdefault(txid, []).append(inflight)
 
     def activated(self, txid: Txid) -> list[InFlight]:
-        """Take the requests that asked for what is in force now."""
+        """Remove and return the requests that asked for a schema change that is in force now."""
         return [inflight for inflight in self.decided.pop(txid, ()) if inflight.stage is Stage.ACTIVATING]

@@ -1,8 +1,8 @@
 """Which requests wait for which transactions, who goes next, and which of them share a transaction.
 
 Only the first of a queue is executed when the transaction ends for which it waits; the others stay behind it, for they
-would only conflict with it. As many of them as can be are executed on top of it and share its transaction: else a key
-that everybody wants would go on by one command in each round trip. When it is in flight, those that conflict with it
+would only conflict with it. As many of them as can be are executed on top of it and share its transaction: else a hot
+key would get only one command through in each round trip. When it is in flight, those that conflict with it
 wait for it in turn, and the rest are executed.
 """
 
@@ -15,21 +15,21 @@ from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
-COMMITS = 4  # as many times as long as a commit takes may a leader's BEGIN take when it is its turn
-MEMORY = 200  # a rival that was in the way of nobody for as long as so many commits take does not count any more
+COMMITS = 4  # a leader's BEGIN may take so many times a commit's time when it is its turn
+MEMORY = 200  # commits' times without a conflict after which a rival expires
 
 
 class Turns:
-    """Who goes next on keys that several leaders want: the rivals of one node, and where it is their turn.
+    """Turns of the leaders that want the same keys: the rivals of one node, and the keys on which it is their turn.
 
-    When a transaction ends that everybody waits for, all would begin at once, each would approve its own and reject the
-    others', and nobody would get through. So they go round: of those that were in each other's way lately, the one
+    At the end of a transaction for which several leaders wait, all would begin at once, each would approve its own and
+    reject the others', and none would commit. So they take turns: of the leaders that conflicted lately, the one
     whose name follows that of the last leader begins at once, and each other one some commits' time after the one
-    before it, so that it finds the BEGIN of that one and waits for it. It is a matter of timing and nothing else:
-    whoever begins out of turn is judged as ever.
+    before it, so that it finds the BEGIN of that one and waits for it. Turns are timing and nothing else: the votes
+    on a transaction do not depend on them.
 
     Attributes:
-        until: of what ended where it is the turn of others, the seconds until which it is; empty where nobody competes.
+        until: by ended transaction, the seconds until which it is the turn of others on its keys; empty without rivals.
     """
 
     def __init__(self, state: State) -> None:
@@ -39,25 +39,25 @@ class Turns:
         self.until: dict[Txid, float] = {}
 
     def note_rival(self, leader: str) -> None:
-        """One of ours waits for, or was rejected for, a transaction of this leader."""
+        """Note that one of our transactions waits for, or was rejected for, one of this leader."""
         # Our own wait for each other in the queue, and need no turns.
         if leader != self._state.me:
             self._rivals[leader] = self._state.clock.now.seconds
 
     def passed(self, since: float) -> None:
-        """Those whose turn it was have not come: do not count on whom nobody has noted after ``since``, in seconds."""
+        """Expire the rivals last noted at or before ``since``, in seconds: they have not used their turn."""
         self._rivals = {rival: at for rival, at in self._rivals.items() if at > since}
 
     def reserve(self, txid: Txid, access_set: AccessSet) -> None:
-        """A transaction has ended for which others wait as well: what comes anew waits for its turn, too."""
-        # No rival lately, no pause: alone with its keys, a node keeps nobody waiting.
+        """Reserve the keys of an ended transaction for which others wait: new requests, too, wait for their turn."""
+        # Without recent rivals the pause is 0: requests on uncontested keys need not wait.
         pause_ms = self.pause_ms(txid.leader)
         if pause_ms and txid not in self.until:
             self._reserved.add(txid, access_set)
             self.until[txid] = self._state.clock.now.seconds + pause_ms / 1000
 
     def begins(self, access_set: AccessSet) -> None:
-        """Somebody has taken the turn on these keys."""
+        """Forget the turns on these keys: a transaction on them has begun."""
         if self.until:
             for found in list(self._reserved.conflicts(access_set)):
                 self._forget(found[0])
@@ -80,7 +80,7 @@ class Turns:
         rivals = [rival for rival, at in self._rivals.items() if at >= since and self._is_there(rival)]
         if not rivals:
             return 0.0
-        # By name, from the last leader on: all compute the same order, and nobody has to say a word.
+        # By name, from the last leader on: all nodes compute the same order without a message.
         ring = sorted({state.me, leader, *rivals})
         place = ring.index(leader) + 1
         before = (ring[place:] + ring[:place]).index(state.me)
@@ -99,13 +99,13 @@ GROUP_MAX = 100  # commands that share one transaction
 
 
 class WaitQueue:
-    """Who waits for what.
+    """The requests that wait, by the transaction for which they wait.
 
     Args:
-        in_flight: all that are under way.
+        in_flight: all requests that are under way.
         execute: executes a request again.
         pause: executes it again after so many milliseconds, when it is its turn.
-        turns: who goes next.
+        turns: the order of the leaders that want the same keys.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class WaitQueue:
 
     def wait(self, inflight: InFlight, other: Txid) -> None:
         """Let a request, and those behind it, wait for the end of a transaction."""
-        # Nobody new lines up behind it; those that have wait with it (``_queue``).
+        # No other request lines up behind it any more; those that have wait with it (``_queue``).
         self.go_on(inflight.number)
         inflight.contested = True
         self._turns.note_rival(other.leader)
         queue = self.waits.setdefault(other, deque())
         _queue(inflight, queue)
-        # Who stands before it would be held back for its sake, and keep it waiting behind him.
+        # A request before it would be held back for its sake, and keep it waiting in the queue.
         if inflight.goes_first:
             queue.remove(inflight.number)
             queue.appendleft(inflight.number)
@@ -139,7 +139,7 @@ class WaitQueue:
         _queue(inflight, self.waits.setdefault(reservation, deque()))
 
     def let_go(self, txid: Txid) -> None:
-        """Let all go on that wait for something: they have nothing else in common."""
+        """Unblock all requests that wait for a transaction or reservation: they have nothing else in common."""
         for number in self.waits.pop(txid, ()):
             inflight = self._in_flight.get(number)
             if inflight is not None and inflight.stage is Stage.WAITING:
@@ -159,7 +159,7 @@ class WaitQueue:
             self._head_keys.add(inflight.number, inflight.access_set)
 
     def go_on(self, number: int) -> None:
-        """A request does not pause any more."""
+        """Remove a request from those that pause."""
         if self.heads.pop(number, None) is not None:
             self._head_keys.remove(number)
 
@@ -173,7 +173,7 @@ class WaitQueue:
         _queue(inflight, self.heads[head].behind)
 
     def became_pending(self, txid: Txid, access_set: AccessSet) -> None:
-        """A transaction has become pending here: who waits for its turn on these keys now waits for its end."""
+        """Let the requests that wait for their turn on these keys wait for a transaction that became pending here."""
         self._turns.begins(access_set)
         if self.heads:
             for number, _ in list(self._head_keys.conflicts(access_set)):
@@ -182,7 +182,7 @@ class WaitQueue:
                     self.wait(self.heads[number], txid)
 
     def begun(self, inflight: InFlight, transaction: Transaction) -> None:
-        """A request is in flight: those behind it wait for its transaction if they conflict with it; others run."""
+        """Let the requests behind one in flight wait for its transaction if they conflict; execute the others."""
         waiting, inflight.behind = inflight.behind, deque()
         queue: deque[int] = deque()
         for number in waiting:
@@ -200,7 +200,7 @@ class WaitQueue:
 
     def group(self, inflight: InFlight) -> tuple[int, ...]:
         """Return the requests behind one that may share its transaction, in order."""
-        # Nothing can be executed on top of what is executed once, asks for a clock, or changes the schema.
+        # No request can be executed on top of one that runs only once, asks for a clock, or changes the schema.
         if not inflight.behind or not inflight.is_plain:
             return ()
         group: list[int] = []
@@ -229,7 +229,7 @@ class WaitQueue:
             other = self._in_flight[number]
             if other.request.command in commands:
                 found[other.request.command] = other
-        # What was prepared has the effects of all of them: without one of them it cannot be begun.
+        # The prepared transaction has the effects of all of them: without one of them it cannot be begun.
         if len(found) < len(commands):
             return None
         taken = {other.number for other in found.values()}
@@ -241,11 +241,11 @@ class WaitQueue:
         for other in others:
             other.move(Stage.WAITING)
         inflight.behind.extend(other.number for other in others)
-        # What waited for the transaction wants the same keys: now it waits for what this request does next.
+        # The requests that waited for the transaction want the same keys: now they wait for this request.
         inflight.behind.extend(self.waits.pop(txid, ()))
 
     def released(self, txid: Txid, kind: str = ROWS) -> None:
-        """A transaction is in nobody's way here any more: go on with those that waited for it, when it is their turn.
+        """Unblock the requests that waited for a transaction that blocks nothing here any more, when it is their turn.
 
         Those that waited for a change of the schema or of the members have nothing else in common: all go on.
         """
@@ -257,7 +257,7 @@ class WaitQueue:
         self._go_on(queue, self._turns.pause_ms(txid.leader) if queue else 0.0)
 
     def leave(self, inflight: InFlight) -> None:
-        """A request does not go first any more: let those behind it go on."""
+        """Unblock the requests behind one that does not go first any more."""
         self.go_on(inflight.number)
         if inflight.behind:
             queue, inflight.behind = inflight.behind, deque()
@@ -268,7 +268,7 @@ class WaitQueue:
             first = self._in_flight.get(queue.popleft())
             if first is None or first.stage is not Stage.WAITING:
                 continue
-            if first.read is not None:  # a strict read, which nobody has to wait for
+            if first.read is not None:  # a strict read, which blocks no other request
                 self._execute(first)
                 continue
             first.behind = queue
@@ -291,22 +291,22 @@ SIZE_MAX = 64  # commands in one group
 
 
 class Together:
-    """Commands that come at the same moment share a transaction, like a group commit, where that harms nobody.
+    """Commands that come at the same moment share a transaction, like a group commit, at no command's cost.
 
-    A round of votes costs every node the same whether it decides one command or ten. So what clients have sent while
-    the node was busy is executed one on top of the other, and led as one transaction: the busier a node is, the larger
-    its groups are, and at a quiet one each command has its own. They have nothing to do with each other, so none is to
-    wait, or to be rejected, for another one's sake: when something is in the way of a group, each goes on alone. The
-    size of groups adapts as TCP's window does: it halves when one is rejected, and grows by one with each commit that
-    conflicted with nobody.
+    A round of votes costs every node the same whether it decides one command or ten. So the commands that arrive
+    while the node is busy are executed one on top of the other, and led as one transaction: the busier a node is, the
+    larger its groups are, and at a quiet one each command has its own. They have nothing to do with each other, so
+    none is to wait, or to be rejected, for another one's sake: when a group is blocked, each command goes on alone.
+    The size of groups adapts as TCP's window does: it halves when one is rejected, and grows by one with each commit
+    that met no conflict.
 
     Args:
-        in_flight: all that are under way.
+        in_flight: all requests that are under way.
         execute: executes a request, and those behind it with it.
 
     Attributes:
-        size: of the next group, at most.
-        leading: those that others came together with and are behind.
+        size: the largest size of the next group.
+        leading: the first request of each group, by number, as long as the others stand behind it.
     """
 
     def __init__(self, in_flight: Mapping[int, InFlight], execute: Callable[[InFlight], None]) -> None:
@@ -319,7 +319,7 @@ class Together:
         while in_flight:
             group, in_flight = in_flight[: self.size], in_flight[self.size :]
             first, *others = group
-            # The driver has said so of all that came with others; of one alone it is known when it was executed.
+            # The driver only groups requests that write; for a single one this is known after its execution.
             first.writes = bool(others)
             for other in others:
                 other.writes, other.is_free = True, True
@@ -328,13 +328,13 @@ class Together:
             self._execute(first)
 
     def goes_first(self, inflight: InFlight) -> None:
-        """A request is executed with those behind it; whoever came with it is not to wait longer than that takes."""
-        # Those behind it that want its key wait for its end anyway, and are no reason to watch it.
+        """Note a request that is executed with its group, which is not to wait longer than that execution takes."""
+        # Requests behind it that want its key wait for its end anyway, so only a group is a reason to watch it.
         if any(other.is_free for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight
 
     def part(self, inflight: InFlight, *, again: bool = False) -> bool:
-        """Let each that came together with a request go on alone; False if nobody did.
+        """Let each request of the group behind one go on alone; return False without such requests.
 
         ``again``: execute the request, too, and before them.
         """
@@ -348,18 +348,21 @@ class Together:
         return bool(free)
 
     def settle(self) -> None:
-        """Part those whose first has something to wait for."""
+        """Dissolve the groups whose first request has to wait."""
         for number, inflight in list(self.leading.items()):
-            # Whatever it waits for, those that only came with it are not to wait for that.
+            # The requests that were only grouped with it are not to wait for its blocker.
             if inflight.stage is not Stage.EXECUTING or number not in self._in_flight:
                 self.part(inflight)
 
     def grow(self) -> None:
-        """A group was committed, or a command alone that had no rival: else groups of one would stay so for ever."""
+        """Enlarge the next group after the commit of a group, or of a single command without a rival.
+
+        Without the latter, groups of one would stay so for ever.
+        """
         self.size = min(SIZE_MAX, self.size + 1)
 
     def shrink(self) -> None:
-        """A group was rejected, here or by others."""
+        """Halve the next group: one was rejected, here or by others."""
         self.size = max(1, self.size // 2)
 
     def _behind(self, inflight: InFlight) -> list[InFlight]:

@@ -57,7 +57,7 @@ class Reading:
         self._count += 1
         patience = state.settings.suspicion_ms / 1000 * 2 ** min(inflight.attempts - 1, 6)
         overdue = min(state.clock.now.seconds + patience, inflight.deadline)
-        # Our own word counts like a voter's: we have just compared the read with all that is committed and pending here.
+        # Our own word counts like a voter's: the read was just compared with all that is committed and pending here.
         # Like any other, not about dropped commits (``on_check``); a sole voter has seen all of them.
         can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
         clear = {state.me} if state.roster.certifies_reads and can_tell else set()

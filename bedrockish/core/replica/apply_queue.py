@@ -1,7 +1,7 @@
-"""What may be applied next, and where to get what is missing.
+"""The commits that may be applied next, and the fetching of missing ones.
 
-A timeline is taken in order, tick by tick: a COMMIT ahead of a gap is as if it had not come, in particular it is no
-outcome, or a commit could be known to everybody and never be applicable. What is taken is applied as soon as
+A timeline is taken in order, tick by tick: a COMMIT ahead of a gap is as if it had not come; in particular it tells no
+outcome, or all nodes could know a commit that none could ever apply. A taken commit is applied as soon as
 its ``after`` is covered. Every way of learning a commit (leading, hearing, fetching, adopting) ends in ``_take``.
 """
 
@@ -34,7 +34,7 @@ class Gap:
         upto: the last tick that is known to exist.
         since: seconds at which the first lack was noted.
         asked: when to ask again; None if a peer can be asked at once.
-        peer: who that was.
+        peer: the peer that was asked last.
     """
 
     upto: int
@@ -44,7 +44,7 @@ class Gap:
 
 
 class ApplyQueue:
-    """Takes commits, applies them in causal order, and fetches what is missing."""
+    """The queue of taken commits, which applies them in causal order and fetches missing ones."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -60,7 +60,7 @@ class ApplyQueue:
         state, me = self.state, self.state.me
         assert covers(state.timelines.applied, transaction.base), "a leader commits only what it can apply"
         tick = state.timelines.applied.get(me, 0) + 1
-        # Nobody else writes into our timeline, and what we lead is applied in the step that leads it: nothing of it
+        # No other node writes into our timeline, and each of our commits is applied in the step that leads it: none
         # waits.
         assert tick == state.timelines.taken.get(me, 0) + 1
         # In a label our own tick is that of the commit itself, as the gist writes it.
@@ -69,8 +69,8 @@ class ApplyQueue:
         entry = Entry(me, tick, approvals, transaction, adopted_from, prev)
         self._take(entry)
         self.settle()
-        # The caller tells the commit next. Apply is among the effects before that, so it is durable before anybody
-        # hears.
+        # The caller sends the commit next. Apply is among the effects before that, so it is durable before any peer
+        # hears of it.
         assert state.timelines.applied[me] == tick
         return entry
 
@@ -86,7 +86,7 @@ class ApplyQueue:
         # Heard before, by a fetch or another peer; or of a timeline that never grows again.
         if tick <= taken or leader in self.state.roster.membership.retired:
             return
-        # Not taken, so no outcome either: who asks meanwhile is not told that it is committed.
+        # Not taken, so no outcome either: a peer that asks now is not told that it is committed.
         early = self.early.setdefault(leader, {})
         if tick > taken + 1:
             if len(early) < EARLY_MAX:
@@ -108,9 +108,8 @@ class ApplyQueue:
         leader, tick = label.leader, label.tick
         vote = self.state.votes.by_txid.get(label.txid)
         voted = vote.transaction if vote is not None else None
-        # A body that is not the one that we voted on is read for itself. Which of the two was committed, the hash
-        # tells.
-        # Who approved is not sent the body again, and has it in its vote.
+        # A body that differs from the one that we voted on is decoded. The hash tells which of the two was committed.
+        # A voter that approved is not sent the body again, and has it in its vote.
         if voted is not None and message.body in (None, voted.body):
             transaction = voted
         elif message.body is not None:
@@ -120,7 +119,7 @@ class ApplyQueue:
             return False
         entry = label_entry(self.state.timelines.heads.get(leader, GENESIS), label, transaction)
         if entry.hash != message.hash:
-            # One peer's word that this timeline goes on in another way is no reason to stop: nothing of it is taken.
+            # One peer's word that this timeline goes on otherwise does not stop this node: nothing is taken.
             raise EntryMalformedError(f"the hash is not that of {leader}{tick} after what is here of timeline {leader}")
         self._take(entry)
         return True
@@ -132,7 +131,7 @@ class ApplyQueue:
             EntryMalformedError: one cannot be read, or does not continue its timeline; those before it were taken.
         """
         for prev, label, body in message.entries:
-            # The label first: of what has come meanwhile, by COMMIT or from another peer, the body need not be read.
+            # The label first: the body of an entry that has come since, by COMMIT or from another peer, is not read.
             leader, tick = decode_label(label)[:2]
             if tick != self.state.timelines.taken.get(leader, 0) + 1 or leader in self.state.roster.membership.retired:
                 continue
@@ -141,14 +140,14 @@ class ApplyQueue:
                 raise EntryMalformedError(f"{leader}{tick} does not continue what is here of timeline {leader}")
             self._take(entry)
         for gap in self.gaps.values():
-            # It has answered: what is still missing can be asked for at once, of whomever.
+            # It has answered: the ticks that are still missing can be asked for at once, from any peer.
             if gap.peer == peer:
                 gap.asked = None
-        # What was fetched may have closed the gap behind which COMMITs wait.
+        # The fetched entries may have closed the gap behind which COMMITs wait.
         for leader in self.early:
             self._take_early(leader)
-        # An answer has a bounded size: what is still missing is asked for now, not at the next heartbeat, and before
-        # these are applied, so that its sender reads while they are.
+        # An answer has a bounded size: the rest is asked for now, not at the next heartbeat, and before these entries
+        # are applied, so that its sender reads at the same time.
         self.fetch_missing()
         self.settle()
 
@@ -170,11 +169,11 @@ class ApplyQueue:
         state.take(entry)
         self.waiting.setdefault(entry.leader, deque()).append(entry)
         self._unapplied += 1
-        # It came by another way: nobody would look at the COMMIT that waits for this place again.
+        # It came by another way: the COMMIT that waits for this place would never be looked at again.
         self.early.get(entry.leader, {}).pop(entry.tick, None)
 
     def place_of(self, txid: Txid) -> tuple[str, int] | None:
-        """Return the place of a commit that is taken and waits for what it has seen, None if there is no such."""
+        """Return the place of a commit that is taken and waits until its base is applied, or None."""
         waiting = (entry for queue in self.waiting.values() for entry in queue)
         return next((entry.place for entry in waiting if entry.txid == txid), None)
 
@@ -186,12 +185,12 @@ class ApplyQueue:
         moved = self._unapplied > 0
         while moved:
             moved = False
-            # What one timeline has applied may be the cause that another waits for: again, until none of them moves.
+            # An entry of another timeline may wait for one applied in this pass: repeat until none of them moves.
             for queue in self.waiting.values():
                 while (
                     queue
                     and covers(self.state.timelines.applied, queue[0].after)
-                    # It fits nowhere: its timeline stops here, and whatever has seen it, until an operator has decided.
+                    # It fits nowhere: its timeline stops here, and all that has seen it, until an operator has decided.
                     and queue[0].txid not in self.state.blocked
                 ):
                     assert self._unapplied > 0
@@ -207,8 +206,8 @@ class ApplyQueue:
         assert entry.tick == state.timelines.applied.get(entry.leader, 0) + 1
         # Adopted by a recovery, and found in its leader's timeline as well: its rows are there, its label is kept.
         repeat = txid.clock <= state.clock.safe or state.is_applied(txid)
-        # At or below safe time all commits are applied (T4), so what still comes there is such a second label. A node
-        # that halts counts nothing after it as applied.
+        # At or below safe time all commits are applied (T4), so an entry that still comes there is such a second label.
+        # A node that halts counts nothing after it as applied.
         if not repeat and entry.transaction.schema != state.schema.version and not self._reach_schema(entry):
             return
         state.apply(entry)
@@ -218,7 +217,7 @@ class ApplyQueue:
                 state.schedule(entry.transaction)
             else:
                 state.schema.advance()
-        # The journal says from now on what the promise was for.
+        # From now on the journal has the outcome for which the vote was kept.
         state.votes.drop(txid)
         if entry.transaction.kind == MEMBERS and not repeat:
             self._change_members(entry.place, txid, decode_membership(entry.transaction.changes))
@@ -234,18 +233,18 @@ class ApplyQueue:
         if needed == state.schema.version + 1 and state.schema.scheduled is not None:
             state.activate()
         here = state.schema.version
-        # To go on would write rows into the columns of another schema.
+        # Applying it would write rows into the columns of another schema.
         if needed != here:
             what = f"{entry.leader}{entry.tick} ran on version {needed} of the schema, and comes upon {here}"
             state.outbox.emit(Halt(what))
         return needed == here
 
     def _change_members(self, place: Place, txid: Txid, membership: Membership) -> None:
-        """Count by the new membership. What was begun under the old one and is not applied here never commits: the
-        change conflicts with everything, so whatever had a quorum before it is in its base.
+        """Count by the new membership. A transaction that was begun under the old one and is not applied here never
+        commits: the change conflicts with everything, so each one that had a quorum before it is in its base.
         """
         state = self.state
-        # Before anything else of it: entries of that level may say what this program would read as something else.
+        # Before anything else of it: this program could misread entries of that level.
         if membership.level > LEVEL:
             state.outbox.emit(
                 Halt(
@@ -254,7 +253,7 @@ class ApplyQueue:
                 )
             )
             return
-        # What is new in it: earlier ones stand in no vector any more.
+        # Only the new retirements: earlier ones stand in no vector any more.
         retired = membership.retired.keys() - state.roster.membership.retired.keys()
         old = state.roster.membership
         is_same = (old.users, old.level, old.cluster_id) == (membership.users, membership.level, membership.cluster_id)
@@ -270,8 +269,8 @@ class ApplyQueue:
     def _retire(self, place: Place, leaders: AbstractSet[str]) -> None:
         """Name these timelines no more. All of them is applied here, as the base of the change is.
 
-        What some member may hold beyond that, a second label, has changed no row and is in nobody's past: nothing is
-        committed any more that counts by an older membership, and is not in that base.
+        A second label that some member may hold beyond that has changed no row and is in no transaction's past: no
+        transaction commits any more that counts by an older membership and is not in that base.
         """
         state = self.state
         state.timelines.retire([place])
@@ -298,13 +297,13 @@ class ApplyQueue:
                 gap.upto = max(gap.upto, tick)
 
     def ask_about(self, txid: Txid, peer: str) -> None:
-        """Ask a peer that rejects for a transaction what became of that, if we do not know it nor hear its leader.
+        """Ask a peer for the outcome of a transaction for which it rejects, if we neither know it nor hear its leader.
 
-        Its COMMIT will not come to us then, and what we run meanwhile would be rejected again for the same reason.
+        Its COMMIT will not come to us then, and our next transactions would be rejected again for the same reason.
         """
         state = self.state
         leader = state.roster.peers.get(txid.leader)
-        # Who hears its leader gets its COMMIT or ROLLBACK, or asks it in time (``Recovery.check``).
+        # A node that hears its leader gets its COMMIT or ROLLBACK, or asks it in time (``Recovery.check``).
         unheard = txid.leader != state.me and (leader is None or not leader.up)
         if (
             unheard
@@ -315,13 +314,13 @@ class ApplyQueue:
             state.outbox.send(peer, Ask(txid, state.clock.read()))
 
     def fetch_missing(self, *, at_once: bool = False) -> None:
-        """Ask for what has been missing for a while: COMMITs under way usually arrive before that.
+        """Ask for ticks that have been missing for a while: COMMITs under way usually arrive before that.
 
         Different gaps are asked of different peers where that is possible, so that several share the work.
         """
         state, now = self.state, self.state.clock.now.seconds
         if not state.health.applies:
-            return  # it would not be applied; what this node has, it gives
+            return  # it would not be applied; this node still serves its own entries
         arriving = {one.peer for one in state.pieces.assembling}  # it may be what is missing, and as large as anything
         patience = 0.0 if at_once else state.settings.fetch_after_ms / 1000
         asks: dict[str, dict[str, int]] = {}
@@ -345,14 +344,14 @@ class ApplyQueue:
                 gap.asked, gap.peer = gap.asked or Repeat(now, FETCH_AGAIN_S), peer
             elif had := self._who_had(leader, taken + 1):
                 self._is_it_removed(leader, taken + 1, had)
-            else:  # a session has seen it at a node that has left, and it left with that one; who has it will tell
+            else:  # a session saw it at a node that has left, and it left with that one; a peer that has it will tell
                 del self.gaps[leader]
         for peer, wants in asks.items():
             state.outbox.send(peer, Fetch(wants, state.settings.fetch_bytes))
 
     def _whom(self, leader: str, tick: int, not_again: str, busy: dict[str, dict[str, int]]) -> str | None:
-        # Who once told that it has removed this place would only say so again. Its leader has it, whatever it last
-        # told.
+        # A peer that has told that it has removed this place would only say so again. Its leader has it, even if its
+        # last report is older.
         able = [
             node
             for node, peer in self.state.roster.peers.items()
@@ -360,29 +359,29 @@ class ApplyQueue:
             and (peer.applied.get(leader, 0) >= tick or node == leader)
             and peer.removed.get(leader, 0) < tick
         ]
-        # Who was asked and did not answer may be slow or cut off: another one first, if there is one.
+        # A peer that was asked and did not answer may be slow or cut off: prefer another one.
         others = [node for node in able if node != not_again] or able
         # The least busy; of those the timeline's leader, who surely has it; then by name, so that a replay asks the
         # same.
         return min(others, key=lambda node: (len(busy.get(node, ())), node != leader, node), default=None)
 
     def on_fetch(self, peer: str, message: Fetch) -> None:
-        """Give a peer what it wants of what we have, and say of the rest if we have removed it."""
+        """Send a peer the entries that it wants and that we have, and tell it those that we have removed."""
         state = self.state
-        # Who asks for what is removed has to hear so, or it would ask this node for ever.
+        # A peer that asks for removed entries has to hear so, or it would ask this node for ever.
         removed = {leader: state.timelines.removed.get(leader, 0) for leader in message.wants}
         removed = {leader: tick for leader, tick in removed.items() if tick >= message.wants[leader]}
         if removed:
             state.outbox.send(peer, Removed(removed, state.clock.read()))
         wants = {leader: tick for leader, tick in message.wants.items() if leader not in removed}
-        # What is taken and waits is in memory alone; the driver reads what it sends from the journal.
+        # Entries that are taken and wait are in memory alone; the driver reads the entries to send from the journal.
         have = {leader: tick for leader, tick in wants.items() if tick <= state.timelines.applied.get(leader, 0)}
         if have:
             # The limit is a stranger's number: it does not decide how much memory an answer takes here.
             state.outbox.emit(SendEntries(peer, have, min(message.limit, 16_000_000)))
 
     def on_removed(self, peer: str, message: Removed) -> None:
-        """Ask somebody else for what a peer has removed from its journal."""
+        """Ask another peer for the entries that one has removed from its journal."""
         known = self.state.roster.peers.get(peer)
         if known is not None:
             known.removed = merge(known.removed, message.upto)
@@ -393,12 +392,12 @@ class ApplyQueue:
             self.fetch_missing(at_once=True)
 
     def _who_had(self, leader: str, tick: int) -> list[Peer]:
-        """Return the members who have, or have had, an entry, as far as they said."""
+        """Return the members that have, or have had, an entry, as far as they have told."""
         peers = self.state.roster.peers.items()
         return [peer for node, peer in peers if node == leader or peer.applied.get(leader, 0) >= tick]
 
     def _is_it_removed(self, leader: str, tick: int, had: list[Peer]) -> None:
-        """Say so, for good, if everybody who has had an entry has removed it: this node can never catch up."""
+        """Stop fetching for good if all peers that had an entry have removed it: this node can never catch up."""
         state = self.state
         if all(peer.removed.get(leader, 0) >= tick for peer in had):
             state.give_up_fetching(

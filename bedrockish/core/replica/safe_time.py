@@ -1,7 +1,7 @@
-"""Closed, cut and safe: up to which clock nothing can appear any more (section 6 of the protocol).
+"""Closed, cut and safe: the clocks up to which nothing can appear any more (section 6 of the protocol).
 
-What they are is computed by ``times``; here is when, from what, and what follows. Nothing at or below safe time can
-still appear anywhere; the second round, of cuts, is what makes this hold against recoveries.
+``times`` computes them; this module decides when and from which reports, and acts on the result. Nothing at or below
+safe time can still appear at any node; the second round, of cuts, makes this hold against recoveries.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, canonical, covers
 
-IDLE_CUT_S = 1.0  # seconds between two moves of the cut when there is nothing that waits for it
+IDLE_CUT_S = 1.0  # seconds between two moves of the cut when nothing waits for it
 HURRY_S = 0.02  # seconds between two moves while a few things wait; while many do, the heartbeat is quick enough
 NEVER = Txid(1 << 64, "")  # later than any clock
 RELEASED = (1 << 63) - 1  # the clock of a hold that holds nothing
@@ -28,7 +28,7 @@ HURRY_MAX = 64  # things that wait
 
 
 class SafeTime:
-    """Keeps the three times, and lets go of what they make superfluous."""
+    """The keeper of the three times, which drops the state that they make superfluous."""
 
     def __init__(self, state: State, apply_queue: ApplyQueue) -> None:
         self.state = state
@@ -40,7 +40,7 @@ class SafeTime:
         self._due: Txid | None = None  # the schema change whose time has come
 
     def on_gossip(self, peer: str, message: Gossip) -> None:
-        """Take in what a peer has applied, closed and cut."""
+        """Note the clocks and ticks that a peer has applied, closed and cut."""
         known = self.state.roster.peers.get(peer)
         if known is None:
             return
@@ -50,7 +50,7 @@ class SafeTime:
         # A later release may know modes that are worse than the worst one here.
         known.mode = Mode(min(message.mode, Mode.REPAIRING))
         had, have = message.applied.get(self.state.me, 0), self.state.timelines.taken.get(self.state.me, 0)
-        if had > have:  # we alone write our timeline, and we do so before anybody hears of it
+        if had > have:  # we alone write our timeline, and do so before any peer hears of it
             self.state.lose(
                 f"node {self.state.me} has lost commits of its own, and so has forgotten what it promised: {peer} has "
                 f"{had} that it led, its file has {have}; stop it, run 'bedrockish member replace URL {self.state.me} "
@@ -60,20 +60,19 @@ class SafeTime:
         # A newer report replaces one that is not covered yet (T6): it says more, and needs more.
         known.report = (known.applied, message.closed, message.cut)
         self._hear_holds(message.holds)
-        # A COMMIT may have died with its leader's links. Whoever has it says so here, and it is fetched.
+        # A COMMIT may have died with its leader's links. A peer that has it says so here, and it is fetched.
         self.apply_queue.want(message.applied)
         self._cover()
         self._hurry()
 
     def _hear_holds(self, holds: Mapping[str, tuple[int, int]]) -> None:
         for name, hold in holds.items():
-            # The later beginning of a reader counts, then the further place: so all nodes agree, in whatever order they
-            # hear.
+            # The later beginning of a reader counts, then the further place: so all nodes agree, in any order of arrival.
             if hold > self.state.holds.get(name, (0, 0)):
                 self.state.hold_journal(name, hold)
 
     def held(self, name: str, clock: int | None) -> None:
-        """Take what a reader of ours needs; a clock below an earlier one of the same reader is a new beginning."""
+        """Note up to where a reader of ours needs the journal; a clock below its earlier one is a new beginning."""
         times, before = self.state.holds.get(name, (0, RELEASED))
         if clock is None:
             self.state.hold_journal(name, (times, RELEASED))
@@ -104,7 +103,7 @@ class SafeTime:
         for known in self.state.roster.peers.values():
             if known.report is not None and covers(self.state.timelines.applied, known.report[0]):
                 _, closed, cut = known.report
-                # T7: who has nothing closed has taken its word back, which it gave before it knew that it forgot.
+                # T7: a peer with 0 as closed has taken its word back, given before it knew that it had forgotten.
                 known.closed = max(known.closed, closed) if closed else 0
                 known.cut = max(known.cut, cut) if closed else 0
                 known.report = None
@@ -118,13 +117,13 @@ class SafeTime:
         self._cover()
         # All of these may still appear in the journal with their clocks.
         pending, unapplied = state.votes.pending.smallest_clock(), self.apply_queue.smallest_unapplied()
-        # What is compared, or read, came in time: it is not to be TOO LATE because we are slow to give the verdict.
+        # A BEGIN that is being compared or read came in time: our delay is not to make it TOO LATE.
         state.votes.forget_comparisons()
         # One that was overtaken by closed time is lost anyway, and would only keep time from closing further.
         compared = min((txid.clock for txid in state.votes.comparing if txid.clock > clock.closed), default=None)
         read = [one.closable + 1 for one in state.pieces.assembling if clock.now.seconds < one.until]
         lowest = min((one for one in (pending, unapplied, compared, *read) if one is not None), default=None)
-        # A BEGIN may be on its way to us as long as the lag says; what was closed in front of it would be TOO LATE.
+        # A BEGIN may be on its way to us as long as the lag says; closing its clock before would make it TOO LATE.
         clock.lag.read(clock.now.seconds, clock.read())
         closable = clock.lag.closable(clock.now.seconds)
         if self._in_a_hurry():
@@ -148,12 +147,12 @@ class SafeTime:
             self._cut_at = clock.now.seconds
             state.outbox.emit(Keep("cut", found.cut))  # T3: durable before it is told, for P10 and others rest on it
         if found.safe > own.safe:
-            # What is forgotten below it would look like open questions to a restarted node that began at an older one.
+            # Votes forgotten below it would look open to a restarted node that began at an older one.
             state.outbox.emit(Keep("safe", found.safe))
         clock.settle(self._settled())
         if clock.settled > was_settled and moved(clock.settled, -state.settings.conflict_window_ms) > found.safe:
             state.outbox.emit(Keep("settled", clock.settled))  # far behind: a restart must not read all since safe time
-        # Also for what ended when safe time was past it: it would be kept for ever.
+        # Also for votes that ended when safe time was past them: they would be kept for ever.
         if found.safe > own.safe or clock.settled > was_settled or state.votes.late:
             self._forget()
         # All with a smaller clock than the activation is applied, at every node the same: now the schema may change.
@@ -161,17 +160,17 @@ class SafeTime:
             state.activate()
 
     def _settled(self) -> int:
-        """Return what safe time would be if all that others have told to be applied were applied here.
+        """Return the safe time that would hold if all that others have reported as applied were applied here.
 
-        A node that was away, or is new, has much to take before it is. But that nothing is decided below that clock any
-        more is true already, so what is applied here need not be remembered, and what is compared with commits has a
-        base that has all of them up to a conflict window before.
+        A node that was away, or is new, has much to take before it is. But nothing is decided below that clock any
+        more already, so applied commits below it need not be remembered, and the transactions that are compared with
+        commits have a base with all of them up to a conflict window before.
         """
         roster = self.state.roster
-        # A majority of whom: of those who vote when what comes next is decided, as far as this node knows.
+        # The majority is one of the voters that decide the next transactions, as far as this node knows.
         told = roster.membership
         if roster.joining is not None and roster.joining.membership.version > told.version:
-            told = roster.joining.membership  # who voted when what is here now was written may be gone
+            told = roster.joining.membership  # the voters of the time when this file was written may be gone
         voters = [node for node in told.voters if node != self.state.me]
         peers = [peer for node in voters if (peer := roster.peers.get(node)) is not None]
         # T8: others' words count before what they had is applied here, but not if there are voters that we do not know.
@@ -182,9 +181,9 @@ class SafeTime:
         return times.settled(words, self.state.clock.cut, majority(len(told.voters)), counts=counts)
 
     def schema_due(self, txid: Txid) -> None:
-        """The time of a schema change has come: close up to there at once, for others wait for it to be in force.
+        """Close time up to a schema change that is due, at once: others wait for it to be in force.
 
-        A clock that only counts, or stands behind, is moved on: else nobody would ever reach that time.
+        A clock that only counts, or is behind, is moved on: else it would never reach that time.
         """
         scheduled = self.state.schema.scheduled
         if scheduled is not None and scheduled.txid == txid:
@@ -219,7 +218,7 @@ class SafeTime:
         return state.clock.now.seconds - self._cut_at >= IDLE_CUT_S
 
     def gossip(self) -> None:
-        """Tell everybody where we stand."""
+        """Tell all peers the ticks and clocks that we have reached."""
         state = self.state
         self._told = (state.clock.closed, state.clock.cut)
         # Two reports for all of them: a vector is made canonical once, and not for each peer.
@@ -233,7 +232,7 @@ class SafeTime:
             state.outbox.send(node, short if self._knows_retired(node) else whole)
 
     def gossip_to(self, peer: str) -> None:
-        """Tell one peer where we stand."""
+        """Tell one peer the ticks and clocks that we have reached."""
         state = self.state
         self.state.outbox.send(
             peer,
@@ -245,7 +244,7 @@ class SafeTime:
         )
 
     def _knows_retired(self, peer: str) -> bool:
-        """Whether a peer has all of what is retired; else it has to hear from whom it gets what it lacks of that."""
+        """Return whether a peer has all retired timelines; else it has to hear which peers have the rest of them."""
         return self.state.roster.peers[peer].config >= max(self.state.roster.membership.retired.values(), default=0)
 
     def _report(self, applied: Vector) -> Gossip:
@@ -259,20 +258,19 @@ class SafeTime:
         return Gossip(*report, *ours)
 
     def _forget(self) -> None:
-        """Drop what safe time decides, up to which the journal is the whole truth; and what is settled."""
+        """Drop votes and outcomes up to safe time, up to which the journal is the whole truth; and settled commits."""
         state, settled = self.state, self.state.clock.settled
-        # What is taken and waits keeps its outcome: not in the journal yet, it would be told as rolled back.
+        # A commit that is taken and waits keeps its outcome: not in the journal yet, it would be told as rolled back.
         state.votes.forget({entry.txid for queue in self.apply_queue.waiting.values() for entry in queue})
-        # The index by key is for what is new; what is settled is asked for seldom, and takes a tenth of the room
-        # packed.
+        # The index by key is for new commits; settled ones are looked up seldom, and take a tenth of the room packed.
         state.commit_window.pack(settled, state.votes.outcomes)
-        # A base that V16 lets pass has all up to a window before its clock. What is dropped sooner leaves a floor.
+        # A base that V16 lets pass has all up to a window before its clock. A commit dropped sooner leaves a floor.
         state.commit_window.forget(moved(settled, -state.settings.conflict_window_ms))
         if not state.clock.follows_wall:
             state.commit_window.forget(self._safe_long_ago())
 
     def _safe_long_ago(self) -> int:
-        """Return what was safe a conflict window ago: a clock that only counts does not tell how old anything is."""
+        """Return the safe time of a conflict window ago: a clock that only counts does not tell the age of commits."""
         state, aged = self.state, self._aged
         window_s = state.settings.conflict_window_ms / 1000
         # Sixteen notes in a window are exact enough: it only has to be old, not exactly so old.

@@ -1,7 +1,7 @@
-"""What others send in pieces: fetched from them, a few at a time, and kept until it can be used.
+"""Transactions and messages in pieces: fetched from peers, a few at a time, and kept until they are complete.
 
-The receiver asks, so it decides how much is on the way to it: as much as the link takes without that other messages
-have to wait long. Pieces of an offered transaction are saved, so that its BEGIN can be approved at once and the
+The receiver asks, so it decides how much is on the way to it: as much as the link takes without long waits for other
+messages. Pieces of an offered transaction are saved, so that its BEGIN can be approved at once and the
 approval is durable; those of other messages are in memory until the message is complete.
 """
 
@@ -18,17 +18,17 @@ from bedrockish.core.state.pieces import Assembling
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.errors import EntryMalformedError
 
-KEPT_S = 60.0  # how long an offer that nothing comes of, or an incomplete message, is kept
+KEPT_S = 60.0  # how long an idle offer or an incomplete message is kept
 FOUND_S = 10.0  # how long pieces that are found in the file at the start wait for an offer that names them
 OFFERED_BYTES_MAX = 256 << 20  # of one peer's offers together
 OFFERED_PIECES_MAX = 1 << 16
 MESSAGE_BYTES_MAX = 64 << 20
-MESSAGES_MAX = 4  # of one peer that are not complete; what is dropped beyond is sent again by its protocol
+MESSAGES_MAX = 4  # of one peer that are not complete; further ones are dropped, and their protocol sends them again
 ASSEMBLING_MAX = 16  # of one peer that are complete and not put together yet; the same
 WINDOW_MIN, WINDOW_MAX = 8, 64  # pieces that are on their way from one peer
 DELAY_S = 0.05  # how much longer than the least a piece may take before fewer are asked for at a time
 ASK_AGAIN_S = 2.0
-READING_S = 5.0  # how long what is closed waits for a message that came in time and cannot be read yet, at most
+READING_S = 5.0  # how long closed time waits at most for a message that came in time and cannot be read yet
 DROPPED_MAX = 32  # pieces at a heartbeat: a file needs time to take back what they took
 
 
@@ -37,9 +37,9 @@ class Offered:
     """A transaction that a peer is going to begin.
 
     Attributes:
-        names: of all its pieces.
-        missing: those that are not saved here.
-        touched: seconds at which it was last spoken of, or a piece of it came.
+        names: the names of all its pieces.
+        missing: the names of those that are not saved here.
+        touched: seconds at which it was last offered, or a piece of it came.
     """
 
     names: frozenset[bytes]
@@ -60,12 +60,12 @@ class Incomplete:
 
 @dataclass(slots=True)
 class Pull:
-    """What is asked of one peer.
+    """The pieces that one peer is asked for.
 
     Attributes:
-        queue: what to ask for next, and its size.
-        asked: what is on its way, since when, and its size.
-        window: how many pieces may be.
+        queue: the pieces to ask for next, with their sizes.
+        asked: the pieces on their way, with the seconds at which they were asked for and their sizes.
+        window: how many pieces may be on their way.
         least: seconds that the quickest piece has taken; of late, since nothing was on its way.
     """
 
@@ -75,7 +75,7 @@ class Pull:
     least: float = 0.0
 
     def came(self, digest: bytes, seconds: float) -> int | None:
-        """Take note that a piece came, and how long it took; its size, or None if it was not asked for."""
+        """Note that a piece came, and how long it took; return its size, or None if it was not asked for."""
         if digest not in self.asked:
             return None
         since, size = self.asked.pop(digest)
@@ -89,7 +89,7 @@ class Pull:
 
 
 class Staging:
-    """Fetches pieces, and puts messages together.
+    """The fetcher of pieces, which puts messages together.
 
     ``offers`` are by peer and its number.
     """
@@ -101,14 +101,14 @@ class Staging:
         self.fetched: dict[bytes, bytes] = {}  # pieces of incomplete messages
         self.pulls: dict[str, Pull] = {}
         if state.pieces.saved:
-            # Whose they are was in memory alone: their leader offers or begins them again soon, or they go.
+            # Their offers were in memory alone: the leader offers or begins them again soon, or they are dropped.
             found = frozenset(state.pieces.saved)
             self.offers["", 0] = Offered(found, 0, set(), state.clock.now.seconds - KEPT_S + FOUND_S)
 
-    # -- what is offered -------------------------------------------------------------------------------------------
+    # -- offers ----------------------------------------------------------------------------------------------------
 
     def on_offer(self, peer: str, message: Offer) -> None:
-        """Fetch what is lacking of a transaction, and say so when all is durable; or forget it."""
+        """Fetch the missing pieces of a transaction, and tell its leader when all are durable; or forget the offer."""
         state, key = self.state, (peer, message.number)
         if not message.pieces:
             # Its pieces stay until the next heartbeat has found that no vote names them either (``_drop_unnamed``).
@@ -161,10 +161,10 @@ class Staging:
             self._assemble(one)
 
     def _assemble(self, one: Incomplete) -> None:
-        """Have a message put together from what is here."""
+        """Have a message put together from its pieces."""
         fetched, saved = self.fetched, self.state.pieces.saved
         parts = tuple(
-            # What is saved the driver reads from the file; what is in memory alone has to be handed to it.
+            # The driver reads saved pieces from the file; those in memory alone have to be handed to it.
             fetched[part[0]] if type(part) is tuple and part[0] in fetched and part[0] not in saved else part
             for part in one.parts
         )
@@ -175,9 +175,9 @@ class Staging:
         state.outbox.emit(Assemble(one.peer, parts))
 
     def on_assembled(self, peer: str, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
-        """Return a message that was put together of parts; None if it is none."""
+        """Return a message that was put together from parts; None if it cannot be decoded or is in pieces again."""
         waiting = self.state.pieces.assembling
-        # By what it is made of: several messages of one peer are put together at the same time.
+        # Identified by its parts: several messages of one peer are put together at the same time.
         waiting.remove(next(one for one in waiting if one.peer == peer and one.parts == parts))
         try:
             message = decode(data) if known is None else known.message
@@ -209,7 +209,7 @@ class Staging:
         self._ask(peer)
 
     def _not_there(self, peer: str, digest: bytes) -> None:
-        """Forget what cannot be completed: its sender says it again if it still counts."""
+        """Drop the offers and messages that cannot be completed: their sender sends them again if they still count."""
         self.incomplete = [one for one in self.incomplete if one.peer != peer or digest not in one.missing]
         for key in [key for key, offer in self.offers.items() if key[0] == peer and digest in offer.missing]:
             del self.offers[key]
@@ -255,10 +255,10 @@ class Staging:
         """Ask a peer for more, as far as the window goes."""
         pull, now, wanted = self.pulls[peer], self.state.clock.now.seconds, []
         if not pull.asked:
-            pull.least = 0.0  # an idle link may be another one by now
+            pull.least = 0.0  # an idle link may have changed since
         while pull.queue and len(pull.asked) < int(pull.window):
             digest, size = pull.queue.popleft()
-            # It may have come for another one meanwhile, or its message was dropped.
+            # It may have come for another message since, or its own message was dropped.
             if self._is_missing(digest):
                 pull.asked[digest] = now, size
                 wanted.append(digest)
@@ -276,12 +276,12 @@ class Staging:
         if pull is not None and pull.asked:
             pull.queue.extendleft([(digest, size) for digest, (_, size) in pull.asked.items()])
             pull.asked.clear()
-            # Whatever stopped it, the link is not what it was: it finds its pace again.
+            # The link may have become slower: it finds its pace again.
             pull.window = WINDOW_MIN
             self._ask(peer)
 
     def check(self) -> None:
-        """Ask again for what does not come, and drop what nobody needs any more."""
+        """Ask again for overdue pieces, and drop those that no offer, message or vote needs any more."""
         state, now = self.state, self.state.clock.now.seconds
         state.pieces.expire(now)
         for peer, pull in list(self.pulls.items()):

@@ -1,11 +1,11 @@
-"""Closed, cut and safe, as a function of what the voters say (section 6 of the protocol): nothing else moves them."""
+"""Closed, cut and safe, as a function of the voters' reports alone (section 6 of the protocol)."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class Times(NamedTuple):
-    """Clocks: of one node, or of what it may rest on.
+    """The three clocks of one node, or those on which it may rest.
 
     Attributes:
         closed: it approves nothing at or below it.
@@ -28,37 +28,37 @@ def times(
     counts: bool,
     moves_cut: bool = True,
 ) -> Times:
-    """Return the times of a node after it has closed what it can.
+    """Return the times of a node after it has closed as far as it can.
 
     Args:
-        own: what they are now; none of them goes back.
-        words: what each other voter has closed and cut, where all that it had applied then is applied here.
-        majority: how many voters that is, this one included.
+        own: its times now; they never go back.
+        words: the closed and cut of each other voter, if all that it had applied then is applied here.
+        majority: the number of voters that is a majority, this one included.
         closable: the clock up to which this node may close time now.
-        lowest: the lowest clock of what is open here, or None.
+        lowest: the lowest clock that is open here, or None.
         counts: whether this node is a voter whose word counts.
         moves_cut: whether the cut is to be moved, which costs a sync.
     """
     others = list(words)
     below = closable if lowest is None else min(closable, lowest - 1)
-    closed = max(own.closed, below)  # T1: what is pending here, or decided and not applied, stays open
+    closed = max(own.closed, below)  # T1: transactions that are pending here, or decided and not applied, stay open
     cut = own.cut
     if moves_cut:
         # T2: a majority approves nothing there any more, nor do we
         reached = min(_reached([word[0] for word in others], closed, majority, counts=counts), closed)
-        # What is open here is open: whoever takes the cut for past must not find it committed by our vote later.
+        # The cut stays below open clocks: a node that takes it for past must not see a commit there by our vote later.
         cut = max(cut, reached if lowest is None else min(reached, lowest - 1))
-    # T4: a majority would say NEVER to any recovery of what is not applied there.
+    # T4: a majority would say NEVER to any recovery of a transaction that is not applied there.
     safe = max(own.safe, _reached([word[1] for word in others], cut, majority, counts=counts))
     return Times(closed, cut, safe)
 
 
 def settled(words: Iterable[tuple[int, int]], cut: int, majority: int, *, counts: bool) -> int:
-    """Return what safe would be if all that the others had applied were applied here.
+    """Return the safe time that would hold if all that the others had applied were applied here.
 
     Args:
-        words: what each other voter has closed and cut.
-        cut: of this node.
+        words: the closed and cut of each other voter.
+        cut: the cut of this node.
         majority, counts: as for ``times``.
     """
     return _reached([word[1] for word in words], cut, majority, counts=counts)

@@ -20,7 +20,7 @@ from bedrockish_journal.model.vector import covers
 NO_KEY = b""  # of a reject that is for no other transaction
 DEFERRED_MAX = 10_000  # BEGINs; one that is not kept is said again by its leader after ``suspicion_ms``
 ASKED_MAX = 1_000  # transactions of one ASK that are answered: each may cost a look into the journal
-COMPARING_S = 5.0  # how long what is closed waits for the comparison of a transaction's rows with ours
+COMPARING_S = 5.0  # how long closed time waits for the comparison of a transaction's rows with ours
 
 
 @dataclass(slots=True)
@@ -46,17 +46,17 @@ class Voting:
         """Answer a BEGIN, now or when its base is covered.
 
         Raises:
-            EntryMalformedError: its body is no transaction; a leader that cannot encode gets no approval.
+            EntryMalformedError: its body cannot be decoded; a leader that cannot encode gets no approval.
         """
         transaction = self.state.read_body(message.body)
-        # In somebody else's name it would be held for nobody who counts, and its rollbacks (V5) would be forged.
+        # In another leader's name it would be held though no leader counts the vote, and its rollbacks (V5) be forged.
         if transaction.txid.leader == peer:
             self._consider(transaction)
 
     def settle(self) -> None:
         """Take up the BEGINs whose base has become covered."""
         for txid, transaction in list(self.deferred.items()):
-            # Also what is over: its leader is told (V1), for its base may never come here.
+            # Also one that is over: its leader is told (V1), for its base may never come here.
             ended = txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
             if ended or covers(self.state.timelines.applied, transaction.base):
                 del self.deferred[txid]
@@ -92,7 +92,7 @@ class Voting:
         if reason is not None:
             self._reject(txid, reason)
             return
-        # Not before V15 has looked at it. From here on what we begin is later than what we are asked to approve.
+        # Not before V15 has looked at it. From here on our own transactions have later clocks than this one.
         state.clock.adjust(txid.clock)
         for given_up in transaction.rollbacks:  # V5: its leader gave these up before it began this
             if given_up.leader == txid.leader:
@@ -102,7 +102,7 @@ class Voting:
             state.votes.end(txid, commit=False)
             self.tell_outcome(txid.leader, txid)
             return
-        if not covers(state.timelines.applied, transaction.base):  # V7: what it has seen is needed to test it
+        if not covers(state.timelines.applied, transaction.base):  # V7: the commits of its base are needed to test it
             if len(self.deferred) < DEFERRED_MAX:
                 self.deferred[txid] = transaction
                 self.apply_queue.want(transaction.base)
@@ -110,7 +110,7 @@ class Voting:
             return
         if not covers(transaction.base, state.commit_window.floor):
             # The leader's safe time was young enough (V16); but a commit that came late, with a clock of long ago, is
-            # dropped soon after it has come, and what was executed before that has not seen it.
+            # dropped soon after it has come, and transactions executed before that have not seen it.
             self._reject(txid, Reason.TOO_OLD)
             return
         found = state.happened(transaction.commands, txid)  # V8: none of its commands has happened, base or not
@@ -123,7 +123,7 @@ class Voting:
         found = found or prepare_commit(
             transaction.access_set, transaction.base, state.commit_window, state.votes.pending, txid
         )
-        # V10: nor with what this node rolled back itself later than its clock, which others may still hold.
+        # V10: nor with one that this node rolled back itself later than its clock, which others may still hold.
         found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:
             self._raise_barrier(transaction, found)
@@ -140,11 +140,11 @@ class Voting:
         self._approve(txid)
 
     def _is_made_of_our_rows(self, transaction: Transaction, until: float | None) -> bool:
-        """Whether the leader made it of the rows that we have; if not, reject it, for one of us has damaged tables.
+        """Return whether the leader made it of the rows that we have; else reject it: one of us has damaged tables.
 
-        Not yet, while they are compared: it came in time, so what is closed waits for that, ``until`` some seconds.
+        Return False, too, while the rows are compared: it came in time, so closed time waits, ``until`` some seconds.
 
-        Approved, it would be decided, and would not fit at whoever has the right rows.
+        With our approval it could be committed, and would not fit at the nodes that have the right rows.
         """
         txid, why = transaction.txid, self.state.why_rows_differ(transaction)
         if why is None:
@@ -160,20 +160,20 @@ class Voting:
 
     def _untimely(self, transaction: Transaction) -> Reason | None:
         state, clock = self.state, transaction.txid.clock
-        # V14: what is closed here, or may have been before a restart, was told to be past.
+        # V14: a clock that is closed here, or may have been before a restart, was reported as past.
         if clock <= state.clock.closed or clock <= state.clock.floor:
             return Reason.TOO_LATE
         ahead, leader = state.clock.ahead_ms(clock), state.roster.peers.get(transaction.txid.leader)
         if leader is not None:
             # For people: ``status`` names the machine whose clock is wrong.
             leader.ahead_ms = ahead
-        if ahead:  # V15: following it would take everybody's clock there, for good
+        if ahead:  # V15: following it would move all clocks there, for good
             return Reason.AHEAD
         # V16: commits that its snapshot may have missed must still be in the window that V9 compares.
         if clock > moved(transaction.safe, state.settings.conflict_window_ms):
             return Reason.TOO_OLD
         if state.clock.counted and not covers(transaction.base, state.commit_window.floor):
-            return Reason.TOO_OLD  # a clock that only counts says nothing of age, so what was dropped is compared
+            return Reason.TOO_OLD  # a clock that only counts tells no age: compare the dropped ones
         return None
 
     def _approve(self, txid: Txid) -> None:
@@ -194,7 +194,7 @@ class Voting:
 
         A rejected schema change needs no such thing: its next attempt leaves more time until it comes into force.
         """
-        # What is committed does not stand in the way of its next attempt, which will have seen it.
+        # A committed rival does not block its next attempt, whose base will have it.
         if transaction.kind != MEMBERS or found.other not in self.state.votes.pending:
             return
         now = self.state.clock.now.seconds
@@ -219,7 +219,7 @@ class Voting:
         return self._is_behind_barrier(transaction)
 
     def lift_barrier(self, command: str) -> None:
-        """The change is through."""
+        """Lift the barrier of a membership change that is committed."""
         if self.barrier is not None and self.barrier.transaction.command == command:
             self.barrier = None
 
@@ -244,7 +244,7 @@ class Voting:
                 self.tell_outcome(peer, txid)
 
     def tell_outcome(self, peer: str, txid: Txid) -> bool:
-        """Tell a peer the outcome, if it is known; whether it was."""
+        """Tell a peer the outcome, if it is known; return whether it was."""
         state = self.state
         outcome = state.outcome(txid)
         if outcome is None:
@@ -257,7 +257,7 @@ class Voting:
         if not outcome:
             state.outbox.send(peer, Outcome(txid, False, "", 0, clock))
             return True
-        # The window has packed or dropped it: what waits is not in the journal, which would say that it is rolled back.
+        # The window has packed or dropped it. A commit that waits is not in the journal, which would say rolled back.
         known = state.commit_window.known.get(txid)
         place = self.apply_queue.place_of(txid) if known is None else known.places[0]
         if place is None:

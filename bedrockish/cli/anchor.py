@@ -75,9 +75,9 @@ class _Log:
         return self
 
     def _drop_torn(self) -> None:
-        """Remove the line that somebody was killed over: its end is not there, so nobody was told of it.
+        """Remove a last line without an end: its writer was killed, and has not reported it.
 
-        What does not begin as one of ours is somebody's file, named by mistake.
+        A line that does not begin as one of ours is left: the file is another one, named by mistake.
         """
         self._file.seek(0)
         data = self._file.read()
@@ -137,7 +137,7 @@ async def _make(url: str, last: Anchor | None) -> tuple[Anchor, dict[str, str]]:
 
 
 def _statement(facts: Mapping[str, Any], last: Anchor | None) -> Statement:
-    """Return what is to be signed, of what one node says."""
+    """Return the statement to be signed, from one node's facts."""
     try:
         said = Statement(
             cluster=facts["cluster"],

@@ -27,7 +27,7 @@ def hold_against(paths: Sequence[str | Path], anchor: Path | None, authority: Pa
     """Hold files of nodes against the anchors in a file; None without one.
 
     Raises:
-        UsageError: an authority without anchors, or what looks at signatures is not installed.
+        UsageError: an authority without anchors, or the package that checks signatures is not installed.
         JournalError: a file cannot be read.
     """
     if anchor is None:

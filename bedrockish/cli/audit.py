@@ -110,7 +110,7 @@ class Report:
             click.echo(text)
 
     def count(self, told: "Counts") -> None:
-        """Say what is being audited, and what cannot be."""
+        """Print the extent of the audit, and the removed entries that it cannot judge."""
         self._counts = asdict(told)
         nodes = f"{len(told.nodes)} nodes ({', '.join(told.nodes)})"
         self.line(f"{nodes}, {told.transactions} commits, {told.entries} entries, up to {_labels(told.heads)}")
@@ -128,7 +128,7 @@ class Report:
         self.line(f"  {check:<10} {outcome:<12} {says}{note}")
 
     def end(self) -> None:
-        """Print the findings, and what they come to."""
+        """Print the findings and the verdict."""
         if self._as_json:
             told = {"holds": not self.wrong, **self._counts, "checks": self._checks, "unseen": self.unseen}
             click.echo(json.dumps(told, indent=2))
@@ -181,10 +181,10 @@ def _nodes(paths: list[str], replayed: bool, anchored: bool) -> dict[str, str]:
 
 
 def _check_engine(engine: str, memory: str) -> None:
-    """Check that what an engine needs is installed, before anything is read.
+    """Check that the packages of an engine are installed, before anything is read.
 
     Raises:
-        JournalError: it is not, or the bound on memory is none.
+        JournalError: one is not, or the bound on memory is not a size.
     """
     for name in ("pyarrow",) if engine == SPARK else ("duckdb", "pyarrow"):
         if importlib.util.find_spec(name) is None:

@@ -27,14 +27,14 @@ FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Authority:
-    """Who signs the certificates of a cluster."""
+    """The authority that signs the certificates of a cluster."""
 
     def __init__(self, directory: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._directory, self._certificate, self._key = directory, certificate, key
 
     @classmethod
     def at(cls, directory: Path, days: int) -> "Authority":
-        """Return the authority whose files are in a directory; make it if there is none.
+        """Return the authority whose files are in a directory; make it if they are missing.
 
         Raises:
             ConfigError: the files cannot be read or written.
@@ -168,7 +168,7 @@ def _write_pair(key: tuple[Path, bytes], certificate: tuple[Path, bytes]) -> Non
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file, whole or not at all, which nobody but its owner can read before it has its mode."""
+    """Write a new file, whole or not at all; until it has its mode, only its owner can read it."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
     try:
         with file:

@@ -1,4 +1,4 @@
-"""``bedrockish compact``: write a stopped node's file anew, without the bytes of what was deleted."""
+"""``bedrockish compact``: rewrite a stopped node's file without the bytes of deleted rows."""
 
 from pathlib import Path
 

@@ -47,10 +47,10 @@ class Planned(NamedTuple):
 
 
 def read_nodes(given: tuple[str, ...]) -> list[Planned]:
-    """Read what the command line says of the nodes; those without a name are called A, B, C, … in turn.
+    """Return the nodes of the command line; those without a name are called A, B, C, … in turn.
 
     Raises:
-        UsageError: a name or an address is none, or there twice; or some are on this machine and some are not.
+        UsageError: a name or an address is invalid, or given twice; or only some are on this machine.
     """
     found: list[Planned] = []
     for place, text in enumerate(given):
@@ -218,7 +218,7 @@ def _certify(directory: Path, nodes: list[Planned], client: str, days: int) -> N
     authority = Authority.at(home, days)
     issued = [(one.name, directory / one.name / CERTS) for one in nodes] + [(client, directory / CLIENT)]
     for one in nodes:
-        # Also under the names that a machine has for itself, for whoever looks at the node from there.
+        # Also under the names that a machine has for itself, for clients on the node's own machine.
         hosts = dict.fromkeys([one.name, one.address.host, *one.others, "localhost", "127.0.0.1"])
         authority.issue(one.name, list(hosts), days, for_node=True)
     authority.issue(client, [], days, for_node=False)

@@ -65,7 +65,7 @@ def show(file: Path, leader: str | None, limit: int, from_tick: int | None, chan
 
 
 def _chosen(db: apsw.Connection, leader: str | None, limit: int, from_tick: int | None) -> Iterator[Entry]:
-    """Yield the entries asked for; only their row numbers are held meanwhile."""
+    """Yield the entries asked for; only their row numbers are held in memory."""
     where = ["1"]
     values: list[str | int] = []
     if leader is not None:
@@ -241,7 +241,7 @@ def _progress(node: str, entries: int) -> None:
 def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | None, anchored: Anchored | None) -> None:
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", err=True, nl=False)
-    # Where nobody looks at a terminal a line is read by programs, which would rather have it whole.
+    # Without a terminal, programs read the lines, and need them whole.
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 400)
     table = Table(box=None, header_style="bold")
     for title in ("node", "file", "entries", "adopted", "second labels", "applied"):

@@ -64,7 +64,7 @@ def lay_out(
         yield from _row(cells[0], widths, frame, centred=frame.centred)
         yield _rule(frame.under, frame, widths)
     for number, row in enumerate(cells[headers:]):
-        if number and is_tall:  # else nobody could tell where a row ends
+        if number and is_tall:  # else the end of a row could not be seen
             yield _rule(frame.between, frame, widths) if frame.between else ""
         yield from _row(row, widths, frame)
     if frame.bottom:

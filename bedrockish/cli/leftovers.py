@@ -1,4 +1,4 @@
-"""``bedrockish leftovers``: is anything of somebody left in files?"""
+"""``bedrockish leftovers``: search files for values that should be erased."""
 
 import importlib.util
 import sys

@@ -22,7 +22,7 @@ USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
 # Errors of SQLite's that tell of the disk or of a limit of the system, by name: apsw is not imported for them.
 OF_THE_SYSTEM = frozenset({"IOError", "FullError", "CantOpenError", "ReadOnlyError", "PermissionsError", "NoMemError"})
 
-# Imported when asked for: the audit needs Spark, and nobody should wait for the engine to print a help text.
+# Imported when asked for: the audit needs Spark, and a help text should not wait for the engine's import.
 COMMANDS = {
     "init": ("bedrockish.cli.init", "init"),
     "serve": ("bedrockish.cli.serve", "serve"),
@@ -76,7 +76,7 @@ class Program(click.Group):
         return [name for name in COMMANDS if self.get_command(ctx, name) is not None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import a command; None if there is none of that name in this installation."""
+        """Import and return a command, or None if this installation lacks it."""
         if cmd_name not in COMMANDS:
             return None
         module, name = COMMANDS[cmd_name]
@@ -163,7 +163,7 @@ def _report(error: BaseException) -> int:
         case NetError():
             return _fail(str(found), UNREACHABLE)
         case OSError(errno=errno.EPIPE):
-            # Whoever read our output has enough; the interpreter must not fail on flushing the rest either.
+            # The reader of our output has closed it; the interpreter must not fail on flushing the rest either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         case OSError():

@@ -1,4 +1,4 @@
-"""A bar on a terminal while something long is under way; nothing where nobody looks."""
+"""A progress bar for long work; nothing where standard error is not a terminal."""
 
 import sys
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class _Name(TextColumn):
         super().__init__("")
 
     def render(self, task: object) -> Text:
-        """Return the name of what is under way, never read as markup."""
+        """Return the name of the task, never read as markup."""
         return Text(visible(str(getattr(task, "description", ""))))
 
 

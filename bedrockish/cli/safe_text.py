@@ -4,7 +4,7 @@ import re
 import sys
 from typing import TextIO
 
-# What moves the cursor, rings, hides or turns text round; line feeds and tabs do no harm.
+# Characters that move the cursor, ring, hide or turn text round; line feeds and tabs do no harm.
 UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 
@@ -16,7 +16,7 @@ def visible(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """Return a text with what could steer a terminal spelt out; line feeds and tabs stay."""
+    """Return a text in which characters that steer a terminal are spelt out; line feeds and tabs stay."""
     return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

@@ -1,4 +1,4 @@
-"""``bedrockish schema``: which versions the schema had, and what a change of it would do."""
+"""``bedrockish schema``: the versions of the schema, and the trial of a change."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -34,7 +34,7 @@ def history(url: str | None, as_json: bool) -> None:
 
 
 def print_versions(found: Sequence[SchemaVersion], out: TextIO | None = None) -> None:
-    """Print versions of the schema, each with what it does below it."""
+    """Print versions of the schema, each with its statements below it."""
     for one in found:
         since = one.at.isoformat(sep=" ", timespec="milliseconds")
         said = f": {one.failure}" if one.failure else ""

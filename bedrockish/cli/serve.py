@@ -48,7 +48,7 @@ def _check_folder(path: Path, built: Config) -> None:
     It would begin with an empty file, and be turned away by the others as one that has lost its own.
 
     Raises:
-        ConfigError: what the configuration names is beside it, and not here.
+        ConfigError: a file that the configuration names is next to it, and not here.
     """
     names = [built.database] + ([built.security.files(built.node).ca] if built.security.encrypts else [])
     for name in names:

@@ -45,7 +45,7 @@ def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mod
 
 
 def added_up(told: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """Return the rows of ``COLUMNS``, of what each node has told."""
+    """Return the rows of ``COLUMNS``, added up over the nodes' answers."""
     sums: dict[str, dict[str, Any]] = {}
     for node, one in told.items():
         for found in one["found"]:

@@ -20,7 +20,7 @@ EXPECTED = "upgrade_unfinished"  # a trouble that a cluster has which is being u
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a member says of itself; ``why_not`` if it is not well, or could not be asked."""
+    """The answer of a member; ``why_not`` says why it is not well, or could not be asked."""
 
     name: str
     is_voter: bool
@@ -32,7 +32,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do: lines to print, and whether it is to be done now."""
+    """The advice on an upgrade: lines to print, and whether it can go on now."""
 
     lines: tuple[str, ...]
     is_fine: bool

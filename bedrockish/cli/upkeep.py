@@ -120,7 +120,10 @@ def hold(url: str, name: str, after: str | None, release: bool) -> None:
 
 
 async def everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None = None) -> dict[str, dict[str, Any]]:
-    """Ask every member, or one; None: for its status. What a node answers, or why it does not."""
+    """Ask every member, or one, for upkeep, or, if ``asked`` is None, for its status.
+
+    Return the answer of each node by name, or why it does not answer.
+    """
     target_of(url)
     async with open_client(url) as client:
         nodes = await client.nodes(timeout=TIMEOUT_S)
@@ -144,7 +147,7 @@ async def everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None
 
 
 def _tell_missing(node: str, found: Mapping[str, Any]) -> None:
-    """Say why a node could not be asked: beside the table, where there is room for it."""
+    """Print why a node could not be asked, on standard error: the table has no room for it."""
     if "unreachable" in found:
         click.echo(f"{node}: {found['unreachable']}", err=True)
 

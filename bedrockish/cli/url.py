@@ -19,10 +19,10 @@ class UrlCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the URL of the environment first if none is among the words.
+        """Put the URL of the environment first if no word is a URL.
 
         Raises:
-            ConfigError: there is none in the environment either, and too few words.
+            ConfigError: the environment has no URL either, and there are too few words.
         """
         if any(word.lower().startswith(f"{SCHEME}:") for word in args):
             return super().parse_args(ctx, args)

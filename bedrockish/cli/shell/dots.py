@@ -150,7 +150,7 @@ def _journal(shell: Shell, words: list[str]) -> None:
 
 
 def _conflicts(shell: Shell, words: list[str]) -> None:
-    """Watch the connected node: it notes what it says and hears only while somebody looks."""
+    """Print the rejects that the connected node sends or hears; it records them only while it is watched."""
     seconds = _number(words[0], 0, WATCH_S_MAX) if words else WATCH_S
     until, last, seen = time.monotonic() + seconds, 0, 0
     if shell.is_for_people:

@@ -19,10 +19,10 @@ class Parameters:
         self._values: dict[str, object] = {}
 
     def set(self, name: str, text: str) -> None:
-        """Set a value; the text is an expression of SQL, or is the value itself if it is none.
+        """Set a value; a text that is not an expression of SQL is the value itself.
 
         Raises:
-            UsageError: the name is no parameter's.
+            UsageError: the name is not that of a parameter.
         """
         self._values[_checked(name)] = _evaluate(text)
 

@@ -1,8 +1,8 @@
 """SQL scripts: a text becomes statements and dot-commands, and statements become transactions. Pure.
 
-SQLite itself says where a statement ends (a semicolon in a string or in a trigger's body ends nothing). What stands
-between BEGIN and COMMIT becomes one transaction, sent as a whole, unless it needs an open one: it has savepoints or
-dot-commands in it, or ends with ROLLBACK. Every other statement is a transaction of its own.
+SQLite itself says where a statement ends (a semicolon in a string or in a trigger's body ends nothing). The
+statements between BEGIN and COMMIT become one transaction, sent as a whole, unless they need an open one: they have
+savepoints or dot-commands among them, or end with ROLLBACK. Every other statement is a transaction of its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Cont
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One statement and where it was written, such as ``load.sql:12``."""
+    """A statement with the place where it was written, such as ``load.sql:12``."""
 
     sql: str
     where: str
@@ -26,7 +26,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """One dot-command and where it was written."""
+    """A dot-command with the place where it was written."""
 
     text: str
     where: str

@@ -1,4 +1,4 @@
-"""What runs statements and dot-commands, for scripts and the prompt, and knows how results are to be printed."""
+"""The shell that runs statements and dot-commands, for scripts and the prompt, and prints their results."""
 
 import shlex
 import time
@@ -20,7 +20,7 @@ from bedrockish.errors import BedrockishError, UsageError
 NESTED_MAX = 20
 
 
-class Leave(Exception):  # noqa: N818  (it is no error)
+class Leave(Exception):  # noqa: N818  (not an error)
     """Raised by .quit: the rest of a script is not run."""
 
 
@@ -48,18 +48,18 @@ class Shell:
     """A session at a cluster.
 
     Args:
-        connection: the session's.
-        url: where it leads, for commands that need a client of their own; None for what the environment says.
+        connection: the session's connection.
+        url: its URL, for commands that need a client of their own; None for that of the environment.
         mode: how rows are printed.
-        read: how fresh reads must be; by default what the URL says.
-        timeout: seconds for each transaction; by default what the URL says.
+        read: how fresh reads must be; None for the URL's value.
+        timeout: seconds for each transaction; None for the URL's value.
         commands: the dot-commands, by name.
 
     Attributes:
         style: how rows are printed.
-        out: where to; None for standard output.
+        out: the file for the results; None for standard output.
         timer: whether the time of each statement is printed.
-        parameters: what statements find under the names that .parameter has set.
+        parameters: the values that .parameter has set, by name.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Shell:
 
     @property
     def is_for_people(self) -> bool:
-        """Whether somebody reads what is printed."""
+        """Whether results are printed for people: as boxes, to standard output."""
         return self.style.mode == BOX and self.out is None
 
     def read_file(self, path: str) -> None:
@@ -204,7 +204,7 @@ class Shell:
             raise UsageError(f"write .{name[1:]} {found.usage}".rstrip())
         try:
             found.run(self, words)
-        except BrokenPipeError:  # nobody reads on: no mistake of the command's
+        except BrokenPipeError:  # the reader of the output has gone: not the command's mistake
             raise
         except OSError as error:
             raise UsageError(f"{error.filename or name}: {error.strerror or error}") from error

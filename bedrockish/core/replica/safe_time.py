@@ -67,7 +67,7 @@ class SafeTime:
 
     def _hear_holds(self, holds: Mapping[str, tuple[int, int]]) -> None:
         for name, hold in holds.items():
-            # The later beginning of a reader counts, then the further place: so all nodes agree, in any order of arrival.
+            # The later beginning of a reader counts, then the further place: all nodes agree in any order of arrival.
             if hold > self.state.holds.get(name, (0, 0)):
                 self.state.hold_journal(name, hold)
 

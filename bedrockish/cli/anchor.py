@@ -33,10 +33,10 @@ BEGINNING = b'{"statement": '  # of each line
 @url_argument
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def anchor(url: str, file: Path) -> None:
-    """Add a line to FILE: what each timeline of the journals ends with now, signed by the nodes' certificates.
+    """Add a line to FILE: the present end of each timeline of the journals, signed by the nodes' certificates.
 
-    Keep FILE where nobody who may write to the nodes' files can write. 'bedrockish journal verify --anchor FILE' and
-    'bedrockish audit --anchor FILE' show later that nothing before it was changed, removed or added.
+    Keep FILE where no user with write access to the nodes' files can write. 'bedrockish journal verify --anchor FILE'
+    and 'bedrockish audit --anchor FILE' show later that nothing before it was changed, removed or added.
     """
     target_of(url)
     with _Log(file) as log:

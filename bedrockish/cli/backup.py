@@ -52,10 +52,10 @@ class BackupGroup(click.Group):
     context_settings={"ignore_unknown_options": True},
 )
 def backup() -> None:
-    """Copy the file of a node at URL, as it is now, to the new FILE; clients go on meanwhile.
+    """Copy the file of a node at URL, as it is now, to the new FILE, while clients go on.
 
     FILE is a SQLite database with all tables and the whole journal: 'bedrockish restore' makes a database of it, as of
-    any moment that is in it. Other ways: keep a directory up to what is committed, or prove that a backup can be
+    any moment that is in it. Other ways: keep a directory up to the newest commits, or prove that a backup can be
     restored.
     """
 
@@ -64,7 +64,7 @@ def backup() -> None:
 @url_argument
 @click.argument("file", type=LocalPath(TO_STORE, dir_okay=False))
 def copy(url: str, file: Path) -> None:
-    """Copy the file of a node at URL, as it is now, to the new FILE; clients go on meanwhile."""
+    """Copy the file of a node at URL, as it is now, to the new FILE, while clients go on."""
     from bedrockish.node.cluster.join import back_up
 
     size = trio.run(back_up, url, file)
@@ -93,7 +93,7 @@ def follow_cluster(
     """Keep a continuous backup in DIRECTORY: a snapshot, and all that is committed after it as it becomes safe.
 
     'bedrockish restore --from DIRECTORY' makes a database of any moment since. It may be killed at any time, and goes
-    on where it was; what nodes no longer have by then is bridged by a new snapshot. With --to, an object store has all
+    on where it was; a new snapshot bridges the commits that nodes no longer have. With --to, an object store has all
     of it as well, encrypted with --key; 'bedrockish backup fetch' brings it back.
     """
     from bedrockish.transfer.continuous import Plan, follow
@@ -157,10 +157,11 @@ def verify_backup(
 ) -> None:
     """Prove that a backup can be restored: its pages, every hash of its journal, and a restore to a temporary place.
 
-    It is a file, the directory of a continuous backup, or what the object store has of one, which is fetched for that.
-    What is restored is compared with what the journal makes from its beginning, or from an older backup; of a
-    continuous one, each snapshot with what the one before it becomes. Ends with status 1 if anything is wrong; prints
-    one line for each fault. It needs twice the room of a file or snapshot where TMPDIR is, and that of a store.
+    It is a file, the directory of a continuous backup, or its copy in the object store, which is fetched for that.
+    The restored database is compared with the one that the journal makes from its beginning, or from an older backup;
+    in a continuous one, each snapshot with the state that the one before it becomes. Ends with status 1 if anything is
+    wrong; prints one line for each fault. It needs twice the room of a file or snapshot where TMPDIR is, and that of a
+    store.
     """
     from bedrockish.cli.journal import load_plugins
     from bedrockish_journal.verify.drill_directory import DirectoryDrill

@@ -1,4 +1,4 @@
-"""``bedrockish compact``: rewrite a stopped node's file without the bytes of deleted rows."""
+"""``bedrockish compact``: rewrite a stopped node's file without the bytes of deleted data."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ from bedrockish.engine.storage.compact import compact
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin of the nodes, for its functions.")
 def compact_file(file: Path, plugins: tuple[str, ...]) -> None:
-    """Write the FILE of a stopped node anew, without free pages and without the bytes of what was deleted.
+    """Rewrite the FILE of a stopped node without free pages and without the bytes of deleted data.
 
     It has the same rows, the same journal and the same name. Nodes can be compacted one after the other, as for an
-    upgrade. 'bedrockish leftovers' shows whether anything of somebody is left.
+    upgrade. 'bedrockish leftovers' shows whether data of a person is left.
     """
     done = compact(file, load_plugins(plugins))
     click.echo(f"{file}: {done.before} bytes before, {done.after} now")

@@ -123,7 +123,7 @@ async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
 @url_argument
 @click.argument("file", type=FILE)
 def export_database(url: str, file: Path) -> None:
-    """Write what the cluster at URL holds into the new SQLite database FILE; clients go on meanwhile.
+    """Write the contents of the cluster at URL into the new SQLite database FILE, while clients go on.
 
     FILE holds everything that the asked node had at one moment: whole transactions, and with each all that it has
     seen. The journal and the other tables of the cluster itself are left out; 'bedrockish backup' keeps them.

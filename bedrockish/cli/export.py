@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--oldest", is_flag=True, help="Begin a new export with the oldest entry that the journal still has.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_json: bool) -> None:
-    """Write journals as Parquet into a directory, or bring it up to what the journals hold by now.
+    """Write journals as Parquet into a directory, or bring it up to the journals' newest commits.
 
     Each source is a node's file or the URL of a running node. Only new commits are written. It may be stopped or killed
     at any moment, and run again.

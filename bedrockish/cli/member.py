@@ -143,7 +143,7 @@ def replace_node(
 @click.option("--from", "source", metavar="NAME", help="The member to copy from, whatever the others say of it.")
 @click.option("--from-journal", is_flag=True, help="Make the tables from NODE's own journal instead of a copy.")
 def repair(url: str, node: str, source: str | None, from_journal: bool) -> None:
-    """Fill the tables of NODE again, which found them damaged; wait until it serves, and say what it does meanwhile.
+    """Fill the tables of NODE again, which found them damaged; print its progress until it serves.
 
     NODE keeps its name, its votes and its promises. A copy is proven before it is taken: its tables have to be what its
     journal makes of them or, where the beginning of that was removed, those of most members.

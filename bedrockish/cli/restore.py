@@ -29,11 +29,11 @@ from bedrockish_journal.verify.restore import restore as restore_files
 def restore(
     backup: Path, target: Path, until: Moment | None, journals: tuple[Path, ...], plugins: tuple[str, ...]
 ) -> None:
-    """Write a plain SQLite database with what the cluster held at a moment; found a new cluster with it.
+    """Write a plain SQLite database with the cluster's contents at a moment; found a new cluster with it.
 
     A backup can go back as far as its journal does; a continuous one has all moments since it began. To go on from an
     older one, give that with --from, and with --journal the file of any node, or a younger backup, whose journal has
-    what came after it.
+    the later commits.
     """
     began = time.monotonic()
     if backup.is_dir():

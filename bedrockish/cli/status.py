@@ -22,9 +22,9 @@ WIDE = 10_000  # characters: more than any table has
 @click.argument("url", required=False, envvar=URL_VARIABLE)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(url: str | None, as_json: bool) -> None:
-    """Print what the node at URL says about itself, what is wrong first. URL is by default what BEDROCKISH_URL says.
+    """Print the status of the node at URL, its troubles first. URL is by default that of BEDROCKISH_URL.
 
-    Ends with 1 if anything is wrong, with the node or with what it sees of its cluster.
+    Ends with 1 if anything is wrong, with the node or with its view of the cluster.
     """
     with connect(url) as connection:
         found = connection.status(timeout=TIMEOUT_S)

@@ -25,9 +25,9 @@ MEGABYTES = {"KB": 0.001, "MB": 1, "GB": 1_000, "TB": 1_000_000}
 @url_argument
 @click.argument("to", metavar="[on|off|default]", type=click.Choice(["on", "off", "default"]), required=False)
 def clock(url: str, to: str | None) -> None:
-    """Print what the clocks of all members are, or let them follow the wall clock (on), or only count (off).
+    """Print the clocks of all members, or let them follow the wall clock (on), or only count (off).
 
-    What is set holds over restarts; default is what each node's configuration says. Off is the safety valve for walls
+    The setting holds over restarts; default returns to each node's configuration. Off is the safety valve for walls
     that have gone wrong: order and safety stay, only the time in a clock is no longer that of the day.
     """
 
@@ -84,7 +84,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 def prune(url: str, older_than: float | None, larger_than: float | None, only: str | None, force: bool) -> None:
     """Remove the beginning of the journals in running nodes' files.
 
-    What is left verifies from where it begins. Backups made before have what was removed.
+    The rest of a journal verifies from its new beginning. Earlier backups have the removed entries.
     """
     if older_than is None and larger_than is None:
         raise UsageError("say what is to go: --older-than 30d, --larger-than 2GB, or both")

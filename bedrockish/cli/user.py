@@ -62,7 +62,7 @@ def list_users(url: str, mode: str | None, timeout: float | None) -> None:
 @mode_option
 @timeout_option
 def add(url: str, name: str, role: str | None, force: bool, mode: str | None, timeout: float | None) -> None:
-    """Let NAME be a user. With the first one, who must be an admin, everybody has to be one."""
+    """Add the user NAME. The first one must be an admin; from then on every client has to be a user."""
     change_members(url, MemberChange(USER_ADD, name, role=role or "", secret=ask_hash(), force=force), mode, timeout)
 
 
@@ -72,7 +72,7 @@ def add(url: str, name: str, role: str | None, force: bool, mode: str | None, ti
 @mode_option
 @timeout_option
 def passwd(url: str, name: str, mode: str | None, timeout: float | None) -> None:
-    """Give NAME another password. Everybody may change the own one."""
+    """Give NAME another password. Every user may change the own one."""
     change_members(url, MemberChange(USER_PASSWORD, name, secret=ask_hash()), mode, timeout)
 
 

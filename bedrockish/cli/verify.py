@@ -21,10 +21,10 @@ TIMEOUT_S = 60.0
 @url_argument
 @click.option("--rows-per-second", type=click.IntRange(1), help="How fast, at most; by default as fast as it goes.")
 def verify(url: str, rows_per_second: int | None) -> None:
-    """Compare the rows of all tables at all members, and print what differs: table, key, and the node in the minority.
+    """Compare the rows of all tables at all members, and print differences: table, key, and the node in the minority.
 
-    Clients go on meanwhile. Ends with 1 if something differs, with 3 if a member could not be asked or something could
-    not be compared. A node with damaged tables repairs itself, or is repaired with 'bedrockish member repair'.
+    It runs while clients go on. Ends with 1 if something differs, with 3 if a member could not be asked or something
+    could not be compared. A node with damaged tables repairs itself, or is repaired with 'bedrockish member repair'.
     """
     target_of(url)
     pause = _no_pause if rows_per_second is None else _paced(rows_per_second)

@@ -32,10 +32,10 @@ HOST_PORT = re.compile(r"\[?[\w.:-]+\]?:\d+/?")
 def sql(
     arguments: tuple[str, ...], file: Path | None, mode: str | None, read: str | None, timeout: float | None
 ) -> None:
-    """Run SQL and dot-commands at the cluster at URL (by default what BEDROCKISH_URL says).
+    """Run SQL and dot-commands at the cluster at URL (by default that of BEDROCKISH_URL).
 
     Without SQL and FILE, they are read from the pipe, or asked for at a prompt; .help there lists the dot-commands.
-    What stands between BEGIN and COMMIT is one transaction. The first error ends a script, with its line number.
+    The statements between BEGIN and COMMIT are one transaction. The first error ends a script, with its line number.
     """
     url, texts = _url_and_texts(arguments)
     if texts and file is not None:

@@ -1,1 +1,1 @@
-"""What a node does for the requests of its own clients: it leads their transactions from execution to the answer."""
+"""The leader's part of a node: its own clients' transactions, from execution to the answer."""

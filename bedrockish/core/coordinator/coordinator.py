@@ -390,8 +390,8 @@ class Coordinator:
             else:
                 self.replies.pause(inflight, 1)
             return
-        # A voter that approves it has to roll back first those of our aborted transactions that it conflicts with; the
-        # other ones do not concern it.
+        # A voter has to roll back those of our transactions that this one conflicts with before it can approve it; the
+        # other rollbacks do not concern it.
         rolling: tuple[Txid, ...] = ()
         if self.rollbacks.rolling:
             met = state.votes.pending.conflicts(inflight.access_set)

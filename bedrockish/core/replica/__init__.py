@@ -1,1 +1,1 @@
-"""What a node does for transactions of any leader: it votes, applies in causal order, and computes safe time."""
+"""The replica's part of a node, for transactions of any leader: votes, application in causal order, safe time."""

@@ -276,7 +276,7 @@ class Staging:
         if pull is not None and pull.asked:
             pull.queue.extendleft([(digest, size) for digest, (_, size) in pull.asked.items()])
             pull.asked.clear()
-            # The link may have become slower: it finds its pace again.
+            # The link may not be as fast as before: it finds its pace again.
             pull.window = WINDOW_MIN
             self._ask(peer)
 

@@ -32,7 +32,7 @@ def times(
 
     Args:
         own: its times now; they never go back.
-        words: the closed and cut of each other voter, if all that it had applied then is applied here.
+        words: the last closed and cut of each other voter with which all that it had applied then is applied here.
         majority: the number of voters that is a majority, this one included.
         closable: the clock up to which this node may close time now.
         lowest: the lowest clock that is open here, or None.

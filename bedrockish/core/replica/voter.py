@@ -173,7 +173,7 @@ class Voting:
         if clock > moved(transaction.safe, state.settings.conflict_window_ms):
             return Reason.TOO_OLD
         if state.clock.counted and not covers(transaction.base, state.commit_window.floor):
-            return Reason.TOO_OLD  # a clock that only counts tells no age: compare the dropped ones
+            return Reason.TOO_OLD  # a clock that only counts tells no age: look at the floor instead
         return None
 
     def _approve(self, txid: Txid) -> None:

@@ -21,7 +21,7 @@ def harmless(text: str) -> str:
 
 
 def is_terminal(out: TextIO | None) -> bool:
-    """Whether what is written there, or to standard output, is shown at once."""
+    """Return whether a file, by default standard output, is a terminal."""
     return (out or sys.stdout).isatty()
 
 

@@ -82,7 +82,7 @@ class Names(Completer):
 
 
 def is_complete(text: str) -> bool:
-    """Whether Enter ends what is typed, rather than a line of it."""
+    """Return whether Enter ends the input, rather than a line of it."""
     return text.startswith(".") or sqltext.is_complete(text)
 
 

@@ -97,7 +97,7 @@ def _with_keys_off(pieces: list[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
 
 
 def _changes_schema(pieces: list[Piece | Dot], at: int) -> bool:
-    """Whether a transaction changes the schema whose statements begin at a place."""
+    """Return whether the transaction whose statements begin at a place changes the schema."""
     for piece in pieces[at:]:
         if isinstance(piece, Piece):
             control = parse_control(piece.sql)

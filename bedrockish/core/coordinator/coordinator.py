@@ -156,14 +156,14 @@ class Coordinator:
         self.state.outbox.emit(Execute(inflight.number, clock, group))
 
     def clock_wanted(self, number: int) -> None:
-        """Get a clock before executing a request further: it has called ``transaction_clock()``."""
+        """Get a clock, then execute a request again: its execution has called ``transaction_clock()``."""
         inflight = self.replies.in_flight.get(number)
         if inflight is not None and inflight.stage is Stage.EXECUTING:
             inflight.wants_clock = True
             self._execute(inflight)
 
     def clock_told(self, peer: str, message: ToldClock) -> None:
-        """A voter has told its clock: with those of a majority, execute; or answer what was only read with it."""
+        """Count a voter's clock; with those of a majority, execute the request, or answer it if it only read."""
         # 0 stands for no majority yet: no request has this number.
         inflight = self.replies.in_flight.get(self.clock_quorum.on_told(peer, message) or 0)
         if inflight is None or inflight.stage is not Stage.CLOCK:
@@ -245,7 +245,7 @@ class Coordinator:
             self._execute(inflight)
 
     def arrived(self, number: int) -> None:
-        """The pieces of a large transaction are at a quorum: begin it, unless what it has read has changed since."""
+        """Begin a large transaction whose pieces are at a quorum, unless its reads have been overwritten since."""
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.stage is not Stage.AHEAD:
             return
@@ -318,7 +318,7 @@ class Coordinator:
         self.replies.end(inflight, ReadOnlyError(why, alarm=state.health.name))
 
     def _happened(self, inflight: InFlight, found: Conflict) -> None:
-        """One of a request's commands has happened: executed again, it is answered from the journal."""
+        """Execute a request again of which a command has happened: it is then answered from the journal."""
         if found == (FORGOTTEN, command_key(inflight.request.command)):
             self.replies.end(inflight, forgotten(inflight.request.command, None))
         else:
@@ -585,7 +585,7 @@ class Coordinator:
                 self._give_up(attempt)
 
     def decides(self, txid: Txid) -> bool:
-        """Whether a transaction of ours is still ours to commit or to roll back, and not in a recovery's hands."""
+        """Return whether a transaction is still ours to commit or to roll back, and not in a recovery's hands."""
         attempt = self.attempts.get(txid)
         return txid in self.rollbacks or (attempt is not None and attempt.counting)
 
@@ -611,7 +611,7 @@ class Coordinator:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def ended(self, txid: Txid) -> None:
-        """An outcome became known: answer its client, and go on with those that waited for it."""
+        """Answer the clients of a transaction with a new outcome, and unblock the requests that waited for it."""
         # Our quorum, our rollback, a recovery or safe time may have ended it.
         attempt = self.attempts.pop(txid, None)
         if txid in self.rollbacks.rolling:
@@ -638,7 +638,7 @@ class Coordinator:
         self.replies.wait_queue.released(txid)
 
     def past_deadline(self, number: int) -> None:
-        """The client's time is over: say what is known, or wait a little for the end of the last attempt."""
+        """Answer a request past its deadline, or wait a little for the end of its last attempt."""
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.extend(self.state):
             return

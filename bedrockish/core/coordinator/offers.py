@@ -49,8 +49,7 @@ class Offers:
         self._count = 0
 
     def has_to_wait(self, request: int, prepared: Prepared) -> bool:
-        """Whether something large that was executed has to be at a quorum before it is begun, and is not; then it is
-        sent there.
+        """Offer the pieces of a large transaction to the voters; return whether it has to wait until a quorum has them.
 
         One that was told its clock is begun at once: that clock does not wait.
         """

@@ -154,7 +154,7 @@ class Checking:
         self._execute = execute
 
     def waits_for_schema(self, inflight: InFlight) -> bool:
-        """Whether a request that is executed again has to wait for a schema change first: it would be for nothing."""
+        """Let a request wait for a schema change before it is executed again, if need be; return whether it waits."""
         state = self.state
         change = state.votes.pending.schema_change()
         if change is not None and change.activates <= state.clock.read():
@@ -180,7 +180,7 @@ class Checking:
             self.read_checked(inflight.number, valid=valid)
 
     def failed(self, number: int, error: BedrockishError) -> None:
-        """A request cannot be executed. An earlier attempt of it may have happened nevertheless.
+        """Answer a request that cannot be executed. An earlier attempt of it may have happened nevertheless.
 
         A refusal is an answer: what it rests on is certified like a read, at the level that the client asked for.
         """
@@ -205,7 +205,7 @@ class Checking:
             self._check_read(inflight, read)
 
     def read_checked(self, number: int, *, valid: bool) -> None:
-        """A majority has answered for a strict read: answer it, or execute it again on a newer snapshot."""
+        """Answer a strict read that a majority has checked, or execute it again on a newer snapshot."""
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.stage is not Stage.CHECKING or inflight.read is None:
             return

@@ -60,25 +60,25 @@ class Replies:
         self.finish(inflight, Answer(prepared.result, Token(vector, max(seen.clock, clock)), None, inflight.attempts))
 
     def decided(self, number: int, txid: Txid, answer: Answer) -> None:
-        """A request is a schema change that was committed before, and is not in force here yet."""
+        """Let a request wait whose schema change was committed before, and is not in force here yet."""
         inflight = self.in_flight.get(number)
         if inflight is not None:
             self.schema_barrier.decide(inflight, txid, answer)
             self.leave(inflight)
 
     def activated(self, txid: Txid, failure: str) -> None:
-        """A schema change is in force, or the data forbade it: answer those that asked for it."""
+        """Answer the requests for a schema change that is in force, or that the data forbade."""
         for inflight in self.schema_barrier.activated(txid):
             assert inflight.answer is not None
             self.finish(inflight, requests.schema_failed(failure) if failure else inflight.answer)
 
     def may_happen(self, number: int) -> bool:
-        """Whether a request has happened, or may still happen when this node executes nothing more."""
+        """Return whether a request has happened, or may still happen when this node executes nothing more."""
         inflight = self.in_flight.get(number)
         return inflight is not None and (bool(inflight.open) or inflight.stage is Stage.ACTIVATING)
 
     def drop(self, number: int) -> None:
-        """A request needs no more from us."""
+        """Forget a request that needs no answer."""
         inflight = self.in_flight.pop(number, None)
         if inflight is not None:
             self.state.timers.drop("request_deadline", number)
@@ -100,7 +100,7 @@ class Replies:
             self.wait_queue.leave(inflight)
 
     def ended(self, inflight: InFlight, transaction: Transaction, *, commit: bool) -> None:
-        """A transaction that it had a part in has ended."""
+        """Answer a request, or run it again, after the end of a transaction that it had a part in."""
         inflight.open.discard(transaction.txid)
         if commit:
             # It ended in this step, so it is in the window; an adopted one has its place in another timeline.

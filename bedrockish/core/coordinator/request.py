@@ -261,7 +261,7 @@ def _digests(state: State, inflight: InFlight, prepared: Prepared) -> tuple[byte
 
 
 def is_large(prepared: Prepared, limit: int) -> bool:
-    """Whether what was executed is too large to be sent in the BEGIN itself; cheap, and about right."""
+    """Return whether an execution is too large to be sent in the BEGIN itself; cheap, and about right."""
     keys = prepared.access_set
     # Encoding it to know would take as long as cutting it.
     size = len(prepared.changes) + len(prepared.result) + KEY_BYTES * (len(keys.read_points) + len(keys.write_points))

@@ -39,7 +39,7 @@ class SchemaBarrier:
         self.decided: dict[Txid, list[InFlight]] = {}  # those that asked for it
 
     def blocks(self, inflight: InFlight, prepared: Prepared, clock: int) -> bool:
-        """Whether a request has to wait before it is led: there is one change at a time, and it comes first."""
+        """Let a request wait for a scheduled change that comes before it; return whether it waits."""
         scheduled = self.state.schema.scheduled
         # A second change waits whatever its clock: it would run on a version that the first has not made.
         if scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates):
@@ -48,7 +48,7 @@ class SchemaBarrier:
         return True
 
     def will_block(self, inflight: InFlight) -> bool:
-        """Whether a request that would be led now has to wait, whatever it does."""
+        """Let a request wait if every transaction that is led now would have to; return whether it waits."""
         if not self.state.schema.is_behind(self.state.clock.read()):
             return False
         self._wait(inflight)
@@ -68,7 +68,7 @@ class SchemaBarrier:
         return [inflight for inflight in waiting if inflight.stage is Stage.SCHEMA]
 
     def decide(self, inflight: InFlight, txid: Txid, answer: Answer) -> None:
-        """A request's schema change is committed: it is answered when that is in force here.
+        """Let a request whose schema change is committed wait until that is in force here.
 
         Its attempt's end may tell so, and the journal when it was executed again: it is noted once.
         """

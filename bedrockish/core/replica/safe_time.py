@@ -211,7 +211,7 @@ class SafeTime:
         )
 
     def _worth_a_sync(self) -> bool:
-        """Whether the cut should move now: it has to be durable, and an idle node need not sync at every heartbeat."""
+        """Return whether the cut should move now: each move costs a sync, which an idle node need not make so often."""
         state = self.state
         if state.votes.done or state.votes.by_txid or state.votes.outcomes or state.schema.scheduled is not None:
             return True  # something waits to become safe

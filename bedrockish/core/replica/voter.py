@@ -213,7 +213,7 @@ class Voting:
         return conflict(barrier.transaction.access_set, transaction.access_set) is not None
 
     def steps_back(self, transaction: Transaction) -> bool:
-        """Whether one of our own transactions should step back for a membership change."""
+        """Return whether one of our own transactions should step back for a membership change."""
         if transaction.kind == MEMBERS:
             return False
         return self._is_behind_barrier(transaction)

@@ -1,12 +1,12 @@
-"""What a change of the schema makes, built beside its table, a slice at a time, before the change comes into force.
+"""Online build of a schema change's result, a slice at a time, before the change comes into force.
 
-A change is decided long before it comes into force, and until then each node builds by itself what takes long, between
-its other work; nothing of that is replicated. It is built in a table of ours, the *stand-in*, and becomes the user's by
-a row of ``sqlite_schema`` that is written anew: an index (``index_build``), or a table without one of its columns
+A change is decided long before it comes into force. Until then each node does the long part by itself, between its
+other work; no part of the build is replicated. The result is built in a system table, the *stand-in*, and becomes the
+user's when its row in ``sqlite_schema`` is rewritten: an index (``index_build``), or a table without one of its columns
 (``column_drop``).
 
-Whatever fails here fails the building alone: then the change's statement is run when it comes into force. Nothing of it
-outlives the process: what a killed one leaves is removed when the file is opened.
+A failure here ends only the build: the change's statement then runs when the change comes into force. A build does not
+outlive its process: the leftovers of a killed process are removed when the file is opened.
 """
 
 import os
@@ -46,11 +46,11 @@ class Phase(Enum):
 
 
 class Plan(Protocol):
-    """What is known before anything is built."""
+    """The plan of a build: all facts that are known before the build starts."""
 
     @property
     def title(self) -> str:
-        """What is made, for people."""
+        """Name of the result, for people."""
 
     @property
     def table(self) -> str:
@@ -130,7 +130,7 @@ class Build(ABC):
         self.fail(_CLOSED)
 
     def close(self, *, wait: bool = True) -> None:  # noqa: B027
-        """Let go of what it reads; without ``wait`` only if no thread reads it."""
+        """Release the build's readers; without ``wait``, only if no thread uses them."""
 
     @abstractmethod
     def next_edit(self) -> Edit | None:
@@ -174,9 +174,9 @@ class Build(ABC):
             self.guarded(lambda: self._edit(removed, added))
 
     def move(self) -> bool:
-        """Make what is built the user's; whether that is done.
+        """Make the result the user's, and return whether that succeeded.
 
-        Nothing is, if the table is another one than it was, or what is built is not what it must be.
+        It does not if the table's definition has changed, or if the result fails its checks.
         """
         db = self._db
         if self.phase is not Phase.READY or root_of(db, STAND_IN) == 0:
@@ -208,7 +208,7 @@ class Build(ABC):
         db.execute("RELEASE beside")
 
     def _is_free(self) -> bool:
-        """Whether the table is what it was."""
+        """Return whether the table's definition is unchanged."""
         query = "SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?"
         return self._db.execute(query, (self.plan.table,)).fetchall() == [(self.plan.table_sql,)]
 
@@ -236,7 +236,7 @@ def only_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
 
 
 def table_with_rowids(tables: Tables, name: str) -> Table | None:
-    """Return a table, None if there is none of that name, or its rows have no numbers to be named by."""
+    """Return a table; None if the schema has no table of that name, or if its rows have no rowid that can be named."""
     names = tables.names([folded(name)])
     table = tables.by_name[names[0]] if names else None
     return table if table is not None and table.rowid else None
@@ -293,10 +293,10 @@ def remove_leftovers(db: apsw.Connection) -> None:
 
 
 def remove_copied(copy: Path) -> None:
-    """Remove the same from a copy of a node's file that nobody has open, durably.
+    """Remove the leftovers of a build from a copy of a node's file, and fsync the copy. No program may have it open.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the copy cannot be written.
     """
     try:
         db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)

@@ -1,14 +1,14 @@
-"""A table without one of its columns, written beside it a slice at a time, and the table from one moment to the next.
+"""DROP COLUMN in the background: the table without the column is copied a slice at a time, then swapped in.
 
-SQLite drops a column by writing each row of the table anew. So each node does that beforehand (``build``):
+SQLite drops a column by rewriting each row of the table. So each node does that in advance (``build``):
 
 1. The rows are copied into the stand-in in the order of their rowids, without the column, some at a time.
-2. Each transaction that is applied changes the stand-in, too, as far as it is copied: the rows that it has changed are
-   copied again. What is copied is named by rowids alone, and copying twice is the same as once; so it can be done again
-   when an open batch has to be written again.
+2. Each applied transaction also changes the copied part of the stand-in: the rows that the transaction changed are
+   copied again. Rows to copy are named by rowid alone, and a copy is idempotent; so it can be repeated when an open
+   batch has to be written again.
 3. When the change comes into force, the table is empty for a moment: its row in ``sqlite_schema`` names the root of an
-   empty tree. SQLite drops the column of that, with all that it looks at in the schema and writes there. Then the
-   table's row gets the root of the stand-in, and the stand-in that of the old rows, and is dropped.
+   empty tree. SQLite drops the column of the empty table, with all its checks and edits of the schema. Then the table's
+   row gets the root of the stand-in, the stand-in gets the root of the old rows, and the stand-in is dropped.
 
 The indexes are not touched: SQLite drops no column that is in one.
 """
@@ -49,18 +49,18 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class DropPlan:
-    """What is known before anything is copied.
+    """The plan of a column drop, made before any row is copied.
 
     Attributes:
         table: name of the table, as the schema spells it.
         table_sql: the statement that made it.
         sql: the statement that drops the column.
         column: its name, as the schema spells it.
-        rowid: what the table's rowid is called, quoted.
+        rowid: a name of the table's rowid, quoted.
         stand_in_sql: makes the stand-in.
         copy: copies the rows between two rowids.
         kept: the names of the columns that stay, quoted.
-        columns: those of the stand-in.
+        columns: the columns of the stand-in.
     """
 
     table: str
@@ -75,7 +75,7 @@ class DropPlan:
 
     @property
     def title(self) -> str:
-        """What is made, for people."""
+        """Name of the result, for people."""
         return f"table {self.table} without {self.column}"
 
 
@@ -85,11 +85,11 @@ def drops_column(steps: Sequence[Step]) -> bool:
 
 
 def plan_drop(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> DropPlan | None:
-    """Return how to do what a change of the schema does beside; None if it drops no column, or cannot be done so.
+    """Return the plan to drop a column in the background; None if the change drops none, or cannot run that way.
 
     Args:
         steps: the change.
-        tables: of the schema that it changes.
+        tables: the tables of the schema that it changes.
         prepare: gives a connection the functions and collations that SQLite does not have.
     """
     sql, found = only_statement(steps)
@@ -124,8 +124,8 @@ def _planned(trial: apsw.Connection, sql: str, table: Table, left: list[int], ta
     found = trial.execute("SELECT name FROM pragma_table_xinfo(?) ORDER BY cid", (table.name,)).fetchall()
     if [name for (name,) in found] != [table.columns[place] for place in left]:
         return None
-    # Names of our own, so that none hides the rowid. What is in a row has been made what its column's type wants; only
-    # how a whole number in a REAL column is kept is a matter of the type.
+    # Columns with our own names do not hide the rowid. Stored values have their column's affinity already; only the
+    # storage of a whole number in a REAL column depends on the declared type.
     kinds = [" INTEGER PRIMARY KEY" * (place == table.alias) or " REAL" * (place in table.reals) for place in left]
     columns = [f"c{number}" for number in range(len(left))]
     described = ", ".join(f"{column}{kind}" for column, kind in zip(columns, kinds, strict=True))
@@ -146,7 +146,7 @@ def _planned(trial: apsw.Connection, sql: str, table: Table, left: list[int], ta
 
 
 class ColumnDrop(Build):
-    """One of them."""
+    """The build of one table without one of its columns."""
 
     def __init__(self, db: apsw.Connection, plan: DropPlan, txid: Txid, version: int) -> None:
         super().__init__(db, txid, version)

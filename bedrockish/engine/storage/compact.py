@@ -1,7 +1,7 @@
-"""Writes the file of a stopped node anew, with nothing in it but what is there: no bytes of what was deleted.
+"""Rewrites the file of a stopped node with its live content only, so that no bytes of deleted data remain.
 
-SQLite marks what is deleted as free and leaves the bytes where they are, in free pages and in free parts of others.
-A file that is written anew has neither.
+SQLite marks deleted data as free and leaves the bytes where they are, in free pages and in free parts of others.
+A rewritten file has neither.
 """
 
 import os
@@ -25,21 +25,21 @@ Heads = dict[str, tuple[int, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What came of it: the bytes of the file before and after."""
+    """The size of the file before and after, in bytes."""
 
     before: int
     after: int
 
 
 def compact(path: Path, prepare: Prepare) -> Compacted:
-    """Write a node's file anew, in its place. The old one stays until the new one is whole and durable.
+    """Rewrite a node's file in its place; return both sizes. The old file stays until the new one is durable.
 
     Args:
         path: the file; no node may run on it.
         prepare: gives a connection the functions and collations of plugins.
 
     Raises:
-        ConfigError: the file is in use, is no node's, or cannot be written; it is as it was then.
+        ConfigError: the file is in use, is not a node's, or cannot be written; it is unchanged then.
     """
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give the path of a node's database file")
@@ -86,7 +86,7 @@ def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
         prepare(db)
         if not system.exists(db):
             raise ConfigError(f"{path} is a database, and not that of a node; SQLite's VACUUM does this for others")
-        # The log goes with its frames, which are what rows were; the node begins another one. Who reads keeps it.
+        # DELETE mode removes the log, whose frames hold old rows; the node creates a new one. A reader prevents that.
         if db.pragma("journal_mode", "delete") != "delete":
             raise ConfigError(f"{path} is open elsewhere; close it there and try again")
         db.pragma("auto_vacuum", INCREMENTAL)  # of the new one

@@ -39,14 +39,14 @@ RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a
 
 @dataclass(frozen=True, slots=True)
 class Founding:
-    """What a new file begins with, and what an old one must agree with.
+    """Initial values for a new file, with which an old file must agree.
 
     Attributes:
         node: name of the node whose file this is.
-        membership: who is in the cluster at first.
+        membership: the first members of the cluster.
         store: random id of a new file; an old one keeps its own.
-        joining: for a node that joins a cluster later and replays its journal: what it was told (``encode_joining``);
-            ``membership`` is then what the cluster was founded with, and the node is not among its members.
+        joining: for a node that joins a cluster later and replays its journal: the message that admitted it
+            (``encode_joining``); ``membership`` is then the cluster's founding membership, which lacks the node.
     """
 
     node: str
@@ -56,10 +56,10 @@ class Founding:
 
 
 class FileLock:
-    """Keeps a second process off the file, by a lock on another file beside it.
+    """A lock, on a separate file next to the database file, that keeps a second process off the database file.
 
-    Never on the database file itself: POSIX drops all locks of a process on a file, SQLite's too, as soon as it closes
-    any descriptor on it.
+    The lock is never on the database file itself: POSIX drops all locks of a process on a file, SQLite's too, as soon
+    as the process closes any descriptor on it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -134,13 +134,13 @@ class PageCache:
         self._wide_kib = min(WIDE_KIB, memory_bytes >> 12)
 
     def widen(self) -> None:
-        """Something large is about to be written."""
+        """Enlarge the page cache before a large write."""
         if self._wide_kib > CACHE_KIB and not self.is_wide:
             self._db.pragma("cache_size", -self._wide_kib)
             self.is_wide = True
 
     def narrow(self) -> None:
-        """It is committed."""
+        """Reduce the page cache after the commit of a large write."""
         self._db.pragma("cache_size", -CACHE_KIB)
         self.is_wide = False
 
@@ -161,7 +161,7 @@ def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prep
     check_version(apsw.sqlite_lib_version())
     remove_scratch(path)  # before anything is written: it may be what has filled the disk
     with _as_config_errors(path):
-        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI  # for what is attached (``staged_changes``)
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI  # for an attached database (``staged_changes``)
         flags |= apsw.SQLITE_OPEN_CREATE if founding is not None else 0
         if founding is not None:
             create_private(path)
@@ -179,9 +179,9 @@ def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prep
 
 
 def is_node_file(path: Path) -> bool:
-    """Whether a file is a node's already; nothing is written to it.
+    """Return whether a file is a node's already; nothing is written to it.
 
-    What cannot be read counts as one: opening it for the node says what is wrong with it.
+    An unreadable file counts as a node's: opening it for the node reports the fault.
     """
     if not path.is_file():
         return False
@@ -241,7 +241,7 @@ def unused(path: Path) -> Membership | None:
 
 
 def _unused(db: apsw.Connection) -> Membership | None:
-    """Tell it of an open file. Who has closed time has promised something, and so has who has a vote."""
+    """Return an open file's membership if its node has promised nothing; a closed time and a vote are promises."""
     membership = system.get_meta(db, "membership")
     if membership != system.get_meta(db, "bootstrap") or any(
         system.get_meta(db, key) for key in (*_PROMISES, "began_with")
@@ -325,8 +325,8 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
         raise ConfigError(f"{path} may not be written by this user; change its permissions, or the user of the node")
     # After a crash whoever opens the file first recovers the WAL, alone: it may be a program that only reads.
     db.set_busy_timeout(RECOVERY_MS)
-    db.pragma("auto_vacuum", INCREMENTAL)  # of a file that is empty yet; others stay as they are
-    mode = db.pragma("journal_mode", "wal")  # readers beside the writer, and one file to sync
+    db.pragma("auto_vacuum", INCREMENTAL)  # works only on a file that is still empty; others stay as they are
+    mode = db.pragma("journal_mode", "wal")  # readers in parallel with the writer, and one file to sync
     if mode != "wal":
         raise ConfigError(f"{path} cannot use a write-ahead log (journal_mode is {mode}); use a local disk")
     db.pragma("synchronous", "NORMAL")  # we sync the WAL ourselves, once per batch

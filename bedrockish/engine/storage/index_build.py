@@ -1,18 +1,18 @@
-"""An index that is built beside its table, a slice at a time, and becomes the table's at one moment (``build``).
+"""Online index build: the index is built a slice at a time, and then becomes the table's at one moment (``build``).
 
-1. A snapshot is taken, and its rows are read in the order of the index, which SQLite sorts in another thread.
+1. The build takes a snapshot and reads its rows in the order of the index; SQLite sorts them in another thread.
 2. They go into the index through the *stand-in* (``index_plan``), some thousand at a time. In that order each page of
    the index is written once; in the order of the rows each row would write another one.
-3. Rows that change meanwhile are noted. When all of the snapshot is in, their old entries are taken out and then their
-   new ones are put in, a slice at a time. Only in this order can two rows that have changed places under a unique index
-   not be taken for the same.
-4. From then on each transaction that is applied changes the index, too, so that it is always that of the table.
-5. When the change comes into force, the index's row in ``sqlite_schema`` is written anew, as one of the user's table.
+3. Rows that change during the build are noted. When the whole snapshot is in, their old entries are removed and then
+   their new ones are added, a slice at a time. Only this order keeps two rows that swapped their values under a
+   unique index from being taken for duplicates.
+4. From then on each applied transaction changes the index, too, so that it always matches the table.
+5. When the change comes into force, the index's row in ``sqlite_schema`` is rewritten, as an index of the user's table.
 
-The stand-in is always empty between two edits, or every row would be kept twice. SQLite has a row and its entry come
-and go together; so its rows come or go by the name of the stand-in, with the index, and go or come by another one, of a
-table with the same root page and no index: the *bare* name. That one is never in the file. It is written into
-``sqlite_schema``, which the connection then reads, and taken out again in the same transaction.
+The stand-in is always empty between two edits; otherwise every row would be stored twice. SQLite adds and removes a row
+and its entry together. So one of the two steps (add or remove) names the stand-in, with the index, and the opposite
+step names another table with the same root page and no index: the *bare* name. That name is never in the file: it is
+written into ``sqlite_schema``, which the connection then reads, and removed again in the same transaction.
 """
 
 from collections import deque
@@ -54,7 +54,7 @@ class IndexBuild(Build):
         self._sorted: Iterator[Row] | None = None
         self._fetched: deque[list[Row]] = deque()
         self._is_all_fetched = False
-        self._total = 0  # rows of the table at the snapshot, once they are counted
+        self._total = 0  # rows of the table at the snapshot, once counted
         self._slices = 0  # that were put in
         self._lock = Lock()  # of the reading connection, and of what it has read
         self._stale: set[int] = set()  # rows that have changed, whose entries are still those of the snapshot
@@ -72,7 +72,7 @@ class IndexBuild(Build):
     def begin(self, connect: Callable[[], apsw.Connection]) -> None:
         """Take the snapshot, on a connection of its own."""
         self._reader = reader = connect()
-        # What is interrupted just before it sorts is not interrupted at all, and who closes it would wait for it.
+        # SQLite ignores an interrupt just before a sort, and closing the connection would then wait for the sort.
         reader.set_progress_handler(lambda: self.phase is Phase.FAILED, ASK_STEPS)
         reader.pragma("cache_size", -CACHE_KIB)
         reader.execute("BEGIN")

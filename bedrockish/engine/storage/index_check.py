@@ -1,8 +1,8 @@
-"""Looks whether indexes have the rows of their table, a range of rows at a time.
+"""Checks that indexes have the rows of their table, a range of rows at a time.
 
-What SQLite does for that reads a whole table under one snapshot, and meanwhile the write-ahead log cannot begin anew.
-Here each range has a snapshot of its own, and each row of it is looked up in each index by what it has there. So a row
-that an index lacks, or has under another key, is found; an entry of a row that is not there is not.
+SQLite's own check reads a whole table under one snapshot, and the write-ahead log cannot restart during that read.
+Here each range has its own snapshot, and each of its rows is looked up in each index by the row's own values. So the
+check finds a row that an index lacks or has under another key; it does not find an entry without a row.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,12 +39,12 @@ ROW = "bedrockish_row"  # no table of a user's has such a name
 
 @dataclass(slots=True)
 class Looked:
-    """What was found in a range.
+    """The result of a check of one range.
 
     Attributes:
-        count: of its rows.
+        count: number of rows in the range.
         last: the key of the last row; None if the range reaches the end of the table.
-        lacks: an index that lacks one of its rows, and which; empty if there is none.
+        lacks: an index that lacks a row of the range, and that row; empty if every index has every row.
     """
 
     count: int = 0
@@ -69,7 +69,7 @@ def on_reader(connect: Callable[[], Reader], action: Callable[[Reader], T]) -> T
 
 
 def tables_with_indexes(db: apsw.Connection) -> list[str]:
-    """Return the tables that have an index beside themselves, the node's own among them."""
+    """Return the tables that have an index besides their own tree, the node's own among them."""
     return [str(name) for (name,) in db.execute(_TABLES)]
 
 
@@ -149,7 +149,7 @@ def _between(keys: list[str], after: Key | None, upto: Key | None) -> tuple[str,
 def _first_lacking(
     db: apsw.Connection, table: str, keys: list[str], index: str, sql: object, after: Key | None, upto: Key | None
 ) -> Key | None:
-    """Return the key of a row that an index lacks; None if there is none, or SQLite cannot look it up there."""
+    """Return the key of a row that an index lacks; None if it lacks none, or SQLite cannot look it up there."""
     terms, condition = _made_of(db, index, sql)
     if not terms:
         return None

@@ -1,11 +1,11 @@
-"""How an index is built beside its table: the tables that stand in for the table meanwhile, and what is read for them.
+"""Plans an online index build: the tables that stand in for the user's table during it, and the queries that feed them.
 
-SQLite puts entries into an index only with a row of its table. So the index begins on a table of ours, the *stand-in*,
-which has the columns that the index is made of, under their names, with their types and collations. What the index
-holds then is to the byte what it would hold of the user's table, whatever it is: unique, partial, of expressions.
+SQLite puts entries into an index only with a row of its table. So the index is created on a system table, the
+*stand-in*, which has the columns that the index is made of, with their names, types and collations. The content of the
+index is then byte for byte that of an index on the user's table, be it unique, partial or of expressions.
 
-All of it is tried first, in a database in memory that has the user's table alone. What does not come out there as it
-should is built as any other schema statement is run.
+All of it is tried first, in an in-memory database that has the user's table alone. A statement that fails this trial
+is built as any other schema statement is run.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,20 @@ _FORM = "SELECT name, desc, coll, key FROM pragma_index_xinfo(?) ORDER BY seqno"
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """What is known before anything is built.
+    """The plan of an index build, made before any row is read.
 
     Attributes:
         table: name of the table, as the schema spells it.
         table_sql: the statement that made it.
-        name: of the index.
+        name: name of the index.
         sql: the statement that makes it, as SQLite keeps it.
         stand_in_sql: makes the stand-in.
         bare_sql: describes it once more, as a table without the index.
         index_sql: makes the index on the stand-in.
-        rowid: what its rowid is called, in the table as in the stand-in, quoted.
-        columns: of the stand-in, which its rows are given by: the rowid, and then those of the index.
-        load: gives all such rows of the table that have an entry, in the order of the entries.
-        one: gives that of one rowid.
+        rowid: a name of the rowid, in the table as in the stand-in, quoted.
+        columns: columns of the stand-in that its rows are given by: the rowid, and then those of the index.
+        load: selects all such rows of the table that have an entry, in the order of the entries.
+        one: selects the row of one rowid.
         is_plain: each row has an entry, of columns alone.
         terms: the names of the columns of an entry, if it is plain.
     """
@@ -60,21 +60,21 @@ class IndexPlan:
 
     @property
     def title(self) -> str:
-        """What is made, for people."""
+        """Name of the result, for people."""
         return f"index {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a CREATE INDEX is made of.
+    """The parts of a CREATE INDEX.
 
     Attributes:
         unique: it has that word.
         table: the name of the table, as it is written there.
-        terms: what is in the parentheses.
+        terms: the text in the parentheses.
         where: from WHERE on, or empty.
         rest: from the parenthesis on.
-        names: what in the rest may name a column, folded.
+        names: the words in the rest that may name a column, folded.
     """
 
     unique: bool
@@ -91,11 +91,11 @@ def makes_index(steps: Sequence[Step]) -> bool:
 
 
 def plan_index(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> IndexPlan | None:
-    """Return how to build what a change of the schema does beside; None if it is not one index that can be.
+    """Return the plan of an online index build; None if the change is not one index that can be built so.
 
     Args:
         steps: the change.
-        tables: of the schema that it changes.
+        tables: the tables of the schema that it changes.
         prepare: gives a connection the functions and collations that SQLite does not have.
     """
     sql, found = only_statement(steps)
@@ -108,13 +108,13 @@ def plan_index(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Index
 
 
 def take_apart(sql: str, found: list[Token]) -> Words | None:
-    """Return what a CREATE INDEX is made of; None if a text is none. ``found`` are its tokens."""
+    """Return the parts of a CREATE INDEX; None for any other text. ``found`` are the tokens of the text."""
     is_unique = len(found) > 1 and found[1].is_word("UNIQUE")
     at = 1 + is_unique
     if len(found) <= at or not (found[0].is_word("CREATE") and found[at].is_word("INDEX")):
         return None
-    # [IF NOT EXISTS] [schema .] name ON table ( ... ) [WHERE ...]: the first ON that is no name itself stands third
-    # or later, and a name that is ON is quoted.
+    # [IF NOT EXISTS] [schema .] name ON table ( ... ) [WHERE ...]: the first ON that is not itself a name is the third
+    # token or later, and a name that is ON is quoted.
     on = next((place for place in range(at + 2, len(found)) if found[place].is_word("ON")), len(found))
     if on + 2 >= len(found) or found[on + 2].text != "(":
         return None

@@ -1,4 +1,4 @@
-"""The journal as the engine keeps it: how big it is, where it begins, and who still needs what of it."""
+"""The journal in the node's file: its size, its first entry, and the readers that still need entries of it."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -32,12 +32,12 @@ WINDOW_BYTES_MAX = 256 << 20  # and how many bytes of them
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is.
+    """The size of the journal.
 
     Attributes:
-        entries: how many.
-        bytes: about how many.
-        oldest: the smallest clock; 0 if there is none.
+        entries: number of entries.
+        bytes: their approximate size.
+        oldest: the smallest clock; 0 in an empty journal.
     """
 
     entries: int
@@ -65,10 +65,10 @@ def _shrink(db: apsw.Connection, pages: int) -> None:
 
 
 class DamagedEntries(dict[str, str]):
-    """Entries of the journal that were found damaged when they were wanted: by place, and in what way.
+    """Entries of the journal that were found damaged when they were read: the kind of damage, by place.
 
     Args:
-        node: whose journal it is.
+        node: the node whose journal it is.
     """
 
     def __init__(self, node: str) -> None:
@@ -305,7 +305,7 @@ class Journal:
 
     @property
     def holds(self) -> dict[str, tuple[int, int]]:
-        """From which clock on each reader needs the journal, and how often it has begun anew."""
+        """The clock from which on each reader needs the journal, and how often the reader has started over."""
         found: dict[str, tuple[int, int]] = {}
         kept: dict[str, Any] = system.meta_under(self._db, HOLD)
         for name, value in kept.items():

@@ -1,7 +1,7 @@
-"""The row of ``bedrockish_meta`` that tells which moment a snapshot of the file shows.
+"""The row of ``bedrockish_meta`` that identifies the moment a snapshot of the file shows.
 
-It is written with each batch, so whoever reads the file, in whatever language, knows from the snapshot itself what has
-been applied in it. The value is JSON: any SQLite reads a part of it with ``value ->> '$.vector.A'``.
+It is written with each batch, so any reader of the file, in any language, learns from the snapshot itself which entries
+have been applied in it. The value is JSON: any SQLite reads a part of it with ``value ->> '$.vector.A'``.
 """
 
 import json
@@ -18,14 +18,14 @@ KEY = "moment"
 
 @value
 class FileMoment:
-    """What a snapshot shows.
+    """The state of the database that a snapshot shows.
 
     Attributes:
         batch: how many batches were committed in the life of the file.
         vector: the last tick applied of each timeline.
-        clock: one that is not before that of anything applied.
+        clock: a clock that is not before that of any applied entry.
         schema: version of the schema in force.
-        in_force: the clock from which on that is in force.
+        in_force: the clock from which on that version is in force.
         following: the clock from which on the next one will be; None if no change is scheduled.
         members: version of the membership.
     """

@@ -1,12 +1,12 @@
-"""A private, writable view of the node's file as it was at one moment. It costs the pages that are changed, no more.
+"""A private, writable view of the node's file as it was at one moment. It costs only the pages that are changed.
 
-SQLite has one writer for each file, and that is the node's loop. Whoever else wants to write and roll it back gets a
-connection on a file that is not there: its pages are those of a snapshot, read from the WAL as far as it belongs to
-the snapshot and else from the database file, and what it writes stays in memory or, if that is much, in a temporary
-file. To SQLite it is an ordinary database with a rollback journal that nobody else uses.
+SQLite has one writer for each file, and that is the node's loop. Any other request that must write and roll back gets a
+connection on a virtual file: its pages are those of a snapshot, read from the WAL as far as it belongs to the snapshot
+and otherwise from the database file; written pages stay in memory or, if they are many, in a temporary file. To SQLite
+it is an ordinary database with a rollback journal and a single user.
 
-A reading transaction of somebody else must pin the snapshot meanwhile, or a checkpoint could put newer pages into the
-database file.
+Another connection's read transaction must pin the snapshot for as long as the view exists, or a checkpoint could put
+newer pages into the database file.
 """
 
 import errno
@@ -21,7 +21,7 @@ from typing import IO, Any
 import apsw
 
 _WAL_HEADER, _FRAME_HEADER = 32, 24  # bytes
-_SALT_AT, _SALT_BYTES = 16, 8  # in the WAL's header; another one each time that the WAL begins anew
+_SALT_AT, _SALT_BYTES = 16, 8  # in the WAL's header; they change each time the WAL restarts
 _ROLLBACK_JOURNAL = b"\1\1"  # the file format without a WAL, in bytes 18 and 19 of page 1
 _UNNAMED = (
     apsw.SQLITE_OPEN_TEMP_JOURNAL
@@ -83,8 +83,8 @@ class Frames:
         data = os.pread(self._wal, self._page_bytes, place)
         if len(data) == self._page_bytes and salt_of(self._wal) == self._salt:
             return data
-        # A WAL begins anew, with another header first, only when all of it is in the database file and no snapshot
-        # needs it any more: then ours is in the database file as well, and stays there as long as it is pinned.
+        # A WAL restarts, with another header first, only when all of it is in the database file and no snapshot needs
+        # it any more: then our pages are in the database file, too, and stay there as long as the snapshot is pinned.
         self._places.clear()
         return None
 
@@ -121,10 +121,10 @@ class Written:
         return os.pread(self._file.fileno(), self._page_bytes, place)
 
     def put(self, number: int, page: bytes) -> None:
-        """Keep a page instead of an earlier one of this number.
+        """Store a page, replacing an earlier version of the same number.
 
         Raises:
-            apsw.FullError: there is no room for the file.
+            apsw.FullError: the disk lacks room for the temporary file.
         """
         if number in self._memory or (number not in self._places and self.memory_bytes < MEMORY_BYTES):
             self._memory[number] = page
@@ -167,7 +167,7 @@ class OverlayFile(apsw.VFSFile):
         self._written = Written(page_bytes)
         self._pages = self._pages_now = 0
         self._version = b""
-        self.limit_bytes: float = float("inf")  # of what is written; beyond, the disk counts as full
+        self.limit_bytes: float = float("inf")  # bound on written pages; beyond it, the disk counts as full
         self.was_full = False
 
     def move(self, moment: Moment, pages: int) -> None:
@@ -233,24 +233,24 @@ class OverlayFile(apsw.VFSFile):
         super().xClose()
 
     def xSync(self, flags: int) -> None:  # noqa: N802
-        """There is nothing to be durable."""
+        """Do nothing: no content of the view has to be durable."""
 
     def xLock(self, level: int) -> None:  # noqa: N802
-        """Nobody else uses it."""
+        """Do nothing: the file has a single user."""
 
     def xUnlock(self, level: int) -> None:  # noqa: N802
-        """Nobody else uses it."""
+        """Do nothing: the file has a single user."""
 
     def xCheckReservedLock(self) -> bool:  # noqa: N802
-        """Nobody else uses it."""
+        """Return False: the file has a single user."""
         return False
 
     def xFileControl(self, op: int, pointer: int) -> bool:  # noqa: N802, ARG002
-        """Nothing is known of any of it."""
+        """Return False: no file control is known."""
         return False
 
     def xDeviceCharacteristics(self) -> int:  # noqa: N802
-        """Nothing is torn."""
+        """Return that a write is never torn."""
         return int(apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE)
 
 
@@ -294,10 +294,10 @@ class Overlay(apsw.VFS):
         return super().xOpen(name, flags)
 
     def xAccess(self, pathname: str, flags: int) -> bool:  # noqa: N802
-        """There is no journal and no WAL to look at."""
+        """Return False for the view's journal and WAL, which do not exist."""
         return not pathname.startswith(self._path) and super().xAccess(pathname, flags)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
-        """Nothing beside the database file is ours to delete."""
+        """Delete a file, but never one whose name begins with that of the database file."""
         if not filename.startswith(self._path):
             super().xDelete(filename, syncdir)

@@ -25,7 +25,7 @@ class Publishes(Protocol):
 
 
 class Publication:
-    """What one engine says of its batches: the row ``moment`` in each of them, and a page once a node has one.
+    """The published state of one engine's batches: the row ``moment`` in each of them, and a page once a node has one.
 
     Attributes:
         members: version of the membership that is applied.

@@ -56,7 +56,7 @@ class IndexBuild(Build):
         self._is_all_fetched = False
         self._total = 0  # rows of the table at the snapshot, once counted
         self._slices = 0  # that were put in
-        self._lock = Lock()  # of the reading connection, and of what it has read
+        self._lock = Lock()  # guards the reading connection, and the rows it has read
         self._stale: set[int] = set()  # rows that have changed, whose entries are still those of the snapshot
         self._missing: set[int] = set()  # rows whose entries are still to be put in
         columns = ", ".join(plan.columns)

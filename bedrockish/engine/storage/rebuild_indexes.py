@@ -1,8 +1,8 @@
-"""Makes a node's file anew from its own tables, with new indexes: where an index cannot be read, or lacks a row.
+"""Rebuilds a node's file from its own tables, with new indexes: the remedy for an unreadable or incomplete index.
 
-SQLite's REINDEX does not help where a page of an index cannot be read, for it gives the old pages back first. So a copy
-of the file is told that it has no indexes, and all that is left is written into a new file, each row under its rowid;
-there the indexes are made by the statements that made them first. If a page of a table cannot be read, this fails.
+SQLite's REINDEX does not help if a page of an index cannot be read, for it frees the old pages first. So the indexes
+are erased from the schema of a copy of the file, and the remaining tables are written into a new file, each row under
+its rowid; there the original statements make the indexes again. This fails if a page of a table cannot be read.
 """
 
 import os
@@ -27,14 +27,14 @@ def rebuild(source: apsw.Connection, target: Path, prepare: Prepare, go_on: GoOn
     """Make a file with the tables of another one, the node's own among them, and new indexes.
 
     Args:
-        source: to the file; it has no transaction.
-        target: where the new one is made, beside the old one.
-        prepare: gives a connection what plugins add.
-        go_on: is called all the time; what it raises ends it.
+        source: a connection to the file, outside a transaction.
+        target: path of the new file, in the folder of the old one.
+        prepare: gives a connection the functions and collations of plugins.
+        go_on: is called all the time; an exception from it ends the work.
 
     Raises:
-        DamagedError: a table cannot be read, or does not have what an index wants.
-        ConfigError: there is no room, or it cannot be written.
+        DamagedError: a table cannot be read, or does not have the values that an index needs.
+        ConfigError: the disk lacks room, or the file cannot be written.
     """
     begin = watched(prepare, go_on)
     bare = target.with_name(target.name + MOMENT)
@@ -71,12 +71,12 @@ def rebuild(source: apsw.Connection, target: Path, prepare: Prepare, go_on: GoOn
 
 
 def rebuild_in_place(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn) -> None:
-    """Give a file that no node has open new indexes; what the node has promised stays in it.
+    """Give a file that no node has open new indexes; the node's promises stay in it.
 
     Raises:
         DamagedError: its tables cannot be read.
-        ConfigError: another process has it, or there is no room.
-        UnavailableError: as well.
+        ConfigError: another process has the file open, or the disk lacks room.
+        UnavailableError: the disk lacks room.
     """
     path, target = Path(database).resolve(), refill_path(database)
     lock = FileLock(path)

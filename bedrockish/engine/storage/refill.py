@@ -1,8 +1,9 @@
-"""Fills a node's file again whose tables are damaged: tables and journal of another node's copy, or tables that the
-node's own journal makes; and in either case its own name, votes and promises.
+"""Refills a node's file whose tables are damaged, from another node's copy or by a replay of the node's own journal.
 
-A copy takes the place of the file only if it has every commit that the file has, or the node would give the ticks of
-its timeline away a second time. What the node has promised is read after nobody writes the old file any more.
+A copy brings tables and journal, a replay makes the tables. In both cases the node's own name, votes and promises stay.
+
+A copy replaces the file only if it has every commit that the file has; otherwise the node would assign ticks of its
+timeline a second time. The node's promises are read after all writes to the old file have ended.
 """
 
 import os
@@ -42,7 +43,7 @@ GoOn = Callable[[], None]  # is called all the time; what it raises ends what is
 GO_ON_STEPS = 50_000  # of SQLite: some milliseconds
 OF_THE_DATA = (
     *("format", "membership", "schema_version", "bootstrap", "began_with", "safe", "hold:"),
-    *(MEMBERS_KEY, FORGOTTEN_KEY),  # of what was removed from the journal, which comes with the data
+    *(MEMBERS_KEY, FORGOTTEN_KEY),  # describe the pruned part of the journal, which comes with the data
 )
 """What a file keeps that is true of the data, wherever that is; all else is the node's own."""
 UNAPPLICABLE_KEY = system.ALARM + UNAPPLICABLE
@@ -126,21 +127,21 @@ def watched(prepare: Prepare, go_on: GoOn) -> Prepare:
 
 
 def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn = lambda: None) -> bool:
-    """Whether the tables of a file are what its journal makes of them.
+    """Return whether the tables of a file are those that its journal makes.
 
     Raises:
-        NotWholeError: the journal does not tell.
-        JournalError: it does not fit itself.
+        NotWholeError: the journal is incomplete, so that it cannot tell.
+        JournalError: the journal contradicts itself.
         DamagedError: SQLite cannot read the file.
-        ConfigError: there is no room to compare it.
+        ConfigError: the disk lacks room for the comparison.
     """
     _check_whole(database)
-    # Of a copy: the node may go on meanwhile, and the tables and the journal have to be of one moment.
+    # From a copy: the node may go on in parallel, and the tables and the journal have to be of one moment.
     copy, target = (scratch_path(database, suffix) for suffix in (MOMENT, PROOF))
 
     def watch() -> None:
         go_on()
-        check_room(copy)  # of what is compared nobody knows before how large it gets, and a full disk ends the node
+        check_room(copy)  # the final size is unknown in advance, and a full disk ends the node
 
     try:
         remove(copy, target)
@@ -214,24 +215,24 @@ def prove_copy(copy: Path, prepare: Prepare, go_on: GoOn = lambda: None) -> None
 
 
 def install(database: str | os.PathLike[str], copy: Path) -> None:
-    """Put a finished file in the place of the node's own, which nobody may have open, with what the node has promised.
+    """Replace the node's own file, which no program may have open, by a finished file with the node's promises.
 
     Raises:
-        ConfigError: one of them cannot be read or written, or the copy lacks something.
+        ConfigError: one of them cannot be read or written, or the copy lacks a commit.
     """
     path = Path(database).resolve()
     try:
         meta, votes, pieces, has = _own(path)
         db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
-            db.pragma("journal_mode", "delete")  # one file, without a log beside it
+            db.pragma("journal_mode", "delete")  # one file, without a separate log
             if not covers(applied(db), has):
                 raise ConfigError(f"{copy} has not all commits that {path} has")
             with db:
                 _relabel(db, meta, votes, pieces)
         finally:
             db.close()
-        copy.chmod(path.stat().st_mode & 0o777)  # nobody may read it who could not read the old one
+        copy.chmod(path.stat().st_mode & 0o777)  # the new file is readable only by the readers of the old one
         with open(copy, "rb") as written:
             os.fsync(written.fileno())
     except (apsw.Error, OSError) as error:
@@ -244,11 +245,9 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
 
 
 def _own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, int]]:
-    """Return what a file keeps of its node, its votes, their pieces and what is applied.
+    """Return a file's own metadata, its votes, their pieces and the applied ticks, and empty its write-ahead log.
 
-    Its write-ahead log is empty then.
-
-    A log that stayed beside the new file would be taken for that one's.
+    A log left next to the new file would be taken for that file's log.
     """
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:

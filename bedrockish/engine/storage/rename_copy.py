@@ -1,7 +1,7 @@
-"""Makes another node's file our own: the copy of a file with which a new node begins.
+"""Turns a copy of another node's file into the first file of a new node.
 
 The data, the journal and the times up to which the journal is complete are as true for the new node as for the old one.
-What the old one *promised*, its votes, is not ours to keep, and its name and id are not ours to use.
+The old node's *promises*, its votes, must not be kept, and its name and id must not be used.
 """
 
 import os
@@ -23,14 +23,14 @@ from bedrockish_journal.storage.store import applied
 
 
 def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | None = None) -> None:
-    """Turn a copy of somebody's file into the file of a new node, durably. Nobody else may have it open.
+    """Turn a copy of another node's file into the file of a new node, durably. No other program may have the copy open.
 
     Args:
         copy: the copied file.
         node: name of the new node.
         store: random id of the new file.
-        joining: what the new node was told when it was taken in (``encode_joining``).
-        alarm: that the copy is not compared with its journal yet; None if it cannot be.
+        joining: the message that admitted the new node (``encode_joining``).
+        alarm: the alarm that the copy is not compared with its journal yet; None if it cannot be.
 
     Raises:
         ConfigError: it is not a node's file, or cannot be written.
@@ -39,7 +39,7 @@ def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | No
     try:
         db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
-            db.pragma("journal_mode", "delete")  # one file, without a log beside it
+            db.pragma("journal_mode", "delete")  # one file, without a separate log
             if not system.exists(db) or system.get_meta(db, "format") != system.FORMAT:
                 raise ConfigError(
                     f"{copy} is not a node's file of format {system.FORMAT}; use the same program version"
@@ -63,7 +63,7 @@ def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | No
 
 
 def make_plain(copy: Path) -> None:
-    """Turn a copy of a node's file into a database that is one file for whoever reads it.
+    """Turn a copy of a node's file into an ordinary database that is a single file.
 
     Raises:
         ConfigError: it is not a database, or cannot be written.

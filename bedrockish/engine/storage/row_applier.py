@@ -1,12 +1,12 @@
-"""Puts decided row changes into the tables, as they were captured, by address.
+"""Applies decided row changes to the tables, as they were captured, by address.
 
-What was decided applies, or nobody could ever get over it: so nothing that might say otherwise here than it did where
-the rows were made is asked again. Triggers and foreign keys are off meanwhile, what they did is among the changes
-already; so are CHECKs. Switching triggers makes SQLite compile every cached statement again, so it is done only for
-tables that have any. An UPDATE names only the columns that changed, or every index of the table would be written.
+A decided change must apply, or the node could never get past it. So no check is repeated that passed where the rows
+were made and could fail here: triggers and foreign keys are off, since their effects are among the changes already, and
+so are CHECKs. Switching triggers makes SQLite compile every cached statement again, so it is done only for tables that
+have any. An UPDATE names only the columns that changed, or every index of the table would be written.
 
 A change is made only to the very row that it was made of: each statement looks for the whole row as it was before. A
-row that is another one, here or at the node that led the change, is found then, and not overwritten.
+row that differs, here or at the node that led the change, is detected then, and not overwritten.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -145,7 +145,7 @@ class RowApplier:
         db = self._db
         text = staged.take(run)
         if run.op == DELETE and db.execute(staged.count_between(run)).get == run.changes:
-            # No other row is among them. What is deleted as a range is not gathered first, and found again.
+            # The range has no other row. It is deleted directly; its rows are not collected and looked up again.
             if db.execute(staged.count(run)).get != run.changes:
                 return False
             text = staged.take_range(run)
@@ -334,7 +334,7 @@ class RowApplier:
 
 
 def unreadable(entry: Entry, error: EntryMalformedError) -> EntryMismatchError:
-    """Return the error for an entry whose changes nobody can read: as if they fitted nowhere."""
+    """Return the error for an entry whose changes cannot be decoded, in the form of a mismatch."""
     place = f"{entry.leader}{entry.tick}"
     return EntryMismatchError(
         f"{place} cannot be applied: its changes cannot be read: {error}",

@@ -1,4 +1,4 @@
-"""What nodes compare of a table, read beside the writer (``row_digests``)."""
+"""Digests of ranges of a table's rows, for comparison between nodes, read next to the writer (``row_digests``)."""
 
 from collections.abc import Callable
 from contextlib import closing

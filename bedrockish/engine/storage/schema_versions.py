@@ -66,9 +66,9 @@ class Versions:
             raise DamagedError(f"{what}; fill this node again from another one", table="")
 
     def activate(self, txid: Txid, build: Build | None = None) -> str:
-        """Put the change that waits for it in force, in the open batch; return why the data forbids it, or ''.
+        """Put the scheduled change in force, in the open batch; return why the data forbids it, or ''.
 
-        ``build``: of what it makes, if that was built beside its table.
+        ``build`` holds the change's result if it was built in the background.
         """
         self._write(self._activate, txid, build)
         return schema.standing(self._db, txid).failure

@@ -1,7 +1,7 @@
-"""The files that a node makes beside its own for a while, each as large as that one, and the room there is for them.
+"""The temporary files that a node makes in the folder of its database, each as large as it, and the room for them.
 
-A disk that a copy has filled ends the node: so the last part of it is never used for one. And a node that is killed
-leaves them behind, so they are removed when its file is opened again.
+A disk that a copy has filled ends the node, so the last part of the disk is never used for one. A killed node leaves
+such files behind; they are removed when its database is opened again.
 """
 
 import errno
@@ -26,18 +26,18 @@ REASONS = {
     errno.ENFILE: "the machine has too many files open",
 }
 """What the system's numbers mean for a file that cannot be written."""
-RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # of a disk: a part, or this if it is less, is kept for what others decide
+RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # a part of a disk, or this if it is less, is reserved for decided entries
 _LEFT = re.compile(r"(\.(probe|lent|refill)|(\.refill)?\.(moment|proof))(\.\d+\.(part|compact))?(-wal|-shm|-journal)?")
 
 
 def scratch_path(database: str | os.PathLike[str], suffix: str) -> Path:
-    """Return where a node makes a file of one of these kinds beside its own."""
+    """Return the path of a temporary file of one kind, in the folder of the node's database."""
     place = Path(database).resolve()
     return place.with_name(place.name + suffix)
 
 
 def remove_scratch(database: str | os.PathLike[str]) -> None:
-    """Remove what a killed process has left of such files; the caller has the lock, so nobody makes any now."""
+    """Remove the temporary files of a killed process; the caller has the lock, so no process makes any now."""
     place = Path(database).resolve()
     with suppress(OSError):
         for path in list(place.parent.iterdir()):
@@ -47,7 +47,7 @@ def remove_scratch(database: str | os.PathLike[str]) -> None:
 
 
 def remove(*paths: Path) -> None:
-    """Remove databases, if they are there, with what SQLite keeps beside them.
+    """Remove databases, where they exist, and SQLite's files next to them.
 
     Raises:
         OSError: one cannot be removed.
@@ -97,10 +97,10 @@ def why_not_writable(path: str | os.PathLike[str]) -> str:
 
 
 def check_room(path: str | os.PathLike[str], size: int = 0) -> None:
-    """Make sure that a disk has room for so many bytes more, and for what others decide.
+    """Make sure that a disk has room for so many bytes more, without the reserve for decided entries.
 
     Raises:
-        UnavailableError: it has not.
+        UnavailableError: the disk has less.
     """
     room = room_on_disk(path)
     if room is not None and room["free_bytes"] < size + reserve(room):

@@ -1,14 +1,14 @@
-"""The rows of a large transaction, unpacked before its turn, so that the tables take them in a few statements.
+"""The rows of a large transaction, unpacked before its turn, so that a few statements apply them to the tables.
 
-To decode a hundred thousand rows and to give them to SQLite one by one takes half a second, and nobody can use the
-writer meanwhile. Their bytes are here long before that: a node has compared the rows with its own before it votes. So
-they are put, in another thread, into tables of a database in memory. When the transaction is applied, the writer
-attaches that, and SQLite changes all rows of a *run*, changes of one kind in one table, by one statement: in a tenth of
-the time, and without Python.
+Decoding a hundred thousand rows and giving them to SQLite one by one takes half a second, in which the writer is not
+available. Their bytes arrive long before that: a node has compared the rows with its own before it votes. So another
+thread puts them into tables of an in-memory database. When the transaction is applied, the writer attaches that
+database, and SQLite changes all rows of a *run* (changes of one kind in one table) by one statement: in a tenth of the
+time, and without Python.
 
-A run is taken only if each of its changes was made to the very row that it was made of, which its statement looks at,
-as everywhere (``row_applier``): a row is there once, and so many rows have changed as it has changes. Whatever is
-otherwise, or is not for one statement, is applied change by change.
+A run is applied only if each of its changes was made to the very row that it was made of. Its statement checks that as
+everywhere (``row_applier``): a row is there once, and as many rows have changed as the run has changes. All other
+changes, and those that do not suit one statement, are applied one by one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -95,7 +95,7 @@ class StagedChanges:
         return len(self.changes)
 
     def attach(self, db: apsw.Connection) -> None:
-        """Let a connection see the runs until ``detach``, also amid a transaction."""
+        """Let a connection see the runs until ``detach``; allowed inside a transaction."""
         db.execute(f"ATTACH ? AS {self._attached}", (self._uri,))
 
     def detach(self, db: apsw.Connection) -> None:
@@ -214,13 +214,13 @@ def stage(changes: bytes, tables: Tables, version: int) -> StagedChanges | None:
     try:
         return StagedChanges(changes, tables, version)
     except (_NotForAllError, EntryMalformedError, apsw.Error, LookupError, TypeError, ValueError, OverflowError):
-        return None  # a row that is changed twice, a change that is none: applying them says so
+        return None  # a row that is changed twice, or a malformed change: applying the changes reports it
 
 
 class StagedStore:
-    """Transactions that may be applied soon, unpacked. What the open batch has read is kept until it is committed.
+    """Transactions that may be applied soon, unpacked. One that the open batch has read stays until the commit.
 
-    What the loop and the thread that has the writer do here, they may do at once.
+    The loop and the thread that has the writer may call the methods concurrently.
 
     Args:
         db: the connection that writes.
@@ -260,14 +260,14 @@ class StagedStore:
     def attach(self, changes: bytes, tables: Tables, version: int, *, unpack: bool) -> StagedChanges | None:
         """Return one that the writer can read from now on; None if it is not here, or for another schema.
 
-        If it is dropped in this very moment, its runs are not there, which the first statement says.
+        If it is dropped in this very moment, its runs are gone, and the first statement fails.
 
         Args:
             changes: as they are encoded.
             tables: of the schema in force.
             version: of that schema.
-            unpack: do that now if nobody has done it ahead. Everybody who needs the writer waits for it, and yet for
-                two thirds of the time in which the rows are given to SQLite one by one, and half if there are indexes.
+            unpack: unpack it now if not done ahead. That blocks the writer, yet for two thirds of the time that
+                SQLite takes for the rows one by one, and half if the table has indexes.
         """
         staged = self._kept.get(changes) if self._kept else None
         if staged is None and unpack and len(self.attached) < KEPT_MAX:

@@ -1,4 +1,4 @@
-"""The engine's own tables in the node's file: what the node has promised, and what it knows of itself.
+"""The engine's own tables in the node's file: the node's promises, and its knowledge of itself.
 
 The journal, the third system table, belongs to ``bedrockish_journal.storage.store``.
 """
@@ -47,14 +47,14 @@ CREATE TABLE IF NOT EXISTS bedrockish_piece(
 """
 _IN_PARTS = 0xA1  # how a CBOR map of one key begins; a transaction's body is an array
 
-# By upsert: REPLACE deletes the row first, and whatever refers to it would notice.
+# By upsert: REPLACE deletes the row first, and rows that refer to it would be affected.
 _SAVE_VOTE = """INSERT INTO bedrockish_vote VALUES (?, ?, ?, ?, ?, ?, ?)
   ON CONFLICT(clock, leader) DO UPDATE SET held = excluded.held, promised = excluded.promised,
     accepted_ballot = excluded.accepted_ballot, accepted_commit = excluded.accepted_commit, body = excluded.body"""
 
 
 def exists(db: apsw.Connection) -> bool:
-    """Whether the file has the system tables."""
+    """Return whether the file has the system tables."""
     return db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'bedrockish_meta'").fetchone() is not None
 
 
@@ -94,7 +94,7 @@ def alarms(db: apsw.Connection) -> dict[str, bytes]:
 
 
 def blocked(db: apsw.Connection) -> list[Txid]:
-    """Return the decided transactions that fit nowhere, on which nobody has decided yet."""
+    """Return the decided transactions that fit nowhere, and whose resolution is still to be decided."""
     return _txids(db, BLOCKED)
 
 
@@ -131,7 +131,7 @@ def save_vote(db: apsw.Connection, vote: Vote, parts: tuple[Part, ...] | None) -
 
 
 def drop_vote(db: apsw.Connection, txid: Txid) -> None:
-    """Forget a vote; nothing happens if there is none."""
+    """Forget a vote, if it is on record."""
     db.execute("DELETE FROM bedrockish_vote WHERE clock = ? AND leader = ?", tuple(txid))
 
 

@@ -25,7 +25,8 @@ COPY_PAGES = 2_048  # that are copied at a time: some milliseconds
 class Wal:
     """The -wal file of an open database: our descriptor for syncing, SQLite's checkpoints.
 
-    Only the -wal may be opened beside SQLite: closing a descriptor on the database file would drop SQLite's locks.
+    Of SQLite's open files only the -wal may be opened: closing a descriptor on the database file would drop SQLite's
+    locks.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
@@ -34,7 +35,7 @@ class Wal:
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._checkpointer: apsw.Connection | None = None
         self._file = db.filename
-        # What a killed process has left in the WAL counts: workspaces read there by themselves.
+        # Frames that a killed process left in the WAL count: workspaces read the WAL by themselves.
         self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)[0])
         self._copied_at = self.frames  # frames when the last background checkpoint began
         self._copied = self.frames  # of those, how many it has copied
@@ -69,7 +70,7 @@ class Wal:
         return int(self._db.execute("PRAGMA data_version").get)
 
     def _holds_more(self) -> bool:
-        """Whether the WAL has a commit after our last one. What was written for nothing is no commit."""
+        """Return whether the WAL has a commit after our last one. Frames that were rolled back are not a commit."""
         salts = os.pread(self._fd, SALTS_BYTES, SALTS_AT)
         frame = self.frames
         while True:
@@ -108,14 +109,14 @@ class Wal:
     def grown(self) -> int:
         """Return how many frames were written since the last checkpoint, so that each one has something to do."""
         if self.frames < self._copied_at:
-            self._copied_at = self._copied = 0  # the WAL began anew
+            self._copied_at = self._copied = 0  # the WAL restarted
             self._is_held = False
         return self.frames - self._copied_at
 
     def is_to_copy(self, few: int, most: int) -> bool:
-        """Whether ``checkpoint`` should be called: ``few`` frames are not copied, or the WAL is about to be finished.
+        """Return whether to call ``checkpoint``: ``few`` frames are not copied, or the WAL is about to be finished.
 
-        Then nearly all is copied in the background and synced, so that little is left for which everybody waits.
+        Then nearly all is copied in the background and synced, so that the blocking rest is small.
         """
         return self.grown() >= (few if self.frames < most else _rest(few))
 
@@ -132,7 +133,9 @@ class Wal:
         return frames >= most and (left < _rest(few) or (frames >= 2 * most and not self._is_held))
 
     def checkpoint(self) -> tuple[int, int]:
-        """Copy what can be copied from the WAL into the database file, stalling nobody. May run in another thread.
+        """Copy the copyable frames of the WAL into the database file, without blocking readers or the writer.
+
+        May run in another thread.
 
         Returns:
             frames in the WAL, and how many of them are in the database file now.
@@ -172,7 +175,7 @@ class Wal:
                 db.wal_checkpoint("main", how)
                 self.frames = 0
         except (apsw.BusyError, apsw.FullError):
-            pass  # the background checkpoint is at work, a reader needs the old frames, or there is no room: later
+            pass  # the background checkpoint is at work, a reader needs the old frames, or the disk is full: later
 
     def close(self) -> None:
         """Close our descriptors; the database connection is closed by its owner, after this."""
@@ -194,7 +197,7 @@ def sync_directory(path: Path) -> None:
 
 
 def create_private(place: Path) -> None:
-    """Create an empty file that only its owner may read and write, if there is none.
+    """Create an empty file that only its owner may read and write, unless it exists.
 
     SQLite gives its -wal and -shm the same mode. To be called before SQLite opens it: closing any descriptor on a
     database file drops SQLite's locks on it.
@@ -235,5 +238,5 @@ def copy_file(source: apsw.Connection, place: Path, go_on: Callable[[], None] = 
 
 
 def _rest(few: int) -> int:
-    """Return how many frames are so few that everybody can wait until they are copied and synced."""
+    """Return how many uncopied frames are few enough to copy and sync while the whole node waits."""
     return max(1, few // 4)

@@ -123,7 +123,7 @@ class Batch:
 
     @property
     def is_away(self) -> bool:
-        """Whether another thread has the connection."""
+        """Return whether another thread has the connection."""
         return self._wait is not None
 
     def come_back(self) -> None:

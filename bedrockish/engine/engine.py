@@ -1,11 +1,11 @@
-"""The database of one node: what a request would do, what is decided done, and all of it durable.
+"""The database of one node: executes requests, applies decided entries, and makes both durable.
 
 One connection writes, and it is always inside a transaction, the *batch*. Requests run in it and are rolled back;
-entries and votes are written in it; ``flush`` commits it and begins the next, and ``sync`` makes it durable. Nothing
+entries and votes are written in it; ``flush`` commits it and opens the next, and ``sync`` makes it durable. No message
 may leave the node before the batch that it rests on is durable.
 
-SQLite sometimes rolls back a whole transaction because of one statement. The batch is then done again from the list of
-what was asked for since the last commit, so that nobody's request can take away what others decided.
+SQLite sometimes rolls back a whole transaction because of one statement. The batch is then written again from the list
+of all writes since the last commit, so that no request can undo decided entries.
 """
 
 import os
@@ -247,7 +247,7 @@ class Engine:
         return Parts(*writer, reader, batch.control, batch.redo)
 
     def beside(self) -> Beside:
-        """Return what is needed for connections beside the writer's."""
+        """Return the means to open connections in parallel with the writer's."""
         wal = self._wal.descriptor
         shared = self.locks, lambda: self._executor.known, self.access, self.precision
         return Beside(self.background.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
@@ -274,7 +274,7 @@ class Engine:
 
     @property
     def journal(self) -> Journal:
-        """How much of it there is, and who needs it."""
+        """The journal: its size and its readers. Waits until no other thread has the writer."""
         self.batch.come_back()
         return self._journal
 
@@ -285,7 +285,7 @@ class Engine:
 
     @property
     def is_away(self) -> bool:
-        """Whether another thread has the writer."""
+        """Return whether another thread has the writer."""
         return self.batch.is_away
 
     def come_back(self) -> None:
@@ -450,7 +450,7 @@ class Engine:
 
     @property
     def memory(self) -> Memory:
-        """What requests may take together."""
+        """The memory that all requests share."""
         return self._limits.memory
 
     def _keep_to_ourselves(self) -> None:

@@ -1,3 +1,3 @@
-"""What a statement is before it runs: classified, refused or rewritten; and the functions and
-tables that SQL finds in a node.
+"""The handling of a statement before it runs (classified, refused or rewritten), and the functions and tables
+that SQL finds in a node.
 """

@@ -1,8 +1,8 @@
 """``bedrockish_changes``: the journal as a table of row changes, for SQL at any face.
 
-An eponymous virtual table: it is there without having been created, on every connection of a node, and in nobody's
-schema. Bounds on ``clock``, and what ``transaction_id`` and ``table_name`` equal, are looked up by the journal's own
-indexes or tested before an entry is decoded; all else SQLite tests by itself.
+An eponymous virtual table: it exists on every connection of a node without CREATE, and in no schema. Bounds on
+``clock`` and equalities on ``transaction_id`` and ``table_name`` are looked up by the journal's own indexes or tested
+before an entry is decoded; SQLite tests all other conditions by itself.
 """
 
 import json
@@ -123,7 +123,7 @@ class _Table:
         return _Cursor(self._db)
 
     def Disconnect(self) -> None:  # noqa: N802
-        """There is nothing to let go of."""
+        """Do nothing: the table holds no resources."""
 
     Destroy = Disconnect
 
@@ -133,7 +133,7 @@ def _is_binary(index: apsw.IndexInfo, place: int) -> bool:
 
 
 class _Cursor:
-    """One walk through the journal."""
+    """A cursor over the journal's row changes."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db

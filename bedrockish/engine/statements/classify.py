@@ -1,7 +1,7 @@
-"""What a client's statement is, and what a replicated database must refuse.
+"""Classifies clients' statements, and refuses those that a replicated database cannot run.
 
-SQLite itself says what a statement does: its authorizer is called for each table, column, PRAGMA and function that the
-compiled statement touches. Nothing here reads SQL, except for a statement's first word where SQLite says nothing.
+SQLite itself tells the effects of a statement: it calls its authorizer for each table, column, PRAGMA and function that
+the compiled statement touches. Nothing here reads SQL, except for a statement's first word where SQLite says nothing.
 """
 
 import re
@@ -64,7 +64,7 @@ _SEQUENCE = (
     "'bedrockish import'"
 )
 _ONLY_READ = "{} belongs to the database itself and can only be read"
-# What SQLite says of a statement that would change the journal, which is a view on a node's connections.
+# SQLite's errors for a statement that would change the journal, which is a view on a node's connections.
 _AT_VIEW = re.compile("(cannot modify)|may not be (?:indexed|altered)|add a column to|drop column from|trigger on view")
 _PAST_PACKS = (
     "{} would read {} as it is in the node's file, and nothing where old entries are packed; name bedrockish_journal "
@@ -105,13 +105,13 @@ class Piece:
         rest: the text after it.
         setting: name of the PRAGMA that it sets for the time of the request, or empty.
         inner: tables that its triggers insert into, with an empty text, and tables and columns that they update.
-        auto: what to run instead, so that the node gives the ids that it leaves out.
-        declared: name and declared type of each column of the result; None for the type of what is no table's column.
+        auto: the text to run instead, in which the node gives the ids that the statement leaves out.
+        declared: name and declared type of each column of the result; the type is None if it is not a table's column.
         needs: the role that a user needs to run it.
-        reads: all that it reads: tables and views, also by views, triggers and foreign keys.
+        reads: all tables and views that it reads, also by views, triggers and foreign keys.
         writes: the tables that it changes, likewise.
-        named: what ``virtual_reads`` must know of it.
-        configures: it changes what SQLite's counter of schema changes does not count.
+        named: the input of ``virtual_reads`` for it.
+        configures: it makes a change that SQLite's counter of schema changes does not count.
         fills: it makes a table and its rows, CREATE TABLE ... AS SELECT.
     """
 
@@ -148,7 +148,7 @@ class Piece:
 
     @property
     def checks_keys(self) -> bool:
-        """Whether it is PRAGMA foreign_key_check."""
+        """Return whether it is PRAGMA foreign_key_check."""
         return self.whole_schema and first_word(self.sql) == "PRAGMA" and "foreign_key_check" in self.sql.lower()
 
     def text(self, params: Sequence[Any]) -> str:
@@ -286,7 +286,7 @@ class Guard:
         finally:
             self._seen = None
             cursor.close(True)
-            if pragmas.DEFER in seen.given:  # SQLite sets it when it compiles it, for whatever runs next
+            if pragmas.DEFER in seen.given:  # SQLite sets it at compilation, for the next statement
                 pragmas.defer(self._db, on=bool(deferred))
         if seen.refusal:
             raise UnsupportedError(seen.refusal, sql=sql)

@@ -27,16 +27,16 @@ class ClockNeededError(UsageError):
 
 @dataclass(slots=True)
 class Scope:
-    """What the functions give in what runs now.
+    """The values that the functions return to the running statement.
 
     Attributes:
-        tick: gives a new value of the node's clock; None: nothing runs that may ask for one.
+        tick: gives a new value of the node's clock; None: the running statement may not ask for one.
         skip: moves the node's clock on by so many values, and returns it.
         command: the id of the command.
         clock: the transaction's clock; 0 if a majority has not been asked.
         used: whether the transaction's clock was asked for.
         named: whether the id of the command was asked for.
-        is_missing: it was asked for, and there was none.
+        is_missing: the clock was asked for while it was 0.
         locks: the rows that open transactions have locked.
         base: the commits that the transaction has seen; None: not known.
         locked: keys of the rows that the statement has locked.
@@ -93,7 +93,7 @@ class Holder:
         """Return the scope.
 
         Raises:
-            UnsupportedError: there is none.
+            UnsupportedError: no statement that may call the function is running.
         """
         if self.scope is None or self.scope.tick is None:
             raise UnsupportedError(
@@ -122,7 +122,7 @@ def register(db: apsw.Connection, holder: Holder) -> None:
         return scope.command
 
     def safe_clock() -> int:
-        # What this connection sees: on a snapshot, nothing at or below it is missing from that snapshot.
+        # As this connection sees it: on a snapshot, no commit at or below it is missing from that snapshot.
         row = db.execute("SELECT value FROM bedrockish_meta WHERE key = 'safe'").fetchone()
         return 0 if row is None or not isinstance(row[0], int) else row[0]
 

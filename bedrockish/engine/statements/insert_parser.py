@@ -1,6 +1,6 @@
 """The parts of an INSERT, found in its tokens: enough to put a column into it, and no more.
 
-Whatever has another shape than SQLite's own grammar for INSERT, or could be read in two ways, is not understood.
+Any text that deviates from SQLite's grammar for INSERT, or could be read in two ways, is not understood.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ class NotUnderstoodError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Where the parts of an INSERT are; ``first`` to ``end`` are places of tokens, end not included.
+    """Positions of the parts of an INSERT; ``first`` to ``end`` are places of tokens, end not included.
 
     Attributes:
         schema: the name before the dot, or None.
         table: the table as it was named.
-        target_end: how many tokens there are up to the table's name or alias.
-        columns: names in the list of columns; None if there is no list.
-        kind: what follows: ``default``, ``values`` or ``select``.
-        first: where that begins.
-        end: where that ends.
+        target_end: number of tokens up to the table's name or alias.
+        columns: names in the list of columns; None without a list.
+        kind: kind of the source of rows: ``default``, ``values`` or ``select``.
+        first: place of the source's first token.
+        end: place after the source's last token.
     """
 
     schema: str | None
@@ -59,7 +59,7 @@ class InsertParser:
         """Return the parts of the statement.
 
         Raises:
-            NotUnderstoodError: it is no INSERT, or none of those known here.
+            NotUnderstoodError: it is not an INSERT, or has a form that is not known here.
         """
         if self._word("WITH"):
             self._skip_ctes()

@@ -1,15 +1,16 @@
-"""INSERTs that leave a row's id to SQLite, rewritten so that the node gives it.
+"""Rewrites INSERTs that leave a row's id to SQLite, so that the node gives the id.
 
-A text is changed once and by splicing: what the client wrote stays as it is, and only ``bedrockish_id('table')`` is put
-in, as one more column or around a value that may be NULL. Parameters keep their numbers.
+A text is changed once and by splicing: the client's words stay, and only ``bedrockish_id('table')`` is inserted, as one
+more column or around a value that may be NULL. Parameters keep their numbers.
 
     INSERT INTO t(a) VALUES (?)         INSERT INTO t(a, "id") VALUES (?, bedrockish_id('t'))
     INSERT INTO t VALUES (?, 'x')       INSERT INTO t VALUES (bedrockish_id('t', ?), 'x')     when ? is NULL
     INSERT INTO t(a) SELECT b FROM u    INSERT INTO t(a, "id") WITH bedrockish_rows AS MATERIALIZED (SELECT b FROM u)
                                         SELECT *, bedrockish_id('t') FROM bedrockish_rows
 
-The rows to insert are materialized first, so that ids follow their ORDER BY. What is not understood for certain is left
-alone: SQLite then takes the highest id and one more, which is right, but conflicts with whoever does so at the time.
+The rows to insert are materialized first, so that ids follow their ORDER BY. A text that is not understood for certain
+is left alone: SQLite then takes the highest id plus one, which is right, but conflicts with concurrent INSERTs of the
+same kind.
 """
 
 from collections.abc import Mapping
@@ -163,7 +164,7 @@ class _Splicer:
         self._materialize_with(place, width)
 
     def _wrap(self, first: int, end: int) -> None:
-        """Give an id instead of NULL; ids that can be seen not to be NULL are no reason to run another text."""
+        """Wrap a value so that NULL becomes an id. A literal other than NULL alone does not require the new text."""
         only = self._tokens[first] if end == first + 1 else None
         if only is not None and only.is_word("NULL"):
             self._replace(first, end, self._given)

@@ -39,7 +39,7 @@ KEYS_OFF = (
 )
 
 
-# What programs on SQLite ask of a connection, and what is true of a node: it is not theirs to set, and as good already.
+# The answers to PRAGMAs of programs written for SQLite: their node-wide settings are fixed, and as good already.
 ANSWERED = {
     "analysis_limit": "0 AS analysis_limit",
     "auto_vacuum": None,
@@ -82,7 +82,7 @@ def answered(sql: str) -> str:
 
     VACUUM and REINDEX become a SELECT without rows.
 
-    Such a PRAGMA is part of a program's first lines on SQLite. What it wants is either so already (each commit is
+    Such a PRAGMA is part of a program's first lines on SQLite. Its purpose is either met already (each commit is
     durable before it is acknowledged, readers hold up no writer) or without meaning here.
     """
     first = first_word(sql)
@@ -153,7 +153,7 @@ def turns_on(sql: str) -> bool:
 
 
 def is_keys_off(sql: str) -> bool:
-    """Whether a text is PRAGMA foreign_keys = OFF."""
+    """Return whether a text is PRAGMA foreign_keys = OFF."""
     return given(sql)[0] == "foreign_keys" and not turns_on(sql)
 
 

@@ -1,8 +1,8 @@
-"""What a user may do with statements: the rights of each, as the membership has them, held against what SQLite says
-that a compiled statement does.
+"""Checks users' rights: each user's roles, from the membership, against the effects of a compiled statement that
+SQLite reports.
 
-A compiled statement is anybody's; whether somebody may run it is asked each time that it is run. So what is taken away
-is gone at once, and nothing that was compiled for one user is of use to another.
+A compiled statement is shared by all users; the right to run it is checked at each execution. So a revoked right is
+gone at once, and a statement that was compiled for one user gives no right to another.
 """
 
 import shlex
@@ -18,15 +18,15 @@ from bedrockish_journal.model.membership import ADMIN, OWNER, READER, ROLES, WRI
 from bedrockish_journal.model.value import value
 from bedrockish_journal.storage.packing import UNPACKED
 
-NOBODY = -1  # nobody whom the cluster knows
-TOKEN = "(http_token)"  # stands for whoever has the token of a node; no user has such a name
+NOBODY = -1  # a user that the cluster does not know
+TOKEN = "(http_token)"  # stands for any bearer of a node's token; no user has such a name
 LOCAL = "(local)"  # stands for a program that may open the node's file, and so may do everything
 CERTIFIED = "client:"  # before the name of a user who has shown a certificate for it
 KNOWN_MAX = 1_000
 JOURNAL, META = "bedrockish_journal", "bedrockish_meta"
 OPEN_JOURNAL, OPEN_META = "bedrockish_open_journal", "bedrockish_open_meta"
-SECRETS = frozenset({(JOURNAL, "body"), (META, "value")})  # there are the hashes of passwords in them
-# What those who are no admins get instead: the same without hashes, under names that nobody else can use.
+SECRETS = frozenset({(JOURNAL, "body"), (META, "value")})  # they contain the hashes of passwords
+# Their replacements for users who are not admins: the same without hashes, under names that no statement can use.
 _OPENED = {
     JOURNAL: f"""{OPEN_JOURNAL} AS NOT MATERIALIZED (SELECT seq, leader, tick, clock, origin, command, kind, repeat,
   applied_ms, {UNPACKED["label"]} AS label,
@@ -37,7 +37,7 @@ _OPENED = {
 }
 _OPEN_NAMES = {JOURNAL: OPEN_JOURNAL, META: OPEN_META}
 _NO_TABLES: Mapping[str, int] = {}
-# Which tables there are, everybody may know; what these compute is of their arguments.
+# The list of tables is public; the results of the table-valued functions depend on their arguments alone.
 ANYBODYS = frozenset(
     {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "json_each", "json_tree"}
 )
@@ -45,7 +45,7 @@ _DOES = {READER: "reads", WRITER: "changes rows", OWNER: "changes the schema", A
 
 
 class Does(Protocol):
-    """What is asked of a compiled statement."""
+    """The effects of a compiled statement."""
 
     sql: str
     needs: int
@@ -55,11 +55,11 @@ class Does(Protocol):
 
 @value
 class Rights:
-    """What one user may do.
+    """The rights of one user.
 
     Attributes:
         user: the name.
-        role: ``NOBODY``, 0 for none, or one of ``READER`` to ``ADMIN``, each of which has those below it.
+        role: ``NOBODY``, 0 for a user without a role, or one of ``READER`` to ``ADMIN``; each includes the lower ones.
         tables: roles for single tables, by their folded names.
     """
 
@@ -106,7 +106,7 @@ class Rights:
             raise self.lacks(role, what)
 
     def lacks(self, role: int, what: str, table: str = "", **details: str) -> ForbiddenError:
-        """Return the error for what needs a role that the user lacks; with ``table``, one for that would do."""
+        """Return the error for an action whose role the user lacks; with ``table``, a role for it is enough."""
         name = self.user.removeprefix(CERTIFIED)  # the user that a certificate stands for
         if self.role == NOBODY:
             known = f"; an admin makes that user with 'bedrockish user add URL {name}'" if name != self.user else ""
@@ -130,7 +130,7 @@ class Access:
     """The rights of all users at one node.
 
     Attributes:
-        users: those of the cluster; None for one that was removed. Empty: everybody may do everything.
+        users: those of the cluster; None for one that was removed. Empty: every user may do everything.
         bootstrap: users of the node's configuration, who are admins here until the cluster has one of that name.
         nodes: the members, whose certificates may do everything.
     """
@@ -146,7 +146,7 @@ class Access:
         self.users, self.nodes, self._known = users, frozenset(nodes), {}
 
     def of(self, user: str) -> Rights | None:
-        """Return the rights of whoever came in under a name; None if everybody may do everything."""
+        """Return the rights of the user of a name; None if every user may do everything."""
         if not self.users:
             return None
         found = self._known.get(user)
@@ -167,7 +167,7 @@ class Access:
             rights.require(role, what)
 
     def _rights(self, user: str) -> tuple[int, Mapping[str, int]]:
-        """Return the role of whoever came in under a name, and the roles for single tables."""
+        """Return the role of the user of a name, and the roles for single tables."""
         if user in (TOKEN, LOCAL):
             return ADMIN, _NO_TABLES
         kind, colon, holder = user.partition(":")
@@ -184,9 +184,9 @@ class Access:
 
 @lru_cache(500)
 def opened(sql: str) -> str:
-    """Return a text with the tables that have secrets replaced by what is none in them; as it is if it names neither.
+    """Return a text whose tables with secrets are replaced by ones without; the same text if it names no such table.
 
-    Only one statement that reads is changed. Whatever else reads what is secret is an admin's.
+    Only a single statement that reads is changed. Any other way to read secrets needs an admin.
     """
     lower = sql.lower()
     if JOURNAL not in lower and META not in lower:

@@ -1,18 +1,18 @@
-"""``skip_locked(table, key)``: the rows that nobody else is at work on, for queues of jobs.
+"""``skip_locked(table, key)``: the rows that are free of concurrent transactions, for queues of jobs.
 
-All workers of a queue want its first job. Serializable, that is a conflict which the data have; what a worker means is
+All workers of a queue want its first job. For serializable transactions that is a conflict in the data; a worker means
 "any job, as early as may be". PostgreSQL's word for it is ``FOR UPDATE SKIP LOCKED``. The function tells of a row
-whether another transaction has it, and if none has, locks it for the transaction that asks, until that ends:
+whether another transaction has it; a free row is locked for the calling transaction until that ends:
 
     SELECT id FROM jobs WHERE state = 'new' AND skip_locked('jobs', id) ORDER BY id LIMIT 1
 
 A row counts as another's if a transaction that is open at this node has locked it, if one that this node has approved
-or led writes it, or if a commit has written it that the asking transaction has not seen. That is no promise: what other
-nodes' clients are about to write, nobody here knows yet, and whoever comes second is told of a conflict as ever. So
+or led writes it, or if a commit has written it that the calling transaction has not seen. It is a hint only: this node
+cannot know the future writes of other nodes' clients, and the later of two transactions gets a conflict as ever. So
 that they seldom try for the same row, nodes that have met at a table divide its rows among them for a while.
 
-A statement that calls it relaxes what it reads of that table, and nothing else: only the rows that it has locked count
-(see ``readset``). Everything that it then does to them is certified as always, so no row is handed out twice.
+A statement that calls it relaxes its reads of that table, and nothing else: only the rows that it has locked count
+(see ``readset``). All its changes to them are certified as always, so no row is handed out twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ Base = Mapping[str, int]
 
 
 class Others(Protocol):
-    """What a node knows of transactions that are not open at it."""
+    """A node's knowledge of transactions that are not open at it."""
 
     def is_writing(self, key: bytes, base: Base | None) -> bool:
         """Whether a transaction under way writes a key, or a commit has that is not in ``base``; None: do not look."""
@@ -49,15 +49,15 @@ class Alone:
     """No other transaction is known."""
 
     def is_writing(self, _key: bytes, _base: Base | None) -> bool:
-        """Nobody is."""
+        """Return False: no other transaction exists."""
         return False
 
     def share(self, _objects: tuple[str, ...]) -> tuple[int, int]:
-        """All rows are for this node."""
+        """Return the share of a single node: all rows."""
         return 0, 1
 
     def seconds(self) -> float:
-        """No time goes by."""
+        """Return 0: no time goes by."""
         return 0.0
 
 
@@ -82,16 +82,16 @@ class RowLocks:
         self._left: dict[bytes, float] = {}  # since when a row is left to other nodes; oldest first
 
     def lock(self, command: str, base: Base | None, name: Value, values: tuple[Value, ...]) -> bytes | None:
-        """Lock a row, unless another has it; return its key, or None.
+        """Lock a row, and return its key; None if another transaction has the row.
 
         Args:
-            command: of the transaction that asks.
+            command: the command of the calling transaction.
             base: the commits that it has seen; None: not known.
-            name: of the table.
-            values: of the row's key.
+            name: name of the table.
+            values: values of the row's key.
 
         Raises:
-            SqlError: there is no such table, or these are no values of its key, or the transaction has locked too many.
+            SqlError: the table does not exist, the values do not fit its key, or the transaction has too many locks.
         """
         table = self._table(name)
         key = _key(table, values)

@@ -4,7 +4,7 @@ Each node has a stripe: of N consecutive ids it gives the one that leaves its ow
 highest id that it gave for each table, whatever became of the transaction, because others may be in flight. An id is
 always above the highest in the table as this node knows it.
 
-That two nodes share a stripe for a moment, because one knows of a new member already, is no mistake: an id is a key
+Two nodes may share a stripe for a moment, because one knows of a new member already. That is harmless: an id is a key
 that is written, and of two transactions that write one key, one is run again.
 """
 
@@ -51,7 +51,7 @@ class AutoIds:
         self._home: AutoIds | None = None
 
     def twin(self) -> "AutoIds":
-        """Return one for a connection that another thread uses. What was given is known to both.
+        """Return a twin for a connection that another thread uses. Both know the ids that either has given.
 
         They do not lock each other out: if both give an id at the same instant, one of two transactions is run again.
         """

@@ -1,7 +1,7 @@
 """``bedrockish_users``: the users of the cluster as a table, for SQL at any door; and memberships without secrets.
 
-An eponymous virtual table, as ``bedrockish_changes``. It has what the rows beside it have: the membership that was
-applied. The hashes of passwords are not in it.
+An eponymous virtual table, as ``bedrockish_changes``. It shows the applied membership, as of the same moment as the
+rows of the other tables, without the hashes of passwords.
 """
 
 import json
@@ -21,7 +21,7 @@ FUNCTION = "bedrockish_without_secrets"
 
 
 def give_users(db: apsw.Connection) -> None:
-    """Let a connection's statements read ``bedrockish_users``, and what others than admins read of the journal."""
+    """Let a connection's statements read ``bedrockish_users``, and non-admins' statements a journal without secrets."""
     module: Any = _Module()
     db.create_module(NAME, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
     function: Any = body_without_secrets
@@ -29,7 +29,7 @@ def give_users(db: apsw.Connection) -> None:
 
 
 def body_without_secrets(body: object) -> bytes | None:
-    """Return the body of a transaction that changed the membership, without hashes; None for what is none."""
+    """Return the body of a membership transaction without hashes; None for any other body."""
     try:
         found = decode_transaction(body) if isinstance(body, bytes) else None
         if found is None or found.kind != MEMBERS:
@@ -60,7 +60,7 @@ class _Table:
         self._db = db
 
     def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
-        """There is nothing to choose: all of it is read."""
+        """Choose the only plan: all rows are read."""
         index.estimatedCost, index.estimatedRows = 100.0, 100
         return True
 
@@ -68,13 +68,13 @@ class _Table:
         return _Cursor(self._db)
 
     def Disconnect(self) -> None:  # noqa: N802
-        """There is nothing to let go of."""
+        """Do nothing: the table holds no resources."""
 
     Destroy = Disconnect
 
 
 class _Cursor:
-    """One walk through the users."""
+    """A cursor over the users."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db

@@ -1,8 +1,8 @@
-"""What a request read and wrote, gathered statement by statement and row by row; and how large that may be.
+"""Gathers the reads and writes of a request, statement by statement and row by row, and bounds their size.
 
-Every voter holds an access set until its transaction is decided, and for the conflict window after that. That of a bulk
-load would be larger than its rows. So where single keys of an object are many, the range from the first to the last
-stands for them: other databases call that lock escalation.
+Every voter holds an access set until its transaction is decided, and for the conflict window after that. The access set
+of a bulk load would be larger than its rows. So where single keys of an object are many, the range from the first to
+the last stands for them: other databases call that lock escalation.
 """
 
 from collections import Counter
@@ -107,12 +107,12 @@ class Compiled(Protocol):
 
 
 class Precision:
-    """How exactly reads of rows are told, which goes by the cluster's level.
+    """The precision of the reads of rows, which depends on the cluster's level.
 
     Attributes:
         by_column: a row that is looked up by its id is read by the columns that are needed of it. From one level on all
-            members say which columns they change; the transaction that raises the level conflicts with every other, so
-            that nobody who reads so has missed one that does not say it.
+            members record the columns that they change; the transaction that raises the level conflicts with every
+            other, so no transaction that reads by column has missed a change without that record.
         virtual: all members replicate the rows of virtual tables.
     """
 
@@ -125,14 +125,14 @@ class Precision:
 
 
 class Analysis:
-    """What is known of statements and keys under one schema; made anew when the schema changes.
+    """A cache of facts about statements and keys under one schema; replaced when the schema changes.
 
     Args:
         db: where the statements run.
         prepare: gives a connection the functions and collations that SQLite does not have.
-        known: the schema of before, or of another connection, from which is taken what is still the same.
-        definitions: what the connection sees now, if that is known.
-        precision: how exactly reads are told.
+        known: the previous schema, or that of another connection, whose unchanged parts are reused.
+        definitions: the definitions that the connection sees now, if they are known.
+        precision: the precision of reads.
 
     Attributes:
         patience: gives the check for a text that is to be analysed.
@@ -156,7 +156,7 @@ class Analysis:
         self.keys = WriteKeys(self.schema, prepare)
 
     def plan(self, piece: Compiled) -> ReadPlan:
-        """Return the plan of what a statement reads: coarse, if an exact one takes too long."""
+        """Return the plan of a statement's reads: a coarse one if an exact one takes too long."""
         sql, by_column = key = piece.sql, self._precision.by_column
         known = self._plans.get(key)
         if known is None:

@@ -20,7 +20,7 @@ from bedrockish.errors import TooLargeError
 
 LOOP_BYTES = 1 << 20  # of a value in the loop: about a millisecond for most functions
 LINE_BYTES = 4 << 20  # of all calls of a program together
-SCHEMA_BYTES = 64 << 10  # of a value in a schema statement in the loop, of which nobody knows what it calls
+SCHEMA_BYTES = 64 << 10  # of a value in a schema statement in the loop, whose calls are unknown
 PATTERN_LOOP = 256  # bytes of a pattern of LIKE and GLOB in the loop; in a worker ...
 PATTERN_SHORT = 64  # ... on values of any length, unless a parameter or a constant is longer; then ...
 PATTERN, PATTERN_BYTES = 1_000, 4 << 20  # ... on values of so many bytes
@@ -53,14 +53,14 @@ LEAST_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long a statement's values may be, in bytes.
+    """The allowed lengths of a statement's values, in bytes.
 
     Attributes:
         loop: in the node's loop.
-        in_worker: in another thread; 0: as long as any.
+        in_worker: in another thread; 0: any length.
         has_patterns: it calls LIKE or GLOB.
         culprits: the functions because of which it may not be ``in_worker``, as a text.
-        is_brief: whatever is in the tables, it is over in a moment: nobody needs to look after it.
+        is_brief: whatever is in the tables, it is over in a moment: it needs no watching.
         constant: with patterns, bytes of its longest text constant; -1: they are not known.
     """
 
@@ -154,7 +154,7 @@ def is_too_long(error: apsw.Error) -> bool:
 
 
 def too_long(error: apsw.Error, lengths: Lengths, sql: str, params: Sequence[object] = ()) -> TooLargeError | None:
-    """Return the error for a statement whose values are too long for what it does with them; None: it is another."""
+    """Return the error for a statement whose values are too long for its functions; None for any other error."""
     if isinstance(error, apsw.TooBigError) and has_long_pattern(lengths, params):
         return TooLargeError(
             f"a statement that calls LIKE or GLOB, and has a text of more than {PATTERN_SHORT} bytes that may be the "

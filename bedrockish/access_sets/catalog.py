@@ -131,14 +131,14 @@ class Table:
 
 @dataclass
 class Schema:
-    """What ``read_schema`` found.
+    """The schema that ``read_schema`` found.
 
     Attributes:
         encoding: of texts in the file.
         roots: root page -> the rowid table or index that has it; of a WITHOUT ROWID table, its primary key.
         virtual: the virtual tables; those that own their rows are in ``tables``, too.
         parents: the tables to which each table's foreign keys point, by folded names; also those that are not there.
-        definitions: what it was read from.
+        definitions: the definitions that it was read from.
     """
 
     version: int
@@ -171,7 +171,7 @@ def columns_object(table: str) -> str:
 
 
 def stored_column(on: Table | Index, place: int) -> int | None:
-    """Return the number in its table of what stands at a place in an entry; None if that is no column of the table."""
+    """Return the number in the table of the column at a place in an entry; None if that place holds no column."""
     if place == ROWID:
         return ROWID
     if isinstance(on, Index):
@@ -226,7 +226,7 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
 
 
 def _take_over(schema: Schema, known: Schema, gone: Iterable[Definition]) -> None:
-    """Begin with what is known already, without what had these definitions."""
+    """Start from the known schema, without the objects that had these definitions."""
     schema.tables, schema.roots, schema.parents = dict(known.tables), dict(known.roots), dict(known.parents)
     for row in gone:
         if row.kind == "table":

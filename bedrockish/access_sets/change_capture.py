@@ -1,9 +1,8 @@
-"""What a transaction changed, row by row, from SQLite's preupdate hook.
+"""Captures the changes of a transaction, row by row, from SQLite's preupdate hook.
 
-The hook is installed for the connection's life, but for moments in which nothing is compiled that stays: a
-``DELETE FROM t`` compiled before there was a hook would truncate the table and tell nobody. It sees every row that
-changes by whatever means (triggers, foreign-key actions, REPLACE), in the order in which it happens, which is the order
-in which the changes apply again.
+The hook is installed for the connection's life, except for moments in which no statement is compiled that stays: a
+``DELETE FROM t`` compiled without a hook would truncate the table silently. The hook sees every row that changes,
+also by triggers, foreign-key actions and REPLACE, in the order of the changes, in which they apply again.
 
 Of tables with VIRTUAL generated columns it can name the rows and not show them. Their net change is read instead:
 the rows as they are at the end of the request, and again as they were, once it has been rolled back. So is that of a
@@ -22,7 +21,7 @@ from bedrockish.errors import BedrockishError, SqlError, TooLargeError, Unsuppor
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row, same_row
 
 FREED_AT_ONCE = 5_000
-_ROW_COST = 24  # bytes that a row takes beside its values, roughly
+_ROW_COST = 24  # bytes that a row takes in addition to its values, roughly
 
 Rows = dict[str, dict[int, Row]]
 """Table -> rowid -> row."""
@@ -119,7 +118,7 @@ class Capture:
 
     @property
     def wrote(self) -> bool:
-        """Whether the request has changed any row so far."""
+        """Return whether the request has changed any row so far."""
         return bool(self._log or self._touched)
 
     def _hook(self, update: apsw.PreUpdate) -> None:

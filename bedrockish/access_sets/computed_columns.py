@@ -1,7 +1,7 @@
-"""What an index holds of a row where it holds no column: the values of expressions and of VIRTUAL generated columns.
+"""Computes the values of an index that are not stored columns: expressions and VIRTUAL generated columns.
 
-Only SQLite can tell them, so a copy of the table that never has more than one row is asked, in memory. Nothing in such
-an expression may depend on anything but the row: SQLite sees to that when the index is created.
+Only SQLite can compute them, so a copy of the table that never has more than one row is asked, in memory. Such an
+expression depends on nothing but the row: SQLite ensures that when the index is created.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ class ComputedColumns:
 
 
 def sources(index: Index, table: Table) -> dict[int, str] | None:
-    """Return the SQL text of what an index computes, by place in its columns; None if it cannot be told."""
+    """Return the SQL text of each computed column of an index, by place in its columns; None if it cannot be told."""
     found: dict[int, str] = {}
     pieces: list[str] | None = None
     for place, number in enumerate(index.columns):

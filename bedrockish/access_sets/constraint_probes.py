@@ -1,10 +1,10 @@
-"""Which probes of a program only enforce constraints, and so are told by the rows it changes.
+"""Finds the probes of a program that only enforce constraints, and so are implied by the rows it changes.
 
 A row that was inserted shows by itself that its UNIQUE values were free and that its foreign keys had parents; the keys
-of changed rows say so exactly, where the bytecode often only says that something was looked up. Such probes count as
-reads only of a statement that failed, whose changes nobody sees.
+of changed rows say so exactly, where the bytecode often only says that a key was looked up. Such probes count as reads
+only of a statement that failed, whose changes are discarded.
 
-What is recognised here is the exact shape that SQLite generates; anything else stays an ordinary read.
+Only the exact shape that SQLite generates is recognised here; anything else stays an ordinary read.
 """
 
 from bedrockish.access_sets.effort import Check, unlimited

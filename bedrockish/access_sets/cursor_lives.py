@@ -1,7 +1,7 @@
-"""Cursors that are opened anew on another table or index, taken apart: each of their lives gets a number of its own.
+"""Splits cursors that are opened again on another table or index: each of their lives gets a number of its own.
 
-SQLite gives the terms of an OR one cursor, which it opens on the index of each term in turn. What the cursor finds is
-of one index at a time, and which one that is follows from the ways that the program can go.
+SQLite gives the terms of an OR one cursor, which it opens on the index of each term in turn. The cursor's position is
+in one index at a time, and that index follows from the paths of the program.
 """
 
 from collections.abc import Set

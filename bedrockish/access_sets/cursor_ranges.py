@@ -1,7 +1,7 @@
 """Where the cursors of a bytecode program go: each move of a cursor as an interval of the keys of a table or index.
 
 A seek gives one end of the interval. The other is given by the check that ends its loop, if every row passes it before
-anything else sees the row. What cannot be shown to be bounded is the whole object.
+any other instruction sees the row. A move that cannot be shown to be bounded reads the whole object.
 
 Where a cursor goes by a column of another cursor's rows, as in a join, the interval is told twice: as far as the text
 and the parameters say (``Dependent.coarse``), and as it is once those rows are known (``Dependent.fine``).
@@ -112,7 +112,7 @@ class Access:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether it goes by rows."""
+        """Return whether it depends on rows."""
         return any(atom.kind in ("column", "new") for one in (*self.low, *self.high) for atom in one.atoms)
 
 
@@ -147,7 +147,7 @@ CursorId = tuple[int, int]
 
 @dataclass
 class ProgramReads:
-    """What one program reads.
+    """The reads of one program.
 
     Attributes:
         dependents: reads by columns of rows that other cursors, or the same one, come to.
@@ -155,8 +155,8 @@ class ProgramReads:
         on: cursor -> the one table or index that it is on.
         probes: reads that count only if the statement failed.
         tables: names of the tables touched.
-        fallbacks: why something became a read of a whole object, and which.
-        everything: something is not understood well enough to say even which objects are read.
+        fallbacks: pairs of a reason and an object that is read as a whole for that reason.
+        everything: the program is not understood well enough to say even which objects are read.
         locking: names of the tables of which it asks ``skip_locked()``.
     """
 
@@ -172,11 +172,11 @@ class ProgramReads:
 
     @property
     def by_column(self) -> bool:
-        """Whether it reads some columns of some rows."""
+        """Return whether it reads single columns of some rows."""
         return any(one.columns is not None for one in (*self.reads, *(one.fine for one in self.dependents)))
 
     def narrowed(self, columns: Mapping[str, frozenset[str]]) -> "ProgramReads":
-        """Return this with what is needed of rows that are looked up by their ids: object -> names of columns."""
+        """Return these reads, with rows that are looked up by id narrowed to their needed columns, by object."""
 
         def narrow(access: Access) -> Access:
             needed = columns.get(access.object)

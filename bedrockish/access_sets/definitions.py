@@ -1,8 +1,8 @@
-"""What SQLite keeps of a schema, as rows, and which tables they speak of: so that only what has changed is described.
+"""The definitions of a schema, as SQLite stores them, and the tables that they name: only changes are described again.
 
-A description of thousands of tables takes seconds; to compare the rows of ``sqlite_schema`` with those of before takes
-milliseconds. What is the same text is the same table: all that SQLite tells of one follows from the rows that have its
-name, but for foreign keys and triggers, which name others, and for virtual tables, to which others may belong.
+A description of thousands of tables takes seconds; a comparison of the rows of ``sqlite_schema`` with the previous ones
+takes milliseconds. The same text is the same table: SQLite's description of a table follows from the rows that have
+its name, except for foreign keys and triggers, which name others, and for virtual tables, to which others may belong.
 """
 
 from collections.abc import Callable, Set

@@ -39,7 +39,7 @@ from bedrockish.access_sets.register_values import Atom
 from bedrockish_journal.model.access_set import HIGH, Range
 from bedrockish_journal.model.changes import Change
 
-TEXTS_MAX = 100  # auxiliary queries of one loop, which differ by LIMIT, that are remembered
+TEXTS_MAX = 100  # cached auxiliary queries of one loop, which differ by LIMIT
 KEYS_MAX = 1_000
 ROWS_MAX = 5_000
 
@@ -61,11 +61,11 @@ class DependentReads:
     """The reads of one statement that depend on rows, for any parameters.
 
     Args:
-        programs: what its programs read.
+        programs: the reads of its programs.
         schema: the schema that they were compiled for.
         sql: the statement.
         ops: all its programs, one after the other.
-        check: raises when the analysis has taken its time.
+        check: raises when the analysis has used up its time.
 
     Attributes:
         sources: cursors on whose rows others depend.
@@ -73,7 +73,7 @@ class DependentReads:
         typed: of each source, whether 1 and 1.0 are two values in it: as texts they differ.
         jobs: the accesses, in the order in which they are to be made.
         is_cyclic: some depend on themselves.
-        unresolved: those whose rows cannot be asked for; they count as what they are at most.
+        unresolved: those whose rows cannot be asked for; each counts as its coarse read.
         resolved: the others.
     """
 
@@ -150,7 +150,7 @@ class DependentReads:
         return on if isinstance(on, Table) else self._schema.tables[on.table]
 
     def column(self, cursor: CursorId, column: int) -> int | None:
-        """Return the number in its table of a column of what a cursor is on; None if it is no column of the table."""
+        """Return the number in the table of a column of a cursor's object; None if it is not a column of the table."""
         on = self._on.get(cursor)
         return None if on is None else stored_column(on, column)
 
@@ -420,7 +420,7 @@ class _Job:
         return not any(value is None and field.field.not_null for field, value in zip(self._equal, values, strict=True))
 
     def _ends(self, state: "Resolution") -> tuple[tuple[bytes, Any], tuple[bytes, Any]] | None:
-        """Return what the two ends add to a key, and the value of their first column; None if there is no row yet."""
+        """Return both ends: the suffix for a key, and the value of the first column; None before the first row."""
         found = []
         for fields, pick in ((self._low, min), (self._high, max)):
             suffix, first = b"", None
@@ -672,12 +672,12 @@ def _first(pair: tuple[bytes, Any]) -> bytes:
 
 
 class Resolution:
-    """What one execution of a statement reads, beyond what follows from its text and parameters.
+    """The reads of one execution of a statement, beyond those that follow from its text and parameters.
 
     Attributes:
         points: single keys.
         ranges: ranges of keys.
-        failure: why it could not be found out; then all of each object counts. Empty: it was.
+        failure: the reason why they could not be found out; then all of each object counts. Empty: they were found.
         rows: of each source, the rows that it comes to, by the columns that others need.
     """
 

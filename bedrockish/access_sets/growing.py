@@ -14,12 +14,12 @@ from bedrockish_journal.model.changes import Change
 
 
 class Growing:
-    """What a transaction has read and written so far.
+    """The reads and writes of a transaction so far.
 
     Args:
         analysis: of the schema that it runs on.
-        serializable: what it reads must still be so when it commits; else only what it writes and what constraints
-            looked up.
+        serializable: its reads must still hold when it commits; otherwise only its writes and the keys that constraints
+            looked up count.
     """
 
     def __init__(self, analysis: Analysis, *, serializable: bool) -> None:
@@ -85,7 +85,7 @@ class Growing:
             self._write_ranges.update(keys.in_bulk(name, changes))
 
     def cut(self, kept: Sequence[Change], blurred: Iterable[str]) -> None:
-        """Some changes were rolled back: these are left. What was written, and is no longer, was read."""
+        """Keep only these changes after a partial rollback. A key that is no longer written counts as read."""
         self._reads |= self._writes
         self._read_ranges |= self._write_ranges
         self._writes, self._write_ranges = set(), set()
@@ -106,19 +106,20 @@ class Growing:
         return access_set(points, ranges | self._write_ranges, set(), set())
 
     def rests_on(self) -> AccessSet:
-        """Return what nobody else may have written since, as something that was read: what was read counts only for a
-        serializable transaction.
+        """Return the keys that no other transaction may have written since, as an access set of reads.
+
+        The transaction's own reads count only if it is serializable.
         """
         if self._serializable:
             return self.looked_at()
         return access_set(self._probes | self._writes, self._probe_ranges | self._write_ranges, set(), set())
 
     def conflicts_with(self, writer: AccessSet, *, reads: bool | None = None) -> bytes | None:
-        """Return a key that another transaction writes and this one rests on, None if there is none.
+        """Return a key that another transaction writes and this one rests on; None without a conflict.
 
         Args:
-            writer: what the other one has read and written.
-            reads: whether what this one has read counts; by default as the isolation says.
+            writer: the reads and writes of the other one.
+            reads: whether the reads of this one count; by default as the isolation says.
         """
         with_reads = self._serializable if reads is None else reads
         for points in (self._writes, self._probes, self._reads) if with_reads else (self._writes, self._probes):
@@ -136,7 +137,7 @@ class Growing:
         return written_in(writer, AccessSet(frozenset(points), tuple(mine)))
 
     def overwrites(self, reader: AccessSet) -> bytes | None:
-        """Return a key that another transaction has read or looked up and this one writes, None if there is none."""
+        """Return a key that another transaction has read or looked up and this one writes; None without a conflict."""
         if not self._writes.isdisjoint(reader.read_points):
             return min(self._writes & reader.read_points)
         if not (self._write_ranges or (self._writes and reader.read_ranges)):

@@ -11,7 +11,7 @@ Params = Sequence[Any]
 UNENCODABLE = (TypeError, OverflowError, IndexError)
 """What a parameter raises that SQLite will refuse itself, better than we can."""
 
-# What each affinity leaves as it is, which is nearly everything that is ever asked for.
+# The type that each affinity leaves unchanged; nearly all values that are ever encoded have it.
 _UNTOUCHED: dict[str, type] = {"B": str, "C": int, "D": int, "E": float}
 
 

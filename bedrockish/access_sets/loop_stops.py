@@ -1,9 +1,9 @@
 """Where a loop ends before its range does: LIMIT, max(), EXISTS.
 
-A loop that counts the rows which pass its conditions, and goes on elsewhere after some number of them, has read nothing
-beyond the last of these. Which row that was an auxiliary query tells, made of the same range, order, conditions and
-number. So every condition must be understood: one that let more rows pass than the statement's own would stop too
-early. Whatever is not understood ends nothing, and the whole range counts as read.
+A loop that counts the rows that pass its conditions, and leaves after some number of them, has read nothing beyond the
+last of these. An auxiliary query with the same range, order, conditions and number finds that row. So every condition
+must be understood: one that let more rows pass than the statement's own would stop too early. A loop that is not
+understood is not cut short, and its whole range counts as read.
 
 That holds for the plan which SQLite runs, and no other: with another one "the first three rows" are other rows. Where
 the plan may depend on the values of parameters, it is looked at again with them (``Stop.is_fixed``).

@@ -1,7 +1,7 @@
-"""What SQLite's opcodes do, as far as reads are concerned.
+"""The effects of SQLite's opcodes, as far as reads are concerned.
 
-Every opcode that this file does not name is taken as able to do anything. Adding one is a promise: that it does not
-move a cursor on a table (unless it is in ``POSITIONS`` or ``WHOLE``), and that it writes no register but those said.
+Every opcode that this file does not name is assumed to be able to do anything. Adding one is a promise: that it does
+not move a cursor on a table (unless it is in ``POSITIONS`` or ``WHOLE``), and that it writes only the registers said.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Op(NamedTuple):
-    """One instruction as EXPLAIN prints it."""
+    """An instruction as EXPLAIN prints it."""
 
     address: int
     name: str

@@ -1,14 +1,14 @@
-"""What a statement reads, as points and ranges of keys, worked out from SQLite's bytecode before it runs.
+"""The reads of a statement, as points and ranges of keys, worked out from SQLite's bytecode before it runs.
 
 ``analyse`` looks at EXPLAIN once for a text and a schema version; ``ReadPlan.bind`` fills in the parameters of one
-execution, which takes microseconds. What the bytecode does not say plainly becomes a read of a whole table or index,
-and what it does not say at all a read of everything: a plan may name too much and never too little.
+execution, which takes microseconds. Where the bytecode is not clear, a read of a whole table or index is assumed, and
+where it does not even tell the object, a read of everything: a plan may name too much and never too little.
 
 Reads that depend on rows read before, as in a join, ``bind`` takes as whole objects. ``ReadPlan.resolve`` looks those
 rows up and says which keys are read (see ``dependent_reads``).
 
-A statement that calls ``skip_locked('t', …)`` does not read what it goes through of that table: who runs it adds the
-keys of the rows that it has locked. Its triggers read as ever.
+A statement that calls ``skip_locked('t', …)`` does not read the rows of that table that it goes through: its caller
+adds the keys of the rows that it has locked. Its triggers read as ever.
 
 Any plan that SQLite may choose reads a set of rows that decides the statement's result, so it does not matter that the
 plan explained without parameters may differ from the one that runs.
@@ -57,16 +57,16 @@ _BLOB = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What one statement reads, for any parameters.
+    """The reads of one statement, for any parameters.
 
     Attributes:
         readonly: it changes nothing in the file.
         tables: names of the tables touched, also by its triggers; their definitions are read too.
-        fallbacks: pairs of a reason and an object: what was taken for more than it may be, and why.
-        dependents: the reads that ``resolve`` tells exactly; None if there are none.
-        dependent_fallbacks: what those are taken for where it cannot, and why, as in ``fallbacks``.
-        lengths: how long its values may be.
-        reads_nothing: whatever its parameters are.
+        fallbacks: overestimated reads: pairs of a reason and an object.
+        dependents: the reads that ``resolve`` tells exactly; None without any.
+        dependent_fallbacks: the reads assumed for those where it cannot, and why, as in ``fallbacks``.
+        lengths: the allowed lengths of its values.
+        reads_nothing: it reads nothing, whatever its parameters are.
         by_column: of some rows it reads some columns.
     """
 
@@ -117,11 +117,11 @@ class ReadPlan:
 
 @value
 class ResolvedReads:
-    """What one execution of a statement reads.
+    """The reads of one execution of a statement.
 
     Attributes:
-        resolution: of the reads that depend on rows; None if there are none. A statement that writes must be told
-            what it wrote (``Resolution.wrote``) before ``keys`` is asked for.
+        resolution: of the reads that depend on rows; None without any. A statement that writes must report its changes
+            (``Resolution.wrote``) before ``keys`` is asked for.
     """
 
     plan: ReadPlan
@@ -146,7 +146,7 @@ class ResolvedReads:
 
     @property
     def fallbacks(self) -> tuple[tuple[str, str], ...]:
-        """What was taken for more than it may be, and why: pairs of a reason and an object."""
+        """The overestimated reads: pairs of a reason and an object."""
         if self.resolution is None or not self.resolution.failure:
             return self.plan.fallbacks
         failure = self.resolution.failure
@@ -279,7 +279,7 @@ def schema_lengths(db: apsw.Connection, sql: str) -> Lengths:
 def _explain(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimited) -> tuple[list[list[Op]], bool]:
     """Return the statement's program, then those of its triggers and foreign-key actions; and whether that is all.
 
-    SQLite prints a blob as if it were text, and when it is none, its instruction cannot be read. The others can.
+    SQLite prints a blob as if it were text; if it is not text, its instruction cannot be read. The others can.
     """
     cursor = db.cursor()
     cursor.row_trace = None
@@ -307,7 +307,7 @@ def _explain(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimit
 
 
 def _rows(cursor: apsw.Cursor) -> Iterator[tuple[Any, ...]]:
-    """Yield the instructions of a program, but for those with a blob that is no text."""
+    """Yield the instructions of a program, except those with a blob that is not valid text."""
     while True:
         try:
             row = next(cursor, None)

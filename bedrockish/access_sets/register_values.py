@@ -24,7 +24,7 @@ class Atom(NamedTuple):
 
     Attributes:
         kind: ``const`` (``payload`` is a pair of the type's name and the value), ``param`` (its number, from 1),
-            ``column`` (a ``Cell``: a column of whatever rows a cursor came to), or ``new`` (the rowid of a row that is
+            ``column`` (a ``Cell``: a column of the rows that a cursor came to), or ``new`` (the rowid of a row that is
             being inserted into table ``payload``).
         affinities: those that may have been applied to it, in any order.
     """
@@ -40,7 +40,7 @@ class Cell(NamedTuple):
     Attributes:
         program: number of the program: the statement's own is 0, its triggers' follow.
         cursor: number of the cursor in that program.
-        column: number of the column in what the cursor is on, as stored there; ``ROWID`` for the rowid.
+        column: number of the column in the cursor's table or index, as stored there; ``ROWID`` for the rowid.
     """
 
     program: int
@@ -49,11 +49,11 @@ class Cell(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One program and what its cursors are on.
+    """One program and the objects of its cursors.
 
     Attributes:
         cursors: cursor -> root pages of the tables and indexes that it is opened on.
-        private: cursors on what only this statement can see.
+        private: cursors on objects that only this statement can see.
     """
 
     ops: list[Op]
@@ -378,7 +378,7 @@ _LEAVES_RECORD = frozenset({"NewRowid", "SCopy", "IntCopy", "Sequence", "Rowid",
 
 
 class PrivateRecords:
-    """What the columns of private tables are made of, in one program.
+    """The sources of the columns of private tables, in one program.
 
     A table counts as known if each of its rows is put together by MakeRecord, or copied whole from such a table.
     """

@@ -1,8 +1,8 @@
-"""The names that belong to the database itself, and what a user's schema and statements may do with them: nothing.
+"""The names that belong to the database itself, and that a user's schema and statements may not use.
 
-A node keeps its promises in tables of the same file. Whatever refers to them, watches them, or takes their name in a
-statement could change or stop the node's own bookkeeping, on every node at once. Only those that are documented for
-readers can be read.
+A node keeps its promises in tables of the same file. A statement or definition that refers to them, watches them, or
+takes their name could change or stop the node's own bookkeeping, on every node at once. Only those that are documented
+for readers can be read.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,11 @@ READERS = frozenset(f"{PREFIX}{name}" for name in ("changes", "journal", "joined
 # Clients ask them in queries of their own: the change feed, how far the journal is complete and where it begins; an
 # import that goes on, which of its commands have happened.
 ASKED = frozenset(f"{PREFIX}{name}" for name in ("meta", "past"))
-# What an index begins on that is built beside its table (``storage.index_build``): there for a while, at each node in
-# its own time.
+# Names of the tables on which an index is built online (``storage.index_build``): they exist for a while, at each node
+# in its own time.
 STAND_IN, STAND_IN_INDEX, BARE = (f"{PREFIX}{name}" for name in ("building", "built", "bare"))
 PASSING = frozenset({STAND_IN, STAND_IN_INDEX, BARE})
-# Taken by nobody in a statement, not even for what lives only as long as that statement.
+# Forbidden in statements, even as names that live only as long as the statement.
 HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows", "open_journal", "open_meta", "unpacked")) | PASSING
 
 
@@ -35,12 +35,12 @@ def may_be_read(name: str) -> bool:
 
 
 def may_be_asked(name: str) -> bool:
-    """Whether a query may read a table of this name."""
+    """Return whether a query may read a table of this name."""
     return may_be_read(name) or name.lower() in ASKED
 
 
 def hidden_name(sql: str) -> str:
-    """Return a name in a statement that nobody may use in one; empty if there is none."""
+    """Return the first name in a statement that no statement may use; empty without one."""
     if PREFIX not in sql.lower():
         return ""
     try:
@@ -54,11 +54,11 @@ def hidden_name(sql: str) -> str:
 
 
 def references(definitions: Definitions, parents: Mapping[str, Iterable[str]]) -> tuple[str, str, str] | None:
-    """Return what of a schema refers to a table of the database itself: (kind, name, how); None if nothing does.
+    """Return an object of a schema that refers to a table of the database itself: (kind, name, how); None without one.
 
-    Foreign keys are told by SQLite: ``parents`` has the tables that each table refers to. What views and triggers name
-    is found out only when they are used, so their text is looked at: any name in it, in whatever quotes. (CHECKs,
-    generated columns and indexes can name no other table.)
+    SQLite reports foreign keys: ``parents`` has the tables that each table refers to. The names in views and triggers
+    are resolved only on use, so their text is searched: any name in it, in any quotes. (CHECKs, generated columns
+    and indexes can name no other table.)
     """
     for table, named in parents.items():
         for parent in named:

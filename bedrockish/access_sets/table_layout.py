@@ -63,7 +63,7 @@ class Table:
 
     @property
     def id_column(self) -> str:
-        """Name of the column that is the rowid; empty if there is none."""
+        """Name of the column that is the rowid; empty without one."""
         return "" if self.alias is None else self.columns[self.alias]
 
 
@@ -165,7 +165,7 @@ class Tables:
         check_references(self.definitions, self.references if self._reserved else {})
 
     def _active(self, table: Table) -> Table:
-        """Return a table with what other rows of the schema say of it."""
+        """Return a table with the facts about it that other rows of the schema add."""
         triggers = self.definitions.has_triggers(folded(table.name))
         active = triggers or folded(table.name) in self.parents or table.name in self.references
         return replace(table, triggers=triggers, active=active)
@@ -201,10 +201,10 @@ class Tables:
 
 
 def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:
-    """Refuse a CHECK whose truth is not a matter of the row: nobody could see later that the row was right.
+    """Refuse a CHECK whose truth does not depend on the row alone: a later test could not confirm the row.
 
-    SQLite itself refuses such functions in indexes and generated columns, and of the functions of date and time it
-    refuses what is not stable when it runs. In bytecode it marks the stable ones as pure.
+    SQLite itself refuses such functions in indexes and generated columns, and it refuses unstable uses of date and
+    time functions when they run. In bytecode it marks the stable ones as pure.
 
     Raises:
         UnsupportedError: one calls such a function.

@@ -1,24 +1,24 @@
-"""Which keys a changed row writes, and which it reads to keep the schema's constraints.
+"""The keys that a changed row writes, and the keys that it reads to keep the schema's constraints.
 
 A row writes the key of its place in its table, and its entry in every index, before and after the change, even in an
-index whose columns did not change: who came to the row through that index must notice.
+index whose columns did not change: a reader that came to the row through that index must conflict.
 
 Constraints are keys too. The values of a UNIQUE index are a point that every row with them writes when it takes or
 leaves them; the key of a parent table is such a point as well (``i:TABLE`` for its own key). A child that starts to
 point to a parent reads that point. So two rows with one UNIQUE value conflict, and so do a new child and the removal
-of its parent, whichever of the two is asked first; a parent whose other columns change disturbs no child.
+of its parent, whichever of the two comes first; a parent whose other columns change disturbs no child.
 
-So are the columns of a row (``u:TABLE``, if ``Table.has_column_keys``). Whoever looks one row up by its id and needs
-some of its columns reads the row's point there, which an insertion, a deletion and another id write, and a point for
-each of these columns, which an update writes that makes it another value. Who reads the row in any other way reads its
-place in the table, or its entry in an index, which every change writes.
+So are the columns of a row (``u:TABLE``, if ``Table.has_column_keys``). A statement that looks one row up by its id and
+needs some of its columns reads two kinds of points: the row's own point there, which an insertion, a deletion and a
+change of id write, and a point for each of these columns, which an update writes if it changes the value. A statement
+that reads the row in any other way reads its place in the table, or its entry in an index, which every change writes.
 
-Give every single change, in whatever order, before changes to one row are merged into one: an insertion that is undone
+Give every single change, in any order, before changes to one row are merged into one: an insertion that is undone
 by a later deletion has still found its UNIQUE values free, and a replaced parent was gone for a moment, which its
 children felt. Of a table whose single changes are not known, ``WriteKeys.whole`` is written.
 
-A UNIQUE index on an expression or a VIRTUAL column is keyed by the values that SQLite computes. Of one with a collation
-that is not SQLite's own, nobody can tell which values it holds equal: whoever takes or leaves one writes all of it.
+A UNIQUE index on an expression or a VIRTUAL column is keyed by the values that SQLite computes. If its collation is not
+SQLite's own, the equality of its values is unknown: a row that takes or leaves a value writes the whole index.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -69,9 +69,9 @@ class WriteKeys:
         return self._of(table).reads(rowid_old, rowid_new, old_row, new_row)
 
     def gather(self, changes: Iterable[Change], bulk: Set[str], reads: Gathered, writes: Gathered) -> None:
-        """Add what row changes read to ``reads`` and what they write to ``writes``: points and ranges.
+        """Add the points and ranges of row changes: the read ones to ``reads``, the written ones to ``writes``.
 
-        Of the tables in ``bulk``, single keys are not wanted; the caller adds what ``in_bulk`` says.
+        Of the tables in ``bulk``, single keys are not wanted; the caller adds the ranges of ``in_bulk``.
         """
         read_points, read_ranges = reads
         write_points, write_ranges = writes
@@ -93,18 +93,18 @@ class WriteKeys:
         return self._of(table).whole()
 
     def in_bulk(self, table: str, changes: Iterable[Change]) -> list[Range]:
-        """Return ranges that have all that very many changes of a table's rows have written.
+        """Return ranges that contain all writes of very many changes of a table's rows.
 
-        Whose row is before the first of them or behind the last does not meet them, unless it is in an index.
+        A row before the first of them or after the last does not overlap them, unless it is in an index.
         """
         rowids = {rowid for one in changes if one.table == table for rowid in (one.rowid, one.rowid_after)}
         return self._of(table).between(rowids)
 
     def spans(self, ranges: Iterable[Range], changes: Sequence[Change]) -> tuple[Range, ...]:
-        """Return those of the ranges that row changes write in which nobody else's writes are of any concern to them.
+        """Return those written ranges of row changes in which the writes of other transactions need no comparison.
 
-        They are of indexes. An entry is of one row, whose own key is written with it, so it is enough that two
-        transactions are compared by these. Of a UNIQUE index that holds only if no value is taken: two rows want one.
+        They are ranges of indexes. An entry is of one row, whose own key is written with it, so it is enough to compare
+        two transactions by row keys. For a UNIQUE index that holds only if no value is taken: two rows may want one.
         """
         found: list[Range] = []
         indexes = {
@@ -132,10 +132,10 @@ class WriteKeys:
 class _TableKeys:
     """Keys of one table's rows, compiled: every column is encoded once for each way in which it is compared.
 
-    A row is taken as its captured values, its rowid, and what its indexes compute of it, in this order.
+    A row is given as its captured values, its rowid, and the computed values of its indexes, in this order.
 
     Attributes:
-        has_parents: whether ``reads`` can say anything.
+        has_parents: whether ``reads`` can return any key.
     """
 
     def __init__(self, table: Table, schema: Schema, scratch: Scratch) -> None:
@@ -143,7 +143,7 @@ class _TableKeys:
         self._rowid_place = sum(column.place is not None for column in table.columns)
         self._cells: list[tuple[int, Encoder]] = []
         self._cell_of: dict[tuple[int, Spec], int] = {}
-        self._ranges: list[Range] = []  # what every changed row writes beside its points
+        self._ranges: list[Range] = []  # the writes of every changed row in addition to its points
         self._sources: list[str] = []
         self._computed: ComputedColumns | None = None
         self._untold: list[tuple[Range, tuple[int, ...], bool]] = []
@@ -161,7 +161,7 @@ class _TableKeys:
         if identity and any(_by_own_key(foreign, table) for foreign in schema.children.get(table.name, ())):
             self._uniques.append((_joiner(object_prefix("i:" + table.name), identity), (), False))
         self._columns_of: _Join | None = None
-        self._columns: list[tuple[int, bytes]] = []  # place of each column, and what its key adds to that of the row
+        self._columns: list[tuple[int, bytes]] = []  # place of each column, and the suffix of its key
         if table.has_column_keys:
             self._columns_of = _joiner(object_prefix(table.columns_object), identity)
             self._uniques.append((self._columns_of, (), False))
@@ -212,7 +212,7 @@ class _TableKeys:
                 places.append(self._place(column))
         cells = tuple(self._cell_at(place, spec) for place, spec in zip(places, index.specs, strict=False))
         if count < len(index.columns):
-            # The first columns are by value; behind them, the row itself stands for what cannot be told.
+            # The first columns are by value; after them, the row itself stands for the values that cannot be told.
             self._entries.append(_joiner(prefix, cells + identity))
             if index.unique:
                 columns = [column for column in index.columns[: index.declared] if self._is_stored(column)]
@@ -271,7 +271,7 @@ class _TableKeys:
             yield found
 
     def _extended(self, row: tuple[Any, ...] | None, rowid: int | None) -> tuple[Any, ...] | None:
-        """Return a row with what its indexes compute of it; None if that fails, or there is no row."""
+        """Return a row with the computed values of its indexes; None without a row, or if the computation fails."""
         if row is None or self._computed is None:
             return None
         values = self._computed.values(row[:-1], rowid)
@@ -369,7 +369,7 @@ def _place(table: Table, column: int) -> int:
 
 
 def _no_null(row: Sequence[Any], places: tuple[int, ...]) -> bool:
-    """NULLs are never equal, so a UNIQUE value with one in it is no value."""
+    """Return whether a UNIQUE value has no NULL: NULLs are never equal, so a value with one takes no place."""
     for place in places:  # noqa: SIM110 (all() with a generator takes three times as long)
         if row[place] is None:
             return False
@@ -395,7 +395,7 @@ def _by_own_key(foreign: ForeignKey, parent: Table) -> bool:
 
 
 class _Parent:
-    """What a child's row reads of one parent table."""
+    """The reads of a child's row in one parent table."""
 
     def __init__(self, foreign: ForeignKey, child: Table, schema: Schema) -> None:
         self._whole: Range | None = None

@@ -97,7 +97,7 @@ def lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
 
 
 def _has_paths(name: str) -> bool:
-    """Whether a function looks for any number of paths in a JSON text."""
+    """Return whether a function looks for any number of paths in a JSON text."""
     return name.startswith("json") and name.endswith("(-1)")
 
 
@@ -113,7 +113,7 @@ def _size(value: object) -> int:
 
 
 def has_long_pattern(lengths: Lengths, params: Sequence[object]) -> bool:
-    """Whether a parameter or a constant of a statement may be a pattern that is not short."""
+    """Return whether a parameter or a constant of a statement may be a pattern that is not short."""
     if not lengths.has_patterns or lengths.constant < 0:
         return False
     return any(PATTERN_SHORT < size <= PATTERN for size in (lengths.constant, *map(_size, params)))
@@ -149,7 +149,7 @@ def bound(db: apsw.Connection, most: int) -> None:
 
 
 def is_too_long(error: apsw.Error) -> bool:
-    """Whether a statement has failed because a value or a pattern is too long."""
+    """Return whether a statement has failed because a value or a pattern is too long."""
     return isinstance(error, apsw.TooBigError) or str(error) == TOO_COMPLEX
 
 

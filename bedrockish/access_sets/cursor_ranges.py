@@ -367,7 +367,7 @@ class _Reader:
         return {value for value in values if isinstance(value, str)} if len(values) == 1 else set()
 
     def _is_looked_into(self, cursor: int) -> bool:
-        """Whether a join goes on to look for rows there.
+        """Return whether a join goes on to look for rows there.
 
         That the table is empty only spares it the way: each of its lookups, which are recorded, would find nothing.
         """
@@ -621,7 +621,7 @@ class _Reader:
 
 
 def _names_cursor(op: Op, cursor: int) -> bool:
-    """Whether an instruction does something with a cursor."""
+    """Return whether an instruction does something with a cursor."""
     return (op.name in CURSORS and op.p1 == cursor) or cursor in named_otherwise(op)
 
 

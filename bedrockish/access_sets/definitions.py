@@ -99,7 +99,7 @@ class Definitions:
         return next((row.sql or "" for row in rows if row.kind == "table" and row.name == table), "")
 
     def has_triggers(self, name: str) -> bool:
-        """Whether a table or view has triggers, by its folded name."""
+        """Return whether a table or view has triggers, by its folded name."""
         return any(row.kind == "trigger" for row in self.by_table.get(name, ()))
 
 

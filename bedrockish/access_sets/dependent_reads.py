@@ -241,7 +241,7 @@ class DependentReads:
         return self.sources.index(source), 0
 
     def is_given(self, source: _Source) -> bool:
-        """Whether a source stands for the rows that the statement inserts."""
+        """Return whether a source stands for the rows that the statement inserts."""
         return source in self._given
 
     def index(self, name: str) -> Index | None:
@@ -416,7 +416,7 @@ class _Job:
                     yield prefix + b"".join(map(_encoded, fields, values)), values
 
     def _meets(self, values: Sequence[Any]) -> bool:
-        """Whether the statement comes to look for these values."""
+        """Return whether the statement comes to look for these values."""
         return not any(value is None and field.field.not_null for field, value in zip(self._equal, values, strict=True))
 
     def _ends(self, state: "Resolution") -> tuple[tuple[bytes, Any], tuple[bytes, Any]] | None:
@@ -706,7 +706,7 @@ class Resolution:
             self.failure = f"values from other rows cannot be read: {error}"
 
     def is_as_planned(self) -> bool:
-        """Whether SQLite chooses the plan with these parameters that it has chosen without."""
+        """Return whether SQLite chooses the plan with these parameters that it has chosen without."""
         if self._is_as_planned is None:
             rows = self.query("EXPLAIN " + self._plan.sql, [self.params])
             self._is_as_planned = skeleton([Op(*row[:7]) for row in rows]) == self._plan.skeleton

@@ -233,7 +233,7 @@ class LoopReader:
         return Atom("const", ("int", start.p1)) if start.name == "Integer" else Atom("param", start.p1)
 
     def _is_unchanged(self, first: int) -> bool:
-        """Whether nothing that the statement itself writes can have been written when the loop begins."""
+        """Return whether nothing that the statement itself writes can have been written when the loop begins."""
         ahead = [
             op.address
             for op in self._ops

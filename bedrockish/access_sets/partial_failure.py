@@ -16,7 +16,7 @@ _Key = tuple[str, tuple[Any, ...]]
 
 
 def are_there(db: apsw.Connection, tables: Mapping[str, Table], changes: Sequence[Change]) -> bool | None:
-    """Whether changes that a statement began with are in the tables now; None if they come to nothing."""
+    """Return whether changes that a statement began with are in the tables now; None if they come to nothing."""
     first: dict[_Key, Row | None] = {}
     last: dict[_Key, Row | None] = {}
     for change in changes:

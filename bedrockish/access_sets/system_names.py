@@ -25,12 +25,12 @@ HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows", "open_journal"
 
 
 def is_ours(name: str) -> bool:
-    """Whether a table of this name belongs to the database itself."""
+    """Return whether a table of this name belongs to the database itself."""
     return name.lower().startswith(PREFIX)
 
 
 def may_be_read(name: str) -> bool:
-    """Whether a view or a trigger may read a table of this name."""
+    """Return whether a view or a trigger may read a table of this name."""
     return not is_ours(name) or name.lower() in READERS
 
 

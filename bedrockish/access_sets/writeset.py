@@ -225,7 +225,7 @@ class _TableKeys:
             self._uniques.append((_joiner(prefix, cells[: index.declared]), told, index.partial))
 
     def takes(self, index: Index, changes: Iterable[Change]) -> bool:
-        """Whether row changes may give a row a value in a UNIQUE index that it did not have there before."""
+        """Return whether row changes may give a row a value in a UNIQUE index that it did not have there before."""
         columns = index.columns[: index.declared]
         # Of others, SQLite computes the values, or whether the row is in the index at all: only a deletion takes none.
         told = not index.partial and not index.opaque and all(map(self._is_stored, columns))

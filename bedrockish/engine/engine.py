@@ -196,7 +196,7 @@ class Engine:
             return execute_mixed(self._executor, request, base, version, budget_s)
 
     def only_writes(self, texts: Sequence[str]) -> bool:
-        """Whether all of these texts were run before, and write rows, and do nothing else that outlasts them."""
+        """Return whether all of these texts were run before, and write rows, and do nothing else that outlasts them."""
         return self._executor.only_writes.issuperset(texts)
 
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
@@ -424,7 +424,7 @@ class Engine:
         return store.read(self._db, leader, first_tick, limit_bytes)
 
     def has_short_entries(self, wants: Mapping[str, int], count: int, size: int) -> bool:
-        """Whether each timeline has fewer entries than so many from a tick on, and all of them fewer bytes."""
+        """Return whether each timeline has fewer entries than so many from a tick on, and all of them fewer bytes."""
         self.batch.come_back()
         found = [store.size(self._db, leader, tick, count) for leader, tick in wants.items()]
         return all(entries < count for entries, _ in found) and sum(taken for _, taken in found) < size

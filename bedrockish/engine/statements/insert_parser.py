@@ -176,7 +176,7 @@ class InsertParser:
         return at
 
     def on_conflict(self, at: int) -> bool:
-        """Whether an ON CONFLICT clause begins at a token, and not the ON of a join."""
+        """Return whether an ON CONFLICT clause begins at a token, and not the ON of a join."""
         return (
             at + 2 < len(self.tokens)
             and self.tokens[at].is_word("ON")

@@ -141,12 +141,12 @@ def given(sql: str) -> tuple[str, str]:
 
 
 def is_replicated(sql: str) -> bool:
-    """Whether a text is a PRAGMA that every node is to set."""
+    """Return whether a text is a PRAGMA that every node is to set."""
     return given(sql)[0] in REPLICATED
 
 
 def turns_on(sql: str) -> bool:
-    """Whether a PRAGMA of ``SETTINGS`` switches it on; SQLite takes numbers but 0 for that, too."""
+    """Return whether a PRAGMA of ``SETTINGS`` switches it on; SQLite takes numbers but 0 for that, too."""
     value = given(sql)[1]
     digits = value.lstrip("+-")
     return value in _ON or (digits.isdecimal() and digits.strip("0") != "")
@@ -158,7 +158,7 @@ def is_keys_off(sql: str) -> bool:
 
 
 def is_deferring(sql: str) -> bool:
-    """Whether a text is PRAGMA defer_foreign_keys = ON."""
+    """Return whether a text is PRAGMA defer_foreign_keys = ON."""
     return given(sql)[0] == DEFER and turns_on(sql)
 
 

@@ -131,7 +131,7 @@ class RowLocks:
         return found
 
     def _is_left(self, key: bytes, objects: tuple[str, ...]) -> bool:
-        """Whether the row is another node's for now, of those that go for the rows of this table."""
+        """Return whether the row is another node's for now, of those that go for the rows of this table."""
         place, count = self.others.share(objects)
         if count < 2 or crc32(key) % count == place:
             return False

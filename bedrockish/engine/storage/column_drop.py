@@ -80,7 +80,7 @@ class DropPlan:
 
 
 def drops_column(steps: Sequence[Step]) -> bool:
-    """Whether a change of the schema is one statement that drops a column."""
+    """Return whether a change of the schema is one statement that drops a column."""
     return _taken_apart(only_statement(steps)[1]) is not None
 
 

@@ -228,7 +228,7 @@ class IndexBuild(Build):
             assert known
 
     def _is_free(self) -> bool:
-        """Whether the table is what it was, and nothing has the name of the index."""
+        """Return whether the table is what it was, and nothing has the name of the index."""
         taken = self._db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? COLLATE NOCASE", (self.plan.name,))
         return not taken.fetchall() and super()._is_free()
 
@@ -247,7 +247,7 @@ class IndexBuild(Build):
         return self._is_right()
 
     def _is_right(self) -> bool:
-        """Whether the entries of some rows are found by their values; of an index of plain columns only."""
+        """Return whether the entries of some rows are found by their values; of an index of plain columns only."""
         plan, db = self.plan, self._db
         if not plan.is_plain:
             return True

@@ -177,7 +177,7 @@ def _first_lacking(
 def _finds_at_once(
     db: apsw.Connection, query: str, values: list[Any], index: str, compared: int, terms: int
 ) -> bool | None:
-    """Whether an entry is found by its terms alone, as it is unique, and not by the key, too; None: by less."""
+    """Return whether an entry is found by its terms alone, as it is unique, and not by the key, too; None: by less."""
     plan: Any = db.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
     searches = [str(row[3]) for row in plan if f"INDEX {index} (" in row[3] and str(row[3]).startswith("SEARCH")]
     if len(searches) != 1:

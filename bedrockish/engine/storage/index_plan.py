@@ -86,7 +86,7 @@ class Words:
 
 
 def makes_index(steps: Sequence[Step]) -> bool:
-    """Whether a change of the schema is one statement that makes an index."""
+    """Return whether a change of the schema is one statement that makes an index."""
     return take_apart(*only_statement(steps)) is not None
 
 

@@ -166,7 +166,7 @@ class Journal:
         return store.clock_before(self._db, WINDOW_ENTRIES_MAX, WINDOW_BYTES_MAX)
 
     def conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
-        """Whether an access set conflicts with an entry up to these ticks that a base has under no place.
+        """Return whether an access set conflicts with an entry up to these ticks that a base has under no place.
 
         None: one of them is not here, or not yet, or damaged; or places of it may have been removed.
         """
@@ -278,7 +278,7 @@ class Journal:
         return found
 
     def has(self, txid: Txid) -> bool:
-        """Whether a transaction was applied here and not removed since."""
+        """Return whether a transaction was applied here and not removed since."""
         return bool(self.places(txid))
 
     def places(self, txid: Txid) -> list[tuple[str, int]]:

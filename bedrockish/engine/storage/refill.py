@@ -262,7 +262,7 @@ def _own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, in
 
 
 def _is_applied(db: apsw.Connection, key: str) -> bool:
-    """Whether the transaction that stopped the node is in the journal of the copy."""
+    """Return whether the transaction that stopped the node is in the journal of the copy."""
     return bool(find_txid(db, parse_txid(key.removeprefix(system.BLOCKED))))
 
 

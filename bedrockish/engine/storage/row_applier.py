@@ -103,7 +103,7 @@ class RowApplier:
             raise self._mismatch(entry, error.change, error.why) from error.__cause__
 
     def knows(self, staged: StagedChanges) -> bool:
-        """Whether changes are unpacked for tables as they are here."""
+        """Return whether changes are unpacked for tables as they are here."""
         return all(self._tables.get(run.table.name) == run.table for run in staged.runs)
 
     def apply_staged(self, staged: StagedChanges) -> bool:
@@ -349,7 +349,7 @@ def unreadable(entry: Entry, error: EntryMalformedError) -> EntryMismatchError:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the tables refuse a change: SQLite does, or a plugin's function in an index raised an error."""
+    """Return whether the tables refuse a change: SQLite does, or a plugin's function in an index raised an error."""
     return isinstance(error, _REFUSALS) or not isinstance(error, apsw.Error)
 
 

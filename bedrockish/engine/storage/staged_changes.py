@@ -326,7 +326,7 @@ def _differing(before: Sequence[Row], after: Sequence[Row], places: Sequence[int
 
 
 def _are_same(old: Row, new: Row) -> bool:
-    """Whether values are the same to the byte; nearly always told without Python's looking at each."""
+    """Return whether values are the same to the byte; nearly always told without Python's looking at each."""
     if old != new:
         return False
     kinds = [*map(type, old)]

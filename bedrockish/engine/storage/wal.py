@@ -54,7 +54,7 @@ class Wal:
         self._version = self._data_version()
 
     def is_overtaken(self) -> bool:
-        """Whether another program has committed since ``begun``; the writer has a transaction."""
+        """Return whether another program has committed since ``begun``; the writer has a transaction."""
         return self._data_version() != self._version
 
     def rolled_back(self) -> None:

@@ -41,7 +41,7 @@ def tables_in_bulk(changes: Sequence[Change]) -> frozenset[str]:
 
 
 def access_set(reads: Set[bytes], read_ranges: Set[Range], writes: Set[bytes], write_ranges: Set[Range]) -> AccessSet:
-    """Return what a transaction read and wrote."""
+    """Return the access set of a transaction, with many points merged into ranges and many ranges into few."""
     if len(reads) > POINTS_MAX:
         reads, read_ranges = _ranged(reads, read_ranges)
     if len(writes) > POINTS_MAX:
@@ -190,7 +190,7 @@ class AccessSetBuilder:
         self._ranges: set[Range] = set()
 
     def read(self, plan: ReadPlan, params: tuple[object, ...], query: Query | None = None) -> ResolvedReads | None:
-        """Add what a statement with these parameters reads that is about to run.
+        """Add the reads of a statement that is about to run with these parameters.
 
         Args:
             plan: the statement's.
@@ -216,7 +216,7 @@ class AccessSetBuilder:
         return None
 
     def complete(self, resolved: ResolvedReads, changes: Sequence[Change], blind: Iterable[str]) -> None:
-        """Add what a statement has read that has made these changes, with ``blind`` as for ``Resolution.wrote``."""
+        """Add the reads of a statement that has made these changes, with ``blind`` as for ``Resolution.wrote``."""
         self._add(*resolved.complete(changes, blind))
 
     def lock(self, keys: Iterable[bytes]) -> None:
@@ -250,5 +250,5 @@ class AccessSetBuilder:
         return access_set(self._points, self._ranges, writes, write_ranges)
 
     def spans(self, access_set: AccessSet, changes: Sequence[Change]) -> tuple[Range, ...]:
-        """Return what ``Prepared.spans`` are of a request with that access set that made these changes."""
+        """Return the ``Prepared.spans`` of a request with that access set and these changes."""
         return self._analysis.keys.spans(access_set.write_ranges, changes) if access_set.write_ranges else ()

@@ -134,7 +134,7 @@ def shorten(db: apsw.Connection, lengths: Lengths, *, in_loop: bool, most: int, 
 
 
 def restore(db: apsw.Connection, lengths: Lengths, *, most: int) -> None:
-    """Undo what ``shorten`` has done: the statement is over."""
+    """Undo the effect of ``shorten``: the statement is over."""
     if lengths.has_patterns:
         db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
     db.limit(apsw.SQLITE_LIMIT_LENGTH, most)

@@ -81,7 +81,7 @@ class Capture:
             self._noticed = None
 
     def start(self, size: int = 0) -> None:
-        """Begin to listen for a new request; ``size`` is what counts towards its limit already."""
+        """Start to listen for a new request; ``size`` bytes count towards its limit already."""
         self._log, self._touched, self._size, self.failure = [], {}, size, None
 
     def stop(self) -> tuple[list[Change], dict[str, Touched]]:
@@ -92,7 +92,7 @@ class Capture:
         return log, touched
 
     def deafen(self) -> None:
-        """Stop listening and forget what was heard, if it was not taken: the request failed."""
+        """Stop listening and discard the changes that were not taken: the request failed."""
         log, self._log, self._touched, self.failure = self._log, None, {}, None
         while log:  # piece by piece: to free a million rows at once would hold up all other threads
             del log[-FREED_AT_ONCE:]
@@ -218,7 +218,7 @@ class Capture:
         )
 
     def net_changes(self, before: Rows, after: Rows) -> Iterator[Change]:
-        """Yield what turns ``before`` into ``after``: an order in which no UNIQUE value is ever there twice."""
+        """Yield the changes from ``before`` to ``after``, in an order in which no UNIQUE value ever exists twice."""
         for name, old_rows in before.items():
             table, new_rows = self._tables[name], after[name]
             both = [rowid for rowid in old_rows if rowid in new_rows]

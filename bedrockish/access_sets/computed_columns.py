@@ -25,7 +25,7 @@ class Scratch:
         self._db: apsw.Connection | None = None
 
     def columns(self, table: Table, sources: Sequence[str]) -> "ComputedColumns | None":
-        """Return what computes these expressions of a table's rows; None if SQLite cannot do so apart from the file."""
+        """Return the evaluator of these expressions of a table's rows; None if SQLite needs the file for it."""
         try:
             if self._db is None:
                 self._db = apsw.Connection(":memory:")
@@ -115,7 +115,7 @@ def told_columns(index: Index, table: Table) -> int:
 
 
 def indexed_expressions(sql: str) -> list[str] | None:
-    """Return what stands between the commas of a CREATE INDEX, without ASC and DESC; None if it is not understood."""
+    """Return the terms of a CREATE INDEX, without ASC and DESC; None if the text is not understood."""
     try:
         found = tokens(sql)
     except NotTokensError:

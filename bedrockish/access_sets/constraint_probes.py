@@ -37,7 +37,7 @@ def constraint_probes(program: list[Op], check: Check = unlimited, *, main: bool
 
 
 def _ends_in_unique_halt(program: list[Op], address: int) -> bool:
-    """The probe falls through, when it found a row, to nothing but the end of the statement with an error."""
+    """Return whether a probe that found a row leads only to the end of the statement with an error."""
     for op in program[address + 1 : address + 4]:
         if op.name == "Halt":
             return op.p1 in UNIQUE_HALTS
@@ -47,7 +47,7 @@ def _ends_in_unique_halt(program: list[Op], address: int) -> bool:
 
 
 def _is_parent_lookup(program: list[Op], address: int) -> bool:
-    """``Found`` in the parent's index, or ``NotExists`` in its table, and else a violated foreign key."""
+    """Return whether this is a lookup in the parent's index (``Found``) or table (``NotExists``) for a foreign key."""
     following = program[address + 1 : address + 3]
     if program[address].name == "NotExists":
         if len(following) < 2 or following[0].name != "Goto" or program[address].p2 != address + 2:
@@ -59,7 +59,7 @@ def _is_parent_lookup(program: list[Op], address: int) -> bool:
 
 
 def _child_scan(program: list[Op], counter: int) -> set[int]:
-    """A loop over children that does nothing but count the ones found."""
+    """Return the addresses of the seeks in a loop that only counts children; empty for any other loop."""
     end = next((op for op in program[counter:] if op.name in STEPS and op.p2 <= counter), None)
     if end is None or any(op.name in CHANGES for op in program[end.p2 : end.address]):
         return set()
@@ -76,5 +76,5 @@ def _child_scan(program: list[Op], counter: int) -> set[int]:
 
 
 def _is_foreign_key_action(program: list[Op]) -> bool:
-    """Programs of triggers say their name first; those that SQLite makes for CASCADE and the like have none."""
+    """Return whether SQLite made a program for CASCADE and the like: a trigger's program says its name first."""
     return bool(program) and program[0].name == "Init" and program[0].p4 is None and program[-1].name == "Halt"

@@ -132,7 +132,7 @@ class Dependent:
 
 
 def points_of(access: Access) -> Callable[[Iterable[bytes]], list[bytes]] | None:
-    """Return what makes the points that are read of the keys of the rows which an access comes to; None: these."""
+    """Return the function from the row keys of an access to its column keys; None: the row keys themselves count."""
     if access.columns is None:
         return None
     size = len(object_prefix(access.object))
@@ -193,7 +193,7 @@ class ProgramReads:
         )
 
     def relaxed(self, schema: Schema) -> "ProgramReads":
-        """Return this without what it reads of the tables of whose rows it locks some: those rows are what counts."""
+        """Return these reads without those of tables in which it locks rows: only the locked rows count there."""
         names = {name.lower() for name in self.locking}
         tables = [table for table in schema.tables.values() if table.name.lower() in names]
         objects = {table.object for table in tables} | {index.object for table in tables for index in table.indexes}
@@ -215,7 +215,7 @@ def statement_reads(
     by_column: bool = False,
     named: Set[str] | None = None,
 ) -> list[ProgramReads]:
-    """Find what a statement's programs read: its own, which is the first, and those of triggers and key actions.
+    """Return the reads of a statement's programs: its own, which is the first, and those of triggers and key actions.
 
     Args:
         programs: as EXPLAIN shows them.
@@ -297,7 +297,7 @@ class _Reader:
                 self._give_up(f"opcode {op.name}")
 
     def _keeps_sequence(self, op: Op) -> bool:
-        """Whether an AUTOINCREMENT insert opens sqlite_sequence here, to look up its table's row or to write it back.
+        """Return whether an AUTOINCREMENT insert opens sqlite_sequence here, to look its row up or to write it back.
 
         It only chooses an id by it, and any id that is free is right. The cursor is the one of the table itself.
         """
@@ -635,7 +635,7 @@ def _whole(found: Table | Index, reason: str) -> Dependent:
 
 
 def _each(name: str, fields: Fields) -> list[Access]:
-    """One access for each value of the IN list that the last column runs through."""
+    """Return one access for each value of the IN list that the last column runs through."""
     found = []
     for atom in sorted(fields[-1].atoms, key=repr):
         one = (*fields[:-1], FieldValues(frozenset({atom}), fields[-1].spec))

@@ -83,7 +83,7 @@ class Definitions:
         return len(self._rows) > _MANY
 
     def changed_since(self, known: "Definitions | None") -> Set[str]:
-        """Return the names, folded, of the tables and views whose definitions are not what they were."""
+        """Return the names, folded, of the tables and views whose definitions have changed."""
         if known is None:
             return self.by_table.keys()
         if self.virtual or known.virtual:  # a virtual table may have made another one its own
@@ -125,7 +125,7 @@ def folded(name: str) -> str:
 
 
 def listed(db: apsw.Connection, names: Set[str]) -> list[tuple[str, str, bool, bool]]:
-    """Return what SQLite calls the tables and views of these names, which are folded, as far as they are there.
+    """Return SQLite's spelling of these folded names of tables and views, as far as they exist.
 
     Returns:
         of each its name, its type, and whether it is WITHOUT ROWID and STRICT.

@@ -338,7 +338,7 @@ class _Job:
         return bool(new) and self._fetch(state, new, low_value, high_value)
 
     def _single(self) -> tuple[int, int, tuple[str, ...], frozenset[type]] | None:
-        """Tell of an equality with one column of one source what ``_run_single`` needs; None for any other access."""
+        """Return the arguments of ``_run_single`` for an equality with one column of one source; else None."""
         access = self.access
         if len(self._equal) != 1 or self._low or self._high or access.low_after or not access.high_after:
             return None
@@ -357,7 +357,7 @@ class _Job:
         affinities: Sequence[str],
         as_is: Set[type],
     ) -> bool:
-        """Do what ``run`` does for the most frequent kind of access, a join by one column: it is worth being quick."""
+        """Do the same as ``run``, faster, for the most frequent kind of access: a join by one column."""
         (field,) = self._equal
         prefix, encode = self._prefix, field.encode
         no_nulls = self._is_rowid or field.field.not_null
@@ -475,7 +475,7 @@ class _Job:
         return found
 
     def _is_end(self, value: Any) -> bool:
-        """Whether a query compares with an end of a range as the statement does, which may not have converted it."""
+        """Return whether a query compares with a range's end as the statement does, which may not have converted it."""
         affinity = self._affinity(len(self._equal))
         return value is not None and len(closure(value, affinity)) == 1
 
@@ -659,7 +659,7 @@ def _value(atom: Atom, params: Params) -> Any:
 
 
 def _typed(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what tells rows apart whose values differ as texts."""
+    """Return a key that distinguishes rows whose values differ as texts."""
     return (row, *map(type, row))
 
 

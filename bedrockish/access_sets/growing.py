@@ -32,7 +32,7 @@ class Growing:
         self._write_ranges: set[Range] = set()
 
     def read(self, piece: Compiled, params: tuple[object, ...], *, failed: bool = False) -> None:
-        """Add what a statement with these parameters reads, or looked up before it failed.
+        """Add the reads of a statement with these parameters, or the keys that it looked up before it failed.
 
         That decides what it failed with. Rows that it made before, and that SQLite rolled back, decide nothing else.
         """
@@ -40,17 +40,17 @@ class Growing:
         self._add(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
     def resolve(self, piece: Compiled, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
-        """Find out what a statement reads that is about to run; ``query`` sees what it will see. None: nothing."""
+        """Return the reads of a statement that is about to run; ``query`` sees the same data. None: no reads."""
         plan = self._analysis.plan(piece)
         return None if plan.reads_nothing else plan.resolve(params, query)
 
     def complete(self, resolved: ResolvedReads | None, changes: Sequence[Change], blind: Iterable[str]) -> None:
-        """Add what a statement has read that has made these changes, with ``blind`` as for ``Resolution.wrote``."""
+        """Add the reads of a statement that has made these changes, with ``blind`` as for ``Resolution.wrote``."""
         if resolved is not None:
             self._add(*resolved.complete(changes, blind))
 
     def saw(self, piece: Compiled, params: tuple[object, ...], query: Query) -> None:
-        """Add what a statement has read that has changed nothing; ``query`` sees what it has seen."""
+        """Add the reads of a statement that has changed nothing; ``query`` sees the same data."""
         plan = self._analysis.plan(piece)
         self._add(*(plan.bind(params) if plan.dependents is None else plan.resolve(params, query).keys()))
 
@@ -64,7 +64,7 @@ class Growing:
         self._reads.update(keys)
 
     def alone(self, piece: Compiled, params: tuple[object, ...]) -> "Growing":
-        """Return what one statement reads, for itself."""
+        """Return the reads of one statement, for itself."""
         one = Growing(self._analysis, serializable=True)
         one.read(piece, params)
         return one
@@ -92,7 +92,7 @@ class Growing:
         self.changed(kept, blurred)
 
     def merge(self, other: "Growing") -> None:
-        """Add what another one has gathered."""
+        """Add the reads and writes of another one."""
         self._reads |= other._reads
         self._read_ranges |= other._read_ranges
         self._probes |= other._probes
@@ -101,7 +101,7 @@ class Growing:
         self._write_ranges |= other._write_ranges
 
     def looked_at(self) -> AccessSet:
-        """Return all that was read, looked up or written as something that was read."""
+        """Return all keys that were read, looked up or written, as an access set of reads."""
         points, ranges = self._reads | self._probes | self._writes, {*self._read_ranges, *self._probe_ranges}
         return access_set(points, ranges | self._write_ranges, set(), set())
 
@@ -145,7 +145,7 @@ class Growing:
         return written_in(access_set(set(), set(), self._writes, self._write_ranges), reader)
 
     def access_set(self, *, reads: bool | None = None) -> AccessSet:
-        """Return what is to be certified.
+        """Return the access set to be certified.
 
         Args:
             reads: whether what was read is; by default as the isolation says.

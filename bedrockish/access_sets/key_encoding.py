@@ -102,7 +102,7 @@ def _escape(data: bytes) -> bytes:
 
 
 def text_bytes(text: str) -> bytes:
-    """Return a text's bytes as SQLite has them; what is not valid Unicode must not stop a node."""
+    """Return a text's bytes as SQLite has them; invalid Unicode must not stop a node."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -144,7 +144,7 @@ def encoder(spec: Spec) -> Encoder:
 
 
 def object_prefix(name: str) -> bytes:
-    """Return what all keys of an object begin with."""
+    """Return the common prefix of all keys of an object."""
     return name.encode() + b"\0"
 
 
@@ -159,7 +159,7 @@ def column_key(row: bytes, column: str) -> bytes:
 
 
 def index_prefix(name: str, values: Sequence[Any], specs: Sequence[Spec]) -> bytes:
-    """Return what the keys of all entries of an index begin with whose first columns have these values."""
+    """Return the common prefix of the keys of an index's entries whose first columns have these values."""
     return b"i:%b\0" % name.encode() + b"".join(
         encoder(spec)(value) for value, spec in zip(values, specs, strict=False)
     )
@@ -202,7 +202,7 @@ def declared_affinity(declared: str) -> str:
 
 
 def apply_affinity(value: Any, affinity: str) -> Any:
-    """Return what a column of this affinity stores when it is given this value."""
+    """Return the value that a column of this affinity stores for a given value."""
     kind = type(value)
     if value is None or kind is bytes or affinity in "@A":
         return value

@@ -9,7 +9,7 @@ from bedrockish.access_sets.key_encoding import apply_affinity
 Params = Sequence[Any]
 
 UNENCODABLE = (TypeError, OverflowError, IndexError)
-"""What a parameter raises that SQLite will refuse itself, better than we can."""
+"""Errors of a bad parameter, which SQLite refuses with a better message."""
 
 # The type that each affinity leaves unchanged; nearly all values that are ever encoded have it.
 _UNTOUCHED: dict[str, type] = {"B": str, "C": int, "D": int, "E": float}
@@ -42,7 +42,7 @@ def untouched_types(affinities: Sequence[str]) -> frozenset[type]:
 
 
 def static_maker(field: FieldValues) -> Callable[[Params], list[Any]]:
-    """Return what gives the values that a column of a key has by constants and parameters alone.
+    """Return the function that gives a key column's values from constants and parameters alone.
 
     It raises an IndexError if there are fewer parameters.
     """

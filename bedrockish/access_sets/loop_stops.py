@@ -111,7 +111,7 @@ _PLAN = OPENS | OPENS_PRIVATE | POSITIONS | STEPS | INDEX_STOPS | {"DeferredSeek
 
 
 def skeleton(ops: Sequence[Op]) -> list[tuple[object, ...]]:
-    """Return what makes up a plan: which loops there are, on what, in which order, by how many columns."""
+    """Return the essence of a plan: its loops, their objects, their order and their numbers of columns."""
     return [
         (op.name, op.p1 if op.name != "DecrJumpZero" else 0, op.p2 if op.name in OPENS else 0, op.p4)
         for op in ops
@@ -196,7 +196,7 @@ class LoopReader:
         return end, found
 
     def _plan_is_fixed(self, on: Table | Index) -> bool:
-        """Tell whether SQLite chooses the same plan for a loop on a table whatever the parameters are."""
+        """Tell whether SQLite chooses the same plan for a loop on a table for all parameters."""
         if any(name.startswith("sqlite_stat") for name in self._schema.tables):
             return False
         has_parameters = any(op.name == "Variable" for op in self._ops)
@@ -218,7 +218,7 @@ class LoopReader:
         return atom if atom.kind in ("const", "param") else None
 
     def limit(self, register: int, first: int, counts_at: int) -> Atom | None:
-        """Return what a counter begins with, right before each run of the loop."""
+        """Return the initial value of a counter, right before each run of the loop."""
         changes = self._changed_at(register) - {counts_at}
         starts = [op for op in self._ops if op.address in changes and op.name in ("Integer", "Variable")]
         if len(starts) != 1 or any(op.address in changes and op.name not in _SETS_LIMIT for op in self._ops):

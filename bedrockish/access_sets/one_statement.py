@@ -22,7 +22,7 @@ class _Text(NamedTuple):
 
 
 def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) -> AccessSet:
-    """Run one statement and return what it reads and writes.
+    """Run one statement and return its reads and writes.
 
     The statement's changes belong to the transaction that is open on the connection; without one SQLite commits them.
     The connection's preupdate hook is replaced while the statement runs, and removed afterwards.

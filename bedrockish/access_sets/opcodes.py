@@ -148,7 +148,7 @@ _BRIEF = (
 
 
 def is_brief(program: Sequence[Op]) -> bool:
-    """Tell whether a program goes nowhere twice, and so takes no time to speak of, whatever is in the tables."""
+    """Tell whether a program has no loop, and so takes no time to speak of for any content of the tables."""
     if any(op.name not in _BRIEF or op.address != number for number, op in enumerate(program)):
         return False
     done: set[int] = set()

@@ -55,7 +55,7 @@ def quoted(name: str) -> str:
 
 
 def column_name(table: Table, number: int) -> str:
-    """Return what stands in a query for a column of a table, or for its rowid."""
+    """Return the name, in a query, of a column of a table, or of its rowid."""
     if number == ROWID:
         name = rowid_name(table)
         assert name is not None
@@ -64,7 +64,7 @@ def column_name(table: Table, number: int) -> str:
 
 
 def key_names(table: Table, index: Index) -> list[str]:
-    """Return what stands in a query for the columns of an index, as far as they are compared by value."""
+    """Return the expressions, in a query, of the columns of an index, as far as they are compared by value."""
     computed = (sources(index, table) if index.opaque else None) or {}
     return [
         f"({computed[place]})" if place in computed else column_name(table, index.columns[place])

@@ -88,7 +88,7 @@ class ReadPlan:
         return self._reads.size + self._coarse.size + self._probes.size
 
     def bind(self, params: Params) -> Reads:
-        """Return the points and ranges that an execution with these parameters reads, whatever is in the tables.
+        """Return the points and ranges that an execution with these parameters reads, for any content of the tables.
 
         Lookups that only enforced a constraint are left to the keys of the rows that the statement changed.
         """
@@ -99,7 +99,7 @@ class ReadPlan:
         return points + more_points, ranges + more_ranges
 
     def resolve(self, params: Params, query: Query) -> "ResolvedReads":
-        """Find out what the execution reads that is about to begin.
+        """Return the exact reads of the execution that is about to start.
 
         Args:
             params: its parameters.
@@ -164,7 +164,7 @@ def analyse(
     by_column: bool = False,
     named: frozenset[str] | None = None,
 ) -> ReadPlan:
-    """Work out what a statement reads; ``schema`` must be that of ``db`` now.
+    """Return the plan of a statement's reads; ``schema`` must be that of ``db`` now.
 
     ``nparams`` is the number of parameters as SQLite numbers them; ``bind`` takes them in that order. Where another
     text may run instead that does the same (``is_what_runs``), its loops may end elsewhere. ``by_column`` says that a
@@ -363,7 +363,7 @@ class _Binder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing comes out, whatever the parameters are."""
+        """Whether it gives no keys for any parameters."""
         return not (self._fixed or self._points or self._ranges)
 
     def __call__(self, params: Params) -> Reads:
@@ -388,7 +388,7 @@ class _Binder:
 
 
 def _columns(find: Callable[[Params], list[bytes]], access: Access) -> Callable[[Params], list[bytes]]:
-    """Return what gives the points of the columns that are needed of the rows whose keys ``find`` gives."""
+    """Extend ``find``, which gives row keys, to the column keys that the access needs."""
     points = points_of(access)
     return find if points is None else lambda params: points(find(params))
 

@@ -71,7 +71,7 @@ Key = tuple[str, Any]
 """Kind and payload of an atom."""
 
 _CHOOSE = frozenset({"min(1)", "max(1)"})
-"""Aggregates whose value is one of those that they go through, or NULL if there are none."""
+"""Aggregates whose value is one of their inputs, or NULL without any."""
 
 NO_VALUE = Atom("const", ("NoneType", None))
 
@@ -111,7 +111,7 @@ class Registers:
         self._spread()
 
     def values(self, program: int, register: int) -> frozenset[Atom] | None:
-        """Return what a register of a program may hold, or None when that is unknown."""
+        """Return the possible values of a register of a program, or None if they are unknown."""
         found = self._values.get(program * _STRIDE + register)
         return frozenset(Atom(*key, affinities) for key, affinities in found.items()) if found else None  # type: ignore[arg-type]
 
@@ -305,7 +305,7 @@ class Registers:
             self._set(register, NO_VALUE)
 
     def _pass_parameters(self) -> None:
-        """Give triggers what the programs that fire them have in their registers.
+        """Pass the register values of the firing programs to the triggers.
 
         Which of them fires which is not shown, so each takes the values of all.
         """
@@ -318,7 +318,7 @@ class Registers:
                         self._edges[caller * _STRIDE + first + op.p1, target, ""] = None
 
     def _compare(self, op: Op) -> None:
-        """A comparison may convert what it compares, where it is."""
+        """Note that a comparison may convert its operands in place."""
         affinity = chr(op.p5 & 0x47)
         if affinity >= "C":
             self._convert(op.p1, "C")
@@ -415,7 +415,7 @@ class PrivateRecords:
         self._asked: dict[tuple[int, int], None] = {}
 
     def _fill(self, register: int, address: int | None) -> "_Fill":
-        """Return what a row is made of that is taken from a register, at an address or at any."""
+        """Return the sources of a row that is taken from a register, at one address or at any."""
         if address is not None:
             maker = self._maker(register, address)
             if maker is not None:
@@ -447,7 +447,7 @@ class PrivateRecords:
         )
 
     def column(self, cursor: int, column: int) -> Slot | None:
-        """Return the slot of a column, to be followed from now on; None if it is not known what goes into it."""
+        """Return the slot of a column, to be followed from now on; None if its values are unknown."""
         if column == ROWID:
             if cursor not in self._known or cursor not in self._ids or self._has_copies(cursor):
                 return None

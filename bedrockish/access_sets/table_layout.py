@@ -141,7 +141,7 @@ class Tables:
         self.system = self.definitions.system - PASSING
 
     def _read(self, db: apsw.Connection, name: str) -> None:
-        """Note of a table what others must know to be described."""
+        """Note the facts about a table that the description of other tables needs."""
         self._names[folded(name)] = name
         parents = _rows(db, 'SELECT "table" FROM pragma_foreign_key_list(?)', name)
         if parents:

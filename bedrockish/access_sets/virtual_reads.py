@@ -29,7 +29,7 @@ class VirtualReads:
 
 
 def virtual_reads(program: Sequence[Op], layout: VirtualLayout, named: Iterable[str]) -> VirtualReads:
-    """Return what a program reads of virtual tables.
+    """Return the reads of virtual tables by a program.
 
     Args:
         program: its instructions.

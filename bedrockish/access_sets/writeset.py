@@ -46,7 +46,7 @@ _Join = Callable[[list[bytes]], bytes]
 
 
 class WriteKeys:
-    """The keys of row changes under one schema; ``prepare`` gives a connection what its indexes may call."""
+    """The keys of row changes under one schema; ``prepare`` gives a connection the functions of its indexes."""
 
     def __init__(self, schema: Schema, prepare: Prepare = lambda _db: None) -> None:
         self._schema, self._scratch = schema, Scratch(schema.encoding, prepare)

@@ -218,7 +218,7 @@ class Engine:
             self.locks.release("")
 
     def _roll_back(self, action: Callable[..., T], *arguments: Any) -> T:
-        """Do something in the open batch, and roll it back, whatever comes out."""
+        """Run an action in the open batch, and roll it back in any case."""
         db, control = self._db, self.batch.control
         self.batch.leave()
         self._applier.loud()
@@ -376,7 +376,7 @@ class Engine:
         self.flushed = self._left()
 
     def _left(self) -> Flushed:
-        """Return what the batch that has just been committed has left in the file."""
+        """Return the state of the file after the batch that has just been committed."""
         return Flushed(dict(self.applied), self.schema_version, self.applied_clock, self.batches, self._members)
 
     @property
@@ -419,7 +419,7 @@ class Engine:
         return store.find_places(self._db, txid)
 
     def read_entries(self, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
-        """Return consecutive entries of a timeline, up to a size; the first comes whatever its size."""
+        """Return consecutive entries of a timeline, up to a size; the first comes at any size."""
         self.batch.come_back()
         return store.read(self._db, leader, first_tick, limit_bytes)
 

@@ -96,7 +96,7 @@ class _Table:
         self._db = db
 
     def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
-        """Choose what is looked up."""
+        """Choose the conditions that are looked up."""
         tests: list[str] = []
         tables: list[int] = []
         cost = 1e7

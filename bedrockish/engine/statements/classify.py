@@ -141,7 +141,7 @@ class Piece:
 
     @property
     def looks_behind(self) -> bool:
-        """Whether it reads what no key stands for: the schema, or tables of the database itself."""
+        """Whether it reads data that has no keys: the schema, or tables of the database itself."""
         if self._behind is None:  # what it reads is known once it is compiled, and is asked at each run
             self._behind = self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
         return self._behind
@@ -152,7 +152,7 @@ class Piece:
         return self.whole_schema and first_word(self.sql) == "PRAGMA" and "foreign_key_check" in self.sql.lower()
 
     def text(self, params: Sequence[Any]) -> str:
-        """Return what to run with these parameters."""
+        """Return the text to run with these parameters."""
         auto = self.auto
         if auto is None:
             return self.sql
@@ -181,7 +181,7 @@ class _Seen:
 
 
 class Guard:
-    """Compiles statements without running them and refuses what cannot be replicated.
+    """Compiles statements without running them and refuses those that cannot be replicated.
 
     The authorizer stays installed for the connection's life, since installing one makes every cached statement compile
     again; it looks only while ``compile`` is at work.
@@ -376,7 +376,7 @@ class Guard:
     def _refusal(
         seen: _Seen, action: int, first: str, second: str | None, database: str | None, inside: str | None
     ) -> str | None:
-        """Return why this action is refused, or None; note what it touches."""
+        """Return why this action is refused, or None; note the touched objects."""
         name = first.lower()
         if action == apsw.SQLITE_PRAGMA:
             if name not in _OF_SCHEMA and name not in pragmas.SETTINGS:

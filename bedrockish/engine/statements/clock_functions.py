@@ -65,7 +65,7 @@ class Scope:
         return self.skip(count - 1)
 
     def begin(self, command: str, clock: int, base: Mapping[str, int] | None = None) -> None:
-        """A transaction, or a statement of one, runs from now on, on these commits."""
+        """Start a transaction, or a statement of one, on these commits."""
         self.command, self.clock, self.used, self.named = command, clock, False, False
         self.base = base
         if self.locked:
@@ -78,7 +78,7 @@ class Scope:
         return locked
 
     def begin_in_worker(self, command: str, clock: int, tick: Callable[[], int]) -> None:
-        """A whole transaction runs from now on, in another thread."""
+        """Start a whole transaction in another thread."""
         self.begin(command, clock)
         self.tick, self.is_missing = tick, False
 

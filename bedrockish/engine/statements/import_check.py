@@ -11,7 +11,7 @@ from bedrockish.errors import BedrockishError
 
 
 def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
-    """Return what cannot be replicated, and why.
+    """Return the statements that cannot be replicated, and why.
 
     Args:
         statements: what each makes, for the report, and its text, in an order in which they can run.

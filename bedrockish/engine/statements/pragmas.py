@@ -30,7 +30,7 @@ REPLICATED = ("user_version", "application_id")
 
 DEFER = "defer_foreign_keys"
 SETTINGS = frozenset({DEFER, "foreign_keys"})
-"""What may be set and is forgotten when the request is over."""
+"""Settings that a request may make, and that end with it."""
 
 _ON = frozenset({"1", "on", "yes", "true"})
 KEYS_OFF = (
@@ -170,7 +170,7 @@ def apply(db: apsw.Connection, sql: str) -> None:
 
 
 def settle(db: apsw.Connection) -> None:
-    """Undo what a request has set."""
+    """Undo the settings of a request."""
     defer(db, on=False)
 
 
@@ -180,5 +180,5 @@ def defer(db: apsw.Connection, *, on: bool) -> None:
 
 
 def numbers(db: apsw.Connection) -> tuple[object, ...]:
-    """Return what tells whether a schema statement has changed anything."""
+    """Return numbers that change whenever a schema statement changes anything."""
     return tuple(db.pragma(name) for name in ("schema_version", *REPLICATED))

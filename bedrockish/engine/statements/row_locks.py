@@ -36,7 +36,7 @@ class Others(Protocol):
     """A node's knowledge of transactions that are not open at it."""
 
     def is_writing(self, key: bytes, base: Base | None) -> bool:
-        """Whether a transaction under way writes a key, or a commit has that is not in ``base``; None: do not look."""
+        """Return whether a transaction under way writes a key, or a commit outside ``base`` has (None: do not look)."""
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:
         """Return our place among the nodes that have met at a table or its indexes, and how many they are."""
@@ -114,7 +114,7 @@ class RowLocks:
         return key
 
     def release(self, command: str) -> None:
-        """A transaction has ended: let others have what it had locked. Saying so twice is fine."""
+        """Release the locks of a transaction that has ended; a second call does nothing."""
         for key in self.held.pop(command, ()):
             self._holders.pop(key, None)
 

@@ -81,7 +81,7 @@ class AutoIds:
             del self._highest[name]
 
     def use_members(self, node: str, membership: Membership) -> None:
-        """Learn who is in the cluster."""
+        """Learn the members of the cluster."""
         self._stripes, self._own = stripe(node, membership.nodes)
 
     def note(self, table: str, rowid: int | None) -> None:
@@ -90,14 +90,14 @@ class AutoIds:
             self._highest[table] = max(rowid, self._highest.get(table, rowid))
 
     def note_votes(self, votes: Iterable[Vote]) -> None:
-        """Stay above what others are asked to agree to, any of which may still be decided."""
+        """Stay above the ids in proposed transactions, any of which may still be decided."""
         for vote in votes:
             if vote.transaction is not None and vote.transaction.kind == ROWS:
                 for change in decode_changes(vote.transaction.changes):
                     self.note(change.table, change.rowid_after)
 
     def begin(self) -> None:
-        """A statement begins: what is in the tables may have changed since the last one."""
+        """Start a statement: forget the highest ids seen, since the tables may have changed since the last one."""
         self._seen.clear()
         if self._home is not None:
             self._stripes, self._own = self._home._stripes, self._home._own
@@ -160,7 +160,7 @@ class AutoIds:
         return highest
 
     def _keep_clear(self, db: apsw.Connection, table: str, value: Value) -> None:
-        """A row of this statement brings its own id; rows after it, which may not see it yet, must not take that."""
+        """Note a row's own id, so that later rows of this statement, which may not see the row yet, do not take it."""
         rowid = apply_affinity(value, "D")
         if type(rowid) is int:  # else SQLite will refuse it
             self._seen[table] = max(self._in_table(db, table), rowid)

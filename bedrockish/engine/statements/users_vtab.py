@@ -104,4 +104,4 @@ class _Cursor:
         return self._at if number < 0 else self._rows[self._at][number]
 
     def Close(self) -> None:  # noqa: N802
-        """Nothing is open."""
+        """Do nothing: the cursor holds no resources."""

@@ -99,7 +99,7 @@ class Build(ABC):
     @property
     @abstractmethod
     def is_nearly_done(self) -> bool:
-        """Whether to load what is missing takes less than to run the change's statement."""
+        """Whether loading the rest takes less time than running the change's statement."""
 
     def begin(self, connect: Callable[[], apsw.Connection]) -> None:  # noqa: B027  not each reads a snapshot
         """Begin, when the file has all that was applied; ``connect`` opens a connection that only reads.
@@ -112,7 +112,7 @@ class Build(ABC):
         """Fetch more, in another thread."""
 
     def hurry(self) -> None:
-        """Its time has come: from now on ``next_edit`` fetches what it needs, or it is given up."""
+        """Finish, since the change is due: ``next_edit`` now fetches its input itself, or the build is given up."""
         self.is_late = True
         if self.phase is Phase.LOADING and not self.is_nearly_done:
             self.interrupt()
@@ -134,7 +134,7 @@ class Build(ABC):
 
     @abstractmethod
     def next_edit(self) -> Edit | None:
-        """Return what ``edit`` is to do next; None if there is nothing to do now.
+        """Return the next work of ``edit``; None if it has no work now.
 
         Everything up to now must be in the tables of the connection that writes, and nothing else.
         """
@@ -156,11 +156,11 @@ class Build(ABC):
 
     @abstractmethod
     def before(self, rowids: Iterable[int]) -> Sequence[Any]:
-        """Note rows of the table that are about to change; return what ``edit`` has to take out for them."""
+        """Note rows of the table that are about to change; return the entries that ``edit`` has to remove for them."""
 
     @abstractmethod
     def after(self, rowids: Iterable[int]) -> Sequence[Any]:
-        """Return what ``edit`` has to put in for rows that have just changed."""
+        """Return the entries that ``edit`` has to add for rows that have just changed."""
 
     # -- on the connection that writes; each can be done again -----------------------------------------------------
 
@@ -243,7 +243,7 @@ def table_with_rowids(tables: Tables, name: str) -> Table | None:
 
 
 def tried(prepare: Prepare, plan: Callable[[apsw.Connection], P | None]) -> P | None:
-    """Return what is planned in an empty database in memory; None if SQLite refuses some of it there.
+    """Return a plan made in an empty database in memory; None if SQLite refuses a part of it there.
 
     Args:
         prepare: gives a connection the functions and collations that SQLite does not have.
@@ -281,10 +281,10 @@ def root_of(db: apsw.Connection, name: str) -> int:
 
 
 def remove_leftovers(db: apsw.Connection) -> None:
-    """Remove what is built and no user's yet; nothing happens if there is nothing.
+    """Remove the unfinished results of builds, if any.
 
-    The connection that writes may know it by the bare name as well, which is not in the file. It has to forget that:
-    the root page is soon another table's, of which the next building would take rows out.
+    The writing connection may also know the stand-in by the bare name, which is not in the file. It has to forget that:
+    the root page is soon another table's, from which the next build would delete rows.
     """
     if db.table_exists("main", BARE):
         with Writable(db):

@@ -166,7 +166,7 @@ class ColumnDrop(Build):
 
     @property
     def is_nearly_done(self) -> bool:
-        """Whether to copy what is missing takes less than to run the change's statement."""
+        """Whether copying the rest takes less time than running the change's statement."""
         ends: Any = self._db.execute(self._ends).fetchall()[0]
         least, most = ends
         return least is not None and self._next - least > COPIED * (most - least)
@@ -185,7 +185,7 @@ class ColumnDrop(Build):
         return [], [(first, _MOST)]
 
     def before(self, _rowids: Iterable[int]) -> Sequence[Span]:
-        """Nothing is taken out before: what is copied again takes the old row's place."""
+        """Return nothing to remove: a row that is copied again replaces the old copy."""
         return []
 
     def after(self, rowids: Iterable[int]) -> Sequence[Span]:
@@ -231,7 +231,7 @@ class ColumnDrop(Build):
             self._db.execute("PRAGMA writable_schema = RESET")
 
     def _is_right(self) -> bool:
-        """Whether the copy has the same first and last row, and some between them are what they are in the table."""
+        """Return whether the copy has the table's first and last rowid, and equal values in sampled rows."""
         plan, db = self.plan, self._db
         table, rowid = quote(plan.table), plan.rowid
         ends: list[Any] = [

@@ -98,7 +98,7 @@ def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
 
 
 def _keep_owner(fresh: Path, before: os.stat_result) -> None:
-    """Let the new file be of whom the old one is: whoever runs this may be another user than the node's."""
+    """Give the new file the old one's owner: this program may run as another user than the node's."""
     now = fresh.stat()
     if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
         os.chown(fresh, before.st_uid, before.st_gid)

@@ -101,7 +101,7 @@ def place_of(path: str | os.PathLike[str], *, may_be_new: bool) -> Path:
 
 
 def others_may_read(path: Path) -> bool:
-    """Whether another user of the machine may read or write the file: it was made so, or by an earlier release."""
+    """Return whether another user of the machine may read or write the file: made so, or by an earlier release."""
     return bool(path.stat().st_mode & READABLE_BY_OTHERS)
 
 
@@ -231,9 +231,9 @@ def founded_alone(path: Path) -> str:
 
 
 def unused(path: Path) -> Membership | None:
-    """Return what a node's file was founded with if nothing was promised or written in it since; else None.
+    """Return the founding membership of a node's file if it has no promises or writes since; else None.
 
-    One that began with tables is never so: another cluster does not have them.
+    A file that began with tables never qualifies: another cluster does not have them.
     """
     with suppress(apsw.Error), _looking_into(path) as db:
         return _unused(db)
@@ -281,7 +281,7 @@ def _check_level(path: Path, level: int) -> None:
 
 
 def _check_own(db: apsw.Connection, path: Path) -> None:
-    """Refuse a file in which another program has put what only a node may have: SQLite would run such a trigger."""
+    """Refuse a file with objects that another program put among a node's own: SQLite would run such a trigger."""
     found = ", ".join(strange_objects(db))
     if found:
         raise ConfigError(
@@ -318,12 +318,12 @@ def _as_config_errors(path: Path) -> Iterator[None]:
 
 
 def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
-    """Set what is per connection; each line has its reason."""
+    """Set the options of a connection; each line has its reason."""
     if db.readonly("main") or not os.access(path.parent, os.W_OK):
         if no_room := why_not_writable(path):
             raise NoRoomError(f"{path} may only be read: {no_room}")
         raise ConfigError(f"{path} may not be written by this user; change its permissions, or the user of the node")
-    # After a crash whoever opens the file first recovers the WAL, alone: it may be a program that only reads.
+    # After a crash the first program that opens the file recovers the WAL, alone: it may be one that only reads.
     db.set_busy_timeout(RECOVERY_MS)
     db.pragma("auto_vacuum", INCREMENTAL)  # works only on a file that is still empty; others stay as they are
     mode = db.pragma("journal_mode", "wal")  # readers in parallel with the writer, and one file to sync
@@ -392,6 +392,6 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
 
 
 def set_up_reader(reader: apsw.Connection) -> None:
-    """Set what is per connection on one that only reads."""
+    """Set the options of a connection that only reads."""
     reader.set_busy_timeout(5_000)
     reader.pragma("foreign_keys", 1)  # a client that asks is told what holds for the writer

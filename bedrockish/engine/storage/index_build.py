@@ -155,7 +155,7 @@ class IndexBuild(Build):
 
     @property
     def is_nearly_done(self) -> bool:
-        """Whether to load what is missing takes less than to run the change's statement, and not too much memory."""
+        """Whether loading the rest takes less time than running the change's statement, and not too much memory."""
         left = self._total - self.rows
         return self.rows > LOADED * self._total and left * self._slices <= LEFT_MAX * self.rows
 
@@ -181,7 +181,7 @@ class IndexBuild(Build):
         return []
 
     def _settled(self, rowids: set[int]) -> set[int]:
-        """Return those whose entries are what the table has."""
+        """Return the rowids whose entries match the table."""
         return rowids - self._stale - self._missing
 
     def _rows_of(self, db: apsw.Connection | None, rowids: Iterable[int]) -> list[Row]:
@@ -228,7 +228,7 @@ class IndexBuild(Build):
             assert known
 
     def _is_free(self) -> bool:
-        """Return whether the table is what it was, and nothing has the name of the index."""
+        """Return whether the table's definition is unchanged, and the name of the index is free."""
         taken = self._db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? COLLATE NOCASE", (self.plan.name,))
         return not taken.fetchall() and super()._is_free()
 

@@ -114,7 +114,7 @@ def look(db: apsw.Connection, name: str, after: Key | None, limit: int) -> Looke
 
 
 def _keys(db: apsw.Connection, name: str, *, is_without_rowid: bool) -> list[str]:
-    """Return what the rows of a table go by; nothing if it can be had under no name."""
+    """Return the names of a table's key columns, or a name of its rowid; empty if every such name is taken."""
     columns: Any = db.execute(_COLUMNS, (name,)).fetchall()
     if is_without_rowid:
         return [quote(str(column)) for column, place in columns if place]

@@ -185,6 +185,6 @@ def _planned(trial: apsw.Connection, statement: str, words: Words, table: Table,
 
 
 def _described(trial: apsw.Connection, table: str, column: str) -> str:
-    """Return what a column is, for a table that has it as an ordinary one."""
+    """Return the definition of a column for a table that has it as an ordinary one."""
     kind, collation, *_ = trial.column_metadata("main", table, column)
     return f"{quote(column)} {kind or ''} COLLATE {quote(collation or 'BINARY')}"

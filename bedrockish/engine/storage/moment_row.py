@@ -54,7 +54,7 @@ def write(db: apsw.Connection, moment: FileMoment) -> None:
 
 
 def read(text: Any) -> FileMoment | None:
-    """Return what the row's value says; None if it is not the value of such a row."""
+    """Return the moment in the row's value; None if it is not the value of such a row."""
     try:
         said = json.loads(text)
         return FileMoment(

@@ -171,7 +171,7 @@ class OverlayFile(apsw.VFSFile):
         self.was_full = False
 
     def move(self, moment: Moment, pages: int) -> None:
-        """Show another moment, with so many pages; what was written is forgotten."""
+        """Show another moment, with so many pages; written pages are dropped."""
         self._frames.move(moment)
         self._written.clear()
         self._pages = self._pages_now = pages

@@ -45,17 +45,17 @@ OF_THE_DATA = (
     *("format", "membership", "schema_version", "bootstrap", "began_with", "safe", "hold:"),
     *(MEMBERS_KEY, FORGOTTEN_KEY),  # describe the pruned part of the journal, which comes with the data
 )
-"""What a file keeps that is true of the data, wherever that is; all else is the node's own."""
+"""Metadata that describes the data, in any node's file; all other metadata is the node's own."""
 UNAPPLICABLE_KEY = system.ALARM + UNAPPLICABLE
 GREATEST = ("clock_ceiling", "cut")  # promises, of which the greater one includes the other
 
 
 class NotWholeError(JournalError):
-    """Raised when a journal is not all that its tables were made of, so that it cannot say what they must be."""
+    """Raised when a journal lacks a part of its tables' history, so that it cannot tell their right content."""
 
 
 def why_unprovable(database: str | os.PathLike[str]) -> str:
-    """Return why a file's journal cannot say what its tables must be; empty if it can.
+    """Return why a file's journal cannot tell the right content of its tables; empty if it can.
 
     Raises:
         JournalError: it is not a file that has a journal.
@@ -113,7 +113,7 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare,
 
 
 def watched(prepare: Prepare, go_on: GoOn) -> Prepare:
-    """Return what prepares a connection so that ``go_on`` is called while it works."""
+    """Return a function that prepares a connection so that ``go_on`` is called while it works."""
 
     def ask() -> bool:
         go_on()
@@ -181,7 +181,7 @@ def find_fault(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn =
 
 
 def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[str, int]:
-    """Look at a copy of another node's file; return what is applied in it.
+    """Check a copy of another node's file; return its applied vector.
 
     Raises:
         DamagedError: SQLite finds a fault in it.
@@ -204,7 +204,7 @@ def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[s
 
 
 def prove_copy(copy: Path, prepare: Prepare, go_on: GoOn = lambda: None) -> None:
-    """Make sure that the tables of a copy are what its journal makes of them.
+    """Make sure that the tables of a copy are those that its journal makes.
 
     Raises:
         DamagedError: they are not.

@@ -81,7 +81,7 @@ def make_plain(copy: Path) -> None:
 
 
 def strip(copy: Path) -> tuple[Vector, int, str]:
-    """Turn a copy of a node's file into a database with nothing but what users have put there.
+    """Turn a copy of a node's file into a database with the users' own objects and rows only.
 
     Returns: how much of each timeline is in it, the highest clock of a transaction that is, and the cursor of the
         change feed from which to go on.

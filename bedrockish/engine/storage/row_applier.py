@@ -37,7 +37,7 @@ DIFFERS = (
 _OWN = apsw.SQLITE_PREPARE_PERSISTENT
 """With it, SQLite's wrapper keeps our statements apart from clients' of the same text, which must obey CHECKs."""
 _REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
-"""What the tables may say against a change; every other error of SQLite is one of the file or the machine."""
+"""Errors of SQLite by which a table rejects a change; every other error is one of the file or the machine."""
 _SHOWN = 100  # characters of a value in an error
 
 
@@ -82,7 +82,7 @@ class RowApplier:
         self._quiet = self._unchecked = False
 
     def quiet(self) -> None:
-        """Switch triggers, foreign keys and CHECKs off: what follows is the node's own."""
+        """Switch triggers, foreign keys and CHECKs off for the node's own statements."""
         if not self._quiet:
             switch(self._db, on=False)
             self._quiet = self._unchecked = True
@@ -159,7 +159,7 @@ class RowApplier:
         return True
 
     def compare_staged(self, staged: StagedChanges) -> bool:
-        """Whether changes that are unpacked were made of the rows that are here; if not, ``compare`` tells why."""
+        """Return whether unpacked changes were made of the rows that are here; if not, ``compare`` tells why."""
         if not self.knows(staged):
             return False
         some = (run for run in staged.runs if run.op != INSERT)
@@ -220,7 +220,7 @@ class RowApplier:
                     self._one(change)
 
     def _has_modules(self, changes: Iterable[Change]) -> bool:
-        """Whether any change is one of a virtual table, whose module changes rows of its own, which SQLite counts."""
+        """Return whether any change is to a virtual table: its module changes rows of its own, which SQLite counts."""
         tables = (self._tables.get(name) for name in {change.table for change in changes})
         return any(table is not None and table.is_module for table in tables)
 
@@ -249,7 +249,7 @@ class RowApplier:
         return self._all_or_none(make)
 
     def _hush(self, table: Table) -> None:
-        """Switch off what the table has of triggers, foreign keys and CHECKs."""
+        """Switch off the table's triggers, foreign keys and CHECKs."""
         if table.active:
             self.quiet()
         if table.checks and not self._unchecked:

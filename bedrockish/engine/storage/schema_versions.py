@@ -46,7 +46,7 @@ class Versions:
         self.reload()
 
     def reload(self) -> None:
-        """Read what the file says: the open batch was rolled back."""
+        """Read the versions from the file: the open batch was rolled back."""
         self.current = int(system.get_meta(self._db, "schema_version"))
 
     def apply(self, entry: Entry) -> None:
@@ -74,7 +74,7 @@ class Versions:
         return schema.standing(self._db, txid).failure
 
     def standing(self, txid: Txid) -> schema.Standing:
-        """Return what became of a change here."""
+        """Return the outcome of a change at this node."""
         return schema.standing(self._db, txid)
 
     def _activate(self, txid: Any, build: Build | None) -> None:

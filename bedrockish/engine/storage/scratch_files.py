@@ -25,7 +25,7 @@ REASONS = {
     errno.EMFILE: "the node has too many files open",
     errno.ENFILE: "the machine has too many files open",
 }
-"""What the system's numbers mean for a file that cannot be written."""
+"""Explanations of the system's error numbers for a file that cannot be written."""
 RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # a part of a disk, or this if it is less, is reserved for decided entries
 _LEFT = re.compile(r"(\.(probe|lent|refill)|(\.refill)?\.(moment|proof))(\.\d+\.(part|compact))?(-wal|-shm|-journal)?")
 

@@ -64,7 +64,7 @@ def create(db: apsw.Connection) -> None:
 
 
 def complete(db: apsw.Connection) -> None:
-    """Create what a file of an earlier version does not have yet."""
+    """Create the tables that a file of an earlier version lacks."""
     db.execute(PIECE_DDL).fetchall()
 
 

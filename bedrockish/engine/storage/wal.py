@@ -46,11 +46,11 @@ class Wal:
 
     @property
     def descriptor(self) -> int:
-        """The open file; whoever keeps it makes a copy."""
+        """The file descriptor; a caller that keeps it must duplicate it."""
         return self._fd
 
     def begun(self) -> None:
-        """The writer has begun its first transaction: from now on, whoever else commits is noticed."""
+        """Note that the writer's first transaction is open: from now on, other programs' commits are noticed."""
         self._version = self._data_version()
 
     def is_overtaken(self) -> bool:
@@ -58,7 +58,7 @@ class Wal:
         return self._data_version() != self._version
 
     def rolled_back(self) -> None:
-        """SQLite has rolled back the writer's transaction because of a failure, and it has begun another.
+        """Note that SQLite has rolled back the writer's transaction after a failure, and that another one is open.
 
         A write that failed has SQLite forget its pages, and it counts that as it counts another program's commit; so
         the file itself tells which of them it was.
@@ -121,9 +121,9 @@ class Wal:
         return self.grown() >= (few if self.frames < most else _rest(few))
 
     def is_to_finish(self, few: int, most: int, more: int = 0) -> bool:
-        """Whether a batch's end should copy the rest: there are ``most`` frames, and hardly any that are not copied.
+        """Return whether a batch's end should copy the rest: there are ``most`` frames, and nearly all are copied.
 
-        With ``more``, whether it may be so when that many frames have been added.
+        With ``more``, return whether that may be so when that many frames have been added.
 
         If the background does not come to it, and there are twice as many, in any case; unless that is because a reader
         holds it back, and much is left: when that one is gone, the background copies it first.

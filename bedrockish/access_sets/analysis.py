@@ -239,7 +239,7 @@ class AccessSetBuilder:
         writes: set[bytes] = set()
         write_ranges: set[Range] = set()
         if changes and not self._serializable:
-            # Snapshot isolation: what was only read is not certified, but what constraints looked up is.
+            # Snapshot isolation: plain reads are not certified, but the keys that constraints looked up are.
             self._points, self._ranges = set(), set()
         bulk = tables_in_bulk(changes)
         keys.gather(changes, bulk, (self._points, self._ranges), (writes, write_ranges))

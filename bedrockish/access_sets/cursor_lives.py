@@ -28,7 +28,7 @@ def lives_apart(program: list[Op], check: Check = unlimited) -> list[Op]:
     several -= {cursor for op in program for cursor in named_otherwise(op)}
     if not several:
         return program
-    # A subroutine that leaves the cursor alone is passed by: what called it goes on with the cursor as it was.
+    # A subroutine that leaves the cursor alone is skipped: its caller goes on with the cursor unchanged.
     ways = _Ways(program, check)
     called = ways.reached([op.p2 for op in program if op.name == "Gosub"], returns=False)
     apart = list(program)

@@ -452,7 +452,7 @@ class _Reader:
         return list(range(made[0].p1, made[0].p1 + made[0].p2)) if len(made) == 1 else []
 
     def _only_known_rows(self, cursor: int, register: int, table: Table) -> list[Dependent] | None:
-        """Rowids of rows of this very table were found by reads already noted; whatever changes them meets those."""
+        """Return the reads of a seek by rowids; rowids of known rows of this table add none. None: other sources."""
         atoms = self._registers.values(self._number, register)
         if atoms is None:
             return None

@@ -46,7 +46,7 @@ ROWS_MAX = 5_000
 TOO_MANY = f"more than {KEYS_MAX} keys by values from other rows"
 _OWN_TABLE = "rows that the statement itself changes, in a table with VIRTUAL columns"
 
-_OUTER = "r"  # what a query calls the table of a loop; those that are looked into for it are rp0, rp0p0 and so on
+_OUTER = "r"  # alias of a loop's table in a query; the tables of its subqueries are rp0, rp0p0 and so on
 
 _Source = tuple[int, int]
 _GIVEN = -1  # instead of the number of a program

@@ -363,7 +363,7 @@ class _Binder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it gives no keys for any parameters."""
+        """Return whether it gives no keys for any parameters."""
         return not (self._fixed or self._points or self._ranges)
 
     def __call__(self, params: Params) -> Reads:
@@ -455,7 +455,7 @@ _UNCHANGED = {"": None, "B": str, "C": int, "D": int}
 
 
 def _single(values: FieldValues) -> tuple[int, type, Callable[[Any], bytes]] | None:
-    """For one parameter: its place, and the type that its affinities leave alone, with the encoder."""
+    """Return the place, the unchanged type and the encoder of values from one parameter; None for other values."""
     if len(values.atoms) != 1:
         return None
     (atom,) = values.atoms

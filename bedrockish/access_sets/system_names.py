@@ -46,7 +46,7 @@ def hidden_name(sql: str) -> str:
     try:
         found = tokens(sql)
     except NotTokensError:
-        return ""  # SQLite itself will say what is wrong with it
+        return ""  # SQLite itself reports the error
     for token in found:
         if token.kind in ("word", "quoted") and (token.name or "").lower() in HIDDEN:
             return token.name or ""

@@ -226,7 +226,7 @@ def _unstable_function(db: apsw.Connection, table: Table) -> str:
     marks = ", ".join("?" * len(columns))
     sql = f"EXPLAIN INSERT INTO {quote(table.name)}({', '.join(map(quote, columns))}) VALUES ({marks})"
     cursor = db.cursor()
-    # Neither a parent that is yet to be created nor what triggers do matters here.
+    # Neither a parent that is yet to be created nor the effects of triggers matter here.
     before = [(one, db.config(one, -1)) for one in _SWITCHES]
     try:
         for one, _ in before:

@@ -186,7 +186,7 @@ class Engine:
             prepared = self._roll_back(self._execute, request, base, version, budget_s)
         finally:
             if self.locks.held:
-                self.locks.release(request.command)  # from now on, those who lead it tell what it writes
+                self.locks.release(request.command)  # from now on, the coordinator reports its writes
         return replace(prepared, clock=clock) if self.scope.used else prepared
 
     def _execute(self, request: Request, base: dict[str, int], version: int, budget_s: float) -> Prepared:

@@ -34,7 +34,7 @@ def with_users_tables(sql: str) -> str:
     try:
         found = tokens(sql)
     except NotTokensError:
-        return sql  # SQLite itself will say what is wrong with it
+        return sql  # SQLite itself reports the error
     if found and found[-1].text == ";":
         found = found[:-1]
     if not found or any(token.text == ";" for token in found):

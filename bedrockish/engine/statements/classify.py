@@ -87,7 +87,7 @@ _REFUSED = {
         _TEMP, "temporary objects are not kept between requests; use WITH ... AS (...) or an ordinary table"
     ),
 }
-# Values for a statement whose number of parameters is not known yet; what apsw.ext.query_info itself uses.
+# Values for a statement whose number of parameters is not known yet; apsw.ext.query_info uses the same.
 _NO_VALUES: Any = apsw._null_bindings  # type: ignore[attr-defined]
 
 
@@ -142,7 +142,7 @@ class Piece:
     @property
     def looks_behind(self) -> bool:
         """Whether it reads data that has no keys: the schema, or tables of the database itself."""
-        if self._behind is None:  # what it reads is known once it is compiled, and is asked at each run
+        if self._behind is None:  # known after compilation, and asked at each run
             self._behind = self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
         return self._behind
 
@@ -271,7 +271,7 @@ class Guard:
         except apsw.ExecTraceAbort:
             pass
         except apsw.InterruptError:
-            raise  # reading a large schema takes time, too: who set the limit knows which one is over
+            raise  # reading a large schema takes time, too: the limit's owner knows which one is over
         except apsw.Error as error:
             if seen.refusal or isinstance(error, apsw.AuthError):
                 raise UnsupportedError(seen.refusal or str(error), sql=sql) from None

@@ -154,7 +154,7 @@ class Expansion:
             return 0
         parsed = parse(sql)
         if parsed is None:
-            return 0  # SQLite says what is wrong with it
+            return 0  # SQLite reports the error
         added = self._size(parsed, {}) - parsed.whole.size
         if added > STATEMENT_TOKENS:
             raise TooLargeError(

@@ -21,7 +21,7 @@ from bedrockish_journal.storage.packing import UNPACKED
 NOBODY = -1  # a user that the cluster does not know
 TOKEN = "(http_token)"  # stands for any bearer of a node's token; no user has such a name
 LOCAL = "(local)"  # stands for a program that may open the node's file, and so may do everything
-CERTIFIED = "client:"  # before the name of a user who has shown a certificate for it
+CERTIFIED = "client:"  # before the name of a user with a certificate for it
 KNOWN_MAX = 1_000
 JOURNAL, META = "bedrockish_journal", "bedrockish_meta"
 OPEN_JOURNAL, OPEN_META = "bedrockish_open_journal", "bedrockish_open_meta"
@@ -194,7 +194,7 @@ def opened(sql: str) -> str:
     try:
         found = tokens(sql)
     except NotTokensError:
-        return sql  # SQLite itself will say what is wrong with it
+        return sql  # SQLite itself reports the error
     named = {token.start: (token.name or "").lower() for token in found if token.kind in ("word", "quoted")}
     tables = sorted(_OPENED.keys() & set(named.values()))
     if not tables or not found[0].is_word("SELECT", "WITH") or any(token.text == ";" for token in found[:-1]):

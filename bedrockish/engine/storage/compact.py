@@ -44,7 +44,7 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give the path of a node's database file")
     lock = FileLock(path)
-    path = path.resolve()  # of a link, what it points to
+    path = path.resolve()  # of a link, its target
     fresh = path.with_name(path.name + ".compact")
     try:
         before = path.stat()

@@ -159,7 +159,7 @@ def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prep
         DamagedError: it is a node's, and cannot be read.
     """
     check_version(apsw.sqlite_lib_version())
-    remove_scratch(path)  # before anything is written: it may be what has filled the disk
+    remove_scratch(path)  # before any write: such files may have filled the disk
     with _as_config_errors(path):
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI  # for an attached database (``staged_changes``)
         flags |= apsw.SQLITE_OPEN_CREATE if founding is not None else 0
@@ -371,8 +371,8 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         system.set_meta(db, "batches", 0)
         system.set_meta(db, "began_with", began_with[0] if began_with else 0)  # if any, the journal is not all there is
         membership = encode_membership(founding.membership)
-        system.set_meta(db, "bootstrap", membership)  # what it was at first: auditors count quorums by it
-        system.set_meta(db, "membership", membership)  # what it is now
+        system.set_meta(db, "bootstrap", membership)  # the first membership: auditors count quorums by it
+        system.set_meta(db, "membership", membership)  # the current membership
         if founding.joining:
             system.set_meta(db, "joining", founding.joining)
     else:

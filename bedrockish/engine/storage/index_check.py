@@ -33,7 +33,7 @@ _COLUMNS = "SELECT name, pk FROM pragma_table_xinfo(?, 'main') ORDER BY pk"
 _INDEXES = """SELECT one.name, kept.sql FROM pragma_index_list(?1, 'main') AS one
   JOIN main.sqlite_schema AS kept ON kept.type = 'index' AND kept.name = one.name WHERE one.origin <> 'pk' OR NOT ?2"""
 _TERMS = "SELECT cid, name, coll FROM pragma_index_xinfo(?, 'main') WHERE key ORDER BY seqno"
-_EXPRESSION = -2  # what stands for a column there
+_EXPRESSION = -2  # placeholder of a column there
 ROW = "bedrockish_row"  # no table of a user's has such a name
 
 

@@ -39,7 +39,7 @@ from bedrockish_journal.verify.replay import Prepare, digest, replay
 from bedrockish_journal.verify.tables import why_not_whole
 
 Row = tuple[Any, ...]
-GoOn = Callable[[], None]  # is called all the time; what it raises ends what is done
+GoOn = Callable[[], None]  # is called all the time; an exception from it ends the work
 GO_ON_STEPS = 50_000  # of SQLite: some milliseconds
 OF_THE_DATA = (
     *("format", "membership", "schema_version", "bootstrap", "began_with", "safe", "hold:"),

@@ -101,7 +101,7 @@ class Wal:
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise NoRoomError(f"{self._path} cannot be synced: {error.strerror}; {FULL}") from error
-            # After a failed sync the kernel may have dropped the pages: trying again would promise what is lost.
+            # After a failed sync the kernel may have dropped the pages: a second try would promise lost data.
             raise DamagedError(
                 f"{self._path} cannot be synced: {error.strerror}; check the disk and start the node again"
             ) from error

@@ -1,4 +1,4 @@
-"""What makes a statement's reads more exact: an index on what it compares, or its values given another way."""
+"""Advice that makes a statement's reads more exact: an index on the compared columns, or values in another form."""
 
 from collections.abc import Sequence
 

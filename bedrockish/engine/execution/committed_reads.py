@@ -1,9 +1,9 @@
-"""Reads of what the last batch has left in the file, while another thread has the writer.
+"""Reads of the last committed batch in the file, while another thread has the writer.
 
-SQLite's write-ahead log shows another connection the last committed batch, whole, however much is being written on top
-of it. So a request that only reads need not wait for that, as long as what its session has seen is in that batch. Which
-batch a snapshot shows is read from the snapshot itself: the thread that has the writer may commit the next one in any
-moment, and only of the one before is it known what it has.
+SQLite's write-ahead log shows another connection the whole last committed batch, however much is being written on top
+of it. So a request that only reads need not wait for the writer, if that batch has everything that its session has
+seen. The number of the batch is read from the snapshot itself: the thread that has the writer may commit the next batch
+at any moment, and only the content of the batch before it is known.
 """
 
 from dataclasses import dataclass
@@ -45,11 +45,11 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a request has read.
+    """The answer to a request that reads.
 
     Attributes:
         result: the encoded results.
-        clock: one that is not before that of anything in the snapshot, nor before its schema came into force.
+        clock: a clock at or after every commit in the snapshot and the activation of its schema.
     """
 
     result: bytes
@@ -57,10 +57,10 @@ class Committed:
 
 
 class CommittedReads:
-    """One connection for such reads. To be used by one thread at a time.
+    """A connection for reads of the last committed batch. One thread at a time may use it.
 
     Args:
-        beside: what is needed for a connection beside the writer's.
+        beside: the means to open and prepare a connection other than the writer's.
     """
 
     def __init__(self, beside: Beside) -> None:
@@ -140,7 +140,7 @@ class CommittedReads:
         """Learn the schema that the file has now, which takes long if it has thousands of tables.
 
         Raises:
-            UnavailableError: there is no room for another connection, or the schema cannot be read now.
+            UnavailableError: the machine has no room for another connection, or the schema cannot be read now.
         """
         try:
             db = self._db or self._connected()
@@ -205,7 +205,7 @@ class CommittedReads:
 
     def _read(self, db: apsw.Connection, request: Request, flushed: Flushed, budget_s: float) -> Committed | None:
         if system.get_meta(db, "batches") != flushed.batches:
-            return None  # the next batch has just been committed, and nobody has said yet what it has
+            return None  # the next batch has just been committed, and its content is not known yet
         in_force, following = schema_history.clocks(db)
         if _has_seen_newer_schema(request.token, following) or store.command_txid(db, request.command) is not None:
             return None

@@ -68,7 +68,7 @@ class Batches:
 
         Raises:
             SqlError: SQLite does not accept a value, or cannot compute a row.
-            TooLargeError: there was no row for as long as a statement may run.
+            TooLargeError: no row came within the time that a statement may run.
             UnavailableError: it was stopped.
         """
         snapshot, limits = self._snapshot, self._snapshot.limits

@@ -1,9 +1,9 @@
-"""Statements of a schema change that holds rows as well, run now to learn their answers, and noted to be run later.
+"""Statements of a schema change that also changes rows: run now to learn their answers, and recorded to be run later.
 
-The change comes into force at a cut of transactions at which every node has the same tables, and each runs what is
-noted here (``bedrockish_journal.storage.schema_steps``). So a statement that would not give the same everywhere is
-refused: one that draws a number, reads the time of day or what is a node's own, or that could roll back more
-than itself.
+The change comes into force at a cut of transactions at which every node has the same tables, and each node runs the
+recorded statements (``bedrockish_journal.storage.schema_steps``). So a statement whose result could differ between
+nodes is refused: one that draws a number, reads the time of day or a node's own data, or could roll back more than
+itself.
 """
 
 from collections import Counter
@@ -50,8 +50,8 @@ from bedrockish_journal.storage.table_layout import value_as_sql
 
 _DATES = frozenset({"date", "time", "datetime", "julianday", "strftime", "unixepoch", "timediff"})
 _DETERMINISTIC = 0x800  # SQLITE_DETERMINISTIC, as PRAGMA function_list shows it
-_ROLLBACK, _FAIL = 1, 3  # conflict clauses, as bytecode has them
-_DATA = (  # they count as the catalogue, and what they show is data
+_ROLLBACK, _FAIL = 1, 3  # conflict clauses, by their numbers in bytecode
+_DATA = (  # counted as the catalogue, although their content is data
     ("sqlite_sequence", "sqlite_sequence is each node's own: use max() of the ids"),
     ("pragma_foreign_key_check", "use PRAGMA foreign_key_check"),
 )
@@ -62,13 +62,13 @@ _WAY_OUT = "in a transaction that changes the schema and rows, every node runs e
 def execute_mixed(
     executor: Executor, request: Request, base: dict[str, int], version: int, budget_s: float = float("inf")
 ) -> Prepared:
-    """Run a request of which ``Executor.execute`` has found that it mixes changes of rows and of the schema.
+    """Run a request that mixes changes of rows and of the schema, as ``Executor.execute`` has found.
 
-    It begins anew, from the savepoint ``request`` of the open transaction.
+    Start again from the savepoint ``request`` of the open transaction.
 
     Raises:
-        TakesLongError: as there.
-        BedrockishError: as there.
+        TakesLongError: as from ``Executor.execute``.
+        BedrockishError: as from ``Executor.execute``.
     """
     executor.capture.deafen()
     executor._db.execute("ROLLBACK TO request")
@@ -112,7 +112,7 @@ class Mixed:
         self._marks: list[str] = []
         self._options = False
         self._drawn: DrawnIds | None = None
-        self._before: Counter[Any] | None = None  # broken foreign keys, if they are not enforced meanwhile
+        self._before: Counter[Any] | None = None  # broken foreign keys, while they are not enforced
         self._numbers = pragmas.numbers(self._db)
         self._unstable = _unstable_functions(self._db)
         modules = self._db.execute("SELECT lower(name) FROM pragma_module_list")
@@ -342,7 +342,7 @@ class Mixed:
             raise translate(error, "PRAGMA foreign_key_check") from error
 
     def _explained(self, text: str) -> list[Any]:
-        """Return a statement's instructions, but for blobs that SQLite prints as text and that are none."""
+        """Return a statement's instructions, without those whose blob SQLite prints as text that is not UTF-8."""
         found: list[Any] = []
         try:
             cursor = self._db.execute("EXPLAIN " + text.lstrip("; \t\r\n"), can_cache=False)

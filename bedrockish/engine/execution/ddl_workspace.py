@@ -1,8 +1,9 @@
 """An open transaction that changes the schema: its statements run on a private copy that is thrown away.
 
-The copy is an overlay on a snapshot (``workspace``), and is kept until COMMIT, so that nobody waits for its
-statements, however long they take. What they did and were told is noted; at COMMIT that is submitted, and done again
-at the activation (``engine.mixed``). What the transaction did before its first schema statement is done again here.
+The copy is an overlay on a snapshot (``workspace``) and is kept until COMMIT, so that other requests never wait for
+its statements, however long they take. The statements and their answers are recorded; COMMIT submits them, and they are
+run again at the activation (``ddl_execution``). Statements that the transaction ran before its first schema statement
+are run again here.
 
 ``begin``, ``stop`` and ``close`` belong to the loop; the rest to one thread at a time.
 """
@@ -55,10 +56,10 @@ class Draft:
     # -- in the loop -----------------------------------------------------------------------------------------------
 
     def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
-        """Take a snapshot of what the file has now, which must be all that was applied.
+        """Take a snapshot of the file, which must hold everything that was applied.
 
         Raises:
-            UnavailableError: it cannot be taken.
+            UnavailableError: the snapshot cannot be taken.
         """
         self._base, self.version = dict(base), schema_version
         self._workspace.begin(base, schema_version, moment, applied_clock)
@@ -85,7 +86,7 @@ class Draft:
         self._writer = writer
         try:
             self._mixed = Mixed(writer.executor, self._user)
-        except apsw.Error as error:  # it was ended meanwhile
+        except apsw.Error as error:  # such as an interrupt by ``stop``
             raise UnavailableError(f"the private copy of the database failed: {error}; run it again") from error
         for one in log:
             if isinstance(one.what, Control):

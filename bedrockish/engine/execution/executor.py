@@ -56,7 +56,7 @@ class MixesError(Exception):
 
 
 class Known(NamedTuple):
-    """What one connection knows of a schema, and need not be found out again on another one."""
+    """The schema knowledge of one connection, for reuse by another one."""
 
     tables: Tables
     schema: Schema
@@ -121,7 +121,7 @@ class Executor:
 
     @property
     def known(self) -> Known:
-        """What is known of the schema in force."""
+        """The knowledge of the schema in force, for another connection."""
         return Known(self._tables, self.analysis.schema, self._guard.expansion)
 
     def use(self, tables: Tables) -> None:
@@ -142,11 +142,11 @@ class Executor:
         return frozenset(folded(row.name) for row in self._tables.definitions.latent if row.kind == "view")
 
     def progress(self) -> bool:
-        """Whether the statement that runs is to be interrupted; SQLite asks now and then.
+        """Return whether to interrupt the running statement; SQLite asks now and then.
 
-        Only a statement of a client's is, between setting ``_until`` and clearing it. The engine's own, before and
-        after, also of other transactions, must not pay for what a request has used up: SQLite asks for each of them in
-        the end, since it counts a statement's steps over all its runs.
+        Only a client's statement is interrupted, while ``_until`` is set. The engine's own statements before and
+        after it, also those of other transactions, must not be charged for the time and memory of a request: SQLite
+        asks for each of them in the end, because it counts a statement's steps over all its runs.
         """
         if self.stopped is None and not (
             self._until != _FOREVER
@@ -460,7 +460,7 @@ class Executor:
         return failure or out_of_time(self._limits, sql)
 
     def _watch(self, db: apsw.Connection) -> None:
-        """A statement is about to run of which nobody knows how long it takes, and how much memory."""
+        """Limit the time and memory of the statement that is about to run, because neither is known in advance."""
         self._until = self._limits.seconds() + self._limits.statement_s
         self._number, self._is_refused = self._limits.memory.begin(), False
         self._interrupter.begin(db)
@@ -522,11 +522,11 @@ class Executor:
 
     @property
     def breaks_foreign_keys(self) -> bool:
-        """Whether a deferred constraint is broken now."""
+        """Return whether a deferred foreign key is broken now."""
         return self._tables.foreign_keys and deferred_broken(self._db)
 
     def begin(self, gatherer: AccessSetBuilder) -> "Run":
-        """Begin another request, on top of what was executed before."""
+        """Begin another request on top of those executed before; return its run."""
         self._db.set_last_insert_rowid(0)
         return Run(self, gatherer, self._limits.result_bytes)
 
@@ -557,7 +557,7 @@ def refused_on(base: dict[str, int], version: int, access_set: AccessSet) -> Pre
 
 
 class Run:
-    """One request on its way."""
+    """A request that is being executed, statement by statement."""
 
     def __init__(self, executor: Executor, gatherer: AccessSetBuilder, room: int) -> None:
         self._executor, self._room = executor, room
@@ -576,7 +576,7 @@ class Run:
         self.results.append(Result((), [], -1, None))
 
     def one(self, piece: Piece, params: tuple[Any, ...]) -> None:
-        """Run a statement and keep its result and what it read."""
+        """Run a statement; keep its result and its reads."""
         executor = self._executor
         resolved = lengths = None
         if piece.kind != SCHEMA:

@@ -1,4 +1,4 @@
-"""What a statement would read and write, in words: why it would conflict, and what would make it conflict less."""
+"""The reads and writes of a statement, in words: why it would conflict, and how to make it conflict less."""
 
 from typing import Any
 
@@ -19,13 +19,14 @@ _ALL = {b"t:": "every table", b"i:": "every index"}
 
 
 def explain(executor: Executor, statement: Statement, user: str = "", *, columns: bool = False) -> list[dict[str, Any]]:
-    """Run a text inside the open transaction and tell what each of its statements did; the caller rolls it back.
+    """Run a text inside the open transaction and describe each of its statements; the caller rolls it back.
 
     Returns:
         a map for each statement: its ``sql``; its ``kind``, ``read``, ``write`` or ``schema``; ``ids``, whether the
-        node gives ids to its rows; the ``reads`` and ``writes``; ``wider``, pairs of what was taken for more than it
-        may be and why; ``advice``, texts that say what to do about it; ``error``, what it failed with, or empty. With
-        ``columns``, one map with them alone, as pairs of name and declared type; nothing is run then.
+        node gives ids to its rows; the ``reads`` and ``writes``; ``wider``, pairs of an object whose accesses are
+        recorded as more than they may be, and the reason; ``advice``, texts that say how to avoid that; ``error``, its
+        error text, or empty. With ``columns``, one map with them alone, as pairs of name and declared type; nothing is
+        run then.
 
     Raises:
         SqlError: SQLite does not accept it, or its parameters.

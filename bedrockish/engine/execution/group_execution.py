@@ -1,8 +1,8 @@
-"""Several requests in one transaction: each is executed on top of what those before it did.
+"""Several requests in one transaction: each is executed on top of the changes of those before it.
 
-Commands that wait for the same key would only meet each other. Led together, they cost one round of votes instead of
-one each. A request is in it whole or not at all: at the first one that fails, is slow or needs more than rows, those
-before it are executed again without it, so nothing of it is left in what was captured.
+Commands that wait for the same key would only conflict with each other. Led together, they cost one round of votes
+instead of one each. A request is in the transaction whole or not at all: at the first request that fails, is slow or
+needs more than row changes, those before it are executed again without it, so that no part of it stays in the capture.
 """
 
 from collections.abc import Callable, Sequence

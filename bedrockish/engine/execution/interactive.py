@@ -1,16 +1,16 @@
-"""Transactions that stay open while their client thinks. Nothing of them is in the database between two statements.
+"""Interactive transactions: they stay open while their client thinks, with none of their rows in the database.
 
-SQLite lets one connection write, and everybody's decided changes go through it. So an open transaction is a list of row
-changes and an access set in memory. For each statement it is *swapped in*: its rows are done again in a savepoint of
-the writer's transaction, the statement runs, its new rows join the list, and all of it is rolled back when another one
-needs the writer, not before. As long as it has only read, it has a snapshot of its own instead.
+SQLite lets one connection write, and all decided changes go through it. So an open transaction is a list of row
+changes and an access set in memory. For each statement it is *swapped in*: its row changes are applied again in a
+savepoint of the writer's transaction, the statement runs, its new changes join the list, and all of it is rolled back
+when another user needs the writer, not before. As long as it has only read, it has a snapshot of its own instead.
 
-Doing its rows again on what others have committed since gives the same as at first, because nothing of what it has read
-or written has changed: that is checked each time, and if it has, the transaction is lost at once.
+Its row changes, applied again on top of later commits, give the same as at first, because none of the rows that it has
+read or written has changed: that is checked each time, and if one has, the transaction fails at once.
 
-*Serializable*: what it read counts like what it wrote, so the transaction is always as if it had run just now.
+*Serializable*: reads count like writes, so the transaction is always as if it had run just now.
 *Snapshot*: its snapshot stays the first one. Tables that it has not written are read there. A statement on the writer
-must not meet anything newer than that, or it would see a mixture; what earlier statements read may change.
+must not meet anything newer than that, or it would see a mixture; the rows that earlier statements read may change.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,10 +45,10 @@ Overtaken = Callable[[Growing, Mapping[str, int]], BedrockishError | None]
 
 
 class Interactive:
-    """Runs the statements of all open transactions of a node.
+    """The executor of the statements of all open transactions of a node.
 
     Attributes:
-        inside: the transaction whose rows are in the engine's open batch, until somebody else needs that; or None.
+        inside: the transaction whose rows are in the engine's open batch, until another user needs the batch; or None.
     """
 
     def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
@@ -106,10 +106,10 @@ class Interactive:
         return session.base is None and (piece.kind == READ or not session.serializable)
 
     def take_snapshot(self, session: Session) -> None:
-        """Let a transaction begin with what the file has now: what was applied up to the last flush.
+        """Start a transaction on a snapshot of the file, which has everything that was applied up to the last flush.
 
-        One that has only read goes on there: the caller knows that it would have read the same. No other thread may
-        have the writer, and the schema must be that of the last flush.
+        Move a transaction that has only read to that snapshot: the caller knows that its reads would be the same. No
+        other thread may have the writer, and the schema must be that of the last flush.
 
         Raises:
             UnavailableError: the machine has no room for another connection.
@@ -169,10 +169,10 @@ class Interactive:
             self._executor.allow(float("inf"))
 
     def rollback_to(self, session: Session, name: str) -> None:
-        """ROLLBACK TO name. What was read in between stays read.
+        """Run ROLLBACK TO name; the access set keeps the reads made since then.
 
         Raises:
-            SqlError: there is no such savepoint.
+            SqlError: the transaction has no such savepoint.
         """
         place = session.find(name)
         mark = session.marks[place]
@@ -231,7 +231,7 @@ class Interactive:
             session.snapshot = None
 
     def forget(self, session: Session) -> None:
-        """Let go of what a transaction has here: it goes on elsewhere."""
+        """Release everything that a transaction has here, because it goes on elsewhere."""
         if self.inside is session:
             self.leave()
         if session.snapshot is not None:
@@ -239,7 +239,7 @@ class Interactive:
             session.snapshot = None
 
     def leave(self) -> None:
-        """Swap out who is in: somebody else needs the writer."""
+        """Swap out the transaction that is in the open batch, because another user needs the writer."""
         session, self.inside = self.inside, None
         if session is None:
             return
@@ -249,7 +249,7 @@ class Interactive:
         self._control("RELEASE interactive")
 
     def lose(self) -> None:
-        """Whoever is in has nothing in the open batch any more: SQLite has given that up."""
+        """Note that SQLite has rolled back the open batch, and with it the rows of the transaction inside."""
         self.inside = None
 
     def step_out(self, session: Session) -> None:
@@ -265,7 +265,7 @@ class Interactive:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def start(self, session: Session) -> None:
-        """Let a transaction begin with what is applied now, if it has not begun."""
+        """Start a transaction on the state that is applied now, if it has not started."""
         if session.base is None:
             self._start(session, self.engine.applied, self.engine.applied_clock)
 

@@ -1,4 +1,4 @@
-"""What the engine lends to the transactions that are open between its own uses of the writing connection."""
+"""The interface between the engine and open transactions, which use its writing connection between its own uses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,14 +42,14 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """What a batch has left in the file.
+    """The state of the file after a batch.
 
     Attributes:
         applied: the last tick applied of each timeline.
         schema: version of the schema in force.
-        clock: one that is not before that of anything applied.
+        clock: a clock at or after that of everything applied.
         batches: how many batches were committed in the life of the file.
-        members: how often the members and users were learnt until then.
+        members: how often the members and users had been learnt.
     """
 
     applied: Mapping[str, int]
@@ -60,25 +60,25 @@ class Flushed:
 
 
 class Guest(Protocol):
-    """Who uses the writing connection between the engine's own uses.
+    """The user of the writing connection between the engine's own uses.
 
     Attributes:
-        inside: whose rows are in the open batch; None: nobody's, and there is nothing to leave.
+        inside: the transaction whose rows are in the open batch; None if the batch has no such rows to leave.
     """
 
     @property
     def inside(self) -> object | None:
-        """Whose rows are in the open batch."""
+        """The transaction whose rows are in the open batch, or None."""
 
     def leave(self) -> None:
-        """Take them out of it."""
+        """Take the transaction's rows out of the open batch."""
 
     def lose(self) -> None:
-        """SQLite has given up the open batch, and they went with it."""
+        """Note that SQLite has rolled back the open batch, and those rows with it."""
 
 
 class Lends(Protocol):
-    """What open transactions need of an engine."""
+    """The part of the engine that open transactions use."""
 
     applied: dict[str, int]
     flushed: Flushed
@@ -86,7 +86,7 @@ class Lends(Protocol):
 
     @property
     def schema_version(self) -> int:
-        """Of the schema in force."""
+        """The version of the schema in force."""
 
     @property
     def applied_clock(self) -> int:
@@ -108,7 +108,7 @@ class Lends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What somebody needs who opens connections beside the writer's, to run things in other threads.
+    """The means to open and prepare connections other than the writer's, for work in other threads.
 
     Attributes:
         reader: opens another connection that only reads.
@@ -116,9 +116,9 @@ class Beside:
         wal: descriptor of the WAL; to be copied.
         ids: gives ids on the writer's connection.
         locks: the rows that transactions have locked.
-        known: what the writer's connection knows of the schema.
-        access: what users may do.
-        precision: how exactly reads are told.
+        known: returns the schema knowledge of the writer's connection.
+        access: the rights of users.
+        precision: how exactly reads are recorded.
     """
 
     reader: Callable[[], apsw.Connection]
@@ -132,6 +132,6 @@ class Beside:
     precision: Precision
 
     def executor(self, db: apsw.Connection, capture: Capture, ids: AutoIds, limits: Limits) -> Executor:
-        """Return what executes requests on such a connection, knowing what the writer's knows."""
+        """Return an Executor for this connection that shares the writer's schema knowledge."""
         shared = self.prepare, self.known(), self.access, self.precision
         return Executor(db, Guard(db), capture, limits, ids, *shared)

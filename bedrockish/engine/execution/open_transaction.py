@@ -1,4 +1,4 @@
-"""What is kept of an open transaction between two of its statements."""
+"""The state of an open transaction between two of its statements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Mark:
 
 @value
 class Logged:
-    """A statement that was run: what was told of it, or what it failed with."""
+    """A statement that was run, with the result that its client was told, or its error."""
 
     what: Statement | Control
     told: Result | None = None
@@ -51,11 +51,11 @@ class SchemaCopy(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One open transaction.
+    """An open transaction.
 
     Attributes:
         command: its id.
-        user: whose it is; empty if nobody has to say.
+        user: the client's user name; empty if clients need not show who they are.
         base: the commits that it has seen; None until its first statement.
         base_clock: a clock that is not before that of any of them.
         clock: what ``transaction_clock()`` gives in it; 0 until it is called.
@@ -73,8 +73,8 @@ class Session:
         behind: something that it has read on its snapshot has been written since, so it will not get a newer one.
         looked_behind: it has read tables of the database itself, of which no access set tells.
         over: SQLite itself has ended it.
-        lent: another thread reads on its snapshot; whoever lent it ends the session if it is ``ended`` then.
-        ended: nobody needs it any more.
+        lent: another thread reads on its snapshot; the lender ends the session afterwards if it is ``ended``.
+        ended: it is no longer needed.
     """
 
     serializable: bool
@@ -136,7 +136,7 @@ class Session:
         """Return the place of the latest savepoint of a name.
 
         Raises:
-            SqlError: there is none.
+            SqlError: no savepoint has that name.
         """
         for place in range(len(self.marks) - 1, -1, -1):
             if self.marks[place].name == name.lower():

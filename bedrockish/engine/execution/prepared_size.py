@@ -6,10 +6,10 @@ from bedrockish.errors import TooLargeError
 
 
 def check_size(prepared: Prepared) -> None:
-    """Check that a transaction, or what a read has to ask about, fits into one message to the other nodes.
+    """Check that a transaction, or the keys that a read has to ask about, fit into one message to the other nodes.
 
     Raises:
-        TooLargeError: it does not.
+        TooLargeError: they do not fit.
     """
     keys = prepared.access_set
     size = 0 if prepared.readonly else len(prepared.changes) + len(prepared.result)

@@ -1,7 +1,7 @@
-"""Connections that read the file as it was at some moment, for as long as somebody needs it.
+"""Connections that read the file as of one moment, for as long as the snapshot is needed.
 
 SQLite's write-ahead log gives each of them a true snapshot. It is taken when the writer has just committed a batch, so
-that what it shows is exactly what was applied then.
+that it shows exactly the transactions that were applied at that moment.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,14 +43,14 @@ def fetch(cursor: apsw.Cursor, limits: Limits, number: int, room: int) -> tuple[
     """Return the rows of a statement that was begun, and about how many bytes they take.
 
     Args:
-        cursor: where it was.
-        limits: what it may cost.
-        number: its number in the account of memory; 0: it is brief, and has one only if its rows are large.
-        room: bytes that they may take.
+        cursor: the cursor on which it was begun.
+        limits: the limits of its cost.
+        number: its number in the account of memory; 0: it is brief, and gets a number only if its rows are large.
+        room: bytes that the rows may take.
 
     Raises:
-        TooLargeError: there is no room for them.
-        MemoryFullError: the node has none.
+        TooLargeError: the rows take more than ``room`` bytes.
+        MemoryFullError: the node has no memory for them.
     """
     if number:
         rows: list[tuple[Any, ...]] = []
@@ -137,7 +137,7 @@ class Snapshot:
         self.until = _FOREVER
 
     def begin(self) -> None:
-        """Take the snapshot, for whoever comes next: nothing of who had the connection before ends his statements."""
+        """Clear the previous user's limits and start a read transaction."""
         self.until = _FOREVER
         self._budget.allow(_FOREVER)
         self._db.execute("BEGIN")
@@ -229,7 +229,7 @@ class Snapshot:
             budget_s: how long it may take, in seconds.
 
         Raises:
-            ClockNeededError: it calls ``transaction_clock()``, and there is none.
+            ClockNeededError: it calls ``transaction_clock()``, and the scope has no clock.
             TakesLongError: it has run for ``budget_s`` and is not done.
             SqlError: SQLite does not accept a value.
             TooLargeError: the rows take more than ``room`` bytes, or it runs too long.
@@ -273,7 +273,7 @@ class Readers:
         self._is_closed = False
 
     def take(self) -> Snapshot:
-        """Return a snapshot of what the file has now.
+        """Return a snapshot of the file as it is now.
 
         Raises:
             UnavailableError: the machine has no room for another connection.
@@ -302,7 +302,7 @@ class Readers:
             snapshot.close()
 
     def close(self) -> None:
-        """Close the connections that nobody uses, and from now on each as it is given back.
+        """Close the idle connections, and from now on each one as it is given back.
 
         SQLite copies the write-ahead log into the file when the last connection is closed, and removes it.
         """

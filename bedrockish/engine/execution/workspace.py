@@ -1,10 +1,11 @@
-"""A place where something long runs without being in anybody's way: in a thread, on a private snapshot.
+"""A place for long requests, where they delay no other: in a thread, on a private snapshot.
 
-Two connections show the same moment. One only reads; what has not changed anything yet runs there, at full speed. The
-other one writes, on an *overlay* whose changes nobody else ever sees; it is rolled back at the end. What comes out is
-the same as of a request that the loop executes: results, row changes, and an access set, on a base that is a bit old.
+Two connections show the same moment. One only reads; a request that has not changed anything yet runs there, at full
+speed. The other one writes, on an *overlay* whose changes no other connection ever sees; it is rolled back at the end.
+The outcome is the same as that of a request in the loop: results, row changes and an access set, on a base that is a
+bit old.
 
-``begin``, ``stop``, ``end`` and ``close`` belong to the loop; what is between ``begin`` and ``end`` to one thread.
+``begin``, ``stop``, ``end`` and ``close`` belong to the loop; all calls between ``begin`` and ``end`` to one thread.
 """
 
 import os
@@ -47,11 +48,11 @@ READER_KIB = WRITER_KIB = 8 << 10  # page caches
 
 
 class Workspace:
-    """One such place. Its connections, and what they have cached, are kept from one use to the next.
+    """A place for one long request at a time. Its connections and their caches are kept from one use to the next.
 
     Attributes:
         is_broken: it must not be used again.
-        scope: what the clock's functions give here.
+        scope: the values of the clock's functions here.
     """
 
     def __init__(self, beside: Beside) -> None:
@@ -78,10 +79,10 @@ class Workspace:
     # -- in the loop -----------------------------------------------------------------------------------------------
 
     def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
-        """Take a snapshot of what the file has now, which must be all that was applied, with no later clock.
+        """Take a snapshot of the file, which must hold everything that was applied, with no later clock.
 
         Raises:
-            UnavailableError: it cannot be taken.
+            UnavailableError: the snapshot cannot be taken.
         """
         self._base, self._version, self._moment = dict(base), schema_version, moment
         self._stopped, self._applied_clock = None, applied_clock
@@ -134,7 +135,7 @@ class Workspace:
         """Run a request, as ``Executor.execute`` does.
 
         Raises:
-            BedrockishError: as there, or what ``stop`` was given.
+            BedrockishError: as there, or the error that ``stop`` was given.
         """
         try:
             prepared = self._inside(lambda writer: self._execute(writer.executor, request))
@@ -270,7 +271,7 @@ class Workspace:
 
 
 class _Writer:
-    """The connection that writes on an overlay, and what the engine has around its own."""
+    """The connection that writes on an overlay, with the same equipment as the engine's own writer."""
 
     def __init__(self, beside: Beside, wal: int, reader: apsw.Connection, moment: Moment, pages: int) -> None:
         limits: Limits = beside.limits
@@ -324,7 +325,7 @@ class _Writer:
 
 
 class Work:
-    """What an action does between ``begin`` and ``end``: statements of one transaction, which sees its own writes.
+    """The work of an action between ``begin`` and ``end``: statements of one transaction, which sees its own writes.
 
     Attributes:
         applied: the commits that it has seen.
@@ -345,13 +346,13 @@ class Work:
         self._writer, self.scope, self.applied_clock = writer, scope, applied_clock
         self.applied, self.schema_version = dict(base), version
         self.flushed = Flushed(self.applied, version, applied_clock)
-        self._room = writer.limits.result_bytes  # of each statement: its rows are kept by whoever asked only
+        self._room = writer.limits.result_bytes  # of each statement: only the caller keeps its rows
         self._interactive = Interactive(self, lambda _access_set, _base: None)
         self.session = session
         self._end: BedrockishError | None = None
 
     def come_back(self) -> None:
-        """Its writer is nobody else's."""
+        """Return at once: the writer is not shared."""
 
     def lend(self, _guest: Guest) -> Parts:
         """Return what statements are run with."""
@@ -454,7 +455,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What came of a statement: the transaction with the changes added, and its result, or the error."""
+    """The outcome of a statement: the transaction with the changes added, and its result, or the error."""
 
     session: Session
     result: Result | None

@@ -1,1 +1,1 @@
-"""What is known of SQLite and of the user's tables: catalogue, key encoding, opcodes, limits, errors."""
+"""Helpers around SQLite: parameters, deferred foreign keys, limits, the watchdog, errors."""

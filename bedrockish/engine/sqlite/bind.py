@@ -1,4 +1,4 @@
-"""Parameters: from what a client sent to what SQLite stores, and typed errors for what it cannot store."""
+"""Parameters: conversion of a client's values to SQLite's, and typed errors for values that it cannot store."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

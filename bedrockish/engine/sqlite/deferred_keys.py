@@ -1,4 +1,4 @@
-"""Deferred foreign keys that are broken, looked for in the tables: when SQLite's own count is not to be had."""
+"""Search for broken deferred foreign keys in the tables, where SQLite's own count is not available."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -36,9 +36,9 @@ WITHOUT_PLUGIN = (
 
 
 def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
-    """Return the error to raise to the client for what SQLite said about a statement.
+    """Return the error to raise to the client for SQLite's error about a statement.
 
-    ``number``: the system's, of the last input or output of the connection that failed.
+    ``number``: the system's error number of the connection's last failed input or output.
     """
     text = str(error)
     match error:

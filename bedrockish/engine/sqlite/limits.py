@@ -1,4 +1,4 @@
-"""What one request may cost, and what all of a node's requests may take together.
+"""The limits of one request, and of all requests of a node together.
 
 The only file of the engine that looks at a clock: to bound a statement's run time.
 """
@@ -22,11 +22,11 @@ SMALL_TIMES = 2  # requests that are small as a rule are refused only when so ma
 
 
 class Memory:
-    """How much memory a node's requests take together, and who has to do without when it is too much: the newest.
+    """The memory that all requests of a node take together; if it is too much, the newest statement is ended.
 
-    SQLite tells what it has taken; whoever keeps rows, answers and messages for others adds to that. Nothing is refused
-    that was decided: only statements of clients, and what they begin. Used from the node's loop and from the threads in
-    which statements run.
+    SQLite reports its own share; code that keeps rows, answers and messages adds to it. Only clients' statements, and
+    the work that they begin, are refused; decided transactions never are. Used from the node's loop and from the
+    threads in which statements run.
 
     Args:
         max_bytes: how much may be taken.
@@ -34,7 +34,7 @@ class Memory:
         now: a clock that only goes forward, in seconds.
 
     Attributes:
-        elsewhere: what others said to have taken when they were last asked, in bytes.
+        elsewhere: the bytes that other holders reported when they were last asked.
     """
 
     def __init__(
@@ -59,27 +59,27 @@ class Memory:
 
     @property
     def is_full(self) -> bool:
-        """Whether more is taken than may be."""
+        """True if more memory is taken than ``max_bytes``."""
         return self.taken > self.max_bytes
 
     def hold(self, owner: object, count: int) -> None:
-        """Note bytes that are kept for somebody; a negative number gives them back. In the loop only."""
+        """Add bytes that are kept for an owner; a negative number gives them back. In the loop only."""
         self._held[owner] += count
         self._held_bytes += count
         if self._held[owner] <= 0:
             del self._held[owner]
 
     def move(self, owner: object, count: int) -> None:
-        """Note that bytes kept for somebody are now elsewhere, where they are counted with all others."""
+        """Move bytes from an owner's account to ``elsewhere``, where they are counted with all others."""
         self.hold(owner, -count)
         self.elsewhere += count
 
     def held(self, owner: object) -> int:
-        """Return how many bytes are kept for somebody."""
+        """Return how many bytes are kept for an owner."""
         return self._held.get(owner, 0)
 
     def begin(self) -> int:
-        """A statement begins; return its number, by which it asks and ends."""
+        """Register a statement that begins; return its number, which the other methods need."""
         number = next(self._numbers)
         self._running[number] = 0
         return number
@@ -95,7 +95,7 @@ class Memory:
             raise self.refusal("the statement was ended")
 
     def end(self, number: int) -> None:
-        """A statement is over."""
+        """Remove a statement that is over."""
         self._running.pop(number, None)
 
     def is_too_much(self, number: int) -> bool:
@@ -108,25 +108,25 @@ class Memory:
             return False
 
     def check(self) -> None:
-        """Make sure that something new may begin that is small as a rule: it may still when large ones have taken all.
+        """Check that a new request may begin that is usually small: it may even when large ones have taken all memory.
 
         Raises:
-            MemoryFullError: there is no memory for it.
+            MemoryFullError: ``SMALL_TIMES`` as much memory is taken as may be.
         """
         if self.taken > SMALL_TIMES * self.max_bytes:
             raise self.refusal("more memory is taken at this node than it may")
 
     def check_large(self) -> None:
-        """Make sure that something new may begin that takes much, or may.
+        """Check that a new request may begin that takes, or may take, much memory.
 
         Raises:
-            MemoryFullError: there is no memory for it.
+            MemoryFullError: more memory is taken than may be.
         """
         if self.is_full:
             raise self.refusal("more memory is taken at this node than it may")
 
     def refusal(self, what: str) -> MemoryFullError:
-        """Return the error for who has to do without."""
+        """Record a refusal for lack of memory; return its error."""
         self._refused.append(self._now())
         return MemoryFullError(
             f"{what}: {self.taken >> 20} of {self.max_bytes >> 20} MiB (memory_max) are taken; nothing happened: read "
@@ -142,7 +142,7 @@ class Memory:
 
 
 class TakesLongError(Exception):
-    """Raised when a request is over its budget: not refused, but to be run where it is in nobody's way.
+    """Raised when a request is over its budget: it is not refused, but to be run in a worker, where it delays no other.
 
     ``sql`` is the statement that was at work.
     """
@@ -218,8 +218,8 @@ class Rows:
         """Count a row of so many bytes.
 
         Raises:
-            TooLargeError: there is no room for it.
-            MemoryFullError: the node has none.
+            TooLargeError: the rows take more than their room.
+            MemoryFullError: the node has no memory for them.
         """
         self.size += size
         if self.size > self._room:
@@ -268,13 +268,13 @@ class Budget:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has run for as long as it may."""
+        """True if the work has run for as long as it may."""
         if self._busy == _FOREVER:
             return False
         return self._limits.busy() > self._busy or self._limits.seconds() > self._wall
 
     def seems_over(self) -> bool:
-        """Whether it has, asked in another thread while it runs."""
+        """Return whether the budget seems used up, asked in another thread while the work runs."""
         now = self._limits.seconds()
         return now > self._soonest and (now > self._wall or self._limits.busy_of(self._thread) > self._busy)
 

@@ -1,9 +1,9 @@
-"""Ends statements that run for too long, from a thread of its own.
+"""A watchdog thread that ends statements that run for too long.
 
-SQLite asks a progress handler after so many of its own steps. Where each step is dear, as with ``hex(randomblob(…))``
-for every row, that is seconds apart, and asking after each step would cost all the others more than it is worth. An
-interrupt is seen at every jump, and costs nothing as long as there is none. What no interrupt can end, a single call
-of a function, is bounded by the length of its values (``call_costs``).
+SQLite asks a progress handler after so many of its own steps. Where each step is expensive, as with
+``hex(randomblob(…))`` for every row, these calls are seconds apart, and a call after each step would slow all other
+statements more than it is worth. SQLite checks for an interrupt at every jump, at no cost. A single call of a function,
+which no interrupt can end, is bounded by the length of its values (``call_costs``).
 """
 
 import threading
@@ -67,7 +67,7 @@ class Interrupter:
                 if self._is_late():
                     self.has_cut = True
                     db.interrupt()
-            except apsw.Error:  # closed by whoever stopped a thread in the middle of everything
+            except apsw.Error:  # the connection was closed when its thread was stopped midway
                 self._db = None
         return True
 

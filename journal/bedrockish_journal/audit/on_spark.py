@@ -21,8 +21,8 @@ from bedrockish_journal.spark.source.inputs import Inputs, find_inputs, read_tab
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BRIEF_BYTES = 100 << 20  # files smaller than this together are audited before compiling would pay
-TINY_BYTES = 20 << 20  # and with files smaller than this, planning is most of what an audit costs
+BRIEF_BYTES = 100 << 20  # if files have less than this together, their audit ends before compiling would pay
+TINY_BYTES = 20 << 20  # if files have less than this together, planning is most of an audit's cost
 _OURS = re.compile(r"(?:journal|bedrockish)\.errors\.\w+: (.+)")
 _STORED = "node leader origin txid command kind seq tick clock repeat prev hash label body"
 

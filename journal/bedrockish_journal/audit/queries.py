@@ -1,6 +1,6 @@
 """Each law as SQL that finds its violations: one row for each finding, of the columns in ``COLUMNS``.
 
-The text is the same for every engine (``bedrockish_journal.audit.views`` has the tables and what differs).
+The text is the same for every engine (``bedrockish_journal.audit.views`` has the tables and the differences).
 """
 
 FAULT, INFORMATION = "fault", "information"

@@ -13,7 +13,7 @@ class Finding(NamedTuple):
 
     Attributes:
         check: the law (``bedrockish_journal.model.laws``).
-        level: ``fault``, or ``information`` for what honest journals can show as well.
+        level: ``fault``, or ``information`` for a state that honest journals can show as well.
         node: in whose files, comma separated.
         leader: timeline of the entry that it is about; with ``tick`` its place.
         tick: see ``leader``.

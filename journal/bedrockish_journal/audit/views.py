@@ -73,12 +73,12 @@ def _each(name: str, column: str, fields: str, dialect: Dialect) -> View:
 def views(dialect: Dialect) -> list[View]:
     """Return the derived tables, each made of those before it.
 
-    Given are ``held`` and ``facts`` (``bedrockish_journal.audit.facts``), and what each node keeps besides:
-    ``mark(node, leader, tick, hash, clock)``, where a timeline begins of which something was removed;
-    ``before(node, leader, tick, version, member, voter)`` and ``left_before(leader, since)``, memberships of which no
-    entry is there; ``listed(node, command, seq)`` and ``lists(node)``, what is in bedrockish_joined;
-    ``given(node)``, whose journals there are; ``odd(node, leader, tick, text)``, rows that are of no journal;
-    ``own_end(node, tick, level)``, where each node's own timeline ended when all else had been read.
+    Given are ``held`` and ``facts`` (``bedrockish_journal.audit.facts``), and the other records of each node:
+    ``mark(node, leader, tick, hash, clock)``, the beginning of each timeline of which something was removed;
+    ``before(node, leader, tick, version, member, voter)`` and ``left_before(leader, since)``, memberships without an
+    entry in the files; ``listed(node, command, seq)`` and ``lists(node)``, the content of bedrockish_joined;
+    ``given(node)``, the nodes whose journals were given; ``odd(node, leader, tick, text)``, rows that do not belong to
+    a journal; ``own_end(node, tick, level)``, the end of each node's own timeline, read after everything else.
     """
     return [
         View("fact", f"SELECT {dialect.eid} AS eid, * FROM facts"),

@@ -22,10 +22,10 @@ PLACE_PATTERN = r"[0-9]{1,19}\.[^+]{0,64}"  # clock and leader
 CLUSTER_PATTERN = r"[0-9a-f]{16}"  # the id of a cluster
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# The first row tells how far the journal was pruned and what safe time is; the others are the page. One statement, so
-# that all of it is true of the same moment. A change of the schema stands where it came into force, not where it was
-# decided: between what ran on the schema before it and what ran on the one that it made. Bodies are read one after the
-# other until the page is full: a node unpacks what it has packed, and large ones would be read for their length alone.
+# The first row has the end of the pruned part of the journal and the safe time; the others are the page. One statement,
+# so that all of it is true of the same moment. A change of the schema stands where it came into force, not where it was
+# decided: between the transactions on the schema before it and those on the schema that it made. Bodies are read one
+# after the other until the page is full: a node unpacks packed ones, and would read large ones only for their length.
 PAGE = """
 WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
   removed AS (SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1),
@@ -64,7 +64,7 @@ class FeedPrunedError(JournalError):
     """Raised when the node no longer has the entries after a cursor: the beginning of its journal was removed.
 
     Nothing was skipped. Go on at a node that still has it, or copy the tables and follow from there: ``bedrockish
-    export`` prints the cursor of its copy. Who must not be left behind asks for that with ``bedrockish journal hold``.
+    export`` prints the cursor of its copy. To keep entries until a consumer has them, use ``bedrockish journal hold``.
     """
 
 
@@ -203,8 +203,8 @@ class Feed:
         """Read a page; the feed moves on with every transaction, also with those that are left out.
 
         Raises:
-            FeedPrunedError: some of what comes next is no longer there; the feed stays where it is.
-            FeedUnreadableError: what comes next cannot be read; the feed stays where it is.
+            FeedPrunedError: some of the next transactions were removed; the feed stays where it is.
+            FeedUnreadableError: the next transactions cannot be read; the feed stays where it is.
         """
         _, clock, leader, _, self.safe, *_ = rows[0]
         removed = Cursor(clock, leader)

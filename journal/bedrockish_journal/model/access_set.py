@@ -9,7 +9,7 @@ space, and a range is a pair (low, high) with low <= key < high. Objects are nam
 * ``e:``      clocks, eight bytes each. A transaction reads the point of its own clock, and a schema change writes all
   from its activation on: so the two conflict just when that transaction belongs on the new schema.
 
-How columns become bytes is the engine's business; nobody else looks inside.
+Only the engine knows how columns become bytes; no other code looks inside.
 """
 
 from bisect import bisect_left
@@ -28,7 +28,7 @@ HIGH = b"\xff"  # sorts after every encoded column
 _CLOCKS, _CLOCKS_END = b"e:\0", b"e:\x01"
 LAST_CLOCK = (1 << 64) - 1
 READS, WRITES = "read_points", "write_points"
-MANY = 1_000  # single keys that are worth to be put in order: each range of somebody else is looked for among them
+MANY = 1_000  # from so many single keys on, sorting pays: each range of another transaction is looked up among them
 
 
 def clock_key(clock: int) -> bytes:
@@ -37,7 +37,7 @@ def clock_key(clock: int) -> bytes:
 
 
 def is_clock(key: bytes) -> bool:
-    """Whether a key stands for a clock."""
+    """Return whether a key stands for a clock."""
     return key.startswith(_CLOCKS)
 
 
@@ -146,7 +146,7 @@ class AccessSet:
 
 
 def _is_order(points: list[bytes]) -> bool:
-    """Whether these are many keys, and in order."""
+    """Return whether these are many keys, and in order."""
     return len(points) > MANY and all(map(lt, points, islice(points, 1, None)))
 
 

@@ -1,10 +1,10 @@
-"""Anchors: what a cluster's journals end with at a moment, signed by its nodes and kept where nobody there can write.
+"""Anchors: the ends of a cluster's journals at a moment, signed by its nodes and kept outside, out of their reach.
 
-Whoever may write to all files of a cluster can make journals in which no law is broken: cut their ends, or put another
-answer in and hash everything again. Against that helps what is outside. An anchor file has one anchor a line, each a
-JSON object: ``statement``, the text that was signed, and ``signatures``, by node. A statement names the hash of the
-line before it, so that lines can be added, but none removed from the middle or changed, as in a transparency log
-(RFC 6962 has the idea).
+An attacker with write access to all files of a cluster can make journals in which no law is broken: cut their ends, or
+put another answer in and hash everything again. Only a record outside of the cluster reveals that. An anchor file has
+one anchor a line, each a JSON object: ``statement``, the text that was signed, and ``signatures``, by node. A statement
+names the hash of the line before it, so that lines can be added, but none removed from the middle or changed, as in a
+transparency log (RFC 6962 has the idea).
 """
 
 import json
@@ -35,7 +35,7 @@ class Statement:
         cluster: the id of the cluster.
         number: of the anchor in its file, from 1.
         previous: the SHA-256 of the line before it, in hexadecimal; ``FIRST`` for the first.
-        wall_ms: milliseconds since 1970 by the wall clock of whoever asked for it.
+        wall_ms: milliseconds since 1970 by the wall clock of the program that asked for it.
         clock: the safe clock of the node that was asked: no commit up to it can appear any more.
         founders: the SHA-256 of the membership of the founders, in hexadecimal.
         members: the version of the membership in force.

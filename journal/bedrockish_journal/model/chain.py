@@ -1,7 +1,7 @@
-"""Does each timeline hang together? Ticks consecutive, each entry continuing the hash of the one before it, each hash
-the hash of what it is stored with.
+"""The check that each timeline is a chain: consecutive ticks, each entry continuing the hash of the one before it, each
+hash the hash of the content stored with it.
 
-What is found is data, not an exception: an auditor wants all of it, from every file at once.
+Findings are data, not exceptions: an auditor wants all of them, from every file at once.
 """
 
 from collections.abc import Iterable, Iterator

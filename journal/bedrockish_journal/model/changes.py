@@ -20,7 +20,7 @@ Row = tuple[Value, ...]
 
 INSERT, UPDATE, DELETE = "INSERT", "UPDATE", "DELETE"
 PIECE = 2_000  # rows that are encoded, or decoded, at a time: some milliseconds
-AT_ONCE_BYTES = 1 << 18  # of what is decoded in one go
+AT_ONCE_BYTES = 1 << 18  # decoded in one go
 READ_BYTES = 512  # that the decoder reads ahead at least; more has it go back further after each row
 INT64 = 1 << 63
 DO, SEE, FAIL = "do", "see", "fail"
@@ -69,7 +69,7 @@ class Step:
     Attributes:
         sql: the statement, with the values of its parameters written into it.
         kind: ``do``; ``see`` if it only reads; ``fail`` if it failed, and must again.
-        told: a digest of what its client was told of it; empty if that was nothing that could be otherwise.
+        told: a digest of the result that its client was told; empty if no other result was possible.
     """
 
     sql: str
@@ -182,10 +182,10 @@ def decode_changes_in_pieces(data: bytes) -> Iterator[list[Change]]:
 def decode_change_rows(data: bytes) -> tuple[Any, Iterator[list[Any]]]:
     """Return the tables of ``encode_changes``, each with its columns, and its changes as they were packed, in pieces.
 
-    A change is a list: the place of its table, and then as in ``Change``. What they are is not checked.
+    A change is a list: the place of its table, and then as in ``Change``. The types of its items are not checked.
 
     Raises:
-        EntryMalformedError: the bytes are no two lists; of the changes, that is found only on the way.
+        EntryMalformedError: the bytes are not two lists; a malformed list of changes is found only on the way.
     """
     start = _start_of_rows(data) if len(data) > AT_ONCE_BYTES else None
     if start is not None:
@@ -262,7 +262,7 @@ def encode_statements(statements: Sequence[str]) -> bytes:
 
 
 def encode_steps(steps: Iterable[Step]) -> bytes:
-    """Return the canonical bytes of a schema change: a text for what nobody was told of, else [text, kind, told]."""
+    """Return the canonical bytes of a schema change: a text for a ``do`` without ``told``, else [text, kind, told]."""
     return cbor2.dumps(
         [step.sql if step.kind == DO and not step.told else [step.sql, step.kind, step.told] for step in steps]
     )

@@ -85,7 +85,7 @@ class FileUnreadableError(JournalFileError):
 class JournalPrunedError(JournalFileError):
     """Raised when a reader needs an entry that the file no longer holds: the beginning of its journal was removed.
 
-    Nothing was skipped. Read from a node, a backup or an export that still has the entry; or begin anew and say so,
+    Nothing was skipped. Read from a node, a backup or an export that still has the entry; or start again and say so,
     with the option ``starting=oldest`` and a new checkpoint.
 
     Attributes:
@@ -151,6 +151,6 @@ class TargetUnwritableError(JournalFileError):
 class MomentError(JournalError):
     """Raised when a database cannot be made as it was at some moment from the files that were given.
 
-    The text is no moment, or the files do not tell the whole of it: it is later than they are complete, or earlier than
-    what they begin with. Nothing was written. The message says which file or which moment would do.
+    The text is not a moment, or the files do not cover it: they are complete only up to an earlier moment, or begin
+    after it. Nothing was written. The message says which file or which moment would do.
     """

@@ -38,10 +38,10 @@ class Moment:
     vector: Vector | None = None
 
     def has(self, entry: Entry) -> bool:
-        """Whether an entry belongs to what there was at this moment.
+        """Return whether an entry was in the journal at this moment.
 
         Raises:
-            MomentError: it does, and something that it has seen does not: no node ever stood there.
+            MomentError: it was, and an entry that it has seen was not: no node was ever in that state.
         """
         if self.clock is not None:
             return entry.txid.clock <= self.clock
@@ -70,14 +70,14 @@ class Moment:
 
 
 def parse_moment(text: str, now_ms: int) -> Moment:
-    """Read a moment: a clock, which is in it; a time, of which all before is in it; or a vector of places.
+    """Read a moment: a clock, with its commits; a time, with all commits before it; or a vector of places.
 
     Args:
         text: the moment as typed.
         now_ms: Unix time in milliseconds; nothing later can be asked for.
 
     Raises:
-        MomentError: it is none of them, or in the future.
+        MomentError: it has another form, or is in the future.
     """
     text = text.strip()
     if re.fullmatch("[0-9]+", text):

@@ -1,10 +1,10 @@
-"""In which orders may entries be applied? Any that respects two rules, and all of them give the same database:
+"""The orders in which entries may be applied: all that respect two rules, and they all give the same database:
 
 * the entry before it in its timeline is applied (a timeline never jumps: E2 without E1 is never applied), and
-* every component of its ``after`` is covered by what is applied.
+* every component of its ``after`` is covered by the applied entries.
 
 A second label of one transaction (adopted by S, later found in L's timeline) is an entry like any other here: it covers
-its tick. That it changes no data is the business of whoever applies it.
+its tick. The code that applies it must see to it that it changes no data.
 
 Only the next entry of each timeline can ever be applicable, so the orders are made by interleaving timelines and need
 no more memory than one entry of each.

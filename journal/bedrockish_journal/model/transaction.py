@@ -1,7 +1,7 @@
-"""A transaction as its leader describes it: what BEGIN carries, what voters keep, what the journal holds as the body.
+"""A transaction as its leader describes it: the content of BEGIN, the record of the voters, the body in the journal.
 
-It is encoded once, by its leader; everybody else keeps and passes on those very bytes, so a hash over them proves the
-whole conversation to be about the same thing.
+It is encoded once, by its leader; all other nodes keep and pass on those very bytes, so a hash over them proves the
+whole conversation to be about the same transaction.
 """
 
 from dataclasses import field
@@ -149,18 +149,19 @@ class Transaction:
         kind: ``rows``, ``schema`` or ``members``: how ``changes`` is to be read.
         access_set: what X read and wrote.
         changes: encoded row changes, schema statements or membership.
-        result: what the client is answered, encoded; kept so that a retry gets the same answer.
+        result: the encoded answer to the client; kept so that a retry gets the same answer.
         rollbacks: the leader's transactions that it has given up and of which it did not yet know that a majority
-            accepted this; whoever approves or holds X accepts their rollback first.
+            accepted this; a node that approves or holds X accepts their rollback first.
         activates: of a schema change, the clock from which on it is in force: transactions with a smaller clock run on
             the schema before it, all others on the one that it makes. 0: from its commit on, as journals of earlier
             versions have it.
         joined: further commands that were executed after ``command``, one after the other, in the same transaction:
-            each with what its client is answered.
+            each with the answer to its client.
         shares: how many of ``changes`` each of its commands made, in their order; empty if there is one command, or if
-            it cannot be told: earlier releases did not, and what several did to tables with VIRTUAL columns is merged.
-        users: whose each of its commands is, in their order: what its client showed who it is; an empty text where it
-            had to show nothing. Empty if that is so of all of them.
+            it cannot be told: earlier releases did not record it, and the changes of several commands to tables with
+            VIRTUAL columns are merged.
+        users: the user of each of its commands, in their order, as authenticated; an empty text where the client did
+            not have to show who it is. Empty if that is so of all of them.
         digests: of each of its commands, in their order, the digest of the request that it was; empty in entries of a
             release that did not keep them.
         body: the canonical bytes of all of the above.

@@ -2,7 +2,7 @@
 
 A vector is a plain mapping from node to tick. A missing component is 0, and zeros are never stored, so equal
 vectors are equal mappings. The bracket form of the gist, ``[4, *, 0, *, 0]``, needs the list of the nodes to be
-printed or read; a ``*`` in it is a component that nobody speaks for, and is not the same as 0.
+printed or read; a ``*`` in it is a component for which no node speaks, and is not the same as 0.
 """
 
 from collections.abc import Mapping, Sequence

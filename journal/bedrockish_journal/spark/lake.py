@@ -57,7 +57,7 @@ class Lake:
         directory: which ``bedrockish lake`` has written; every worker must see it under this path.
 
     Raises:
-        FileMissingError: there is no lake there, or nothing is in it yet.
+        FileMissingError: the directory has no lake, or an empty one.
         JournalError: the library for its format is not installed.
     """
 
@@ -105,7 +105,7 @@ class Lake:
 
         Args:
             table: its name.
-            as_of: as they were at a clock or at a time, with what was committed at it; by default the last.
+            as_of: a clock or a time, commits at it included; by default the last.
 
         Raises:
             FileMissingError: the lake has no such table.
@@ -125,7 +125,7 @@ class Lake:
         """Return every version of each row, and from when to when it was the one (a slowly changing dimension).
 
         ``_valid_from`` and ``_valid_to`` are times, ``_commit_clock`` and ``_clock_to`` the same by the cluster's
-        clock. What is there now has no end; a version with two equal clocks was gone before its commit was over.
+        clock. The present version has no end; a version with two equal clocks was gone before its commit was over.
 
         Raises:
             FileMissingError: the lake has no such table.

@@ -21,7 +21,7 @@ class DrawnIds:
     """Watches statements on a connection, while it is entered.
 
     Attributes:
-        table: into which rows were inserted that may have drawn ids; empty if there is none.
+        table: a table with inserted rows that may have drawn ids; empty if no such row was inserted.
     """
 
     def __init__(self, db: apsw.Connection) -> None:

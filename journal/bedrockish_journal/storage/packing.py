@@ -1,13 +1,13 @@
 """Old entries in less room: runs of a timeline whose labels and bodies are compressed together.
 
 A *pack* holds consecutive entries of one timeline. Their rows stay in the journal's table, with every column that is
-searched by; what the pack has instead is emptied: label, body, and the hashes, which follow from those, but for the
-``prev`` of its first entry and the ``hash`` of its last, so that what stands before and after can be compared in plain
-SQL. The bytes come back as they were hashed, or not at all: a pack of which the chain of hashes does not end in the
-hash that is kept beside it gives nothing.
+searched by; the columns that the pack replaces are emptied: label, body, and the hashes, which follow from those, but
+for the ``prev`` of its first entry and the ``hash`` of its last, so that the entries before and after can be compared
+in plain SQL. The bytes come back as they were hashed, or not at all: a pack whose chain of hashes does not end in the
+hash that is kept next to it gives nothing.
 
-``install`` lays a view over the table, on one connection, under the table's own name: whatever reads the journal there
-reads all of it, and need not know of packs. Who writes into the table names ``main.bedrockish_journal``.
+``install`` lays a view over the table, on one connection, under the table's own name: every reader of the journal there
+reads all of it, and need not know of packs. Code that writes into the table names ``main.bedrockish_journal``.
 
 No database is imported here: the functions work with connections of apsw and of Python's ``sqlite3``.
 """
@@ -36,11 +36,11 @@ CREATE UNIQUE INDEX IF NOT EXISTS bedrockish_packed_place ON bedrockish_packed(l
 """
 TABLE = "bedrockish_packed"
 FUNCTION = "bedrockish_unpacked"
-ENTRIES_MAX = 256  # of a pack: to read one entry, all of them are unpacked, in some three milliseconds
-ENTRIES_MIN = 32  # fewer are not worth it: what comes between is of another kind, or large
+ENTRIES_MAX = 256  # of a pack: reading one entry unpacks all of them, which takes some three milliseconds
+ENTRIES_MIN = 32  # a shorter run is not worth it: entries of another kind, or large ones, end a run
 PACK_BYTES = 128 << 10  # of labels and bodies, at which a pack is full
 BODY_BYTES_MAX = 16 << 10  # a longer body stays as it is: its keys and hashes are hardly anything of it
-RAW_BYTES_MAX = 1 << 20  # no pack unfolds to more: it has PACK_BYTES and one body, and what CBOR adds
+RAW_BYTES_MAX = 1 << 20  # no pack unfolds to more: it has PACK_BYTES and one body, and CBOR's overhead
 TIMELINES_MAX = 64  # of which a connection keeps the pack that it read last
 
 _SEARCHED = "seq, leader, tick, clock, origin, command, kind, repeat, applied_ms"
@@ -131,7 +131,7 @@ class Run:
     def pack(self) -> Pack | None:
         """Compress them, which takes some milliseconds; in any thread. None if they would not come back as they are.
 
-        The pack is going to be all that there is of them, so it is unpacked before anybody relies on it.
+        The pack is going to be all that there is of them, so it is unpacked here as a check.
         """
         labels, bodies = [one[0] for one in self.entries], [one[1] for one in self.entries]
         packed = bz2.compress(cbor2.dumps([labels, bodies]))
@@ -141,7 +141,7 @@ class Run:
 
 
 class Unpacker:
-    """Unpacks entries on one connection. What it was read from once never changes: a place has one entry."""
+    """An unpacker of entries on one connection. Its cache is never stale: the entry at a place never changes."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
@@ -167,7 +167,7 @@ class Unpacker:
 
 
 def install(db: Connection, create_function: Callable[[str, Callable[..., bytes]], None]) -> None:
-    """Have a connection read the journal with what is packed in it; ``create_function`` is the connection's own."""
+    """Let a connection read the journal, packed entries included; ``create_function`` is the connection's own."""
     create_function(FUNCTION, Unpacker(db))
     _run(db, _VIEW, ())
 
@@ -277,9 +277,9 @@ def write(db: Connection, pack: Pack) -> None:
 
 
 def cut(db: Connection, leader: str, upto: int) -> None:
-    """Remove the packs of a timeline up to a tick, inside the caller's transaction, and the beginning of one.
+    """Remove the packs of a timeline up to a tick, inside the caller's transaction.
 
-    Of one that goes on behind it nothing is left of what was removed.
+    Pack the rest of a pack that goes on behind the tick again, so that nothing is left of the removed entries.
 
     Args:
         db: a node's connection.

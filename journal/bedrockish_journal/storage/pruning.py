@@ -1,10 +1,10 @@
-"""Forgetting the beginning of a journal: what was removed leaves a mark, at which the rest can still be verified.
+"""Removal of the beginning of a journal: a mark stays in its place, from which the rest can still be verified.
 
 Only a prefix of a timeline is ever removed, and never its last entry. For each timeline the table
 ``bedrockish_pruned`` keeps the tick and the hash of the last entry that was removed, so the entry after it still has
 something to continue; and the greatest (clock, origin) that was removed, so that a feed knows whether it has missed
 anything. The ids of the commands that were removed go to ``bedrockish_past``, so that none of them is run again.
-Memberships that were removed are kept beside it, because later quorums are counted by them.
+Memberships that were removed are kept as well, because later quorums are counted by them.
 
 Functions over a connection that belongs to the caller: nothing here begins or commits a transaction.
 """
@@ -230,11 +230,10 @@ def forget_commands(db: apsw.Connection, commands: Mapping[str, int]) -> None:
 
 
 def size(db: apsw.Connection) -> tuple[int, int, int]:
-    """Return (entries, about how many bytes, the smallest clock) of what the journal holds.
+    """Return (number of entries, bytes, smallest clock) of the journal.
 
-    The bytes are those of labels and bodies of up to some hundred entries spread over the journal, and what lies
-    around them, times how many there are; and of what is packed: close enough to decide by, and quick in a journal of
-    any size.
+    The bytes are an estimate: the average row of up to some hundred entries spread over the journal, times the number
+    of entries, plus the packs. It is close enough to decide by, and quick in a journal of any size.
     """
     row = db.execute("SELECT count(*), min(seq), max(seq) FROM bedrockish_journal").fetchone()
     assert row is not None
@@ -271,8 +270,8 @@ def _bytes_each(db: apsw.Connection, first: int, last: int) -> float:
 def aged(db: apsw.Connection, clock: int) -> int:
     """Return a clock up to which all may be removed as too old: ``clock``, or 0 if nothing is known to be that old.
 
-    What a new cluster commits before its nodes know what time it is has the clocks of 1970. It is older than what came
-    after it, and by how much nobody knows; so it goes with that.
+    The commits of a new cluster whose nodes do not know the time yet have clocks of 1970. They are older than the
+    commits after them, by an unknown amount; so they are removed together with these.
     """
     query = "SELECT min(clock) FROM bedrockish_journal WHERE repeat = 0 AND clock >= ?"
     first = db.execute(query, (COUNTED,)).get

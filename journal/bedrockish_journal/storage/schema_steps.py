@@ -1,12 +1,13 @@
-"""How the statements of a schema change are run at the moment from which it is in force, and what is compared then.
+"""Execution of the statements of a schema change when it comes into force, and comparison of their results.
 
-A change may hold more than definitions: statements that write rows, and that read them. Somebody ran them before, one
-after the other, to learn their answers, and what he was told is in the change as a digest. At its activation all nodes
-have the same tables before them, so the statements give the same on each of them; where one gives something else than
-was told, the change fails, on every node alike. So it is as if the transaction had run just then, all at once.
+A change may hold more than definitions: statements that write rows, and that read them. They were run before, one after
+the other, to learn their answers, and the answers that the client was told are in the change as digests. At its
+activation all nodes have the same tables, so the statements give the same results on each of them; where a result
+differs from the one that was told, the change fails, on every node alike. So it is as if the whole transaction had run
+at that moment.
 
-What was told of rows is all of them, in their order if the statement has an ORDER BY. Of a number of rows changed, it
-is whether there was none, one or more: a copy of a table is not void because the table has grown meanwhile.
+For rows, all of them are compared, in their order if the statement has an ORDER BY. For a number of changed rows, it is
+compared whether it was zero, one or more: a copy of a table is not void because the table has grown since.
 """
 
 import re
@@ -189,7 +190,7 @@ def switch(db: apsw.Connection, *, on: bool) -> None:
 def enforce_checks(db: apsw.Connection, *, on: bool) -> None:
     """Let statements that are compiled from now on obey CHECKs, or not.
 
-    SQLite sets it when it compiles the PRAGMA. If it ran, too, it would have all cached statements compiled again; so
-    it is only explained. Whoever keeps statements must keep those apart that were compiled without CHECKs.
+    SQLite sets the flag when it compiles the PRAGMA. Running it, too, would make SQLite compile all cached statements
+    again; so it is only explained. A cache of statements must keep those apart that were compiled without CHECKs.
     """
     db.execute(f"EXPLAIN PRAGMA ignore_check_constraints = {int(not on)}", can_cache=False).close(True)

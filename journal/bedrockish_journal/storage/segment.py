@@ -1,7 +1,7 @@
 """A segment: a piece of a cluster's journal in a file of its own, which grows at its end, as a continuous backup does.
 
 It is a journal like that in a node's file, of which the beginning was removed: it has marks where it begins, says which
-cluster it is of, and up to which clock it is complete. Whatever reads journals reads it.
+cluster it is of, and up to which clock it is complete. Every reader of journals can read it.
 """
 
 import os
@@ -89,9 +89,9 @@ class Segment:
         self.heads, self.safe = found, max(safe, self.safe)
 
     def settle(self) -> bool:
-        """Bring all that was taken into the one file, for whoever reads its bytes before more is taken.
+        """Checkpoint all entries taken into the one file, so that its bytes can be read before more is taken.
 
-        False if somebody reads in it, and it has to be tried again.
+        Return whether that is done; if not, a reader was in the way, and the caller has to try again.
 
         Raises:
             TargetUnwritableError: the file cannot be written.

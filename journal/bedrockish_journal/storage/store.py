@@ -90,7 +90,7 @@ _APPLIED = _HEADS.replace("SELECT leader, tick, hash", "SELECT leader, tick")
 
 _BYTES = "prev, label, body, hash"
 _READ = f"SELECT tick, {_BYTES} FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick"
-# What is packed is not unpacked for it: it counts as much as it can have.
+# A packed entry is not unpacked for it: it counts as its share of a full pack.
 _TAKEN = f"CASE WHEN label <> x'' THEN length(label) + length(body) ELSE {PACK_BYTES // ENTRIES_MAX} END"
 _SIZE = f"""SELECT count(*), sum(taken) FROM (
   SELECT {_TAKEN} AS taken
@@ -297,7 +297,7 @@ def has_journal(db: apsw.Connection) -> bool:
 def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
     """Open any SQLite file to read it, also one that a running node writes or that a killed node left behind.
 
-    Nothing is written into the database; beside it SQLite may create its ``-shm`` file.
+    Nothing is written into the database; SQLite may create its ``-shm`` file next to it.
 
     Raises:
         FileMissingError: there is no such file.

@@ -59,7 +59,7 @@ class Beginning:
             return
         with target.backup("main", self.source[1], "main") as backup:
             backup.step(-1)
-        target.pragma("journal_mode", "delete")  # of a running node's file it would be a log beside it
+        target.pragma("journal_mode", "delete")  # else a copy of a running node's file would have a log next to it
         target.execute("PRAGMA foreign_keys = OFF")
         with target:
             query = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'bedrockish_*'"

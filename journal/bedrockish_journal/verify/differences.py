@@ -19,12 +19,12 @@ ZERO = "bedrockish_zero"  # an SQL function that tells -0.0 from 0.0
 
 
 class Difference(NamedTuple):
-    """One row, or one definition, that is not the same.
+    """A row or a definition that differs.
 
     Attributes:
-        table: the table, or the name of what is defined differently.
+        table: the table, or the name of the definition that differs.
         key: the row, as SQL would write its key; None for a definition.
-        text: what is there and what should be, in a sentence.
+        text: the actual and the expected state, in a sentence.
     """
 
     table: str
@@ -33,11 +33,11 @@ class Difference(NamedTuple):
 
 
 def differences(path: str, should_be: str, limit: int) -> list[Difference]:
-    """Return the first differences of a database from what it should be, by table and key.
+    """Return the first differences between a database and the expected one, by table and key.
 
     Args:
-        path: the database; nothing else may write to it meanwhile.
-        should_be: what it should be like.
+        path: the database; no other program may write to it during the comparison.
+        should_be: the expected database.
         limit: how many differences to return at most.
     """
     db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)

@@ -1,7 +1,7 @@
 """A backup drill: is this file a backup from which a database can be made, and the right one?
 
-The file is restored, as in an emergency, and what comes out is compared with what its journal makes, as far as that
-tells: a whole journal by itself, one whose beginning was removed together with an older backup.
+The file is restored, as in an emergency, and the result is compared with the tables that its journal makes, if these
+are known: from a whole journal by itself, from one whose beginning was removed together with an older backup.
 """
 
 import os
@@ -37,7 +37,7 @@ class Drill:
         complete: the clock up to which it has every commit.
         latest: the greatest clock in it.
         digest: of the database that was restored from it.
-        unproven: why its tables could not be compared with what a journal makes of them; empty if they were.
+        unproven: why its tables could not be compared with those that a journal makes; empty if they were.
     """
 
     path: str
@@ -59,14 +59,14 @@ def drill(
     """Verify a backup, restore it to a temporary place, and compare.
 
     Args:
-        path: a node's file that nobody writes.
+        path: a node's file that no program writes.
         older: an older backup, for a journal whose beginning was removed.
         prepare: gives a connection the functions and collations of plugins.
-        say: called with what is done next.
+        say: called with each step before it begins.
 
     Raises:
         JournalFileError: one of them is not a node's file.
-        MomentError: the older one is not older, or somebody writes the file.
+        MomentError: the older one is not older, or a program writes the file.
     """
     found = Drill(os.fspath(path))
     say("reading every page")

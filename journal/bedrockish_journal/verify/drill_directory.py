@@ -45,7 +45,7 @@ class DirectoryDrill(Drill):
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A snapshot or a segment as it was when the drill began; the last segment may grow meanwhile.
+    """A snapshot or a segment as it was when the drill began; the last segment may grow during the drill.
 
     Attributes:
         begins: the tick of each timeline after which it begins.
@@ -104,10 +104,10 @@ def drill_directory(
         folder: its directory.
         older: an older backup, for a first snapshot whose journal has no beginning any more.
         prepare: gives a connection the functions and collations of plugins.
-        say: called with what is done next.
+        say: called with each step before it begins.
 
     Raises:
-        FileMissingError: there is no snapshot in it, or a file was removed meanwhile because it was too old.
+        FileMissingError: it has no snapshot, or a file was removed during the drill because it was too old.
         MomentError: the older backup is not older.
     """
     folder = Path(folder)

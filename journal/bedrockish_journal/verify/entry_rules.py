@@ -1,8 +1,8 @@
 """The rules for one entry, given all that the same node applied before it. Pure; ``verify`` feeds it.
 
-The state is one vector, a few numbers for each entry (its clock, and for each node what it had seen and who approved)
-and the memberships: a journal of millions of entries is walked through without holding it. The names of the laws are
-those of ``bedrockish_journal.model.laws``.
+The state is one vector, a few numbers for each entry (its clock, the ticks that it had seen, the nodes that approved
+it) and the memberships: a journal of millions of entries is walked through without holding it. The names of the laws
+are those of ``bedrockish_journal.model.laws``.
 """
 
 from array import array
@@ -129,7 +129,7 @@ class Audit:
                 second labels.
             removed: where the timelines begin of which something was removed.
             is_judged: whether the very entry was looked at before, and its changes need not be decoded again.
-            memberships: all that the file has, by version: their users have the rights to what they do.
+            memberships: all that the file has, by version; they hold the rights of the users.
         """
         self._rights = Rights(memberships or {})
         self._is_judged = is_judged

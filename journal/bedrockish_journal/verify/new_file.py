@@ -34,9 +34,9 @@ class NewFile:
             raise TargetExistsError(self.name, f"{self.name} exists already; name another file, or remove it first")
 
     def compact(self, db: apsw.Connection) -> None:
-        """Write the database anew, without free pages; VACUUM in its place would give rows other rowids.
+        """Write the database again, without free pages; VACUUM in its place would give rows other rowids.
 
-        The connection has to be closed then: what it has open is the old one.
+        The connection has to be closed afterwards: it still has the old file open.
         """
         db.execute("VACUUM INTO ?", (self._compact,))
         os.replace(self._compact, self.path)

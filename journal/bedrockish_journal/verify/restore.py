@@ -18,13 +18,13 @@ SNAPSHOTS, SEGMENTS = "snapshot-??????.db", "journal-??????.db"
 
 
 def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment | None]:
-    """Return what a continuous backup has for a moment: a snapshot, the segments to go on with, and the moment.
+    """Return the files of a continuous backup for a moment: a snapshot, the segments that follow; and the moment.
 
-    Without a moment that is the last one up to which the directory is complete; or all that is in it, if it has only
-    just begun, and its one snapshot is later than that.
+    By default, the moment is the last one up to which the directory is complete; or None, for all that is in it, if
+    the backup has only just begun, and its one snapshot is later.
 
     Raises:
-        FileMissingError: there is no snapshot in the directory.
+        FileMissingError: the directory has no snapshot.
     """
     snapshots, segments = sorted(folder.glob(SNAPSHOTS)), sorted(folder.glob(SEGMENTS))
     if not snapshots:
@@ -66,22 +66,22 @@ def restore(
     progress: Callable[[int], None] | None = None,
     prepare: Prepare | None = None,
 ) -> Report:
-    """Write a plain database with what a cluster held at a moment.
+    """Write a plain database with the tables of a cluster at a moment.
 
-    The tables of the backup are gone on from, if they are not later than the moment; else everything is made from the
-    journal, if that is whole.
+    Start from the tables of the backup, if they are not later than the moment; else make everything from the journal,
+    if that is whole.
 
     Args:
         backup: a node's file.
         target: the file to write; it must not exist. It is there when it is whole and durable, and not before.
-        journals: nodes' files, or backups, that have what came after the backup.
+        journals: nodes' files, or backups, with the entries after the backup.
         until: the moment; None for all that is in the files.
         progress: called with the number of entries taken, now and then.
         prepare: gives a connection the functions and collations of plugins.
 
     Raises:
-        MomentError: the files do not have just what there was then.
-        JournalError: they are no journals, or do not fit each other; or the target cannot be written.
+        MomentError: the files do not have exactly the entries of that moment.
+        JournalError: they are not journals, or do not fit each other; or the target cannot be written.
     """
     name = os.fspath(backup)
     db = open_readonly(backup)

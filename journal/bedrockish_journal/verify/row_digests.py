@@ -2,8 +2,8 @@
 itself.
 
 Two nodes apply concurrent transactions in different orders, so their snapshots are rarely the same cut. A question can
-therefore name a vector: the answer then also lists the keys that transactions beyond it have written. What no such
-transaction wrote must be the same at all nodes, whatever else they have applied.
+therefore name a vector: the answer then also lists the keys that transactions beyond it have written. All other rows
+must be the same at all nodes, whatever else they have applied.
 """
 
 from collections.abc import Iterator, Mapping
@@ -81,7 +81,7 @@ def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None
     Args:
         db: a connection that only reads; one snapshot is taken of it.
         asked: the range.
-        beyond: list each row, and what transactions beyond this vector have written; None: only one digest of all.
+        beyond: list each row, and the keys that transactions beyond this vector wrote; None: only one digest of all.
     """
     db.execute("BEGIN")
     try:

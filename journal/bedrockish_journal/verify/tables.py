@@ -33,11 +33,11 @@ def why_not_whole(db: apsw.Connection) -> str:
 
 
 def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, limit: int) -> list[Difference]:
-    """Return the first differences of a node's tables from what its journal makes, by table and key.
+    """Return the first differences between a node's tables and those that its journal makes, by table and key.
 
     If the cluster began with tables, only the tables that the journal makes are compared.
 
-    The file is copied first, so that of a running node can be given.
+    The file is copied first, so it may be that of a running node.
 
     Args:
         path: a node's file.
@@ -45,7 +45,7 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
         limit: how many differences to return at most.
 
     Raises:
-        JournalError: the journal is no such thing, or it does not fit itself; or the file cannot be read.
+        JournalError: the journal is not one, or is inconsistent; or the file cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
         copy, made = Path(folder, "copy.db"), Path(folder, "made.db")

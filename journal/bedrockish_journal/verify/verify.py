@@ -2,7 +2,7 @@
 
 Every file is walked once in the order in which its node applied it (``bedrockish_journal.verify.entry_rules`` has the
 laws), then all files side by side by timeline, and all transactions together (``conflicts``). Nothing that a file
-claims is believed: hashes are computed anew from the stored bytes.
+claims is believed: hashes are computed again from the stored bytes.
 """
 
 import contextlib
@@ -67,9 +67,9 @@ class Verification:
     Attributes:
         findings: all that is wrong; empty when the journals hold.
         counts: one for each file.
-        lacks: for each node the (leader, first tick, last tick) that others have and it does not. To be behind is no
-            fault.
-        unseen: the laws that were not looked at, each with what would.
+        lacks: for each node the (leader, first tick, last tick) that others have and it does not. Being behind is not
+            a fault.
+        unseen: the laws that were not looked at, each with the option or file that it needs.
     """
 
     findings: list[Finding]
@@ -93,7 +93,7 @@ def verify(sources: Sequence[Source], progress: Progress | None = None) -> Verif
         progress: called with a node and the number of its entries seen, now and then.
 
     Raises:
-        JournalFileError: a file is not one that has a journal, or has a text in it that is none.
+        JournalFileError: a file has no journal, or a text in its journal is not UTF-8.
     """
     try:
         return _verify(sources, progress)
@@ -299,7 +299,7 @@ def _well_typed(row: Stored) -> bool:
     )
 
 
-# NOT INDEXED: the unique index that should make this impossible is part of what is being verified.
+# NOT INDEXED: the unique index that should make this impossible is itself being verified.
 _TWICE = """SELECT min(leader), min(tick), clock, origin, count(*) FROM main.bedrockish_journal NOT INDEXED
   WHERE repeat = 0 GROUP BY clock, origin HAVING count(*) > 1"""
 
@@ -360,9 +360,9 @@ def _place(row: tuple[str, int, str, bytes]) -> tuple[str, int]:
 
 
 def _verify_own_tails(opened: list[tuple[str, apsw.Connection]], counts: list[Counts], findings: list[Finding]) -> None:
-    """A node alone writes its timeline, before anybody hears of it: others can never have more of it than itself.
+    """Check that no file has more of a node's timeline than the node's own, since the node writes it before others see it.
 
-    Its end is read anew, after all other files, because the nodes may be running.
+    Its end is read again, after all other files, because the nodes may be running.
     """
     for node, db in opened:
         _end(db)

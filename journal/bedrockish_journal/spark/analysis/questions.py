@@ -137,9 +137,9 @@ def readable_key(key: str | Column) -> Column:
 
 
 def meetings(access_sets: DataFrame, within_ms: int = 1000) -> DataFrame:
-    """Return who meets whom: how often a transaction of one leader wrote a key that another had just used.
+    """Return how often transactions of two leaders met at a key that at least one of them wrote.
 
-    Only neighbours in the order of a key are counted, so a key that everybody writes costs no more than others.
+    Only neighbours in the order of a key are counted, so a key that every leader writes costs no more than others.
 
     Args:
         access_sets: the table ``footprints``.

@@ -82,7 +82,7 @@ def export(
     *,
     oldest: bool = False,
 ) -> Progress:
-    """Bring the export of one node's journal up to what the journal holds when this begins.
+    """Bring the export of one node's journal up to the end that the journal has when this begins.
 
     Args:
         feed: the journal.
@@ -94,7 +94,7 @@ def export(
     Raises:
         ExportError: the directory is something else, or in use.
         ChainBrokenError: the journal does not continue what was exported.
-        JournalError: the journal cannot be read, or has lost what comes next.
+        JournalError: the journal cannot be read, or has lost the next entries.
     """
     node = feed.context.node
     with locked(directory):

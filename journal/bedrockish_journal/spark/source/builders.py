@@ -11,7 +11,7 @@ from bedrockish_journal.spark.source.columns import ARROW
 from bedrockish_journal.storage.row import Stored
 
 BATCH_ROWS = 1024  # with more, Python looks at what is held for garbage so often that it costs a third
-BATCH_BYTES = 8 << 20  # of entries, that are held at once
+BATCH_BYTES = 8 << 20  # of the entries held at once
 Part = tuple[Sequence[int], Mapping[str, Any]]  # some rows: the place of each among all, and columns by name
 
 

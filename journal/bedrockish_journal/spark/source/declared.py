@@ -1,9 +1,8 @@
-"""What a table's columns have been declared as, since there are schema changes: what its typed columns follow from.
+"""The declarations of a table's columns over all schema changes, from which its typed columns follow.
 
 A column keeps the type that it had first. The schema changes are run once more, in a database of their own in memory
-that has no rows: only those of tables and views, within bounds, because a file that somebody altered may hold anything.
-What cannot be run there, such as a table that needs a function of a plugin, is taken from the schema that the node has
-now.
+that has no rows: only those of tables and views, within bounds, because an altered file may hold anything. A definition
+that cannot be run there, such as a table that needs a function of a plugin, is taken from the node's present schema.
 """
 
 import re

@@ -24,7 +24,7 @@ class Feed(Protocol):
 
     @property
     def context(self) -> Context:
-        """What its rows have in common."""
+        """The context that its rows share."""
 
     @property
     def ask(self) -> Ask:

@@ -55,7 +55,7 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
     at_rest = not os.access(directory, os.W_OK) and not os.path.exists(f"{path}-wal")
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro" + ("&immutable=1" if at_rest else "")
     try:
-        # One after the other, threads of whoever takes batches may read: DuckDB asks for them in one of its own.
+        # Several threads may read, one after the other: DuckDB, for example, takes the batches in a thread of its own.
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False)) as db:
             db.text_factory = partial(str, encoding="utf-8", errors="replace")
             if not _has_table(db, "bedrockish_journal"):

@@ -26,11 +26,11 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def limits_of(condition: Filter, told: Mapping[str, str]) -> tuple[Limits, bool]:
-    """Return what a condition says about which entries are wanted, and whether that is all that it says.
+    """Return the limits that a condition sets on the wanted entries, and whether they express all of it.
 
     Args:
         condition: as Spark has it.
-        told: the columns by which less is read, with what each of them is: leader, tick, clock, committed_at or table.
+        told: the columns by which less is read, each with its meaning: leader, tick, clock, committed_at or table.
     """
     if not isinstance(
         condition, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual | In

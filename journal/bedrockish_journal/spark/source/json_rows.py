@@ -1,7 +1,7 @@
 """Rows as lossless JSON text, because Spark parses JSON in the JVM, faster than Python builds typed rows.
 
 An integer is a JSON number of up to 64 bits; a float always has a point or an exponent (``5.0``), in the shortest form
-that reads back as the same bits; text is a JSON string; NULL is ``null``. What JSON cannot hold is an object, which no
+that reads back as the same bits; text is a JSON string; NULL is ``null``. Values beyond JSON are objects, which no
 SQLite value ever is: ``{"$blob": "<base64>"}`` and ``{"$float": "inf"}`` or ``"-inf"``.
 """
 

@@ -1,6 +1,6 @@
 """The journal of a running node, read over the network through the ordinary client, in pages that take milliseconds.
 
-Stale reads, which wait for nobody, and pages of bounded size: the node goes on as if it answered any other client.
+Reads are stale ones, which never wait, and pages have a bounded size: to the node this is a client like any other.
 After each page the reader rests as long as the node has taken, so that it never has more than half of a node's time.
 """
 
@@ -98,7 +98,7 @@ class NodeFeed:
     def _page(self, leader: str, low: int, high: int, wanted: Wanted) -> tuple[int, list[int]]:
         """Return where a page that begins at tick ``low`` ends, and which ticks it has.
 
-        It has one entry, whatever the size of that, or many small ones; and none if there are none for a while.
+        The page has one entry of any size, or many small ones; or no entry, if the next ``PAGE_TICKS`` ticks have none.
         """
         window = min(high, low + PAGE_TICKS - 1)
         span = (leader, low, window)

@@ -27,17 +27,17 @@ class Options:
     Attributes:
         path: the journals: comma separated node files, globs, directories, and URLs of running nodes.
         table: which table.
-        rows: of which table of the user's the changes are wanted, with its columns typed, instead of ``table``.
+        rows: the user's table whose changes are wanted, with its columns typed, instead of ``table``.
         limits: which entries and changes are wanted.
         columns: the columns wanted, in this order; empty for all.
-        partition_rows: commits read by one task; None for what is usual, which for a running node is all by one.
+        partition_rows: commits read by one task; None for the default: of a running node, one task reads all.
         skip_malformed: leave out entries that cannot be decoded, instead of failing.
         pushdown: take the conditions of a query from Spark.
         newest: of several copies of a node's journal read the one that goes furthest, instead of failing.
         starting: where a new stream begins.
-        until: how far a stream goes: to what the node has applied, or to its safe time.
+        until: the end of a stream: the last entry that the node has applied, or its safe time.
         max_commits: commits of each node in one batch of a stream at most; None for all that there are.
-        access: how running nodes let us in: user, password, ca, cert and key, as far as they are not in the URLs.
+        access: credentials for running nodes: user, password, ca, cert and key, as far as they are not in the URLs.
     """
 
     path: str

@@ -1,5 +1,5 @@
-"""What a reader is to read, as ranges of ticks: how far a journal goes, what lies between two vectors, and what is left
-of that by the conditions of a query. Pure but for the questions that it asks of a journal, which may be far away.
+"""The ranges of ticks that a reader reads: the bounds of a journal, the ticks between two vectors, and the part of them
+that the conditions of a query leave. Pure but for the queries that it runs on a journal, which may be remote.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -136,9 +136,9 @@ def bounds(ask: Ask) -> dict[str, Between]:
 
 
 def plan(ask: Ask, limits: Limits, rows: int | None) -> list[tuple[Span, ...]]:
-    """Return the ranges that hold what is wanted of all that the journal has now, in groups of ``rows`` entries.
+    """Return the ranges that hold the wanted part of the journal as it is now, in groups of ``rows`` entries.
 
-    A few seeks for each timeline, however long the journal is. The ranges may hold more than what is wanted.
+    A few seeks for each timeline, however long the journal is. The ranges may also hold entries that are not wanted.
 
     Args:
         ask: runs queries on the journal.

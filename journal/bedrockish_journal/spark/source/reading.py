@@ -79,7 +79,7 @@ def batches(
         feed: the journal.
         table: the table.
         spans: the ranges.
-        options: what to do with what cannot be decoded.
+        options: whether to skip entries that cannot be decoded.
         limits: which entries and changes are wanted; the ranges have been made by them.
         columns: name and Spark type of the columns wanted.
         before: whether the rows of the time before the journal are to be among them.

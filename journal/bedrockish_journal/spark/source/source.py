@@ -1,7 +1,7 @@
 """The data source ``bedrockish``: the journals of nodes as Spark tables, read from their files or from the nodes.
 
-The plan of a query fixes its input: each journal's timelines up to the ticks they had then. Nodes may go on
-committing meanwhile; running the query again plans again.
+The plan of a query fixes its input: each journal's timelines up to the ticks they had then. Nodes may commit while the
+query runs; running it again plans again.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """The data source as a stream: every commit that a node has applied, once, in batches between two vectors.
 
 An offset is the vector timestamp of each node: ``{"A": {"A": 76, "B": 36}}``, by node and then by leader. A batch takes
-what a node applied next, in the order in which it did, so that every offset is a causally closed prefix of the journal:
-nothing is read before what it follows. What lies between two offsets never changes, so a batch that is read again after
-a crash has the same rows.
+the entries that a node applied next, in that order, so that every offset is a causally closed prefix of the journal: no
+entry is read before the entries that it follows. The entries between two offsets never change, so a batch that is read
+again after a crash has the same rows.
 """
 
 from collections.abc import Iterator, Mapping

@@ -32,10 +32,10 @@ class Table:
     Attributes:
         columns: name and Spark type of each column.
         build: begins to build some of its columns, by name and Spark type; None if entries make no rows.
-        before: yields the rows that are of no entry, but of the time before the journal; None if there are none.
+        before: yields the rows that are not of an entry, but of the time before the journal; None: it has no such rows.
         kind: only entries of this kind can have rows, and not their repeats; None for all entries.
         bare: the columns that can be had without label and body.
-        told: the columns by which less is read: what is theirs by the names of ``PLACE``.
+        told: the columns by which less is read, each with its name in ``PLACE``.
     """
 
     columns: dict[str, str]

@@ -81,7 +81,7 @@ class IndexKeeper:
         }
 
     def has(self, table: str) -> bool:
-        """Whether there are indexes on the rows of a table."""
+        """Return whether there are indexes on the rows of a table."""
         return table in self._of
 
     def before(self, changes: Iterable[Change]) -> list[Edit]:
@@ -219,7 +219,7 @@ def _replaced(statements: Iterable[str]) -> set[str] | None:
 
 
 def _concerns(kept: _Kept, op: str, written: Collection[int]) -> bool:
-    """Whether a run of changes changes what an index has."""
+    """Return whether a run of changes changes what an index has."""
     return op != UPDATE or kept.places is None or not written or any(place in written for place in kept.places)
 
 

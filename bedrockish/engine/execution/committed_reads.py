@@ -133,7 +133,7 @@ class CommittedReads:
             executor.forget()
 
     def knows(self, version: int) -> bool:
-        """Whether ``read`` can be called where this version of the schema is in force."""
+        """Return whether ``read`` can be called where this version of the schema is in force."""
         return self._version == version
 
     def learn(self) -> None:
@@ -234,5 +234,5 @@ class CommittedReads:
 
 
 def _has_seen_newer_schema(token: Token, following: int | None) -> bool:
-    """Whether a session has seen the schema that is to come into force at a clock, on another node."""
+    """Return whether a session has seen the schema that is to come into force at a clock, on another node."""
     return following is not None and token.clock >= following

@@ -177,7 +177,7 @@ class Executor:
         return check
 
     def _is_late(self) -> bool:
-        """Whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""
+        """Return whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""
         return self._limits.seconds() > self._until or self._budget.seems_over()
 
     def _takes_too_much(self) -> bool:

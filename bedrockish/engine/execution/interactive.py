@@ -90,7 +90,7 @@ class Interactive:
             yield piece, params
 
     def is_schema(self, statement: Statement) -> bool:
-        """Whether a text makes its transaction one that changes the schema."""
+        """Return whether a text makes its transaction one that changes the schema."""
         first = statement.sql.lstrip()[:1]
         if first.isalpha() and first not in "CcAaDdPp":  # nearly all, and cheaper than to read it
             return False
@@ -102,7 +102,7 @@ class Interactive:
         )
 
     def needs_snapshot(self, session: Session, piece: Piece) -> bool:
-        """Whether ``take_snapshot`` is to be called before this statement."""
+        """Return whether ``take_snapshot`` is to be called before this statement."""
         return session.base is None and (piece.kind == READ or not session.serializable)
 
     def take_snapshot(self, session: Session) -> None:
@@ -414,7 +414,7 @@ class Interactive:
     # -- deferred foreign keys -------------------------------------------------------------------------------------
 
     def _broken_keys(self) -> bool:
-        """Whether SQLite counts a deferred foreign key as broken now."""
+        """Return whether SQLite counts a deferred foreign key as broken now."""
         return self._executor.breaks_foreign_keys
 
     def _check_foreign_keys(self, session: Session) -> None:

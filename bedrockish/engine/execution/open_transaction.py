@@ -144,7 +144,7 @@ class Session:
         raise SqlError(f"no such savepoint: {name}")
 
     def owns(self, piece: Piece) -> bool:
-        """Whether a statement that reads could meet rows that the transaction itself has changed."""
+        """Return whether a statement that reads could meet rows that the transaction itself has changed."""
         if self.serializable:
             return self.wrote
         written = {change.table.lower() for change in self.changes}

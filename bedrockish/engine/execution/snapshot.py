@@ -93,7 +93,7 @@ class Snapshot:
         db.set_progress_handler(self._progress, STEPS)
 
     def _progress(self) -> bool:
-        """Whether the statement that runs is to be interrupted."""
+        """Return whether the statement that runs is to be interrupted."""
         if self.number > 0:  # else what was refused before does not concern the one that runs
             self.is_refused = self.is_refused or self.limits.memory.is_too_much(self.number)
         is_late = self.limits.seconds() > self.until or self._budget.is_over
@@ -103,7 +103,7 @@ class Snapshot:
         return True
 
     def _is_late(self) -> bool:
-        """Whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""
+        """Return whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""
         return self.limits.seconds() > self.until or self._budget.seems_over()
 
     @contextmanager
@@ -164,7 +164,7 @@ class Snapshot:
         self._db.interrupt()
 
     def was_interrupted(self, error: apsw.Error) -> bool:
-        """Whether an interrupt ended the statement that runs; to be asked before it is over."""
+        """Return whether an interrupt ended the statement that runs; to be asked before it is over."""
         return self._interrupter.caused(error)
 
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:

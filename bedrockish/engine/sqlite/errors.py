@@ -71,12 +71,12 @@ def _code(error: apsw.Error) -> dict[str, int]:
 
 
 def is_of_module(error: apsw.Error) -> bool:
-    """Whether a module finds what it keeps of a virtual table corrupt, and not SQLite a page of the file."""
+    """Return whether a module finds what it keeps of a virtual table corrupt, and not SQLite a page of the file."""
     return getattr(error, "extendedresult", None) == apsw.SQLITE_CORRUPT_VTAB
 
 
 def is_in_the_text(error: BedrockishError) -> bool:
-    """Whether a statement cannot be read as SQL at all, whatever the tables are."""
+    """Return whether a statement cannot be read as SQL at all, whatever the tables are."""
     return isinstance(error, SqlError) and _TEXT.search(error.message) is not None
 
 

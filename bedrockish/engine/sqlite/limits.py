@@ -99,7 +99,7 @@ class Memory:
         self._running.pop(number, None)
 
     def is_too_much(self, number: int) -> bool:
-        """Whether a statement has to end: too much is taken, and it is the newest of those that run."""
+        """Return whether a statement has to end: too much is taken, and it is the newest of those that run."""
         if not self.is_full:
             return False
         try:

@@ -45,12 +45,12 @@ class Interrupter:
             _WATCHDOG.wake()
 
     def end(self) -> None:
-        """The statement is over: from now on nothing is interrupted."""
+        """Note that the statement is over: from now on nothing is interrupted."""
         with self._lock:
             self._db, self.has_cut = None, False
 
     def caused(self, error: apsw.Error) -> bool:
-        """Whether an interrupt ended the statement that runs.
+        """Return whether an interrupt ended the statement that runs.
 
         SQLite says so with a code of its own, but for one case: interrupted while it rewrites a window function, it
         gives SQLITE_ERROR with a text about columns.

@@ -29,7 +29,7 @@ OVERTAKEN = "it was told what is no longer so"
 
 
 def same_value(left: Value, right: Value) -> bool:
-    """Whether two values are the same to the byte: 1 and 1.0 are not, and neither are 0.0 and -0.0.
+    """Return whether two values are the same to the byte: 1 and 1.0 are not, and neither are 0.0 and -0.0.
 
     SQLite holds both pairs equal, and keeps, in a column without a type, which of them it was given.
     """
@@ -39,7 +39,7 @@ def same_value(left: Value, right: Value) -> bool:
 
 
 def same_row(left: Row, right: Row) -> bool:
-    """Whether two rows of one table are the same to the byte."""
+    """Return whether two rows of one table are the same to the byte."""
     return all(map(same_value, left, right))
 
 

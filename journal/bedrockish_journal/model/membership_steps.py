@@ -70,7 +70,7 @@ def _changed_members(old: MembershipSaid, new: MembershipSaid) -> list[str]:
 
 
 def _differs(old: MemberSaid, new: MemberSaid) -> bool:
-    """Whether a member changed; each change also binds members to the files that the leader knows."""
+    """Return whether a member changed; each change also binds members to the files that the leader knows."""
     return (old.address, old.voter) != (new.address, new.voter) or (old.store not in ("", new.store))
 
 

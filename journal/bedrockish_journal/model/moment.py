@@ -57,7 +57,7 @@ class Moment:
         return True
 
     def includes(self, applied: Vector, latest: int) -> bool:
-        """Whether all of a file belongs to this moment.
+        """Return whether all of a file belongs to this moment.
 
         Args:
             applied: how much of each timeline the file has.

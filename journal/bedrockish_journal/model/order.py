@@ -35,7 +35,7 @@ P = TypeVar("P", bound=Placed)
 
 
 def may_apply(entry: Placed, applied: Vector) -> bool:
-    """Whether an entry may be the next on a node that has applied ``applied``."""
+    """Return whether an entry may be the next on a node that has applied ``applied``."""
     leader, tick = entry.place
     return applied.get(leader, 0) == tick - 1 and covers(applied, entry.after)
 

@@ -58,7 +58,7 @@ class _Written:
         return key in self._points or any(low <= key < high for low, high in self._ranges)
 
     def has_values(self, row: Row) -> bool:
-        """Whether a row of a table WITHOUT ROWID may be in it: its key is of values that the row has."""
+        """Return whether a row of a table WITHOUT ROWID may be in it: its key is of values that the row has."""
         if self._whole or any(low < self._prefix + b"\xff" and self._prefix < high for low, high in self._ranges):
             return True
         if self._keys is None:

@@ -32,7 +32,7 @@ class DrawnIds:
         self._look()
 
     def schema_changed(self) -> None:
-        """Tables have other names now, or others' contents: statements for the schema or for savepoints were run."""
+        """Look at the tables again: statements for the schema or for savepoints have changed their names or content."""
         if self._met:
             self._look()
 

@@ -17,7 +17,7 @@ _OBJECTS = "SELECT type, name, tbl_name FROM main.sqlite_schema WHERE name LIKE 
 
 
 def is_own(kind: str, name: str, table: str) -> bool:
-    """Whether an object is SQLite's or a node's own: a trigger, a view or a table of another name is not."""
+    """Return whether an object is SQLite's or a node's own: a trigger, a view or a table of another name is not."""
     name, table = name.lower(), table.lower()
     if name.startswith("sqlite_"):
         return True

@@ -191,7 +191,7 @@ def set_aside(db: Connection, sql: str) -> Iterator[None]:
 
 
 def has_packs(db: Connection) -> bool:
-    """Whether the file has the table of packs, which one of an earlier release does not."""
+    """Return whether the file has the table of packs, which one of an earlier release does not."""
     query = f"SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = '{TABLE}'"
     return any(True for _ in db.execute(query))
 

@@ -69,7 +69,7 @@ def violations(db: apsw.Connection) -> Counter[Any]:
 
 
 def deferred_broken(db: apsw.Connection) -> bool:
-    """Whether SQLite counts a deferred foreign key as broken now."""
+    """Return whether SQLite counts a deferred foreign key as broken now."""
     return bool(db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0])
 
 
@@ -176,7 +176,7 @@ def put_in_force(db: apsw.Connection, statements: Sequence[str]) -> None:
 
 
 def is_missing(text: str) -> bool:
-    """Whether an error of SQLite says that a function or a collation was not registered."""
+    """Return whether an error of SQLite says that a function or a collation was not registered."""
     return text.startswith(("no such function", "no such collation", "unknown function"))
 
 

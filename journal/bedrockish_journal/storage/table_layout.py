@@ -53,7 +53,7 @@ def value_as_sql(value: Value) -> str:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a table, index or the like is SQLite's or bedrockish's own, not the user's."""
+    """Return whether a table, index or the like is SQLite's or bedrockish's own, not the user's."""
     return name.lower().startswith(("bedrockish_", "sqlite_"))
 
 
@@ -199,8 +199,9 @@ def _where(table: Table, columns: tuple[str, ...], rowid: int | None, row: Row |
 
 
 def same(expected: Value, found: Value) -> bool:
-    """Whether two values are the same for SQLite: an integer 1 and a real 1.0 are not, except that a REAL column may
-    have been reported as the integer that it is stored as.
+    """Return whether two values are the same for SQLite: an integer 1 and a real 1.0 are not.
+
+    A value of a REAL column may have been reported as the integer that is stored, and is the same.
     """
     return expected == found and (type(expected) is type(found) or (type(expected) is int and type(found) is float))
 

@@ -139,7 +139,7 @@ def virtual_tables(db: apsw.Connection) -> Iterator[VirtualTable]:
 
 
 def owns_rows(db: apsw.Connection, name: str) -> bool:
-    """Whether a table is a virtual table whose rows are in it alone."""
+    """Return whether a table is a virtual table whose rows are in it alone."""
     query = "SELECT sql FROM main.sqlite_schema WHERE type = 'table' AND rootpage = 0 AND name = ?"
     found: Any = db.execute(query, (name,)).fetchone()
     return found is not None and parse_virtual(name, found[0]).owns_rows
@@ -183,7 +183,7 @@ def made_after_rows(name: str, sql: str) -> list[str]:
 
 
 def is_rowid_name(name: str) -> bool:
-    """Whether a name stands for the rowid of every table that has no column of that name."""
+    """Return whether a name stands for the rowid of every table that has no column of that name."""
     return name.lower() in _ROWID_NAMES
 
 

@@ -115,7 +115,10 @@ def _check_founders(said: Statement, founders: Mapping[str, str]) -> Iterator[Fi
 
 
 def _check_voters(said: Statement, voters: Mapping[str, Mapping[int, tuple[str, ...]]]) -> Iterator[Finding]:
-    """A forger with the key of one node could name that one as the only voter, whose signature is enough then."""
+    """Yield a finding for each membership whose voters the anchor does not name.
+
+    A forger with the key of one node could name that node as the only voter, so that its signature would be enough.
+    """
     for node, known in voters.items():
         here = known.get(said.members)
         if here is not None and here != said.voters:

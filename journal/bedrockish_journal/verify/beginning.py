@@ -46,7 +46,7 @@ class Beginning:
         return {leader: tick for leader, (tick, _) in self.heads.items()}
 
     def has_seen(self, txid: Txid) -> bool:
-        """Whether a transaction is in the tables, under whichever label."""
+        """Return whether a transaction is in the tables, under whichever label."""
         if self.source is None:
             return False
         db = self.source[1]
@@ -175,7 +175,7 @@ def _ask(db: apsw.Connection, query: str, *values: Any) -> Any:
 
 
 def is_in_force(sources: Sequence[Source], until: Moment | None, change: Entry) -> bool:
-    """Whether a change of the schema on which nothing runs yet is in force at a moment; None: when the files end."""
+    """Return whether a schema change on which nothing runs yet is in force at a moment; None: when the files end."""
     activates = change.transaction.activates
     if until is not None and until.clock is not None:
         return activates <= until.clock

@@ -55,7 +55,7 @@ class Comparison:
 
 
 def alike(answers: Mapping[str, RangeDigest]) -> bool:
-    """Whether all nodes have the same in a range, whatever else they have applied."""
+    """Return whether all nodes have the same in a range, whatever else they have applied."""
     found = list(answers.values())
     return not any(one.unreadable for one in found) and len({(one.digest, one.count) for one in found}) == 1
 

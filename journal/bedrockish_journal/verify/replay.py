@@ -375,7 +375,7 @@ class _Rebuild:
         )
 
     def end(self) -> None:
-        """All entries are taken: put in force what is so at the end.
+        """Put in force the schema change that is due at the end, after all entries are taken.
 
         Raises:
             MomentError: there was nothing yet.

@@ -86,7 +86,7 @@ def index_faults(path: str | os.PathLike[str], prepare: Prepare | None, limit: i
 
 
 def began_with_tables(path: str | os.PathLike[str]) -> bool:
-    """Whether a file says that its cluster began with a database that had tables already."""
+    """Return whether a file says that its cluster began with a database that had tables already."""
     db = open_readonly(path)
     try:
         return bool(db.execute("SELECT value FROM bedrockish_meta WHERE key = 'began_with'").get)

@@ -360,7 +360,7 @@ def _place(row: tuple[str, int, str, bytes]) -> tuple[str, int]:
 
 
 def _verify_own_tails(opened: list[tuple[str, apsw.Connection]], counts: list[Counts], findings: list[Finding]) -> None:
-    """Check that no file has more of a node's timeline than the node's own, since the node writes it before others see it.
+    """Check that no file has more of a node's timeline than the node itself, which writes it before others see it.
 
     Its end is read again, after all other files, because the nodes may be running.
     """

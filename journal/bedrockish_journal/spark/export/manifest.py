@@ -48,7 +48,7 @@ def partial(path: Path) -> Path:
 
 
 def is_export(path: str) -> bool:
-    """Whether a path is a directory with a manifest in it."""
+    """Return whether a path is a directory with a manifest in it."""
     return os.path.isfile(os.path.join(path, MANIFEST))
 
 

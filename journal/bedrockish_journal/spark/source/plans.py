@@ -73,7 +73,7 @@ class Limits:
         )
 
     def meet(self, leader: str | None, tick: int | None, clock: int | None) -> bool:
-        """Whether a row is within the limits; as in SQL, what it does not say is not."""
+        """Return whether a row is within the limits; as in SQL, what it does not say is not."""
         return (
             (self.leaders is None or leader in self.leaders)
             and (self.ticks == ALL or (tick is not None and self.ticks[0] <= tick <= self.ticks[1]))

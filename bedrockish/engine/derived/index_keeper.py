@@ -29,7 +29,7 @@ Rows = dict[int, Sequence[Value]]
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One index, with the statements that change it.
+    """An index, with the statements that change it.
 
     Attributes:
         name: its name.
@@ -65,7 +65,7 @@ class Edit:
 
 
 class IndexKeeper:
-    """Keeps the indexes of one connection in step."""
+    """A keeper of the indexes of one connection, in step with their tables."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db

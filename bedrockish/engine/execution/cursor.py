@@ -127,7 +127,7 @@ class Batches:
         self._snapshot.interrupt()
 
     def close(self) -> None:
-        """Let go of the statement, so that the snapshot can be given back."""
+        """Release the statement, so that the snapshot can be given back."""
         if self._cursor is not None:
             self._cursor.close(True)
             self._cursor = None

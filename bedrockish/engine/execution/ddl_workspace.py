@@ -38,7 +38,7 @@ MEMORY_BYTES = 512 << 20
 
 
 class Draft:
-    """One of them.
+    """The private copy of the database on which an open transaction changes the schema.
 
     Attributes:
         version: of the schema that it began on.

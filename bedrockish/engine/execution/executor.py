@@ -1,4 +1,4 @@
-"""Runs a client's request on the writer connection and rolls it back: what it would do, and nothing of it done.
+"""Execution of a client's request on the writer connection, rolled back: it yields the effects without making them.
 
 The request runs in a savepoint inside the batch's open transaction, so it sees everything that is decided, and is
 always rolled back. Some failures make SQLite roll back the whole transaction instead (ROLLBACK conflict clauses, a
@@ -64,7 +64,7 @@ class Known(NamedTuple):
 
 
 class Executor:
-    """Executes requests, one at a time.
+    """An executor of requests, one at a time.
 
     Args:
         known: what another connection knows of the schema.

@@ -71,7 +71,7 @@ def fetch(cursor: apsw.Cursor, limits: Limits, number: int, room: int) -> tuple[
 
 
 class Snapshot:
-    """One reading connection; open until ``Readers.give_back``. To be used by one thread at a time.
+    """A reading connection; open until ``Readers.give_back``. One thread at a time may use it.
 
     Attributes:
         limits: what a statement may cost.
@@ -144,7 +144,7 @@ class Snapshot:
         read_schema_again(self._db)  # a transaction begins with its first read
 
     def end(self) -> None:
-        """Let go of the snapshot."""
+        """End the read transaction."""
         self._db.execute("ROLLBACK")
         if self._attached is not None:
             self._attached.detach(self._db)
@@ -190,7 +190,7 @@ class Snapshot:
         Args:
             changes: the changes.
             known: the tables as another connection knows them.
-            staged: the changes, if they are unpacked; their owner may let go of them when the snapshot has ended.
+            staged: the changes, if they are unpacked; their owner may free them when the snapshot has ended.
 
         Raises:
             DamagedError: the file cannot be read.

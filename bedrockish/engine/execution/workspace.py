@@ -110,7 +110,7 @@ class Workspace:
             writer.db.interrupt()
 
     def end(self) -> None:
-        """Let go of the snapshot: the thread is done."""
+        """End the snapshot: the thread is done."""
         if self._writer is not None:
             self._writer.executor.forget()
         try:

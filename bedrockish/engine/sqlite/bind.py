@@ -64,7 +64,7 @@ def bind_named(names: Sequence[str | None], params: Mapping[str, Any]) -> tuple[
 
 
 class Binder:
-    """Hands a text's parameters to its statements, one after the other."""
+    """The distribution of a text's parameters to its statements, one after the other."""
 
     def __init__(self, params: Params) -> None:
         # The type is looked at first: an isinstance against an abstract class costs more than all the rest.

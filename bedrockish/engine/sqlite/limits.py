@@ -237,7 +237,7 @@ WALL_FACTOR = 10  # how many times its budget a request may take by the wall, wa
 
 
 class Budget:
-    """How long what runs in the node's loop may still run there.
+    """The time that work in the node's loop may still run there.
 
     It is counted by the thread's own time: on a machine that is busy with other things, or was stopped for a moment,
     everything takes long by the wall, and running it in a thread would only make that worse.

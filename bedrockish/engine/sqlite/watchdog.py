@@ -18,7 +18,7 @@ IDLE_S = 0.5  # without any statement, after which nothing is looked at until th
 
 
 class Interrupter:
-    """Interrupts the statements of one user of connections, which runs one at a time.
+    """An interrupter of the statements of one user of connections, which runs one at a time.
 
     Args:
         is_late: whether the statement that runs has run for too long; asked in another thread.
@@ -73,7 +73,7 @@ class Interrupter:
 
 
 class _Watchdog:
-    """Looks after all of them, in one thread of the process that lives as long as it does.
+    """The watchdog of all interrupters, in one thread of the process that lives as long as it does.
 
     Attributes:
         is_wanted: a statement has begun since the last look.

@@ -69,7 +69,7 @@ class Kept:
 
 
 class Reader:
-    """Reads journals once; each distinct entry is decoded once."""
+    """A reader of journals, each read once; each distinct entry is decoded once."""
 
     def __init__(self, inputs: Inputs, progress: Progress | None = None) -> None:
         self.inputs, self.kept, self.progress = inputs, Kept(), progress

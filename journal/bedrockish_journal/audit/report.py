@@ -9,7 +9,7 @@ from bedrockish_journal.model.access_set import object_of
 
 
 class Finding(NamedTuple):
-    """One finding, as it is printed.
+    """A finding, as it is printed.
 
     Attributes:
         check: the law (``bedrockish_journal.model.laws``).

@@ -45,7 +45,7 @@ SPARK = Dialect(
 
 
 class View(NamedTuple):
-    """One table that is derived from others.
+    """A table that is derived from others.
 
     Attributes:
         name: its name.

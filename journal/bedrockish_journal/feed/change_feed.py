@@ -124,7 +124,7 @@ def parse_cursor(text: str | None) -> Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """One transaction of the feed.
+    """A transaction of the feed.
 
     Attributes:
         cursor: the place right after it, to go on from.
@@ -168,7 +168,7 @@ class Committed:
 
 
 class Feed:
-    """Reads the feed page by page.
+    """A reader of the feed, page by page.
 
     Args:
         after: where to go on; None for the beginning.

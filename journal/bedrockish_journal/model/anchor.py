@@ -65,7 +65,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One node's.
+    """The signature of one node.
 
     Attributes:
         certificates: the node's own first, then those between it and the authority; PEM.
@@ -78,7 +78,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """One line of an anchor file.
+    """A line of an anchor file.
 
     Attributes:
         text: the statement, as it was signed.

@@ -13,7 +13,7 @@ from bedrockish_journal.model.entry import GENESIS, entry_hash
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it must be.
+    """A violation of a law.
 
     Attributes:
         check: which law is broken: ``hash``, ``link``, ``density``, ``bytes``, ``columns``, ``label``, ``causality``,
@@ -38,7 +38,7 @@ class Finding:
 
 
 class Link(Protocol):
-    """One entry as stored: the bytes and the place that they are said to be at."""
+    """An entry as stored: the bytes and their alleged place."""
 
     @property
     def leader(self) -> str:

@@ -45,7 +45,7 @@ def same_row(left: Row, right: Row) -> bool:
 
 @value
 class Change:
-    """One row inserted, updated or deleted.
+    """A row inserted, updated or deleted.
 
     ``rowid`` is the row's id before the change (for an INSERT: the new one), ``rowid_after`` the id after it
     (for a DELETE: the old one); both are None for a table WITHOUT ROWID. ``before`` is None for an INSERT,
@@ -64,7 +64,7 @@ class Change:
 
 @value
 class Step:
-    """One statement of a schema change, run when that comes into force.
+    """A statement of a schema change, run when that comes into force.
 
     Attributes:
         sql: the statement, with the values of its parameters written into it.

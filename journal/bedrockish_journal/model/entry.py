@@ -23,7 +23,7 @@ GENESIS = bytes(32)  # what the first entry of every timeline continues
 
 @value
 class Entry:
-    """One commit.
+    """A commit.
 
     Attributes:
         leader: the timeline that it stands in; only this node ever wrote it.

@@ -12,7 +12,7 @@ ANCHORS = "an [anchor](audit.md#anchors)"
 
 
 class Law(NamedTuple):
-    """One law.
+    """A law.
 
     Attributes:
         name: as findings have it.

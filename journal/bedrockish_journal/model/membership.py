@@ -15,7 +15,7 @@ from bedrockish_journal.model.transaction import Txid, check_txid
 
 
 class MemberSaid(NamedTuple):
-    """One member of a membership: its name, ``host:port``, whether it votes, and the id of its file."""
+    """A member of a membership: its name, ``host:port``, whether it votes, and the id of its file."""
 
     node: str
     address: str
@@ -28,7 +28,7 @@ ROLES = ("reader", "writer", "owner", "admin")  # each may do what those before 
 
 
 class UserSaid(NamedTuple):
-    """One user of the cluster in a membership.
+    """A user of the cluster in a membership.
 
     Attributes:
         secret: the hash of the password, as ``bedrockish.common.password_hash`` writes it; empty where it was left out.

@@ -136,7 +136,7 @@ def _joined(value: object) -> tuple[tuple[str, bytes], ...]:
 
 @value
 class Transaction:
-    """One executed and not yet committed transaction.
+    """An executed and not yet committed transaction.
 
     Attributes:
         txid: its temporary name; ``txid.clock`` is clock(X), fixed at BEGIN.

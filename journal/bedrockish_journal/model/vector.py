@@ -18,7 +18,7 @@ _tick = itemgetter(1)  # of a component
 
 
 class Order(Enum):
-    """How two vectors stand to each other."""
+    """The order between two vectors."""
 
     EQUAL = "equal"
     BEFORE = "before"

@@ -18,7 +18,7 @@ WHY = (
 
 
 class DrawnIds:
-    """Watches statements on a connection, while it is entered.
+    """A watch over the statements on a connection, while it is entered.
 
     Attributes:
         table: a table with inserted rows that may have drawn ids; empty if no such row was inserted.

@@ -32,7 +32,7 @@ COUNTED = pack(1_577_836_800_000)  # 2020: no smaller clock was taken from a wal
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a timeline begins now.
+    """The present beginning of a timeline.
 
     Attributes:
         tick: the last tick that was removed.

@@ -10,7 +10,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 
 
 class Stored(NamedTuple):
-    """One row of the journal; the names are those of the columns of the table ``bedrockish_journal``."""
+    """A row of the journal; the names are those of the columns of the table ``bedrockish_journal``."""
 
     seq: int
     leader: str

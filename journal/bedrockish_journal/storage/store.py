@@ -1,7 +1,7 @@
 """The journal as tables of a SQLite file, next to the data it made, so that both are durable in one transaction.
 
 Functions over an ``apsw.Connection`` that belongs to the caller: nothing here begins or commits a transaction, so a
-commit and its journal row cannot come apart. Only one process appends; anybody may read (``open_readonly``).
+commit and its journal row cannot come apart. Only one process appends; any process may read (``open_readonly``).
 
 The columns leader, tick, clock, origin, command and kind repeat what the bytes of label and body say, to be searched
 by. The bytes are the truth, and ``bedrockish_journal.verify.verify`` holds the columns against them.
@@ -226,7 +226,7 @@ def command_txid(db: apsw.Connection, command: str) -> Txid | None:
 
 
 def find_places(db: apsw.Connection, txid: Txid) -> list[tuple[str, int]]:
-    """Return where a transaction stands, in the order applied; nothing of its body is read, however large that is."""
+    """Return the places of a transaction, in the order applied, without reading its body, however large that is."""
     return [(leader, tick) for leader, tick in db.execute(_PLACES, tuple(txid))]
 
 

@@ -21,7 +21,7 @@ class RowMismatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table.
+    """A table.
 
     Attributes:
         name: its name.
@@ -101,7 +101,7 @@ def _has_key_index(db: apsw.Connection, name: str) -> bool:
 
 
 class Applier:
-    """Applies row changes to a database, each to exactly the row it was made of."""
+    """An applier of row changes to a database, each to exactly the row it was made of."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db

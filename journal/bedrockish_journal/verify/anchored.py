@@ -115,7 +115,7 @@ def _check_founders(said: Statement, founders: Mapping[str, str]) -> Iterator[Fi
 
 
 def _check_voters(said: Statement, voters: Mapping[str, Mapping[int, tuple[str, ...]]]) -> Iterator[Finding]:
-    """Yield a finding for each membership whose voters the anchor does not name.
+    """Yield a finding for each node whose membership has other voters than the anchor names.
 
     A forger with the key of one node could name that node as the only voter, so that its signature would be enough.
     """

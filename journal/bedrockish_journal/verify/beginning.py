@@ -26,7 +26,7 @@ _OLDER = "restore from a younger backup, or add a file that still has it, such a
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where a replay begins.
+    """The beginning of a replay.
 
     Attributes:
         source: the file whose tables it goes on from; None: from nothing.

@@ -15,7 +15,7 @@ UNREADABLE = "a page that cannot be read"
 
 @value
 class Difference:
-    """One row that is not the same at all nodes, though nothing that only some have applied has written it.
+    """A row that differs between nodes, although no transaction that only some have applied has written it.
 
     Attributes:
         table: whose row; empty for the definition of a table or an index.

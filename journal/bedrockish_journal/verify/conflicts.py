@@ -207,5 +207,5 @@ class Conflicts:
         return Finding("conflict", files, names[leader], tick, f"{origin}-{self._clock[later]:x}", table, shown, text)
 
     def close(self) -> None:
-        """Let go of the private database."""
+        """Close the private database."""
         self._db.close()

@@ -68,7 +68,7 @@ def majority(voters: int) -> int:
 
 
 class Removed(Protocol):
-    """Where a timeline begins whose first entries were removed (``bedrockish_journal.storage.pruning.Mark``)."""
+    """The beginning of a timeline whose first entries were removed (``bedrockish_journal.storage.pruning.Mark``)."""
 
     @property
     def tick(self) -> int:

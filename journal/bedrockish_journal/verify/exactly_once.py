@@ -84,5 +84,5 @@ class Commands:
             yield Finding("command", self._node, leader, tick, txid, text=text)
 
     def close(self) -> None:
-        """Let go of the private database."""
+        """Close the private database."""
         self._db.close()

@@ -31,7 +31,7 @@ class ExportError(JournalError):
 
 @dataclass(slots=True)
 class Manifest:
-    """How far an export goes.
+    """The extent of an export.
 
     Attributes:
         vectors: for each node, the last tick of each timeline.

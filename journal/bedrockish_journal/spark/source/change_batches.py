@@ -84,7 +84,7 @@ class OfTable:
 
 
 class ChangeBuilder(ABC):
-    """Gathers the changes of entries, and builds columns of them; what columns, the classes below it say.
+    """A builder that gathers the changes of entries and makes columns of them; its subclasses define the columns.
 
     Args:
         context: of the journal.

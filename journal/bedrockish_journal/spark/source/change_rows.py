@@ -28,7 +28,7 @@ _TYPES = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
 
 
 class ChangeRows(ChangeBuilder):
-    """Builds columns of the table ``changes``.
+    """A builder of columns of the table ``changes``.
 
     Args:
         context: of the journal; it says of which tables changes are wanted.

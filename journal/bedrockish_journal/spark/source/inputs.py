@@ -20,7 +20,7 @@ ENTRY_BYTES = 500  # of a file, for each entry of its journal, if commits are sm
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Where the journal of each node is to be read from.
+    """The sources from which the journal of each node is read.
 
     Attributes:
         files: path of its file, or URL, by node.

@@ -112,7 +112,7 @@ def _columns(options: Options, table: Table, schema: StructType) -> dict[str, st
 
 
 class BedrockishReader(DataSourceReader):
-    """Plans a read, then reads pieces of it in Spark's workers. It keeps no state and no open file between the two.
+    """The planner of a read, and the reader of its pieces in Spark's workers. It keeps no state or open file between.
 
     Args:
         options: the journals and the limits.

@@ -27,7 +27,7 @@ PLACE: Mapping[str, str] = {name: name for name in ("leader", "tick", "clock", "
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table of the data source.
+    """A table of the data source.
 
     Attributes:
         columns: name and Spark type of each column.
@@ -47,7 +47,7 @@ class Table:
 
 
 class MadeRows:
-    """Builds the columns of a table whose rows are made one by one.
+    """A builder of the columns of a table whose rows are made one by one.
 
     Args:
         all_columns: the table's.

@@ -58,7 +58,7 @@ def table_of(options: Options) -> Table:
 
 
 class TypedRows(ChangeBuilder):
-    """Builds typed columns of the changes of one table.
+    """A builder of typed columns of the changes of one table.
 
     Args:
         of: the table.

@@ -34,7 +34,7 @@ class Range(InputPartition):
 
 
 class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader that finds the ends of the files, plans the batches between two offsets and reads them in Spark's workers.
+    """A reader that finds the files' ends, plans the batches between two offsets and reads them in Spark's workers.
 
     Args:
         options: the journals and the limits.

@@ -1,7 +1,7 @@
-"""A client's session at a node: calls come in on a link, run at the same time, and are answered in any order.
+"""A client's session at a node: calls arrive on a link, run at the same time, and are answered in any order.
 
-Back-pressure is not reading: while ``in_flight_max`` calls of one link are under way, nothing more is taken from it. A
-client that goes away takes nothing back: what it began ends by itself (a command has a timeout), and nobody is told.
+Back-pressure means not to read: while ``in_flight_max`` calls of one link are under way, no further call is read from
+it. A client that goes away cancels nothing: its commands end by themselves (a command has a timeout), unreported.
 """
 
 import logging
@@ -59,16 +59,16 @@ logger = logging.getLogger(__name__)
 Done = Callable[[Answer | BedrockishError], None]
 Rest = Callable[[], Awaitable[Answer]]
 IN_FLIGHT_MAX = 128
-AT_ONCE_S = 0.02  # how long the calls of one read may run where they are read; others have their turn then
+AT_ONCE_S = 0.02  # how long the calls of one read may run where they are read; then other links have their turn
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
-LARGE_BYTES = 1 << 20  # what is longer is refused when all memory is taken
+LARGE_BYTES = 1 << 20  # a longer call is refused when all memory is used
 STAY_S = 1.0  # between two looks at whether a client that came with a token may stay
-LEAVE_LOOKS = 100  # for the end of what it had begun
-WAITING_BYTES = 4 << 20  # with more on its way to a client, or kept for it, further calls of it are not begun
+LEAVE_LOOKS = 100  # at the end of the calls that it had begun
+WAITING_BYTES = 4 << 20  # with more bytes on their way to a client, or kept for it, its further calls are not begun
 
 
 class Upkeeps(Protocol):
-    """What a session needs in order to serve an operator."""
+    """A session's interface to the operator's orders."""
 
     async def handle(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Do what an operator asks.
@@ -79,7 +79,7 @@ class Upkeeps(Protocol):
 
 
 class Submits(Protocol):
-    """What a session needs of its node."""
+    """A session's interface to its node."""
 
     async def submit(self, request: Request) -> Answer:
         """Run a command to its end.
@@ -89,7 +89,7 @@ class Submits(Protocol):
         """
 
     def status(self) -> dict[str, Any]:
-        """Return what the node says about itself; ``nodes`` in it maps each member's name to what is known of it."""
+        """Return the node's report about itself; its ``nodes`` maps each member's name to the facts known of it."""
 
     def events(self, after: int) -> dict[str, Any]:
         """Return what the node lately said and heard, after a number that an earlier reply had."""
@@ -123,7 +123,7 @@ class Lent(Protocol):
 
 
 class Donates(Protocol):
-    """What a session needs in order to serve a node that joins."""
+    """A session's interface to a donor, for a node that joins."""
 
     async def facts(self) -> dict[str, Any]:
         """Return what a new node has to know."""
@@ -133,10 +133,10 @@ class Donates(Protocol):
 
 
 class Transacts(Protocol):
-    """What a session needs in order to serve interactive transactions."""
+    """A session's interface to interactive transactions."""
 
     def begin(self, owner: object, op: str, request: Request) -> Answer | Rest:
-        """Do one step of a transaction that belongs to ``owner``: return the answer, or what is to be awaited for it.
+        """Do one step of a transaction of ``owner``; return the answer, or an awaitable for it.
 
         Raises:
             BedrockishError: as ``Transactions.handle``.
@@ -150,13 +150,13 @@ class Transacts(Protocol):
 
 
 class Holds(Protocol):
-    """What counts the bytes that are kept for clients."""
+    """A counter of the bytes that are kept for clients."""
 
     def hold(self, owner: object, count: int) -> None:
-        """Note bytes that are kept for somebody; a negative number gives them back."""
+        """Note bytes that are kept for ``owner``; a negative number gives them back."""
 
     def move(self, owner: object, count: int) -> None:
-        """Note that bytes kept for somebody wait on its link now."""
+        """Note that bytes kept for ``owner`` now wait on its link."""
 
     def check_large(self) -> None:
         """Raise MemoryFullError if nothing may begin that takes much."""
@@ -171,10 +171,10 @@ class Loan:
 
     @property
     def donor(self) -> Donates:
-        """Who gives.
+        """Return the donor.
 
         Raises:
-            UsageError: nobody.
+            UsageError: this node does not admit new nodes.
         """
         if self._donor is None:
             raise UsageError("this node takes no new ones in")
@@ -219,7 +219,7 @@ async def serve_client(
     why_out: Callable[[], str] | None = None,
     commit_prepared: "Callable[[Request, bytes], Answer | Rest] | None" = None,
 ) -> None:
-    """Answer one client until its link is over; what it began goes on. Somebody else runs the link.
+    """Answer one client until its link is over; commands that it began go on. Another task must run the link.
 
     Args:
         link: to the client.
@@ -230,7 +230,7 @@ async def serve_client(
         transactions: keeps interactive transactions, which end with the link.
         upkeep: does what an operator asks.
         memory: is told how many bytes are kept for the link.
-        user: who the client is; empty if nobody had to say when it came.
+        user: the client's user; empty if the node required none when it came.
         access: what users may do.
         why_out: tells why the client may not stay, empty if it may; None: it may for as long as it likes.
         commit_prepared: commits a transaction that a program of the machine has executed on the node's file.
@@ -260,7 +260,7 @@ class _Session:
     """One client's calls.
 
     Attributes:
-        user: who the client is; empty if nobody had to say when it came.
+        user: the client's user; empty if the node required none when it came.
         commit_prepared: commits a transaction that a program of the machine has executed.
         access: what users may do.
         why_out: tells why the client may not stay.
@@ -300,13 +300,13 @@ class _Session:
             self._hold_call(-_long(self._backlog.popleft()))
 
     def count_by(self, memory: Holds) -> None:
-        """Let somebody count what is kept here."""
+        """Let ``memory`` count the bytes that this session keeps."""
         self._memory = memory
 
     async def watch_stay(self) -> None:
-        """End the link when its client may not stay any more, and with it what is open there.
+        """End the link, and everything that is open on it, when its client may not stay any more.
 
-        What had begun before is answered, so that nobody has to ask what became of it.
+        Calls that had begun are answered first, so that the client need not ask for their outcome.
         """
         assert self.why_out is not None
         while self._link.closed is None:
@@ -353,7 +353,7 @@ class _Session:
         try:
             if self.why_out is not None:
                 if why := self.why_out():
-                    raise UnavailableError(why, reason=Code.AUTHENTICATION)  # a client comes again, with what is good
+                    raise UnavailableError(why, reason=Code.AUTHENTICATION)  # a client reconnects with a valid token
                 check_call_by_token(call)
             if self.access.users:
                 check_call(self.access, call, self.user)
@@ -391,7 +391,7 @@ class _Session:
         self._nursery.start_soon(self._send_kept, refused, 0)
 
     def _hold_call(self, size: int) -> None:
-        """Count what a client has asked, until it is answered; not as what waits for it."""
+        """Count the bytes of a client's call until it is answered, but not as bytes that wait for the client."""
         if size:
             self._memory.hold(id(self), size)
 

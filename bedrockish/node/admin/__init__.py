@@ -1,1 +1,1 @@
-"""What an operator asks of a node: status, traces, retention."""
+"""An operator's orders to a node: status, traces, retention."""

@@ -1,7 +1,7 @@
-"""What a node did in the last hour: for those who look, in bounded memory.
+"""The activity of a node in the last hour, for display, in bounded memory.
 
-The hour is kept in slices of ten seconds. Nothing is added up for it while requests run: a slice is what the counts and
-the histogram have grown by.
+The hour is kept in slices of ten seconds. Requests add nothing to it while they run: a slice is the growth of the
+counts and of the histogram.
 """
 
 import os

@@ -21,7 +21,7 @@ WALL_MS_MAX = 300_000  # by which the time in a statement may differ from this n
 
 
 class Anchoring:
-    """What one node does for anchors.
+    """One node's part in anchoring.
 
     Args:
         core: knows the members.
@@ -34,10 +34,10 @@ class Anchoring:
         self._limiter = trio.CapacityLimiter(1)
 
     async def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``anchor``: with a ``statement`` the signature under it, else what one could say.
+        """Answer the order ``anchor``: with a ``statement``, its signature; else, the facts that a statement can name.
 
         Raises:
-            UsageError: it is no statement, or not true here.
+            UsageError: the text is not a statement, or the statement is not true here.
             UnavailableError: this node has not seen all of it yet, or cannot sign.
         """
         text = asked.get("statement")

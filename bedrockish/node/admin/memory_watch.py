@@ -14,16 +14,16 @@ from bedrockish_net.mesh import Mesh
 
 logger = logging.getLogger(__name__)
 
-MEMORY_S = 0.25  # between two looks at what others keep
-WAITING_BYTES_MIN = 1 << 20  # a client for which less waits is not one that does not read
-STUCK_S = 5.0  # a client that has read nothing for so long loses its link when half of the memory is taken
-STUCK_S_MIN = 1.0  # and when all of it is
-IDLE_S = 15.0  # a node that has had nothing to do for so long gives memory back
-IDLE_LOOKS = 10  # and again so often: it lets go of what it remembers of commits a minute or two later
+MEMORY_S = 0.25  # between two looks at the bytes that others keep
+WAITING_BYTES_MIN = 1 << 20  # a client with fewer bytes waiting does not count as one that does not read
+STUCK_S = 5.0  # a client that has read nothing for so long loses its link when half of the memory is used
+STUCK_S_MIN = 1.0  # and when all of it is used
+IDLE_S = 15.0  # a node that has been idle for so long gives memory back
+IDLE_LOOKS = 10  # and again so often: it drops its record of commits a minute or two later
 
 
 class Caller(Protocol):
-    """A connection on which somebody asks by HTTP."""
+    """A connection of an HTTP client."""
 
     @property
     def stuck_seconds(self) -> float:
@@ -34,7 +34,7 @@ class Caller(Protocol):
 
 
 class Sized(Protocol):
-    """What knows how much it keeps."""
+    """An object that knows how many bytes it keeps."""
 
     @property
     def size(self) -> int:
@@ -42,7 +42,7 @@ class Sized(Protocol):
 
 
 class Keeping(Protocol):
-    """What keeps things for clients: a node."""
+    """A node that keeps data for clients."""
 
     engine: Engine
     config: Config
@@ -52,7 +52,7 @@ class Keeping(Protocol):
 
     @property
     def transactions(self) -> Sized:
-        """Those that are open."""
+        """The open transactions."""
 
 
 async def watch_memory(node: Keeping) -> None:
@@ -89,7 +89,7 @@ async def _bound(node: Keeping) -> None:
 
 
 async def shrink_when_idle(node: Keeping) -> None:
-    """Give memory back after a load: pages that are kept to be read again, garbage, and what the C library has free."""
+    """Give memory back after a load: pages cached for reading, garbage, and the C library's free memory."""
     before, looks = (0, 0.0), 0
     while True:
         await trio.sleep(IDLE_S)

@@ -1,7 +1,7 @@
-"""What an operator may change while a node runs: whether its clock follows the wall, and how long its journal is.
+"""Settings that an operator may change while a node runs: whether its clock follows the wall, and the journal's length.
 
-The journal is shortened from its beginning, by age and by size, a slice at a time between other work. What a member
-lacks, what a reader holds, and what the protocol may still ask for (twice the conflict window) is not removed.
+The journal is shortened from its beginning, by age and by size, a slice at a time between other work. Entries that a
+member lacks, that a reader holds, or that the protocol may still ask for (twice the conflict window) are not removed.
 """
 
 import gc
@@ -29,18 +29,18 @@ from bedrockish_journal.model.transaction import Transaction
 
 logger = logging.getLogger(__name__)
 
-CLOCK_KEY = "cluster_clock"  # in the file: 1 or 0 when the operator has said so, and not the configuration
+CLOCK_KEY = "cluster_clock"  # in the file: 1 or 0 if the operator has set it, which overrides the configuration
 LOOK_S = 10.0  # between two looks at the journal's length
-PACK_LOOK_S = 60.0  # between two looks at what has become old enough to be packed
+PACK_LOOK_S = 60.0  # between two looks for entries that have become old enough to be packed
 PACKED_MS = 3_600_000  # entries younger than an hour are not packed
-PACKING_S = 60.0  # for so long nobody looks whether the journal is too long, or the file too large
+PACKING_S = 60.0  # packing runs at most so long before the journal's length and the file's size are looked at again
 PACK_REST = 4.0  # after a pack, for so many times as long as it took, nothing is packed
-SLICE = 500  # entries that are removed at a time: some milliseconds
+SLICE = 500  # entries removed at a time: some milliseconds
 FREE_MAX, FREE_KEPT = 0.25, 0.1  # parts of a file: with more free pages than that it shrinks, until so many are left
 FREE_PAGES_MAX = 4_096  # so few free pages (16 MiB) are never worth the work
-SHRINK_PAGES = 100  # that are given back at a time: some milliseconds
+SHRINK_PAGES = 100  # given back at a time: some milliseconds
 NAME_CHARACTERS_MAX = 100
-COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # for so long after it was made, at least, is an id remembered
+COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # an id is remembered for at least so long after it was made
 HOLDS_MAX = 100
 HOLD_NAMES_MAX = 1_000  # a released name is remembered, or an older word of another node would bring the hold back
 
@@ -62,7 +62,7 @@ def start_core(
     follows = follows_wall(engine, config)
     # Where the clock only counts it does not tell how much of the journal is recent: what is above safe time has to do.
     recovered = engine.recover(config.timings.conflict_window_ms if follows else 0)
-    gc.disable()  # nothing of what is read is garbage, and to look for some again and again takes as long as reading
+    gc.disable()  # the objects read here are not garbage, and collecting again and again would take as long as reading
     try:
         return Node(
             recovered,
@@ -125,7 +125,7 @@ class Upkeep:
         self.reports: list[Callable[[], dict[str, Any]]] = []
         self.orders: dict[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {}
         self._pruning = trio.Lock()
-        self._shortened = trio.Event()  # somebody has removed a part of the journal
+        self._shortened = trio.Event()  # a part of the journal was removed
         self._removed = 0
         engine.scope.tick, engine.scope.skip = self.tick, self.skip
 
@@ -134,7 +134,7 @@ class Upkeep:
         return self._told(self._core.tick(self._clocks.lately()))
 
     def skip(self, count: int) -> int:
-        """Move the clock on by so many values, which are somebody's, and return it."""
+        """Advance the clock by so many values, which then belong to the caller, and return its value."""
         clock = self._core.state.clock
         clock.adjust(clock.value + count)
         return self._told(clock.value)
@@ -253,12 +253,12 @@ class Upkeep:
         return Bound(clock, held, why)
 
     async def prune(self, older_than_s: float | None, larger_than_mb: float | None, *, force: bool) -> dict[str, Any]:
-        """Remove what is older than so many seconds, and the oldest of what makes the journal larger than so much.
+        """Remove entries older than so many seconds, and the oldest ones while the journal is larger than so much.
 
         Args:
-            older_than_s: by the cluster's clock; None: nothing is too old.
-            larger_than_mb: of labels and transactions, in millions of bytes; None: nothing is too much.
-            force: also what a member or a reader still needs; a member has to be filled anew then.
+            older_than_s: by the cluster's clock; None: no entry is too old.
+            larger_than_mb: of labels and transactions, in millions of bytes; None: no size is too large.
+            force: also remove entries that a member or a reader still needs; such a member must then be refilled.
         """
         async with self._pruning:
             await self._reach_writer()
@@ -297,27 +297,25 @@ class Upkeep:
         return sum(gone.values()) - sum(first.values())
 
     async def _forget_commands(self) -> None:
-        """Forget the ids of removed commands that nobody will send again."""
+        """Forget the ids of removed commands that are too old to be sent again."""
         now_ms = min(milliseconds(self._core.state.clock.safe), self._core.state.clock.wall_ms)
         while self._engine.journal.forget_commands(now_ms - COMMANDS_KEPT_MS, SLICE) == SLICE:
             await self._durable()
 
     async def pack(self) -> bool:
-        """Pack the journal's old entries, a few hundred at a time and with a rest after each; whether more are left.
+        """Pack the journal's old entries, a few hundred at a time with a rest after each; return whether more are left.
 
-        Not before all members read packs: until then a node can go back to the release before. What is packed is below
-        safe time, and older than anything that the protocol asks for in a hurry; who asks gets it unpacked.
+        Nothing is packed before all members read packs: until then a node can go back to the release before. Packed
+        entries are below safe time, and older than any that the protocol needs quickly; a reader gets them unpacked.
         """
         state = self._core.state
         if state.roster.membership.level < PACKS or not state.clock.follows_wall or DISK_FULL in state.health.alarms:
-            return (
-                False  # for each pack the log is written, and what is left of the disk is kept for what others decide
-            )
+            return False  # each pack writes the log, and the rest of the disk is kept for others' transactions
         oldest = max(0, moved(state.clock.safe, -max(PACKED_MS, 2 * state.settings.conflict_window_ms)))
         ends = trio.current_time() + PACKING_S
         while True:
             began = trio.current_time()
-            async with self._pruning:  # or what is packed could be removed meanwhile
+            async with self._pruning:  # else the entries could be removed while they are packed
                 await self._reach_writer()
                 run = self._engine.journal.next_run(oldest)
                 if run is None:
@@ -334,9 +332,9 @@ class Upkeep:
             await trio.sleep(PACK_REST * (trio.current_time() - began))
 
     async def give_back(self) -> int:
-        """Give what is free in the file back to the disk, if that is much; return how many pages.
+        """Give the file's free pages back to the disk, if there are many; return how many.
 
-        A tenth of the file stays free for what comes next: a file that shrinks to the last page has to grow again.
+        A tenth of the file stays free for later writes: a file that shrinks to the last page has to grow again.
         """
         await self._reach_writer()
         journal, given = self._engine.journal, 0

@@ -1,4 +1,4 @@
-"""What a node says about itself: plain data for ``bedrockish status``, for metrics and for people."""
+"""A node's report about itself: plain data for ``bedrockish status``, for metrics and for people."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -137,9 +137,9 @@ def _wall_offset_ms(state: State, name: str) -> int | None:
 
 
 def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
-    """Return how old, beyond the closing lag, what a voter closes is when it comes, in ms; None if it says nothing.
+    """Return the age of a voter's closed time at its arrival, beyond the closing lag, in ms; None if it closes nothing.
 
-    What it says leaves only when all before it is durable there, so a slow disk, processor or link shows here.
+    A voter sends it only once all before it is durable there, so a slow disk, processor or link shows here.
     """
     peer = state.roster.peers.get(name)
     if peer is None or not state.roster.membership.members[name].voter:
@@ -173,7 +173,7 @@ def describe_alarm(alarm: Alarm) -> dict[str, Any]:
 
 
 def in_doubt(core: Node, now: Now) -> list[dict[str, Any]]:
-    """Return the transactions whose outcome this node does not know: oldest first, with who is finishing them."""
+    """Return the transactions whose outcome this node does not know, oldest first, with the nodes that finish them."""
     state = core.state
     found = []
     for txid, transaction in state.votes.pending.transactions.items():

@@ -1,9 +1,9 @@
-"""What a node lately said and heard about transactions, for whoever looks at it: the dashboard.
+"""The messages about transactions that a node lately sent and received, for the dashboard.
 
-Nothing is noted unless somebody has asked within ``PATIENCE_S``: an unwatched node pays one comparison for an event. A
+Nothing is noted unless a reader has asked within ``PATIENCE_S``: an unwatched node pays one comparison for an event. A
 busy one notes a part of the transactions, those of the first moments of every second by their own clocks, so that all
 nodes choose the same ones without asking each other.
-Each node knows only its own side; whoever puts several nodes' events together sees arrows.
+Each node knows only its own side; a page that joins the events of several nodes can draw arrows.
 """
 
 import time
@@ -32,16 +32,16 @@ REPLY_EVENTS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Something that was said, heard or applied.
+    """A message that was sent or received, or an entry that was applied.
 
     Attributes:
         number: counts up in the life of this process.
         wall_ms: when, by this node's wall clock.
         kind: the message's name in lower case, or ``apply``.
         txid: of the transaction.
-        origin, target: who said it to whom; the same for what a node does by itself.
+        origin, target: its sender and its receiver; the same node for an ``apply``.
         line: what the printer says.
-        more: facts for the page: what a reject was about.
+        more: facts for the page, such as the reason of a reject.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Seen:
 
 
 class TraceBuffer:
-    """The ring of what was lately seen."""
+    """The ring of the latest events."""
 
     def __init__(self, state: State) -> None:
         self.is_on = False
@@ -67,7 +67,7 @@ class TraceBuffer:
         self._seen: deque[Seen] = deque(maxlen=EVENTS_MAX)
         self._number = 0
         self._until = 0.0
-        self._run = time.time_ns()  # numbers begin anew with each process
+        self._run = time.time_ns()  # numbers start over with each process
         self._second, self._offered, self._share = 0, 0, 1.0
         self._last: tuple[say.Message | None, Txid | None, str] = (None, None, "")
 
@@ -129,7 +129,7 @@ class TraceBuffer:
             self._add("apply", entry.txid, me, me, self._printer.entry(entry), {"place": place})
 
     def _samples(self, txid: Txid) -> bool:
-        """Whether to note this transaction; how many of them, is set anew each second."""
+        """Return whether to note this transaction; the share of noted transactions is set every second."""
         second = int(time.monotonic())
         if second != self._second:
             offered, self._offered = self._offered, 0
@@ -146,10 +146,10 @@ class TraceBuffer:
 
 
 def subject(message: say.Message) -> Txid | None:
-    """Return the transaction that a message is about; None if it is about none, or about many.
+    """Return the transaction that a message is about; None if it is about several, or about something else.
 
     Raises:
-        EntryMalformedError: what it carries is no transaction.
+        EntryMalformedError: the message does not carry a valid transaction.
     """
     match message:
         case say.Begin(body) | say.Recover(body) | say.Accept(body):

@@ -1,7 +1,7 @@
-"""What can be wrong with a node or its cluster, in one table: how it is seen, and what an operator does about it.
+"""The table of everything that can be wrong with a node or its cluster: how to see it, and an operator's remedy.
 
-``bedrockish status`` names the troubles first and ends with 1, ``/readyz`` says no for those that make a node of no
-use, each is a metric, and each has an alert rule: all of them ask this table, and docs/troubles.md and docs/alerts.yml
+``bedrockish status`` names the troubles first and ends with 1, ``/readyz`` says no for those that make a node useless,
+each is a metric, and each has an alert rule: all of them ask this table, and docs/troubles.md and docs/alerts.yml
 are printed from it. Pure: a trouble is found in the node's status, and the time is an argument.
 """
 
@@ -153,10 +153,10 @@ def _own_offset_ms(status: Status) -> float:
 
 
 def _report_lag_ms(node: Mapping[str, Any]) -> float:
-    """Return how old what a node says is when it comes.
+    """Return the age of a node's reports at their arrival, in ms.
 
-    It is measured by this machine's clock. Where that is ahead, all would look old, and nothing is: that is another
-    trouble, and whoever believed in this one would look at the wrong machine.
+    This machine's clock measures it. If that clock is ahead, all reports look old and none is: that is another trouble,
+    and this one would lead an operator to the wrong machine.
     """
     return (node.get("report_lag_ms") or 0.0) + min(0.0, node.get("wall_offset_ms") or 0.0)
 
@@ -166,8 +166,8 @@ def _safe_time(status: Status) -> str:
     lag = (told or 0.0) + min(0.0, _own_offset_ms(status))  # the same holds of safe time
     if told is None or lag <= SAFE_LAG_MS_MAX or _only_counts(status):
         return ""
-    # What a node has to apply first, or applies not at all, holds up its own safe time, and no voter does. That is told
-    # by what it is, and to remove voters would be no remedy.
+    # A node that must first apply entries, or applies none, holds back its own safe time; no voter does. Another
+    # trouble reports that by its own name, and removing voters would not help.
     if status.get("mode") in OUT_OF_SERVICE or status.get("blocked") or _behind(status):
         return ""
     late = [
@@ -235,7 +235,7 @@ def _address(status: Status) -> str:
         for name, node in sorted(others.items())
         if _half_heard(node)
     ]
-    me = status["nodes"].get(status["node"])  # who joins is no member yet, and nobody has to come to it
+    me = status["nodes"].get(status["node"])  # a joining node is not a member yet, so its peers need not reach it
     if me and others and all(node["up"] and node["silent_ms"] >= SILENT_MS_MAX for node in others.values()):
         own = me.get("address")
         found.append(f"all others answer, and none of them comes to this node at the address that they know, {own}")
@@ -274,7 +274,7 @@ def _others_trouble(status: Status) -> str:
 
 
 def _upgrade(status: Status) -> str:
-    """While the cluster's level is below this program's, somebody has not been upgraded, or is gone."""
+    """Return which members keep the cluster's level below this program's: not upgraded, or gone; empty without any."""
     level, own = status.get("cluster_level", 0), status.get("level", 0)
     below = {
         name: node.get("level") for name, node in sorted(_others(status).items()) if (node.get("level") or 0) < own

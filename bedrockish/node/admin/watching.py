@@ -1,4 +1,4 @@
-"""What a node looks at outside of itself for its troubles, and its log's account of them."""
+"""A node's checks of its surroundings for its troubles, and its log's account of the troubles."""
 
 import errno
 import logging
@@ -39,7 +39,7 @@ def open_files() -> dict[str, int]:
 
 
 async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, int] | None] = room_on_disk) -> None:
-    """Let a node only read when its disk is nearly full, while there is room for what others decide, until there is.
+    """Make a node read-only while its disk is nearly full: the rest is reserved for transactions that others decide.
 
     Args:
         path: the database file.

@@ -1,8 +1,8 @@
-"""The gate of a node: who may come in as a client, and with which password. For links and for HTTP alike.
+"""The gate of a node, for links and for HTTP alike: admits clients, and checks their passwords.
 
-A password is hashed in a thread, a few at a time. One that has fitted is remembered, as a keyed hash, while the node
-runs, so that each further link and request costs nothing. Whoever is wrong too often from one address has to wait; who
-knows the password is let in meanwhile.
+A password is hashed in a thread, a few at a time. A correct one is remembered, as a keyed hash, while the node runs, so
+that each further link and request costs nothing. An address with too many wrong passwords has to wait; a client with
+the right password is still let in from there.
 """
 
 import hmac
@@ -53,7 +53,7 @@ USER, PASSWORD, GIVEN_TOKEN = "user", "password", "token"
 
 
 class Credentials:
-    """What a node shows to others, and asks of them: TLS, read from files, and read again when they are told to.
+    """A node's TLS credentials, and its demands on peers' credentials: read from files, and read again on request.
 
     Attributes:
         takes_passwords: a client may come without a certificate, if it has a password; counts from ``reload`` on.
@@ -217,7 +217,7 @@ class Gate:
                 return f"node:{member}"
             name = names[0] if names[0].startswith("client:") else f"certificate:{names[0]}"
             return name[:USER_CHARACTERS_MAX]
-        return self._let_in.get(stream, "")  # what a HELLO says was not looked at where nobody had to be a user
+        return self._let_in.get(stream, "")  # the name in a HELLO was not checked where clients need no user
 
     def comes_with_token(self, stream: trio.abc.Stream) -> bool:
         """Whether a client was let in for its token, which ends some time."""
@@ -255,7 +255,7 @@ class Gate:
         return {"token": make_token(token, said.secret, cluster_id), "user": user, "until_ms": token.until_ms}
 
     def admit_token(self, given: str, address: str, user: str | None = None) -> str:
-        """Return the user who comes in with a token.
+        """Return the user whom a token lets in.
 
         Args:
             given: the token.
@@ -263,7 +263,7 @@ class Gate:
             user: whose it is said to be.
 
         Raises:
-            AuthenticationError: it lets nobody in.
+            AuthenticationError: the token is not valid.
         """
         token = read_token(given)
         said = self._access.users.get(token.user) if token is not None else None

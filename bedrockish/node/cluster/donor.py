@@ -1,6 +1,6 @@
-"""What a node gives to a new one: the facts of the cluster, and a copy of its own file, piece by piece.
+"""A node's gifts to a new one: the facts of the cluster, and a copy of its own file, piece by piece.
 
-A copy is lent to one client at a time, and removed when its link is over. It leaves only after all that is in it is
+A copy is lent to one client at a time, and removed when its link is over. It leaves only after all its contents are
 durable here, or a commit that this node loses in a power cut could live on elsewhere under the same name.
 """
 
@@ -51,13 +51,13 @@ class Copy:
 
 
 class Donor:
-    """Serves new nodes.
+    """The server of data for new nodes.
 
     Args:
         core: knows the members.
         engine: has the file.
-        database: path of the file; copies are made beside it.
-        durable: returns when all that is written so far is durable.
+        database: path of the file; copies are made next to it.
+        durable: returns when everything written so far is durable.
     """
 
     def __init__(self, core: Node, engine: Engine, database: str, durable: Callable[[], Awaitable[None]]) -> None:
@@ -66,7 +66,7 @@ class Donor:
         self._busy = False
 
     async def facts(self) -> dict[str, Any]:
-        """Return what a new node has to know, durably so: the members at first and now, and what is committed.
+        """Return the durable facts that a new node needs: the members at first and now, and the committed entries.
 
         Raises:
             UnavailableError: this node does not know itself.
@@ -89,8 +89,8 @@ class Donor:
         """Make a copy of the file as it is now.
 
         Raises:
-            UnavailableError: another client is being given one, this node is no good source, or has no room for it.
-            ConfigError: it cannot be written.
+            UnavailableError: another client is using a copy, this node is not a good source, or has no room for one.
+            ConfigError: the copy cannot be written.
         """
         self._check()
         if self._busy:
@@ -112,7 +112,7 @@ class Donor:
             raise UnavailableError(self._core.state.trouble)
 
     def _make(self) -> tuple[int, bytes]:
-        """Make the copy, in a thread, unless the node is to end meanwhile; return its size and its digest."""
+        """Make the copy, in a thread, until the node is to end; return its size and its digest."""
         go_on = trio.from_thread.check_cancelled
         with suppress(OSError):
             remove(self._path)

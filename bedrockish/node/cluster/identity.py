@@ -1,9 +1,9 @@
-"""Which cluster a node belongs to: judged whenever two nodes meet, and asked for before a node's file is made.
+"""The identity of a node's cluster: checked whenever two nodes meet, and asked for before a node's file is made.
 
-Names are no identity: two clusters may both be called bedrockish and have nodes A, B and C, and one wrong address joins
+Names do not identify: two clusters may both be called bedrockish and have nodes A, B and C, and one wrong address joins
 them. So a cluster has an id, random, made at its founding by the first of its members in name order, kept in the
-membership and told in every HELLO. Who comes with another one changes nothing here: it is not remembered, its votes
-are not counted, and what it says about our file is not believed.
+membership and told in every HELLO. A peer with another id changes nothing here: it is not remembered, its votes
+are not counted, and its statements about our file are not believed.
 """
 
 import logging
@@ -29,11 +29,11 @@ from bedrockish_net.limits import Limits
 logger = logging.getLogger(__name__)
 
 ID, LEVEL_KEY, CLUSTER_LEVEL, ASKS = CLUSTER_ID, "level", "cluster_level", "asks"  # keys of a HELLO's info
-MEMBERS = "members"  # another one: their names
+MEMBERS = "members"  # another key: the members' names
 OLDER_RELEASE = "older_release"  # the code of a refusal
 ASK_S = 2.0  # how long one member may take to answer
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between two rounds of asking
-SAY_S = 10.0  # between two lines in the log while nobody answers …
+SAY_S = 10.0  # between two lines in the log while no member answers …
 QUIET_S = 3.0  # … and before the first: nodes that are started together do not find each other at once
 
 
@@ -90,9 +90,9 @@ def info_for_clients(info: Mapping[str, Any], asks: Mapping[str, Any]) -> dict[s
 
 
 async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
-    """Return the id and the release level of the cluster for which a node that has no file yet makes one.
+    """Return the id and the release level of the cluster for which a node without a file makes one.
 
-    The members that are there tell it. If there is none, the first in name order founds the cluster; all others wait
+    The running members tell it. If no member has a cluster yet, the first in name order founds it; all others wait
     for it, because each of them would found one of its own.
 
     Args:
@@ -163,8 +163,8 @@ async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tup
     """Ask one member for id and level.
 
     Raises:
-        NetError: there is no answer, or none that makes sense.
-        ConfigError: the level is above this program's, or this node is no member.
+        NetError: the member does not answer, or its answer is malformed.
+        ConfigError: the level is above this program's, or this node is not a member.
     """
     hello = Hello(config.node, config.cluster, "client", node, {ASKS: ID})
     link = await entry.dial(address, hello, ASK_S, Limits())

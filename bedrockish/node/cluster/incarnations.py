@@ -1,9 +1,9 @@
-"""What a node remembers of the others' files, so that a voter that has lost its own cannot vote as if it had not.
+"""A node's memory of the others' files, so that a voter that has lost its own cannot vote as if it had not.
 
 A voter's promises are in its file. On an empty or an older file it would break them without knowing, and two
-transactions that conflict could both be committed. So each node remembers, durably, the random id of everybody's file,
+transactions that conflict could both be committed. So each node remembers, durably, the random id of every peer's file,
 how many batches it had written, and at which start of its process; and it turns a voter away that comes with another
-file, or with one that lacks some of that. The votes of such a node reach nobody, and it learns why.
+file, or with one that lacks some of that. The votes of such a node reach no peer, and it learns why.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,10 +26,9 @@ OLDER_FILE = "older_file"  # an older state of the same file; that is certain, a
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why somebody is turned away: ``code`` for its program, ``reason`` for its operator.
+    """The reason for turning a node away: ``code`` for its program, ``reason`` for its operator.
 
-    ``info`` has what the program needs in order to see for itself: the ``store``, ``start`` and ``batches`` that were
-    seen of its file.
+    ``info`` lets the program check for itself: the ``store``, ``start`` and ``batches`` that were seen of its file.
     """
 
     code: str
@@ -65,11 +64,11 @@ class Incarnations:
         return {node: seen.store for node, seen in self._seen.items()}
 
     def judge(self, node: str, info: Mapping[str, object], membership: Membership) -> Refusal | None:
-        """Look at what a peer says of its file when it comes, and return why it must be turned away, if it must.
+        """Check a peer's statements about its file when it comes; return a Refusal if it must be turned away.
 
-        A learner promises nothing, so it may come with an older state of its file. What it comes with is what is
-        remembered of it from then on: that must not be held against it when it is a voter. But two files with one name
-        would take each other's links for ever: the one that was let in last is it.
+        A learner promises nothing, so it may come with an older state of its file. That state is remembered from then
+        on: it must not count against the node when it is a voter. But two files with one name would take each other's
+        links for ever: the one that was let in last is valid.
         """
         member, store, batches = membership.members.get(node), info.get("store"), info.get("batches")
         if not isinstance(store, str) or not isinstance(batches, int) or member is None:
@@ -137,10 +136,9 @@ class Incarnations:
 
 
 def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: int) -> str:
-    """Return why what a member says of our file cannot be so, or nothing if it can.
+    """Return why a member's statement about our file cannot be true, or nothing if it can.
 
-    Who was told of a file that never was, by somebody who passed for us, would bar us for ever.
-
+    Else an impostor could tell a member of a file that never existed, and the member's refusal would bar us for ever.
     Args:
         said: the ``info`` of its refusal; release 0.1.0 gives none.
         own: what we say of our file in HELLO.

@@ -1,8 +1,8 @@
-"""How a new node becomes one of the cluster: it is taken in as a learner, gets the data, and may be promoted.
+"""The way of a new node into the cluster: it is admitted as a learner, gets the data, and may be promoted.
 
-Two ways to the data: a copy of somebody's file, which is quick, or the whole journal, fetched from several nodes by the
+Two ways to the data: a copy of a member's file, which is quick, or the whole journal, fetched from several nodes by the
 same means by which a node catches up at any time. Either way the file says what the cluster was founded with and has
-every commit since, and the node answers nothing before it has caught up with the moment at which it was taken in.
+every commit since, and the node answers nothing before it has caught up with the moment of its admission.
 """
 
 import errno
@@ -64,8 +64,8 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
 
     Raises:
         AuthenticationError: the node does not let us in.
-        UnavailableError: there is no link, or no longer.
-        BedrockishError: what the node answers.
+        UnavailableError: the link cannot be opened, or has ended.
+        BedrockishError: the node's answer.
     """
     try:
         link = await entry.dial(address, hello, Limits().hello_seconds, Limits())
@@ -92,7 +92,7 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
 
 
 def _meant(group: BaseExceptionGroup[NetError | BedrockishError]) -> NetError | BedrockishError:
-    """Return what the caller is told: what an answer, or who asked, has said, before that the link ended meanwhile."""
+    """Return the error for the caller: from an answer or from the code that asked, if any, else the end of the link."""
     said, _ = group.split(BedrockishError)
     found: BaseException = said if said is not None else group
     while isinstance(found, BaseExceptionGroup):
@@ -224,9 +224,9 @@ def _begin(path: Path, config: Config, bootstrap: bytes, store: str, joining: by
 async def _copy(call: Call, path: Path, node: str, store: str, joining: bytes) -> None:
     """Fetch a copy of the other node's file, and make it ours.
 
-    A row that is damaged where the copy was made comes with it; and two voters that have the same wrong row approve
-    what the one makes of it, and are a majority of three. So the node only reads until it has compared its tables with
-    its journal (``Healer.prove``). That takes much longer than the copy, and it serves meanwhile.
+    The copy includes rows that are damaged at the source; and two voters that have the same wrong row approve each
+    other's results from it, and are a majority of three. So the node only reads until it has compared its tables with
+    its journal (``Healer.prove``). That takes much longer than the copy, and the node serves while it runs.
     """
     unfinished = path.with_name(path.name + ".joining")
     await download(call, unfinished)
@@ -323,7 +323,7 @@ async def promote_when_ready(url: str, config: Config) -> None:
             return
         except MembershipError as error:
             reason = error.details.get("reason")
-            if reason == "duplicate":  # somebody else has promoted it, or we, and did not hear of it
+            if reason == "duplicate":  # promoted already: by another caller, or by us, with the answer lost
                 logger.info("%s", error.message)
                 return
             if reason not in WAIT_FOR:

@@ -132,9 +132,9 @@ def facts(core: Node, stores: Mapping[str, str], now: Now, cluster_id: str) -> F
 
 
 async def keep_level(core: Node, submit: Callable[[Request], Awaitable[Answer]]) -> None:
-    """Have the cluster's release level raised as soon as all members can do more, until cancelled.
+    """Raise the cluster's release level as soon as all members support a higher one, until cancelled.
 
-    The first voter that is up does it. A change that fails is tried again: somebody may be restarted just then.
+    The first voter that is up does it. A change that fails is retried: a member may be restarting just then.
     """
     state = core.state
     while True:
@@ -152,12 +152,12 @@ async def keep_level(core: Node, submit: Callable[[Request], Awaitable[Answer]])
 
 
 def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Mapping[str, str], now: Now) -> Prepared:
-    """Return the transaction that makes a change of the members, as of what is applied now.
+    """Return the transaction that makes a change of the members, based on the applied entries.
 
     Args:
         core: knows the members.
-        engine: knows what is applied.
-        change: what is asked for.
+        engine: knows the applied entries.
+        change: the requested change.
         stores: ids of the other members' files, as far as they are known.
         now: the clocks.
 

@@ -19,7 +19,7 @@ Start = tuple[bytes, int]  # its id, and the batches in the file when it began
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How far somebody has seen a file.
+    """The state of a file as another node has last seen it.
 
     Attributes:
         store: random id of the file; empty if none was seen.
@@ -33,12 +33,12 @@ class Seen:
 
 
 def add_start(kept: bytes | None, start: bytes, batches: int) -> bytes:
-    """Return what a file shall keep when a process begins on it, from what it kept before."""
+    """Return the encoded starts for a file to keep when a process begins on it: those kept before, and the new one."""
     return cbor2.dumps([*read_starts(cbor2.loads(kept) if kept else []), (start, batches)][-STARTS_MAX:])
 
 
 def read_starts(told: object) -> list[Start]:
-    """Return the starts that a file keeps, or that a peer tells of, oldest first; none if it is no list of them."""
+    """Return the starts that a file keeps, or that a peer tells of, oldest first; empty if they are malformed."""
     found: list[Start] = []
     for one in told if isinstance(told, list | tuple) else ():
         if not isinstance(one, list | tuple) or [type(part) for part in one] != [bytes, int]:
@@ -48,9 +48,9 @@ def read_starts(told: object) -> list[Start]:
 
 
 def lacks(starts: Sequence[Start], batches: int, seen: Seen) -> bool:
-    """Whether a file that has these starts and batches lacks something of what was seen of it.
+    """Return whether a file that has these starts and batches lacks something that was seen of it.
 
-    One that was seen before the first of the starts that it still keeps is let be: that cannot be told.
+    A file that was seen before the first of the starts that it still keeps is accepted: it cannot be checked.
     """
     if batches < seen.batches:
         return True

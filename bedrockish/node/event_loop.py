@@ -1,12 +1,13 @@
-"""The node as a program: feeds the core with what happens, performs its effects, and lets nothing leave too early.
+"""The node as a program: feeds events to the core, performs its effects, and lets no output leave too early.
 
-One loop. It takes what has arrived, lets the core step, does in one open SQLite transaction what the core asks, and
-keeps the messages and answers that come of it. When no sync is running, the transaction is committed and synced; then
-what was kept leaves. A sync runs in a thread, so all that arrives while a disk is busy shares the next one; but where
-the disk is quick and nothing else waits, it runs in the loop, for the way to a thread and back would take longer.
+One loop. It takes the events that have arrived, lets the core step, performs the core's effects in one open SQLite
+transaction, and keeps the resulting messages and answers. When no sync is running, the transaction is committed and
+synced; then the kept output leaves. A sync runs in a thread, so all events that arrive while a disk is busy share the
+next one; but where the disk is quick and nothing else waits, it runs in the loop, for the way to a thread and back
+would take longer.
 
-What links bring is acted on where they are read, without waking the loop's own task (``act``). That task does what
-takes long, what comes from elsewhere, and what the time brings.
+Input from links is acted on where it is read, without waking the loop's own task (``act``). That task handles long
+work, events from elsewhere, and timers.
 """
 
 import logging
@@ -89,10 +90,10 @@ from bedrockish_net import mesh as net
 logger = logging.getLogger(__name__)
 
 PROMISES_NOTHING = frozenset({Fetch, Want, Piece})  # these need not wait until anything is durable
-HELD_BYTES_MIN = 64 << 10  # what is shorter is not counted, for it is soon over
-TURN_S = 0.03  # how long they may take together, in seconds
-TURN_MAX = 512  # events that are taken before what they caused is made durable
-LINGER_S = 0.02  # how long what nobody waits for stays in the open batch, for the next one to take along
+HELD_BYTES_MIN = 64 << 10  # shorter answers and effects are not counted, for they are soon over
+TURN_S = 0.03  # how long the events of a turn may take together, in seconds
+TURN_MAX = 512  # events that are taken before their effects are made durable
+LINGER_S = 0.02  # how long a batch without waiters stays open, so that the next one can take it along
 
 
 class Runtime:
@@ -127,7 +128,7 @@ class Runtime:
         self._assembler = Assembler(engine, self.post, self._start, self.durable, self.stop)
         sends = engine, self.core.state, self._send_later, self._start, self.durable, self.stop
         self._entry_sender = EntrySender(*sends)
-        # What peers are told when a link is opened; batches only once they are durable.
+        # Told to peers when a link is opened; batches only once they are durable.
         self.info = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
         self.info |= {"plugins": self.plugins.tell(), "level": LEVEL}
         self._tell_cluster()
@@ -141,9 +142,9 @@ class Runtime:
         self._troubles = Troubles()
         self.latency = Histogram()
         self._inbox: deque[Event] = deque()
-        self._asked: FairQueue[Submitted] = FairQueue()  # what clients ask, while the loop has not come to it
-        self._writes: FairQueue[Submitted] = FairQueue()  # the same, of what can share a transaction
-        self._linger_until: float | None = None  # when the open batch is closed, though nobody waits for it
+        self._asked: FairQueue[Submitted] = FairQueue()  # clients' requests that the loop has not reached yet
+        self._writes: FairQueue[Submitted] = FairQueue()  # the same, for writes that can share a transaction
+        self._linger_until: float | None = None  # when the open batch is closed, even without waiters
         self.waiters: dict[int, Waiter] = {}
         self._requests = 0
         self.durable_batches = 0  # the last batch that is known to be durable
@@ -204,7 +205,7 @@ class Runtime:
     ) -> None:
         """Run a command to its end and call ``done`` with the answer, which must not block or raise.
 
-        ``owner``: whose it is; one that asks for much at once lets others go between. By default, nobody else's.
+        ``owner``: the request's owner; one with many requests lets others go between. By default, it has no other one.
         """
         try:
             self.engine.memory.check()
@@ -338,7 +339,7 @@ class Runtime:
         return compare(transaction)
 
     def _ran_in_worker(self, request_id: int, found: Prepared | Overtaken | BedrockishError | None) -> None:
-        """Go on with what ran in a worker; None: its command has happened, and is answered from the journal."""
+        """Continue a request that ran in a worker; None: its command has happened, and is answered from the journal."""
         if isinstance(found, Prepared):
             self.count_prepared(request_id, found)
             self.post(Executed(request_id, found))
@@ -390,7 +391,7 @@ class Runtime:
         try:
             await self._step_until_cancelled()
         except BaseException as error:
-            # A cancellation comes between two turns: what was done is whole, unless another task has failed meanwhile.
+            # A cancellation comes between two turns: the last turn is complete, unless another task has failed as well.
             self._failed = self._loop.failure is not None or not is_cancellation(error)
             raise
 
@@ -438,13 +439,13 @@ class Runtime:
 
     @property
     def _has_writes(self) -> bool:
-        """Whether to execute short writes: what would only wait for the end of a sync is executed after it, with what
-        comes until then, for it can share a transaction with that.
+        """Whether to execute short writes now. While a sync runs, a write would only wait for its end: it is executed
+        after that, with the writes that arrive until then, because they can share a transaction.
         """
         return bool(self._writes.count) and not self._syncing and self._groups.is_due(self._writes.count)
 
     def _take(self, number: int) -> Event | None:
-        """Return what comes next: in turn what has happened, what clients ask, and what they write in short."""
+        """Return the next event: in turn from the inbox, from clients' requests, and from their short writes."""
         for place in range(number, number + 3):
             if place % 3 == 0 and self._inbox:
                 return self._inbox.popleft()
@@ -494,10 +495,10 @@ class Runtime:
         return self.core.step(event, now)
 
     def _is_long(self, effect: do.Effect) -> bool:
-        """Whether it takes so long that links, HTTP and readers should go on meanwhile."""
+        """Return whether an effect takes so long that links, HTTP and readers should go on in parallel with it."""
         if effect.__class__ is do.Apply:
             return self.engine.entries.is_long(effect.entry)
-        return effect.__class__ is do.Activate  # which may build an index, or have thousands of tables read again
+        return effect.__class__ is do.Activate  # an Activate may build an index, or have thousands of tables read again
 
     def _log(self, said: Event | do.Send) -> None:
         state, applied = self.core.state, self.engine.applied
@@ -595,9 +596,9 @@ class Runtime:
 
     @property
     def _may_linger(self) -> bool:
-        """Whether nobody waits for the open batch: then what comes next, such as a vote, is synced together with it.
+        """Whether the open batch has no waiters: then later effects, such as a vote, are synced together with it.
 
-        That is so where others' commits are applied. Was it lost in a crash, they are fetched again.
+        That is so where others' commits are applied. If the batch is lost in a crash, they are fetched again.
         """
         if self.kept or not self.engine.dirty or self.boundary.actions:
             return False
@@ -691,7 +692,7 @@ class Runtime:
         return bool(self.waiters or self.kept or self._in_sync or self.transactions.is_used(now_s))
 
     def give_up(self) -> int:
-        """Answer the requests that cannot have happened; return how many are left, of which nobody knows yet."""
+        """Answer the requests that cannot have happened; return how many are left, whose outcome is not known yet."""
         for number, waiter in list(self.waiters.items()):
             if not self.core.coordinator.replies.may_happen(number):
                 self.workers.settle(number, leaving())
@@ -700,10 +701,10 @@ class Runtime:
         return len(self.waiters)
 
     def leave(self) -> None:
-        """End what runs, make durable what there is, lower the clock's ceiling to what was really used, and answer.
+        """End running work, make its writes durable, lower the clock's ceiling to the last value used, and answer.
 
-        After damage, or a fault, nothing more is written: the core has said things of the open batch that were not
-        done. And nothing that goes wrong here hides why the node ends.
+        After damage, or a fault, nothing more is written: the core has announced effects of the open batch that were
+        not performed. And no error raised here hides the reason why the node ends.
         """
         try:
             self.workers.close()

@@ -1,4 +1,4 @@
-"""Executes what the core wants executed: in the loop if short, in a worker if long or somebody's function."""
+"""Executes the core's requests: in the loop if short, in a worker if long or if they call a user's function."""
 
 import time
 from collections import Counter, deque
@@ -46,14 +46,14 @@ from bedrockish_journal.model.changes import decode_steps, encode_changes
 from bedrockish_journal.model.transaction import SCHEMA
 
 BULKY_BYTES = 1 << 20
-LONG_CHANGE_S = 0.2  # that a change takes to be tried, from which on what it makes is built beside its table
+LONG_CHANGE_S = 0.2  # seconds: if trying a schema change takes as long, its result is built next to its table
 BUILD_S, BUILD_FACTOR = 2.0, 20  # and so many times as long: half of it is others', and other machines may be slower
-SHORT = 50  # statements of a request that others may share a transaction with
+SHORT = 50  # most statements of a request that may share a transaction with others
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
 
 
 class Serving(Protocol):
-    """What executing needs of a node."""
+    """The interface to the node that executing needs."""
 
     engine: Engine
     core: Node
@@ -76,7 +76,7 @@ class Serving(Protocol):
 
 
 class Executions:
-    """What one node does for an Execute effect."""
+    """The handler of one node's Execute effects."""
 
     def __init__(self, node: Serving, groups: GroupTimer) -> None:
         self._node, self._groups = node, groups

@@ -1,4 +1,4 @@
-"""What peers bring: links that open and end, messages, refusals, and the HELLOs by which nodes recognise each other."""
+"""Input from peers: links that open and end, messages, refusals, and the HELLOs by which nodes recognise each other."""
 
 import logging
 from collections import Counter
@@ -43,7 +43,7 @@ class Loop(Protocol):
 
 
 class PeerIntake:
-    """Turns what the mesh tells into events of the core.
+    """A converter of the mesh's reports into events of the core.
 
     Attributes:
         astray: members at whose address another program answers, and why it is not the member.

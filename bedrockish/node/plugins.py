@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Plugins:
-    """What the modules of one node hold, and what other nodes say that theirs do.
+    """The modules of one node, and other nodes' reports of theirs.
 
     Attributes:
         commands: by name.

@@ -1,4 +1,4 @@
-"""What a node answers out of its journal to a command that has happened before."""
+"""A node's answers, out of its journal, to commands that have happened before."""
 
 from collections.abc import Awaitable, Callable
 
@@ -40,9 +40,9 @@ async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], com
 
     Args:
         engine: has the journal.
-        durable: returns when all that was written so far is durable.
+        durable: returns when everything written so far is durable.
         command: its id.
-        user: who asks; empty if nobody has to say.
+        user: the user that asks; empty where none is required.
 
     Raises:
         CommandIdError: it is another user's, or was settled before it happened.

@@ -33,14 +33,14 @@ def check_call(access: Access, call: Call, user: str) -> None:
         case Step(_, _, op) if op == SETTLE:
             rights.require(0 if rights.has_any else READER, "this decides a command")
         case _:
-            rights.require(0, "this")  # whoever is somebody here
+            rights.require(0, "this")  # any user known here may do it
 
 
 def check_call_by_token(call: Call) -> None:
-    """Make sure that who came in with a token asks for nothing that would outlive it.
+    """Make sure that a client that came in with a token asks for nothing that would outlive the token.
 
     Raises:
-        ForbiddenError: it does.
+        ForbiddenError: the call would outlive it.
     """
     match call:
         case Execute(_, request) if request.change is not None and request.change.action in USER_ACTIONS:
@@ -75,7 +75,7 @@ def check_upkeep(access: Access, asked: Mapping[str, Any], user: str) -> None:
 
 
 def check_change(access: Access, change: MemberChange, user: str) -> None:
-    """Make sure that a user may change members or users; everybody may change the own password.
+    """Make sure that a user may change members or users; each user may change their own password.
 
     Raises:
         ForbiddenError: it may not.

@@ -1,1 +1,1 @@
-"""What a node does about damaged tables: finding them, telling whether it is alone, and filling itself again."""
+"""A node's handling of damaged tables: it finds them, tells whether it is alone with them, and fills itself again."""

@@ -1,4 +1,4 @@
-"""What a node with damaged tables does to become whole again: it asks the others, says what is true, and fills its file
+"""The way of a node with damaged tables to become whole again: it asks the others, finds the truth, and fills its file
 again from a copy that was proven, or from its own journal. It keeps its name, its votes and its promises.
 """
 
@@ -35,16 +35,16 @@ from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0  # between two looks at what the others say
+LOOK_S = 2.0  # between two looks at the others' answers
 LOOK_AGAIN_S = 5.0  # and once it is known that an entry fits nowhere
-PROVE_AGAIN_S = 30.0  # when there was no room to compare a copy with its journal
+PROVE_AGAIN_S = 30.0  # when room was lacking to compare a copy with its journal
 RESOLVE_TRIES = 10
 OWN_JOURNAL, OWN_TABLES = "its own journal", "its own tables, with new indexes"
-NAMED = ("entry", "txid", "table", "key", "page")  # what status has of a damage
+NAMED = ("entry", "txid", "table", "key", "page")  # the fields of a damage that the status has
 
 
 class RestartError(Exception):
-    """Raised to let the node begin anew on its file, or on another one that takes its place.
+    """Raised to restart the node on its file, or on another one that takes its place.
 
     Attributes:
         copy: the file that takes the place of the node's; None: it stays as it is.
@@ -56,7 +56,7 @@ class RestartError(Exception):
 
 
 class Healer:
-    """Repairs one node.
+    """The repairer of one node.
 
     Args:
         core: has the alarms, and knows the members.
@@ -64,9 +64,9 @@ class Healer:
         config: says whether it may begin by itself.
         entry: how this node comes in at others.
         scrubber: compares tables.
-        prepare: gives a connection what plugins add.
-        durable: returns when all that is written so far is durable.
-        restart: lets the node begin anew.
+        prepare: adds the plugins' parts to a connection.
+        durable: returns when everything written so far is durable.
+        restart: restarts the node.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Healer:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     async def entry(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``entry``: what this node knows of a transaction, and what it still does.
+        """Answer the order ``entry``: this node's knowledge of a transaction, and the work that the node still does.
 
         Raises:
-            UsageError: it names none.
+            UsageError: the order names no transaction.
         """
         state = self._core.state
         txid = _txid_of(asked)
@@ -143,7 +143,7 @@ class Healer:
         """Answer the order ``resolve``: apply an entry that fits nowhere as nothing, here, from now on.
 
         Raises:
-            UsageError: it is no such entry, or somebody may have applied and acknowledged it.
+            UsageError: the entry does not block this node, or a node may have applied and acknowledged it.
         """
         state, txid = self._core.state, _txid_of(asked)
         if txid in self._engine.entries.void:
@@ -166,7 +166,7 @@ class Healer:
         return {"node": state.me, "resolved": str(txid)}
 
     async def _check_resolvable(self, txid: Txid, *, force: bool) -> None:
-        """Refuse to decide on what stops nobody, or may have been acknowledged."""
+        """Refuse to decide on an entry that stops no node, or that may have been acknowledged."""
         state = self._core.state
         words, silent = await self._ask(txid)
         for _ in range(RESOLVE_TRIES):  # one that has just followed the same order is beginning again
@@ -209,7 +209,7 @@ class Healer:
             await trio.sleep(LOOK_AGAIN_S)
 
     async def prove(self) -> None:
-        """Compare the tables with the journal, once, if they are a copy that nobody has compared yet.
+        """Compare the tables with the journal, once, if they are a copy that was not compared yet.
 
         Until then the node only reads: it leads and approves nothing, also as a voter.
         """
@@ -218,7 +218,7 @@ class Healer:
             logger.info("comparing the tables of the copy with its journal")
             try:
                 fits = await self._scrubber.fits_journal()
-            except ConfigError as error:  # no room for what is compared
+            except ConfigError as error:  # no room for the comparison
                 logger.warning("the copy cannot be compared with its journal now: %s", error.message)
                 await trio.sleep(PROVE_AGAIN_S)
                 continue
@@ -243,7 +243,7 @@ class Healer:
             self._restart(DamagedError(why, table="", txid=str(txid)))
 
     async def _ask(self, txid: Txid) -> tuple[dict[str, Word], list[str]]:
-        """Ask all others what they say of a transaction; return that, and who does not answer."""
+        """Ask all others about a transaction; return their words, and the names of those that do not answer."""
         others = list(self._core.state.roster.peers)
         words: dict[str, Word] = {}
         async with peer_calls(self._core, self._config, self._entry(), others) as links:
@@ -361,7 +361,7 @@ class Healer:
             return [self._ordered]
         wrong = {node for one in report.differences for node in one.minority} if report is not None else set[str]()
         serving = [node for node, peer in self._core.state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
-        # By a page alone nobody says that its rows are wrong, so they are better than none.
+        # A damaged page does not show that its rows are wrong, so they are better than none.
         is_page = "page" in self._core.state.health.alarms[DAMAGED_TABLES].details
         return [*sorted(node for node in serving if node not in wrong), OWN_JOURNAL, *[OWN_TABLES] * is_page]
 
@@ -369,8 +369,8 @@ class Healer:
         """Fetch a copy of another node's file, and prove it.
 
         Raises:
-            BedrockishError: there is none, it lacks something, or it is no better.
-            JournalError: it cannot be proven.
+            BedrockishError: the other node gives no copy, or the copy lacks something, or it does not improve this file.
+            JournalError: the copy cannot be proven.
         """
         state, target = self._core.state, refill.refill_path(self._config.database)
         address = parse_address(state.roster.membership.members[source].address, where=f"member {source}")
@@ -384,10 +384,10 @@ class Healer:
         return target
 
     async def _prove(self, source: str, copy: Path, report: Report | None) -> None:
-        """Make sure that a copy is better than what is here: by its journal, or else by a majority.
+        """Make sure that a copy is better than this node's file: by its journal, or else by a majority.
 
         Raises:
-            DamagedError: its tables are not what its journal makes of them.
+            DamagedError: its tables differ from the result of its journal.
             JournalError: its journal does not tell, nor does a majority.
         """
         try:

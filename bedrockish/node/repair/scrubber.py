@@ -1,4 +1,4 @@
-"""The scrub: in the background a node compares its tables with those of the others, and so finds what nobody wrote."""
+"""The scrub: in the background a node compares its tables with the others', and so finds changes without a command."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -36,8 +36,8 @@ from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
-FIRST_S = 10.0  # after its start a node leaves the others in peace for so long
-AGAIN_S = 30.0  # when there was nobody to compare with
+FIRST_S = 10.0  # after its start a node does not ask the others for so long
+AGAIN_S = 30.0  # when no other node could be compared with
 RANGE_ROWS = 500
 DOUBT_S = 1.0  # between two looks at whether a voter has met other rows than its own
 ORDER_S = 5.0  # an order to compare at once is followed at most so often
@@ -114,7 +114,7 @@ class Scrubber:
         self._core, self._engine, self._config, self._entry = core, engine, config, entry
         self._prepare, self._damaged = prepare, damaged
         self._limiter = trio.CapacityLimiter(1)
-        self._replays = trio.CapacityLimiter(1)  # which take long, and others ask for digests meanwhile
+        self._replays = trio.CapacityLimiter(1)  # which take long; others ask for digests in parallel
         self._wake = trio.Event()
         self._ordered_at = -ORDER_S
         self.found: list[str] = []

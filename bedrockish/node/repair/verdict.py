@@ -1,7 +1,7 @@
-"""What is wrong: this node's tables alone, or an entry that fits at no node? Pure.
+"""The verdict on damage: are this node's tables alone wrong, or does an entry fit at no node? Pure.
 
-Two facts decide: whether others have applied the entry that does not fit here, and whether the tables here are what
-most others have. A node decides only what follows; while somebody who could know more does not answer, it waits.
+Two facts decide: whether others have applied the entry that does not fit here, and whether the tables here are equal to
+most others'. A node decides only what follows from them; it waits while a node that could know more does not answer.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,23 +14,23 @@ COMMITTED, VOID, ROLLED_BACK, UNKNOWN = "committed", "void", "rolled back", "unk
 
 
 class Ruling(Enum):
-    """What a damaged node concludes."""
+    """A damaged node's conclusion."""
 
     ALONE = "alone"  # its tables are wrong: it has to be filled again
     NOWHERE = "nowhere"  # its tables are right, and the entry fits nowhere: only an operator can decide
-    SOUND = "sound"  # its tables are right, and there is no entry any more: it serves again
-    WAIT = "wait"  # it cannot be told yet
+    SOUND = "sound"  # its tables are right, and the entry is gone: it serves again
+    WAIT = "wait"  # the facts do not decide yet
 
 
 @value
 class Word:
-    """What a member says of the entry.
+    """A member's word on the entry.
 
     Attributes:
-        mode: what that member still does.
-        outcome: ``committed`` if it has applied the entry, ``void`` if an operator has decided that it does so as
+        mode: the mode of that member: the work that it still does.
+        outcome: ``committed`` if it has applied the entry, ``void`` if an operator has decided that it applies it as
             nothing, ``rolled back`` or ``unknown``.
-        blocked: whether that member is stopped by it.
+        blocked: whether the entry stops that member.
     """
 
     mode: Mode

@@ -1,1 +1,1 @@
-"""What runs beside the event loop: background workers and their snapshots, durability and who waits for it, clocks."""
+"""Work outside the event loop: background workers and their snapshots, durability and its waiters, clocks."""

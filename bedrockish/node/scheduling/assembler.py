@@ -1,6 +1,6 @@
 """Puts messages together that came in pieces, and reads them, in a thread and on a connection of its own.
 
-The core goes on meanwhile: a message of 30 MB takes some tenths of a second, and the transactions of all others would
+The core goes on in parallel: a message of 30 MB takes some tenths of a second, and the transactions of all others would
 wait for it. Each is put together after the one that came before it.
 """
 

@@ -1,7 +1,7 @@
-"""Builds what changes of the schema make, a slice at a time between the node's other work (``engine.storage.build``).
+"""Builds the results of schema changes, a slice at a time between the node's other work (``engine.storage.build``).
 
-What is built is what the scheduled change of the schema makes. Each slice takes some milliseconds of the processor,
-and after it others have the loop for at least as long: who waits for it is the one who asked for the change.
+Each slice takes some milliseconds of the processor, and after it others have the loop for at least as long: only the
+client that asked for the scheduled change waits for it.
 """
 
 import logging
@@ -117,7 +117,7 @@ class Builds:
         return None
 
     async def _build(self, build: Build) -> None:
-        """Build it until it is what the table has, or somebody else has done so because its time has come."""
+        """Build it until the table has the result, or until its time has come and another part of the node did so."""
         slices = 0
         while build.phase not in (Phase.READY, Phase.FAILED):
             if build.is_waiting:
@@ -129,7 +129,7 @@ class Builds:
                 continue
             if self._engine.builds.current is not build:
                 return
-            # Of the processor: where that is scarce, nobody has more of it when this one sleeps.
+            # Of the processor: where that is scarce, a sleep here gives others no more of it.
             began = time.thread_time()
             self._engine.builds.advance()
             took_s = time.thread_time() - began

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Those of one node."""
+    """The checkpoints of one node."""
 
     def __init__(self, engine: Engine, faults: Faults) -> None:
         self._engine, self._faults = engine, faults

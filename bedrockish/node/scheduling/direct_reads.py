@@ -176,8 +176,8 @@ class DirectReads:
     def before_flush(self) -> None:
         """Move the snapshot to the last batch before the next one is committed: until that one is durable, it is shown.
 
-        Without a read since then, the snapshot is released instead. So it is where the write-ahead log is about to
-        start over, which it cannot do while somebody reads it.
+        Without a read since then, the snapshot is released instead. It is also released where the write-ahead log is
+        about to start over, which a reader would prevent.
         """
         if self._reads.pinned is None or self._is_learning:
             return

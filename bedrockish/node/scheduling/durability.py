@@ -1,4 +1,4 @@
-"""What must not leave a node before it is durable, who waits for it, and the thread that makes it durable."""
+"""The output that must not leave a node before it is durable, its waiters, and the thread that makes it durable."""
 
 import math
 import time
@@ -37,10 +37,10 @@ class Submit(Protocol):
 
 @dataclass(slots=True)
 class Waiter:
-    """Who waits for the answer of a request, if it has one by now; ``done`` is called with it once it may leave.
+    """The waiter for a request, with the answer if it has one; ``done`` is called with that once it may leave.
 
-    ``prepare`` executes the request, if that is not for the engine alone to do; ``held`` are the bytes that are kept
-    of what it does and of its answer, if they are many; ``span`` is what records it.
+    ``prepare`` executes the request, if the engine alone cannot; ``held`` are the bytes that are kept of its effects
+    and of its answer, if they are many; ``span`` records it.
     """
 
     request_id: int
@@ -55,7 +55,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class Kept:
-    """What must not leave before the open batch is durable."""
+    """The output that must not leave before the open batch is durable."""
 
     messages: dict[str, list[bytes]] = field(default_factory=dict)  # by peer
     replies: list[Waiter] = field(default_factory=list)
@@ -91,7 +91,7 @@ class FsyncThread:
         self.took = Histogram()
         self.mean_s = math.inf
         self._stalled_at = -math.inf
-        self._untold: BaseException | None = None  # what the last sync has raised, until somebody is told
+        self._untold: BaseException | None = None  # the error of the last sync, until its caller is told
         self._token: trio.lowlevel.TrioToken | None = None
         self._thread = Thread(target=self._run, name="sync", daemon=True)
 
@@ -129,7 +129,7 @@ class FsyncThread:
     def is_quick(self) -> bool:
         """Whether the next sync is worth waiting for in the loop: it costs less than two changes of threads.
 
-        Nobody can tell when a disk that was quick will hang. One that has stalled is not trusted again at once: so a
+        A disk that was quick can hang without warning. One that has stalled is not trusted again at once: so a
         disk that stalls now and then holds reads, status and votes once in a minute at most.
         """
         return self.mean_s <= QUICK_S and time.monotonic() - self._stalled_at > DISTRUST_S

@@ -1,9 +1,9 @@
-"""Sends peers what they ask of the journal: few and short entries from the loop, others read in a thread.
+"""Sends peers the entries that they want: few and short ones from the loop, others read in a thread.
 
 A peer that catches up is sent up to 16 MB at a time, and one entry may have 30 MB: reading that, and cutting it in
 pieces, takes tenths of a second, in which the node would lead and approve nothing.
 
-Who wants an entry that is damaged here is told that it is not here any more, and so asks somebody else.
+A peer that wants an entry that is damaged here is told that the entry is not here any more, and so asks another node.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ ReadEntries = Callable[[str, int, int], list[Entry]]
 
 
 class Read(NamedTuple):
-    """What was read for a peer, how it is cut if it is sent in pieces, and what is damaged, by timeline."""
+    """The entries read for a peer, the cut if they are sent in pieces, and the damage found, by timeline."""
 
     message: Entries
     cut: Cut | None
@@ -126,7 +126,7 @@ class EntrySender:
 def packed_entries(read: ReadEntries, wants: Mapping[str, int], limit: int) -> tuple[Packed, dict[str, str]]:
     """Return entries of several timelines, each from a tick on, in the form in which they travel.
 
-    With the timelines of which the first entry that is wanted is damaged, and in what way.
+    Return also the timelines whose first wanted entry is damaged, with the kind of damage.
 
     Args:
         read: returns entries of a timeline from a tick on, up to a size.

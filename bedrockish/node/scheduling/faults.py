@@ -1,11 +1,11 @@
-"""Where an exception that nobody expected ends: with the request, the task or the caller that it hit, and no further.
+"""The end of an unexpected exception: the request, the task or the caller that it hit fails, and nothing else.
 
 A bug is one request's misfortune and not the node's: it becomes an ``InternalError`` with an id, it is logged under
-that id with its traceback, and it is counted. Only what the node cannot go on without stops it: a ``DamagedError``, or
-what SQLite says of a page that it cannot read, whoever meets it; and everything that is no ``Exception``.
+that id with its traceback, and it is counted. The node stops only for damage that it cannot go on with, wherever it is
+met: a ``DamagedError``, or SQLite's error for a page that it cannot read; and for anything but an ``Exception``.
 
-A disk that fails at something else than a commit is no bug, and does not stop the node either: nothing that was decided
-is lost with what could not be read, or copied, in another thread. It is told as what it is.
+A disk that fails at something else than a commit is not a bug, and does not stop the node either: no decision is lost
+with data that could not be read, or copied, in another thread. It is reported as a failure of the disk.
 """
 
 import logging
@@ -123,7 +123,7 @@ class Faults:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def stopping(self, what: str, asked: Awaitable[T]) -> T:
-        """Do something for somebody who is answered with whatever it raises; after damage the node stops.
+        """Await work for a caller that is answered with any error it raises; after damage the node stops.
 
         Raises:
             UnavailableError: there was damage; another node can be asked.

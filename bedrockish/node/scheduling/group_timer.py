@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 GATHER_S = 0.01  # the longest that a write waits for others
-GATHER_PART = 0.5  # and no longer than this part of what a commit takes: then it is a small part of the answer's time
+GATHER_PART = 0.5  # and no longer than this part of a commit's time: then it is a small part of the answer's time
 
 
 class GroupTimer:

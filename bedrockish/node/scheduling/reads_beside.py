@@ -1,8 +1,8 @@
 """Answers clients' reads while a thread has the writer, from the last batch (``engine.execution.committed_reads``).
 
-The core waits for that thread, and so does whoever needs the core: who writes, and who reads at the level ``strict``. A
-read at the levels ``stale`` and ``session`` needs nothing of either, if what its session has seen is in the last batch.
-It is answered like any other when that batch is durable.
+The core waits for that thread, and so do the clients that need the core: writers, and readers at the level ``strict``.
+A read at the levels ``stale`` and ``session`` needs neither, if the last batch has everything that its session has
+seen. It is answered like any other when that batch is durable.
 """
 
 import logging
@@ -35,7 +35,7 @@ Asked = tuple[object, Submitted]  # and whose it is
 
 
 class Serving(Protocol):
-    """What such reads need of a node."""
+    """The interface to the node that such reads need."""
 
     engine: Engine
     core: Node
@@ -93,7 +93,7 @@ class ReadsBeside:
         self._wanted.set()
 
     def look(self) -> None:
-        """Somebody has asked for something while the writer is away."""
+        """Note that a request has come while the writer is away."""
         if not self._has_failed:
             self._wanted.set()
 

@@ -1,8 +1,8 @@
-"""Compares the rows that a large transaction was made of with ours, in a thread and on a snapshot, before we vote.
+"""Compares the rows from which a large transaction was made with ours, in a thread and on a snapshot, before we vote.
 
-The snapshot has all that was applied when the voter asked, the transaction's base with it. What is applied between then
-and the vote makes no difference: it is not in that base, so if it has written one of these rows, the two conflict, and
-the voter, which tests that in the same step in which it takes the verdict, rejects the transaction anyway.
+The snapshot has all that was applied when the voter asked, the transaction's base included. An entry applied between
+then and the vote makes no difference: it is not in that base, so if it has written one of these rows, the two conflict,
+and the voter, which tests that in the same step in which it takes the verdict, rejects the transaction anyway.
 
 The rows are unpacked for that, and stay so until they are applied (``engine.storage.staged_changes``). Those that this
 node leads itself need no comparison, and are unpacked all the same.
@@ -24,14 +24,14 @@ from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
-STAGED_S = 30.0  # for which rows stay unpacked, if they are not applied
-LOOK_S = 0.5  # between two looks whether they are
-KEPT_MAX = 16  # verdicts that nobody has asked for again, for their transactions have ended
+STAGED_S = 30.0  # rows stay unpacked for so long, if they are not applied
+LOOK_S = 0.5  # between two looks whether they are applied
+KEPT_MAX = 16  # verdicts that were not asked for again because their transactions have ended
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a comparison has found; ``why`` is None if it could not be made."""
+    """The result of a comparison; ``why`` is None if it could not be made."""
 
     body: bytes
     schema: int
@@ -39,15 +39,15 @@ class Verdict:
 
 
 class RowComparison:
-    """What the core asks ``compare_rows`` of, for transactions that are larger than ``LONG_BYTES``.
+    """The place where the core asks for ``compare_rows``, for transactions that are larger than ``LONG_BYTES``.
 
     Args:
-        engine: whose rows.
+        engine: has the rows.
         snapshots: where they are read.
         post: takes events for the core.
         start: runs a task until the node ends.
         stop: ends the node's loop with an error.
-        faults: takes what nobody expected.
+        faults: takes unexpected errors.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RowComparison:
     def unpack(self, prepared: Prepared) -> None:
         """Unpack the rows of a transaction that this node is going to lead, if they are many, while others vote on it.
 
-        Where nobody else votes, it is applied at once.
+        Without other voters, the transaction is applied at once, and its rows are not unpacked.
         """
         alone = len(self._engine.access.nodes) == 1
         if len(prepared.changes) > LONG_BYTES and prepared.kind == ROWS and not prepared.readonly and not alone:
@@ -147,7 +147,7 @@ class RowComparison:
         self._start(self._expire, staged)
 
     async def _expire(self, staged: StagedChanges) -> None:
-        """Let go of unpacked rows when they are applied, or nobody seems to want them."""
+        """Drop unpacked rows when they are applied, or have not been for ``STAGED_S``."""
         engine = self._engine
         try:
             with trio.move_on_after(STAGED_S):

@@ -1,6 +1,6 @@
-"""Snapshots of what a node has applied, for whoever reads for a while: in a helper thread, or between round trips.
+"""Snapshots of a node's applied entries, for long reads: in a helper thread, or between round trips.
 
-One can be taken only at a *boundary*, when a batch has just been committed: before, the file lacks what was applied.
+One can be taken only at a *boundary*, when a batch has just been committed: before, the file lacks applied entries.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,10 +12,10 @@ from bedrockish.engine.execution.snapshot import Readers, Snapshot
 
 
 class Boundary:
-    """What is to be done at the next boundary.
+    """The actions to run at the next boundary.
 
     Attributes:
-        actions: what is to be done. If there is something, the open batch is not kept open any longer.
+        actions: the actions. If there are any, the open batch is not kept open any longer.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Boundary:
         self.actions.append(action)
 
     def fail(self, error: BaseException) -> None:
-        """Stop the node with an error at the next boundary, in its loop: here it would be somebody else's."""
+        """Stop the node with an error at the next boundary, in its loop; raised here, it would reach another caller."""
 
         def stop() -> None:
             raise error
@@ -69,7 +69,7 @@ class Snapshots:
                 return
             try:
                 found.append((self._readers.take(), dict(self._engine.applied)))
-            except Exception as error:  # it is raised where somebody waits for the snapshot, not in the node's loop
+            except Exception as error:  # it is raised where the snapshot is waited for, not in the node's loop
                 found.append(error)
             taken.set()
 

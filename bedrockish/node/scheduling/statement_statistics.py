@@ -1,7 +1,7 @@
-"""What each statement cost at this node since it started: by its text without values, in bounded memory.
+"""The cost of each statement at this node since it started: by its text without values, in bounded memory.
 
-As PostgreSQL's ``pg_stat_statements`` has it. A request is counted once, when it is answered: several statements that
-were sent together are one text here. What takes long is logged as well.
+Modelled on PostgreSQL's ``pg_stat_statements``. A request is counted once, when it is answered: several statements that
+were sent together are one text here. Long requests are logged as well.
 """
 
 import logging
@@ -53,17 +53,17 @@ class Statistics:
 
 @value
 class Ran:
-    """How a request went.
+    """The facts of a request that was answered.
 
     Attributes:
         took_s: from its arrival to its answer.
         failed: whether it was answered with an error.
-        refused: whether that says that the text is none that runs here. It is not told then: if its quotes are wrong,
-            what looks like a name in it may be a value.
+        refused: whether that error rejects the text itself. It is not shown then: if its quotes are wrong, a value in
+            it may look like a name.
         attempts: how often it was executed.
         result_bytes: of its encoded results.
-        user: whose it was; empty for nobody in particular.
-        trace: of which trace it is a part, as ``traceparent``; empty for none.
+        user: its user; empty without one.
+        trace: its trace, as ``traceparent``; empty without one.
     """
 
     took_s: float
@@ -116,11 +116,11 @@ class StatementStatistics:
         """Count a request by its answer.
 
         Args:
-            request: what was asked; a change of the members is no statement.
+            request: the request; a change of the members is not a statement.
             answer: None if the node is leaving.
             took_s: from its arrival.
-            asked: whether a client asked it as it is. What an open transaction asks for itself has no statement, and
-                counts only if it is its commit.
+            asked: whether a client asked it as it is. A request that an open transaction makes for itself has no
+                statement, and counts only if it is the transaction's commit.
         """
         commits = isinstance(answer, ConflictError) or (isinstance(answer, Answer) and answer.place is not None)
         if request.change is not None or not (asked or commits):
@@ -192,14 +192,14 @@ class StatementStatistics:
         return {"since_ms": round(1000 * (self._clock() - self._since)), "forgotten": self.forgotten, "found": found}
 
     async def order(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``statements``; with ``reset`` it begins anew after that."""
+        """Answer the order ``statements``; with ``reset``, clear the statistics after that."""
         told = self.describe()
         if asked.get("reset") is True:
             self.reset()
         return told
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Clear the statistics."""
         self._since, self.forgotten = self._clock(), 0
         self._found.clear()
         self._sent.clear()

@@ -24,5 +24,5 @@ class Clocks:
         return self._last
 
     def lately(self) -> Now:
-        """Return a reading that is fresh enough for what happens within one turn of the loop."""
+        """Return a reading that is fresh enough for events within one turn of the loop."""
         return self._last if time.monotonic() - self._last.seconds < LATELY_S else self.now()

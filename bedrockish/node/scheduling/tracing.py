@@ -1,9 +1,9 @@
-"""What a node records for OpenTelemetry: it watches what the core is told and asks. The core knows nothing of it.
+"""A node's recording for OpenTelemetry: it watches the core's events and effects, and the core knows nothing of it.
 
 A request is a span, and each of its stages one below it, made when the stage is over: its wait, its execution, the
 votes, the commit, and the wait for the disk. A BEGIN carries the request's ``traceparent`` to the voters, each of which
-adds its vote, and later what it applies. Only the API is used. Who records nothing (no SDK, or a sampler that says no)
-pays for a look at whether a span records; a request that is not recorded is not watched, at any node.
+adds its vote, and later the entry that it applies. Only the API is used. Without recording (no SDK, or a sampler that
+says no) a node pays for a look at whether a span records; a request that is not recorded is not watched, at any node.
 
 A fault in here, or in an exporter, ends the recording, and nothing else.
 """
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HEARD_MAX = 1_000  # transactions of others whose trace is remembered, for what comes of them
-WAIT_NS_MIN = 100_000  # a shorter wait is none
+HEARD_MAX = 1_000  # others' transactions whose trace is remembered until their outcome
+WAIT_NS_MIN = 100_000  # a shorter wait is not recorded
 WAIT, EXECUTE, VOTES, COMMIT, DURABLE = "wait", "execute", "votes", "commit", "durable"  # the stages of a request
-VOTE, APPLY = "vote", "apply"  # what each node does for it
+VOTE, APPLY = "vote", "apply"  # the work of each node for it
 NODE, TXID, OUTCOME = "bedrockish.node", "bedrockish.txid", "bedrockish.outcome"
 
 
@@ -213,7 +213,7 @@ class Tracing:
         return found
 
     def durable(self, spans: Sequence[OpenSpan]) -> None:
-        """What these have written is durable."""
+        """End the spans of writes that are durable now."""
         try:
             now_ns = self._now_ns()
             for name, kind, context, since_ns, facts in spans:
@@ -264,7 +264,7 @@ class Tracing:
         commands = (transaction.command, *(command for command, _ in transaction.joined))
         found = [self._by_command[command] for command in commands if command in self._by_command]
         if not found or found[0].txid == transaction.txid:
-            return  # nobody's, or begun before, and voted on once more by others
+            return  # not recorded, or begun before, and voted on once more by others
         txid = str(transaction.txid)
         for one in found:
             self._move(one, VOTES)

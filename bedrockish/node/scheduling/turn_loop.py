@@ -1,7 +1,7 @@
-"""When a node takes its turns, where (at once where links are read, or in the loop's own task), and who comes first.
+"""The schedule of a node's turns: its time, place (at once where links are read, or in the loop's own task) and order.
 
-A turn is a generator, so that it can be begun in one place and gone on with in another: it gives what takes long, and
-is given what came of it. Waking a task of trio's for each message would cost more than most messages do.
+A turn is a generator, so that it can be begun in one place and continued in another: it yields long actions, and
+is sent their results. Waking a task of trio's for each message would cost more than most messages do.
 """
 
 import time
@@ -84,20 +84,20 @@ class FairQueue(Generic[T]):
 
 
 class TurnLoop:
-    """Takes turns while there is something to do.
+    """The loop that takes turns while there is work.
 
     Args:
-        engine: whose writer does what takes long.
+        engine: its writer does the long actions.
         turn: begins one.
-        has_work: whether there is something to do.
+        has_work: whether there is work.
         waits: whether it is better to let others come before that.
-        deadline: when there is something to do by itself, by ``time.monotonic``; None: not by itself.
+        deadline: when there is work by itself, by ``time.monotonic``; None: not by itself.
 
     Attributes:
         failure: why the node ends.
         watch_time: goes on when it is time to, until cancelled; a task.
-        read: reads what has come on links; called before each turn of the task's, so that what comes together is acted
-            on together.
+        read: reads the input of links; called before each turn of the task's, so that input that comes together is
+            acted on together.
         away: called when the writer is going to work in another thread.
     """
 
@@ -114,10 +114,10 @@ class TurnLoop:
     ) -> None:
         self._turn, self._has_work, self._waits = turn, has_work, waits
         self._wake = trio.Event()
-        self._is_waiting = False  # the task, for something to do
+        self._is_waiting = False  # the task, for work
         self._gathering = False  # links are being read, and acted on afterwards
-        self._unfinished: tuple[Turn, Action] | None = None  # what was begun where links are read, and takes long
-        self._missed = False  # somebody wanted the loop to go on while it waited for a thread
+        self._unfinished: tuple[Turn, Action] | None = None  # begun where links are read, with its long action
+        self._missed = False  # the loop was woken while it waited for a thread
         self._writer = WriterThread(engine)
         self._alarm = Alarm(deadline, time.monotonic, lambda: self._wake.set())
         self.watch_time = self._alarm.run
@@ -125,7 +125,7 @@ class TurnLoop:
         self.read = self.away = lambda: None
 
     def ring(self) -> None:
-        """There is something to do; while links are read, it is done right after that."""
+        """Note that there is work; while links are read, it is done right after that."""
         if not self._gathering:
             self._wake.set()
 
@@ -139,9 +139,9 @@ class TurnLoop:
         self._gathering = True
 
     def act(self) -> None:
-        """Act on what links have brought, at once if the task only waits for something to do.
+        """Act on the links' input, at once if the task only waits for work.
 
-        What takes long is left to the task, and so is all that comes until it is done.
+        A long action is left to the task, and so is all input that comes until it is done.
         """
         self._gathering = False
         if not self._is_waiting or self._wake.is_set() or self._waits():

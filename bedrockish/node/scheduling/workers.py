@@ -1,9 +1,9 @@
-"""What takes long runs in background workers: threads with snapshots, so that the loop goes on for everybody else.
+"""Background workers for long requests: threads with snapshots, so that the loop goes on for all others.
 
-The loop gives a request a few milliseconds. What needs more, and what is a function of somebody's, comes here: it gets
-a ``Workspace`` and a snapshot at the next moment at which the file has exactly what was applied, and runs. What comes
-out is compared with all that was committed meanwhile. If nothing of it meets, it is led like any other; else
-it runs again, on a newer snapshot, until its client's time is over.
+The loop gives a request a few milliseconds. A request that needs more, or calls a user's function, comes here: it gets
+a ``Workspace`` and a snapshot at the next moment at which the file has exactly the applied entries, and runs. Its
+result is compared with all that was committed since its snapshot. Without a conflict, it is led like any other; else it
+runs again, on a newer snapshot, until its client's time is over.
 """
 
 import ctypes
@@ -113,7 +113,7 @@ class _Clocks:
         return self._next - 1
 
     def _give(self) -> None:
-        """Give the last of as many values that nobody else gets; in the loop."""
+        """Give the last of ``CLOCKS`` values that no other thread gets; in the loop."""
         try:
             self._given.put(self._scope.take_many(CLOCKS))
         except Exception as error:  # it is the statement's
@@ -129,17 +129,17 @@ def _leaving() -> UnavailableError:
 
 
 class WorkerPool:
-    """All that runs in background workers at one node.
+    """The jobs that run in background workers at one node.
 
     Args:
-        engine: whose file it is.
-        core: knows what was committed.
+        engine: has the file.
+        core: knows the committed entries.
         places: how many run at the same time; others wait.
-        command_s: how long somebody's function may run, in seconds.
-        deliver: takes what came out: what is to be led or answered, that it was overtaken, the error, or None if the
-            journal has the answer.
-        faults: takes what no request was expected to raise.
-        boundary: when what waits can begin: everything that was applied has just been committed to the file.
+        command_s: how long a user's function may run, in seconds.
+        deliver: takes the outcome: the transaction to lead or to answer, that it was overtaken, the error, or None if
+            the journal has the answer.
+        faults: takes errors that no request was expected to raise.
+        boundary: when waiting jobs can begin: everything that was applied has just been committed to the file.
 
     Attributes:
         requests: those that came here and are not answered yet.
@@ -159,7 +159,7 @@ class WorkerPool:
         self._engine, self._core, self._places, self._deliver = engine, core, places, deliver
         self._command_s, self._faults, self._boundary = command_s, faults, boundary
         self._free: list[Workspace] = []
-        self._jobs: dict[object, Job] = {}  # those that somebody waits for
+        self._jobs: dict[object, Job] = {}  # those with a waiter
         self._queue: deque[Job] = deque()  # those without a place
         self._running: set[Job] = set()
         self._clocks: WeakSet[_Clocks] = WeakSet()  # of all threads
@@ -204,12 +204,12 @@ class WorkerPool:
                     del self.long_texts[text]
 
     def start(self, request_id: int, request: Request, action: Action, *, is_python: bool, clock: bool) -> None:
-        """Do something with a place as soon as there is one; if it is somebody's function, it has its own limit."""
+        """Run an action in a place as soon as one is free; a user's function has its own limit."""
         self.requests.add(request_id)
         self._add(Job(request_id, request, action, is_python, clock))
 
     async def run(self, request: Request, action: Callable[[Workspace], T]) -> T:
-        """Do something with a place, for nobody's request, and return what comes of it."""
+        """Run an action in a place for the caller, outside the core's requests, and return its result."""
         found: list[Any] = []
         over = trio.Event()
 
@@ -350,7 +350,7 @@ class WorkerPool:
         job.workspace, job.since = workspace, time.monotonic()
         token = trio.lowlevel.current_trio_token()
         clocks = self._new_clocks()
-        # The clock is of this moment, so that it is later than what the snapshot has.
+        # The clock is taken now, so that it is later than the snapshot.
         workspace.scope.begin_in_worker(job.request.command, engine.scope.take() if job.clock else 0, clocks.take)
         job.thread = threading.Thread(target=self._run, args=(job, workspace, token), name="worker", daemon=True)
         self._running.add(job)
@@ -456,7 +456,7 @@ class WorkerPool:
         self._deliver(request_id, Overtaken(request_id, read))
 
     def _stop(self, job: Job) -> None:
-        """Let a job end soon; nobody waits for it."""
+        """Let a job end soon, without waiting for it."""
         if job.stopped:
             return
         job.stopped = time.monotonic()
@@ -476,7 +476,7 @@ class WorkerPool:
 def _bare(error: BaseException) -> BaseException:
     """Return an error without the frames that it went through, which keep all rows that there were so far.
 
-    One that nobody expected keeps them, to be told.
+    An unexpected error keeps them, for the log.
     """
     seen: BaseException | None = error if isinstance(error, BedrockishError) else None
     while seen is not None:

@@ -1,7 +1,7 @@
-"""Where the writer works when it takes long: in another thread, so that links, HTTP and readers go on.
+"""The writer's place for long work: another thread, so that links, HTTP and readers go on.
 
-The core waits meanwhile, as for everything that it asks for. So does whoever needs the writer in the loop: nobody sees
-a part of what is being written, and nothing comes between.
+The core waits for it, as for every effect that it asks for. So does each user of the writer in the loop: no reader sees
+a part of a write, and nothing comes between.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What ``skip_locked()`` is told of transactions that are not open at this node: the core knows them."""
+"""The core's part of ``skip_locked()``: rows of transactions that are not open at this node."""
 
 from bedrockish.core.state.state import State
 from bedrockish.engine.statements.row_locks import Base
@@ -16,7 +16,7 @@ class ContestedRows:
         state = self._state
         if state.votes.pending.is_writing(key):
             return True
-        # Another thread, which has no base to give, may not look at what the loop changes meanwhile.
+        # Another thread, which has no base to give, may not read data that the loop changes at the same time.
         return base is not None and any(state.commit_window.conflicts(AccessSet(frozenset({key})), dict(base)))
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""The streamed results that are open at this node: who reads them, how long they may last, how they end.
+"""The streamed results that are open at this node: their readers, their limits of time, their end.
 
 A stream goes by the id of its command, belongs to one client's link and ends with it. It reads on its own snapshot, in
 helper threads, and a batch only when it is asked for: a client that does not read costs one connection and nothing
-else, and not for long, because the write-ahead log cannot begin anew while its snapshot is there.
+else, and not for long, because the write-ahead log cannot start over while its snapshot is there.
 """
 
 import logging
@@ -80,13 +80,13 @@ class Stream:
 
 
 class Streams:
-    """All that are open at one node.
+    """The streams that are open at one node.
 
     Args:
         interactive: compiles statements, and has the connections that read.
         core: of the node.
-        submit: has a read led to its end.
-        snapshots: of what is applied.
+        submit: leads a read to its end.
+        snapshots: of the applied entries.
         bounds: how many, and how long.
         damaged: told of an error after which the node must stop.
         workers: compile long texts.
@@ -136,11 +136,11 @@ class Streams:
         return Answer(NOTHING, Token())
 
     async def open(self, owner: object, request: Request) -> Stream:
-        """Begin to read.
+        """Open a stream, and return it.
 
         Raises:
-            UsageError: it is no one statement that reads.
-            UnavailableError: the node has no room for another one, or has not seen what the client has seen.
+            UsageError: the request is not a single statement that reads.
+            UnavailableError: the node has no room for another stream, or lacks entries that the client has seen.
         """
         name = request.command
         if len(request.statements) != 1:
@@ -161,7 +161,7 @@ class Streams:
             if self._opening.get(name) is owner:
                 del self._opening[name]
             raise
-        if self._opening.get(name) is not owner:  # closed, opened again, or its client has gone, meanwhile
+        if self._opening.get(name) is not owner:  # since then it was closed or opened again, or its client has gone
             self._let_go(stream)
             raise UsageError("the stream was closed")
         del self._opening[name]
@@ -304,7 +304,7 @@ class Streams:
             self.end(stream, UnavailableError("the client has gone"))
 
     def end_late(self) -> None:
-        """End what nobody has read from, or has lasted, for too long."""
+        """End streams that were idle, or have lasted, for too long."""
         now = time.monotonic()
         idle_s, life_s = self._bounds.idle_stream_ms / 1000, self._bounds.stream_ms_max / 1000
         for stream in list(self._open.values()):

@@ -46,7 +46,7 @@ class SchemaTransactions:
             the result of its last statement, and about how many bytes the results take.
 
         Raises:
-            ConflictError: the schema has changed, or what the transaction was told before.
+            ConflictError: the schema has changed, or data that the transaction has read.
             BedrockishError: as ``Draft.run``.
         """
         if session.draft is None:
@@ -113,14 +113,14 @@ class SchemaTransactions:
 
     def _begin(self, session: Session, draft: Draft, begun: trio.Event) -> None:
         engine = self._engine
-        if session.ended:  # its step was cancelled, too, so that nobody would throw the copy away
+        if session.ended:  # its step was cancelled, too, so that no other place would throw the copy away
             begun.set()
             return
         try:
             draft.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
         except UnavailableError as error:
             draft.stop(error)
-        except Exception as error:  # this runs in the node's loop, where nobody waits for it
+        except Exception as error:  # this runs in the node's loop, which must not get the error
             logger.exception("a schema workspace could not be opened")
             draft.stop(UnavailableError(f"the node has no room for a schema workspace ({error}); try again"))
         self._interactive.forget(session)
@@ -151,7 +151,7 @@ class SchemaTransactions:
             self._back(session)
 
     def _back(self, session: Session) -> None:
-        """A transaction's copy is nobody's any more; if it has ended meanwhile, throw it away."""
+        """Give a transaction's copy back; if the transaction has ended since it was lent, throw the copy away."""
         session.lent = False
         if session.ended:
             self._interactive.end(session)

@@ -1,7 +1,7 @@
-"""The interactive transactions that are open at this node: who owns them, how long they may last, how they end.
+"""The interactive transactions that are open at this node: their owners, their limits of time, their end.
 
-A transaction goes by the id of the command that its COMMIT is. It belongs to one client's link and ends with it. What
-it did so far is in memory only; COMMIT hands it to the core, as something that cannot be executed again.
+A transaction goes by the id of the command of its COMMIT. It belongs to one client's link and ends with it. Its
+effects so far are in memory only; COMMIT hands it to the core, as something that cannot be executed again.
 """
 
 import logging
@@ -87,7 +87,7 @@ REDO_S = 10e-6  # per row: a turn lasts longer than to do the rows again that it
 
 
 class Transactions:
-    """All that are open at one node."""
+    """The transactions that are open at one node."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class Transactions:
         """End an open transaction; its client is told that it did not happen.
 
         Raises:
-            UsageError: there is none with this id, or its COMMIT is under way.
+            UsageError: no transaction with this id is open, or its COMMIT is under way.
         """
         one = next((one for one in self._open.values() if one.id == asked.get("command")), None)
         if one is None:
@@ -224,10 +224,10 @@ class Transactions:
         return await steps.run(self._handle(owner, op, request))
 
     def begin(self, owner: object, op: str, request: Request) -> Answer | steps.Rest[Answer]:
-        """Do one operation, as ``handle`` does, as far as nothing has to be waited for.
+        """Do one operation, as ``handle`` does, up to the first wait.
 
         Returns:
-            the answer; or what is to be awaited for it.
+            the answer; or an awaitable for it, if the operation has to wait.
         """
         return steps.begin(self._handle(owner, op, request))
 
@@ -306,7 +306,7 @@ class Transactions:
             elif op == BEGIN:
                 error.details = {**error.details, BEGUN: True}
             raise
-        except Exception as error:  # nobody knows how much of the statement is in it: it must not be committed
+        except Exception as error:  # an unknown part of the statement is in it: it must not be committed
             fault = self._faults.caught(f"a step of transaction {request.command}", error)
             self._end(one, fault)
             raise fault from error
@@ -374,7 +374,7 @@ class Transactions:
             raise UnavailableError(
                 f"node {self._core.state.me} has {len(self._open)} open transactions, which is its limit; try again"
             )
-        # A BEGIN whose answer was lost is sent again, maybe to this node. Nobody has used what the first one opened.
+        # A BEGIN whose answer was lost is sent again, maybe to this node. The transaction of the first is unused.
         earlier = self._open.get(request.command)
         if earlier is not None and earlier.owner is owner:
             raise UsageError(f"the transaction {request.command} is open already; give each its own id")
@@ -536,7 +536,7 @@ class Transactions:
                 last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
             self._find(one.owner, one.name)
             if was_current and time.monotonic() - began < AGAIN_S and not self._is_current(session):
-                # It would lose as soon as it writes.
+                # The transaction would lose as soon as it writes.
                 if self._engine.dirty:
                     yield self._durable
                     self._find(one.owner, one.name)
@@ -562,10 +562,10 @@ class Transactions:
         return not session.behind
 
     def _takes_newer_snapshot(self, session: Session, before: Vector) -> bool:
-        """Let a transaction that has only read go on with what the last batch has left; return whether it can.
+        """Let a transaction that has only read go on with the last batch's state; return whether it can.
 
-        ``before``: what was applied when nothing had been written yet of what it had read, but for its last read, which
-        is done again. Of what came after that, also while somebody waited for a batch, nothing may touch any of it.
+        ``before``: the vector at which nothing that it had read had been overwritten yet, but for its last read, which
+        is done again. No later entry, also of the time of a wait for a batch, may touch anything that it has read.
         """
         engine, flushed = self._engine, self._engine.flushed
         if engine.is_away or engine.dirty or flushed.schema != session.schema or session.snapshot is None:
@@ -583,7 +583,7 @@ class Transactions:
         asks = (Statement("SELECT transaction_clock()"),)
         await self._submit(replace(one.request, command=f"{one.name}+clock"[-200:], statements=asks, read=STALE))
         self._find(one.owner, one.name)
-        # Newer than what a majority has moved up to, and than all that the statement is going to see in this moment.
+        # Newer than the clock that a majority has moved up to, and than all that the statement is going to see now.
         one.session.clock = self._engine.scope.take()
 
     def _control(self, session: Session, control: Control) -> None:
@@ -598,7 +598,7 @@ class Transactions:
                 raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
 
     def _snapshot(self, one: Open) -> steps.Steps[None]:
-        """Take a snapshot of what the last batch has left, or wait for the next if that lacks what the session saw."""
+        """Take a snapshot of the last batch, or wait for the next if that lacks entries that the session has seen."""
         engine, flushed = self._engine, self._engine.flushed
         has_seen = covers(flushed.applied, one.request.token.vector) and flushed.schema == engine.schema_version
         if not engine.is_away and (not engine.dirty or (has_seen and one.session.base is None)):
@@ -609,13 +609,13 @@ class Transactions:
         yield self._durable
         yield taken.wait
         if self._open.get(one.name) is not one:
-            self._interactive.end(one.session)  # it ended meanwhile, and nobody else knows of its snapshot
+            self._interactive.end(one.session)  # it has ended, and nothing else refers to its snapshot
             self._find(one.owner, one.name)
         if one.session.snapshot is None:
             raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
 
     def _take_snapshot(self, session: Session, taken: trio.Event) -> None:
-        if session.ended:  # its step was cancelled, too, so that nobody would give the snapshot back
+        if session.ended:  # its step was cancelled, too, so that no other place would give the snapshot back
             taken.set()
             return
         try:

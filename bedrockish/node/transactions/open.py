@@ -1,4 +1,4 @@
-"""What a node keeps of a transaction that is open at it."""
+"""A node's record of a transaction that is open at it."""
 
 import os
 from collections.abc import Mapping

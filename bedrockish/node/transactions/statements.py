@@ -31,10 +31,10 @@ class StatementRunner:
     def run(
         self, session: Session, request: Request, piece: Piece, params: tuple[object, ...], room: int
     ) -> Steps[tuple[Result, int]]:
-        """Run one statement, as ``Interactive.run`` does. The transaction may have ended meanwhile.
+        """Run one statement, as ``Interactive.run`` does. The transaction may end while it runs.
 
         Raises:
-            ConflictError: what the transaction rests on has changed.
+            ConflictError: data on which the transaction rests has changed.
             BedrockishError: as there.
         """
         session.looked_behind = session.looked_behind or piece.looks_behind
@@ -79,7 +79,7 @@ class StatementRunner:
             session.lent = False
             if session.ended:
                 self._interactive.end(session)
-        if session.snapshot is not None:  # else it was ended meanwhile, and nobody asks any more what it has read
+        if session.snapshot is not None:  # else it has ended, and its reads are not asked for any more
             session.saw(piece, params, rows, session.snapshot.query)
             assert session.sets is not None
             session.sets.lock(scope.take_locked())
@@ -102,7 +102,7 @@ class StatementRunner:
         try:
             resumed = await self._workers.run(request, resume)
         finally:
-            if session.ended:  # meanwhile: nobody else knows of the rows that it has locked since
+            if session.ended:  # while it was resumed: nothing else knows of the rows that it has locked since
                 self._engine.locks.release(session.command)
         done, sets = resumed.session, session.sets
         assert sets is not None

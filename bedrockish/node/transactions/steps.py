@@ -1,7 +1,7 @@
-"""What is done as far as nothing has to be waited for, and goes on in a task only if something has.
+"""Operations that run without a task up to their first wait, and go on in a task only if they have to wait.
 
-*Steps* are a generator. What it yields has to be awaited, and it is sent what comes of that; so the same code runs
-where a call is read, to its end as a rule, and in a task otherwise.
+*Steps* are a generator. It yields awaitables, and is sent their results; so the same code runs where a call is read, to
+its end as a rule, and in a task otherwise.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -22,7 +22,7 @@ def wait(wanted: Callable[[], Awaitable[T]]) -> Steps[T]:
 
 
 def begin(steps: Steps[T]) -> T | Rest[T]:
-    """Do steps up to the first that waits; return what came of them, or what goes on with them, to be awaited.
+    """Run steps up to the first that waits; return their result, or an awaitable that goes on with them.
 
     Raises:
         Exception: what the steps raise.

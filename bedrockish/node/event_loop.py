@@ -90,7 +90,7 @@ from bedrockish_net import mesh as net
 logger = logging.getLogger(__name__)
 
 PROMISES_NOTHING = frozenset({Fetch, Want, Piece})  # these need not wait until anything is durable
-HELD_BYTES_MIN = 64 << 10  # shorter answers and effects are not counted, for they are soon over
+HELD_BYTES_MIN = 64 << 10  # shorter changes and answers are not counted, for they are soon over
 TURN_S = 0.03  # how long the events of a turn may take together, in seconds
 TURN_MAX = 512  # events that are taken before their effects are made durable
 LINGER_S = 0.02  # how long a batch without waiters stays open, so that the next one can take it along

@@ -47,7 +47,7 @@ from bedrockish_journal.model.transaction import SCHEMA
 
 BULKY_BYTES = 1 << 20
 LONG_CHANGE_S = 0.2  # seconds: if trying a schema change takes as long, its result is built next to its table
-BUILD_S, BUILD_FACTOR = 2.0, 20  # and so many times as long: half of it is others', and other machines may be slower
+BUILD_S, BUILD_FACTOR = 2.0, 20  # its delay, and times that time: half is others', and other machines may be slower
 SHORT = 50  # most statements of a request that may share a transaction with others
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
 

@@ -1,4 +1,4 @@
-"""A node's gifts to a new one: the facts of the cluster, and a copy of its own file, piece by piece.
+"""The data for a new node: the facts of the cluster, and a copy of the donor's own file, piece by piece.
 
 A copy is lent to one client at a time, and removed when its link is over. It leaves only after all its contents are
 durable here, or a commit that this node loses in a power cut could live on elsewhere under the same name.
@@ -112,7 +112,7 @@ class Donor:
             raise UnavailableError(self._core.state.trouble)
 
     def _make(self) -> tuple[int, bytes]:
-        """Make the copy, in a thread, until the node is to end; return its size and its digest."""
+        """Make the copy, in a thread, and stop if the node is to end; return the copy's size and digest."""
         go_on = trio.from_thread.check_cancelled
         with suppress(OSError):
             remove(self._path)

@@ -92,7 +92,7 @@ def info_for_clients(info: Mapping[str, Any], asks: Mapping[str, Any]) -> dict[s
 async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
     """Return the id and the release level of the cluster for which a node without a file makes one.
 
-    The running members tell it. If no member has a cluster yet, the first in name order founds it; all others wait
+    The running members tell it. If no member can tell it, the first in name order founds it; all others wait
     for it, because each of them would found one of its own.
 
     Args:

@@ -143,7 +143,7 @@ class Healer:
         """Answer the order ``resolve``: apply an entry that fits nowhere as nothing, here, from now on.
 
         Raises:
-            UsageError: the entry does not block this node, or a node may have applied and acknowledged it.
+            UsageError: the entry stops no node, or a node may have applied and acknowledged it.
         """
         state, txid = self._core.state, _txid_of(asked)
         if txid in self._engine.entries.void:
@@ -369,7 +369,7 @@ class Healer:
         """Fetch a copy of another node's file, and prove it.
 
         Raises:
-            BedrockishError: the other node gives no copy, or the copy lacks something, or it does not improve this file.
+            BedrockishError: the other node gives no copy, or the copy lacks something or does not improve this file.
             JournalError: the copy cannot be proven.
         """
         state, target = self._core.state, refill.refill_path(self._config.database)

@@ -70,7 +70,7 @@ class IndexScrubber:
             wait_s = next_s if told.scrub_rows_per_second else float("inf")
 
     async def _look_through(self, rows_per_second: int) -> tuple[int, DamagedError | None]:
-        """Look at all tables; return the number of rows, and the damage if an index lacks some."""
+        """Look at all tables; return the number of rows that were read, and the error if an index lacks some."""
         rows = 0
         try:
             for name in await self._in_thread(tables_with_indexes):

@@ -117,7 +117,7 @@ class Builds:
         return None
 
     async def _build(self, build: Build) -> None:
-        """Build it until the table has the result, or until its time has come and another part of the node did so."""
+        """Build it until the result is ready, or until the change's time has come and another place has built it."""
         slices = 0
         while build.phase not in (Phase.READY, Phase.FAILED):
             if build.is_waiting:
@@ -129,7 +129,7 @@ class Builds:
                 continue
             if self._engine.builds.current is not build:
                 return
-            # Of the processor: where that is scarce, a sleep here gives others no more of it.
+            # Processor time: where it is scarce, a longer sleep here would give others no more of it.
             began = time.thread_time()
             self._engine.builds.advance()
             took_s = time.thread_time() - began

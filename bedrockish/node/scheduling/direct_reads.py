@@ -174,7 +174,7 @@ class DirectReads:
             self._is_learning = False
 
     def before_flush(self) -> None:
-        """Move the snapshot to the last batch before the next one is committed: until that one is durable, it is shown.
+        """Move the snapshot to the last batch before the next one is committed: reads see it until that one is durable.
 
         Without a read since then, the snapshot is released instead. It is also released where the write-ahead log is
         about to start over, which a reader would prevent.

@@ -2,7 +2,7 @@
 
 A bug is one request's misfortune and not the node's: it becomes an ``InternalError`` with an id, it is logged under
 that id with its traceback, and it is counted. The node stops only for damage that it cannot go on with, wherever it is
-met: a ``DamagedError``, or SQLite's error for a page that it cannot read; and for anything but an ``Exception``.
+met (a ``DamagedError``, or SQLite's error for a page that it cannot read), and for all but an ``Exception``.
 
 A disk that fails at something else than a commit is not a bug, and does not stop the node either: no decision is lost
 with data that could not be read, or copied, in another thread. It is reported as a failure of the disk.

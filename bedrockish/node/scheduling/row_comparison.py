@@ -39,7 +39,7 @@ class Verdict:
 
 
 class RowComparison:
-    """The place where the core asks for ``compare_rows``, for transactions that are larger than ``LONG_BYTES``.
+    """The handler of the core's ``compare_rows``, for transactions that are larger than ``LONG_BYTES``.
 
     Args:
         engine: has the rows.
@@ -147,7 +147,7 @@ class RowComparison:
         self._start(self._expire, staged)
 
     async def _expire(self, staged: StagedChanges) -> None:
-        """Drop unpacked rows when they are applied, or have not been for ``STAGED_S``."""
+        """Drop unpacked rows once they are applied, and after ``STAGED_S`` at the latest."""
         engine = self._engine
         try:
             with trio.move_on_after(STAGED_S):

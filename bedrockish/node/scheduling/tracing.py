@@ -213,7 +213,7 @@ class Tracing:
         return found
 
     def durable(self, spans: Sequence[OpenSpan]) -> None:
-        """End the spans of writes that are durable now."""
+        """Record the spans whose writes are durable now."""
         try:
             now_ns = self._now_ns()
             for name, kind, context, since_ns, facts in spans:

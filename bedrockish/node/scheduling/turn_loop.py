@@ -1,4 +1,4 @@
-"""The schedule of a node's turns: its time, place (at once where links are read, or in the loop's own task) and order.
+"""The schedule of a node's turns: time, place (at once where links are read, or in the loop's own task) and order.
 
 A turn is a generator, so that it can be begun in one place and continued in another: it yields long actions, and
 is sent their results. Waking a task of trio's for each message would cost more than most messages do.

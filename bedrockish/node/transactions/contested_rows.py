@@ -1,4 +1,4 @@
-"""The core's part of ``skip_locked()``: rows of transactions that are not open at this node."""
+"""The core's answers to ``skip_locked()`` about transactions that are not open at this node."""
 
 from bedrockish.core.state.state import State
 from bedrockish.engine.statements.row_locks import Base

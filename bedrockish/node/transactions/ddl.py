@@ -113,7 +113,7 @@ class SchemaTransactions:
 
     def _begin(self, session: Session, draft: Draft, begun: trio.Event) -> None:
         engine = self._engine
-        if session.ended:  # its step was cancelled, too, so that no other place would throw the copy away
+        if session.ended:  # its step was cancelled, too, so that nothing would throw the copy away
             begun.set()
             return
         try:

@@ -564,8 +564,8 @@ class Transactions:
     def _takes_newer_snapshot(self, session: Session, before: Vector) -> bool:
         """Let a transaction that has only read go on with the last batch's state; return whether it can.
 
-        ``before``: the vector at which nothing that it had read had been overwritten yet, but for its last read, which
-        is done again. No later entry, also of the time of a wait for a batch, may touch anything that it has read.
+        ``before``: the vector applied when none of its reads was overwritten yet, leaving aside the last one, which is done
+        again. No later entry, also during a wait for a batch, may touch anything that it has read.
         """
         engine, flushed = self._engine, self._engine.flushed
         if engine.is_away or engine.dirty or flushed.schema != session.schema or session.snapshot is None:
@@ -615,7 +615,7 @@ class Transactions:
             raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
 
     def _take_snapshot(self, session: Session, taken: trio.Event) -> None:
-        if session.ended:  # its step was cancelled, too, so that no other place would give the snapshot back
+        if session.ended:  # its step was cancelled, too, so that nothing would give the snapshot back
             taken.set()
             return
         try:

@@ -71,7 +71,7 @@ class Upkeeps(Protocol):
     """A session's interface to the operator's orders."""
 
     async def handle(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what an operator asks.
+        """Perform an operator's order.
 
         Raises:
             UsageError: it cannot be done.
@@ -92,10 +92,10 @@ class Submits(Protocol):
         """Return the node's report about itself; its ``nodes`` maps each member's name to the facts known of it."""
 
     def events(self, after: int) -> dict[str, Any]:
-        """Return what the node lately said and heard, after a number that an earlier reply had."""
+        """Return the node's latest messages sent and received, after a number that an earlier reply had."""
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
-        """Tell what each statement of a text would read and write; with ``columns``, only what the first one returns.
+        """Tell what each statement of a text would read and write; with ``columns``, only the columns of the first one.
 
         Raises:
             BedrockishError: it cannot run.
@@ -126,7 +126,7 @@ class Donates(Protocol):
     """A session's interface to a donor, for a node that joins."""
 
     async def facts(self) -> dict[str, Any]:
-        """Return what a new node has to know."""
+        """Return the facts that a new node needs."""
 
     async def copy(self) -> Lent:
         """Make a copy of the node's file."""
@@ -223,15 +223,15 @@ async def serve_client(
 
     Args:
         link: to the client.
-        node: what answers it.
+        node: answers it.
         in_flight_max: calls that run at the same time.
         donor: gives copies of the file to nodes that join.
         begin: runs a command and calls back, without a task for each; None: ``node.submit`` is awaited.
         transactions: keeps interactive transactions, which end with the link.
-        upkeep: does what an operator asks.
+        upkeep: performs an operator's orders.
         memory: is told how many bytes are kept for the link.
         user: the client's user; empty if the node required none when it came.
-        access: what users may do.
+        access: the users' rights.
         why_out: tells why the client may not stay, empty if it may; None: it may for as long as it likes.
         commit_prepared: commits a transaction that a program of the machine has executed on the node's file.
         caught: takes damage, or an exception that no call was expected to raise, and returns the answer to that call.
@@ -262,7 +262,7 @@ class _Session:
     Attributes:
         user: the client's user; empty if the node required none when it came.
         commit_prepared: commits a transaction that a program of the machine has executed.
-        access: what users may do.
+        access: the users' rights.
         why_out: tells why the client may not stay.
     """
 
@@ -295,7 +295,7 @@ class _Session:
         self._nursery = nursery
 
     def forget(self) -> None:
-        """The client has gone: what it asked and is not begun never will be."""
+        """Drop the calls that have not begun: the client has gone."""
         while self._backlog:
             self._hold_call(-_long(self._backlog.popleft()))
 
@@ -374,7 +374,7 @@ class _Session:
         self._nursery.start_soon(self._run_next)
 
     def _step_at_once(self, call: Step, size: int) -> None:
-        """Do a step of a transaction here, where it was read; what has to wait for something goes on in a task."""
+        """Do a step of a transaction here, where it was read; if it has to wait, it goes on in a task."""
         found: Answer | Rest | BedrockishError
         try:
             found = self._step(call)
@@ -515,7 +515,7 @@ def _long(payload: bytes) -> int:
 
 
 def _what(call: Call) -> str:
-    """Return what a call asks for, as a word for the log."""
+    """Return the kind of a call, as a word for the log."""
     return str(getattr(call, "op", type(call).__name__.lower()))
 
 

@@ -28,7 +28,7 @@ class Departure:
 
     Attributes:
         scope: the scope in which the node runs; its cancellation ends the node.
-        drain: the function that answers what is under way; None while the node does not serve.
+        drain: the function that answers the requests under way; None while the node does not serve.
         reload: the function that reads certificates again, on SIGHUP.
     """
 

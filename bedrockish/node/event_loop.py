@@ -186,7 +186,7 @@ class Runtime:
         self._loop.ring()
 
     def gather(self) -> None:
-        """Prepare to read links: what they bring is acted on together; see ``TurnLoop.gather``."""
+        """Prepare to read links: their input is acted on together; see ``TurnLoop.gather``."""
         self._loop.gather()
         self._direct.begin_turn()
 
@@ -264,7 +264,7 @@ class Runtime:
         return await self.faults.stopping("an outcome", outcome_of(self.engine, self.durable, command, user))
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
-        """Return what each statement of a text would read and write, or the ``columns`` of the first one's result."""
+        """Return the reads and writes of each statement of a text, or the ``columns`` of the first one's result."""
         if not self.core.state.health.reads:
             raise UnavailableError(self.core.state.trouble)
         if self.engine.is_away:
@@ -282,7 +282,7 @@ class Runtime:
         await mark.wait()
 
     def status(self) -> dict[str, Any]:
-        """Return what this node says about itself."""
+        """Return this node's report about itself."""
         counts, refused = self.counts + self.workers.counts, {**self.known.refused, **self.peers.astray}
         told = describe_node(
             self.core, self.engine, self.config, counts, self.mesh, refused, self._clocks.now(), self.started
@@ -305,7 +305,7 @@ class Runtime:
         return self.counts["commits_led"], other_counts(self.core.state.counts).get("rejected_for", 0)
 
     async def describe_activity(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what this node did in the last hour, what was slow, what is open, and the sizes of its file."""
+        """Return this node's last hour of activity, slow statements, open transactions, and the sizes of its file."""
         return {
             **self.activity.describe(),
             "slow": self.statements.slow(),
@@ -314,18 +314,18 @@ class Runtime:
         }
 
     def events(self, after: int) -> dict[str, Any]:
-        """Return what was lately said and heard."""
+        """Return the messages lately sent and received."""
         return self.watch.read(after)
 
     def count_prepared(self, request_id: int, prepared: Prepared) -> None:
-        """Count what a request is going to do, and its answer, as memory that is taken until it is answered."""
+        """Count a request's changes and its answer as used memory until it is answered."""
         waiter, size = self.waiters.get(request_id), len(prepared.changes) + len(prepared.result)
         if waiter is not None and (size >= HELD_BYTES_MIN or waiter.held):
             self._comparison.unpack(prepared)
             self.hold(waiter, size)
 
     def hold(self, waiter: Waiter, size: int) -> None:
-        """Count what is kept for a request as memory, if it is much."""
+        """Count the memory kept for a request, if it is much."""
         size = size if size >= HELD_BYTES_MIN else 0
         if size != waiter.held:
             self.engine.memory.hold(id(waiter), size - waiter.held)
@@ -456,7 +456,7 @@ class Runtime:
         return None
 
     def _turn(self) -> Turn:
-        """Step the core through what has arrived."""
+        """Step the core through the events that have arrived."""
         now = self._clocks.now()
         self._save()
         self.core.state.count_batches(self.engine.batches)
@@ -477,7 +477,7 @@ class Runtime:
             yield from self._perform(self.core.step(Woken(), now))
 
     def _perform(self, effects: list[do.Effect]) -> Turn:
-        """Do what the core asks, in order; what it has to be told of that, it is told afterwards."""
+        """Perform the core's effects in order; the events that follow from them are given to the core afterwards."""
         following: deque[Event] = deque()
         while True:
             for effect in effects:
@@ -562,7 +562,7 @@ class Runtime:
                 assert_never(effect)
 
     def reply(self, request_id: int, answer: Answer | BedrockishError) -> None:
-        """Answer a request, once what was written so far is durable."""
+        """Answer a request, once everything written so far is durable."""
         waiter = self.waiters.pop(request_id, None)
         if waiter is not None:
             if request_id in self.workers.requests:
@@ -583,7 +583,7 @@ class Runtime:
         self.kept.messages.setdefault(peer, []).append(self._encoded[1])
 
     def _send_later(self, peer: str, message: Message) -> None:
-        """Send what was made outside of a step."""
+        """Send messages that were made outside of a step."""
         self._send(peer, message)
         self._loop.ring()
 
@@ -607,7 +607,7 @@ class Runtime:
         return now < self._linger_until
 
     def _let_go(self) -> Turn:
-        """Commit the open batch and sync it, or let what was kept leave if there is nothing to sync."""
+        """Commit the open batch and sync it, or let the kept output leave if there is nothing to sync."""
         if self._syncing:
             return  # what has come since shares the next one
         if self._may_linger:
@@ -664,7 +664,7 @@ class Runtime:
             mark.set()
 
     def answered(self, waiter: Waiter) -> None:
-        """Tell who waits for a request its answer: all that it rests on is durable."""
+        """Give the waiter of a request its answer: everything that it rests on is durable."""
         assert waiter.answer is not None
         took_s = time.monotonic() - waiter.began
         self.latency.observe(took_s)

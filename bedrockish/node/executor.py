@@ -69,7 +69,7 @@ class Serving(Protocol):
         """Return the time."""
 
     def count_prepared(self, request_id: int, prepared: Prepared) -> None:
-        """Count what a request is going to do as memory that is taken."""
+        """Count a request's changes as used memory."""
 
     def reply(self, request_id: int, answer: Answer | BedrockishError) -> None:
         """Answer a client."""
@@ -82,11 +82,11 @@ class Executions:
         self._node, self._groups = node, groups
 
     def execute(self, request_id: int, clock: int, following: deque[Event], group: tuple[int, ...] = ()) -> None:
-        """Execute a request's request; what the core has to be told at once is added to ``following``.
+        """Execute a client's request; events that the core needs at once are added to ``following``.
 
         Args:
             request_id: which.
-            clock: what ``transaction_clock()`` gives in it; 0: nothing yet.
+            clock: the value of ``transaction_clock()`` in it; 0: not set yet.
             following: events.
             group: requests that may share its transaction.
         """
@@ -194,7 +194,7 @@ class Executions:
         return None
 
     async def explain(self, statement: Statement, user: str, *, columns: bool) -> list[dict[str, Any]]:
-        """Tell what a text would do, which is found by doing it: in a worker, for it may take long, or run for ever.
+        """Return the effects of a text, found by running it: in a worker, for it may take long, or run for ever.
 
         The columns of a result are found without running anything, so that is done at once, unless it took long before.
         """
@@ -209,7 +209,7 @@ class Executions:
         return await node.workers.run(request, lambda workspace: workspace.explain(statement, user, columns=columns))
 
     def _calling(self, command: Command, request: Request) -> Callable[[Workspace], Prepared]:
-        """Return what runs a command in a workspace."""
+        """Return the action that runs a command in a workspace."""
         node = self._node.core.state.me
         room = self._node.config.limits.result_bytes_max
         assert request.call is not None

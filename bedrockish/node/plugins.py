@@ -62,7 +62,7 @@ class Plugins:
             )
 
     def prepare(self, db: apsw.Connection) -> None:
-        """Give a connection what the modules register.
+        """Register the modules' additions with a connection.
 
         Raises:
             ConfigError: one of them fails to.
@@ -74,11 +74,11 @@ class Plugins:
                 raise ConfigError(f"plugins: {name}: register failed: {type(error).__name__}: {error}") from error
 
     def tell(self) -> dict[str, Any]:
-        """Return what other nodes are told."""
+        """Return the facts of the modules for other nodes."""
         return {"digests": dict(self.digests), "commands": sorted(self.commands)}
 
     def learn(self, node: str, told: object) -> None:
-        """Take what another node tells, and warn if it has something else than we."""
+        """Note another node's modules, and warn if they differ from ours."""
         digests: dict[str, str] = {}
         commands: frozenset[str] = frozenset()
         if isinstance(told, Mapping):

@@ -13,7 +13,7 @@ UPKEEP_OF_READERS = frozenset({"activity", "statements", "digest", "anchor"})  #
 
 
 def check_call(access: Access, call: Call, user: str) -> None:
-    """Make sure that a user may make a call; what it does with SQL, and with the members, is asked when it does it.
+    """Make sure that a user may make a call; rights for its SQL, and for members, are checked when it runs.
 
     Raises:
         ForbiddenError: it may not.
@@ -53,7 +53,7 @@ def check_call_by_token(call: Call) -> None:
 
 
 def check_seeing(access: Access, user: str) -> None:
-    """Make sure that a user may see what nodes say and do: keys and statements are data.
+    """Make sure that a user may see the nodes' messages and activity: keys and statements are data.
 
     Raises:
         ForbiddenError: it may not.
@@ -81,5 +81,5 @@ def check_change(access: Access, change: MemberChange, user: str) -> None:
         ForbiddenError: it may not.
     """
     if change.action == RAISE or (change.action == USER_PASSWORD and change.node == user):
-        return  # the first is what each node does by itself, when all are ready for it
+        return  # each node makes the first by itself, when all are ready for it
     access.require(user, ADMIN, "this changes members or users")

@@ -1,6 +1,6 @@
-"""The order ``anchor``: what this node's journal ends with, and its signature under what the journals end with.
+"""The order ``anchor``: the heads of this node's journal, and its signature under a statement of journals' heads.
 
-A node signs only what is in its own journal. So what a majority of the voters has signed is what a majority holds.
+A node signs only entries of its own journal. So a majority holds everything that a majority of the voters has signed.
 """
 
 from collections.abc import Callable, Mapping

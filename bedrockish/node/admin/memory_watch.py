@@ -1,4 +1,4 @@
-"""Ends the links of clients that have a node keep more than there is room for, and gives back what is not needed."""
+"""Ends the links of clients that have a node keep more than there is room for, and gives back unused memory."""
 
 import ctypes
 import gc
@@ -27,7 +27,7 @@ class Caller(Protocol):
 
     @property
     def stuck_seconds(self) -> float:
-        """For how long it has not read what it is sent."""
+        """For how long it has not read the bytes sent to it."""
 
     def cut(self) -> None:
         """End it at once."""
@@ -56,7 +56,7 @@ class Keeping(Protocol):
 
 
 async def watch_memory(node: Keeping) -> None:
-    """Keep what clients cause within bounds, and give back what a load has left, until cancelled."""
+    """Keep the memory used for clients within bounds, and give memory back after a load, until cancelled."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shrink_when_idle, node)
         await _bound(node)

@@ -46,7 +46,7 @@ HOLD_NAMES_MAX = 1_000  # a released name is remembered, or an older word of ano
 
 
 def follows_wall(engine: Engine, config: Config) -> bool:
-    """Return whether the clock follows the wall: what the operator said last, else what the configuration says."""
+    """Return whether the clock follows the wall: as the operator last ordered, else as configured."""
     said = engine.get_meta(CLOCK_KEY).get(CLOCK_KEY)
     return config.clock.enable_cluster_clock if said is None else bool(said)
 
@@ -58,7 +58,7 @@ def start_core(
     now: Now,
     compare_rows: Callable[[Transaction], str | None],
 ) -> Node:
-    """Return the core of a node, on what its file holds."""
+    """Return the core of a node, based on its file."""
     follows = follows_wall(engine, config)
     # Where the clock only counts it does not tell how much of the journal is recent: what is above safe time has to do.
     recovered = engine.recover(config.timings.conflict_window_ms if follows else 0)
@@ -87,7 +87,7 @@ class Bound:
     Attributes:
         clock: nothing later than this.
         held: no tick above these; None: no such bound.
-        why: what keeps more from being removed, for people.
+        why: reasons for keeping more, for people.
     """
 
     clock: int
@@ -101,14 +101,14 @@ class Upkeep:
     Args:
         core: of the node.
         engine: its file.
-        config: what it was told at the start.
+        config: its configuration at the start.
         clocks: the machine's.
         post: puts an event before the core.
         durable: returns when all that was written so far is durable.
 
     Attributes:
-        orders: what else an operator can order: ``do`` -> what does it.
-        reports: what else the status has.
+        orders: further orders: ``do`` -> the function that performs it.
+        reports: further parts of the status.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Upkeep:
         }
 
     async def handle(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what an operator asks; see the methods for each ``do``.
+        """Perform an operator's order; see the methods for each ``do``.
 
         Raises:
             UsageError: it is nothing that can be done.
@@ -180,7 +180,7 @@ class Upkeep:
     # -- the clock -------------------------------------------------------------------------------------------------
 
     async def set_clock(self, to: object) -> dict[str, Any]:
-        """Let the clock follow the wall (``on``), only count (``off``), or do what the configuration says
+        """Let the clock follow the wall (``on``), only count (``off``), or do as configured
         (``default``); None only asks. It is kept over restarts.
         """
         if to not in (None, "on", "off", "default"):

@@ -111,7 +111,7 @@ def _kept(core: Node) -> dict[str, int]:
 
 
 def _mode(state: State, name: str, refused: str, *, is_up: bool, now: Now) -> str:
-    """Return what a member does, or that it is away: what it said before it fell silent is not true any more."""
+    """Return a member's mode, or that it is away: its last report from before its silence is not true any more."""
     if refused.startswith(IT_WAITS):
         return WAITING
     peer = state.roster.peers.get(name)

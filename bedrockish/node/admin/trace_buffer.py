@@ -40,7 +40,7 @@ class Seen:
         kind: the message's name in lower case, or ``apply``.
         txid: of the transaction.
         origin, target: its sender and its receiver; the same node for an ``apply``.
-        line: what the printer says.
+        line: the printer's text.
         more: facts for the page, such as the reason of a reject.
     """
 
@@ -72,7 +72,7 @@ class TraceBuffer:
         self._last: tuple[say.Message | None, Txid | None, str] = (None, None, "")
 
     def read(self, after: int) -> dict[str, Any]:
-        """Return what was seen after a number, the latest if it is much, and go on noting for a while."""
+        """Return the events after a number, the latest if they are many, and go on noting for a while."""
         self._until = time.monotonic() + PATIENCE_S
         self.is_on = True
         if after > self._number:  # of an earlier process

@@ -33,9 +33,9 @@ class Kind:
 
     Attributes:
         code: a stable word for programs.
-        title: what it means, as a phrase.
+        title: its meaning, as a phrase.
         do: what to do about it.
-        find: returns what is wrong according to a status, with the facts; empty if it is not.
+        find: returns the trouble in a status, with the facts; empty without one.
         useless: the node should be sent no requests: ``/readyz`` says no.
         after_s: how long it must have been so before it is told, in seconds.
     """

@@ -15,11 +15,11 @@ from bedrockish.engine.storage.scratch_files import reserve, room_on_disk, why_n
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-FILES_MAX, RESERVE_FILES = 1 << 20, 200  # of open files; those kept for members, SQLite, and the one who looks
+FILES_MAX, RESERVE_FILES = 1 << 20, 200  # of open files; those kept for members, SQLite, and the watcher
 
 
 def files_max() -> int:
-    """Return how many files may be open before clients are turned away: the rest is for those who are in."""
+    """Return how many files may be open before clients are turned away: the rest is for clients already let in."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = FILES_MAX if soft == resource.RLIM_INFINITY else min(soft, FILES_MAX)
     return limit - min(RESERVE_FILES, limit // 3)

@@ -1,1 +1,1 @@
-"""Members: joining, sending and taking snapshots, who may connect, which incarnations of a peer are known."""
+"""Members: joining, sending and taking snapshots, admission, the known incarnations of peers."""

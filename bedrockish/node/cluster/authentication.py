@@ -168,21 +168,21 @@ class Gate:
         return bool(self._config or self._access.users)
 
     def _hash_of(self, user: str) -> PasswordHash | None:
-        """Return what the password of a user is held against: of the cluster's, else of the configuration's."""
+        """Return the hash for a user's password: the cluster's, else the configuration's."""
         if user not in self._access.users:
             return self._config.get(user)
         said = self._access.users[user]
         return None if said is None else read_hash(said.secret)
 
     async def admit(self, stream: trio.abc.Stream, hello: Hello) -> None:
-        """Let a link in: of a peer, whom the mesh has judged, or of a client.
+        """Let a link in: a peer's, which the mesh has judged, or a client's.
 
         A client may have a certificate, a password or a token, or only want to know which cluster this is.
 
         Raises:
             RefusedError: it has none of them.
         """
-        if is_local(stream):  # who may open the socket may open the file: a user that is named narrows the rights
+        if is_local(stream):  # access to the socket is access to the file: a user that is named narrows the rights
             named = hello.info.get(USER)
             self._let_in[stream] = named[:USER_CHARACTERS_MAX] if isinstance(named, str) else LOCAL
             return
@@ -208,7 +208,7 @@ class Gate:
         self._let_in[stream] = user
 
     def caller(self, stream: trio.abc.Stream) -> str:
-        """Return who a client is that was let in: what its certificate says, else its user; empty if none was asked."""
+        """Return the name of a client that was let in: its certificate's, else its user; empty if none was asked."""
         names = certificate_holders(stream)
         if names:
             node = {one.lower(): one for one in self._access.nodes}
@@ -285,7 +285,7 @@ class Gate:
 
         Args:
             user: a name.
-            password: what was given as that user's: a password or a token.
+            password: the password given for that user, or a token.
             address: where it comes from.
         """
         if read_token(password) is not None:
@@ -296,7 +296,7 @@ class Gate:
             return ""
         found = self._hash_of(user)
         kept = found or self._nobody
-        text = f"{kept}:{len(user)}:{user}{password}"  # what has fitted one hash is nothing to the next one
+        text = f"{kept}:{len(user)}:{user}{password}"  # a match with one hash must not count for the next one
         seal = hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256")
         if found is not None and hmac.compare_digest(self._known.get(user, b""), seal):
             return ""

@@ -41,7 +41,7 @@ def judge_identity(hello: Hello, membership: Membership, stores: Mapping[str, st
     """Return why a peer is not of this cluster, or cannot take part in it; None if it is and can.
 
     Args:
-        hello: what the peer says, as dialler or as accepter.
+        hello: the peer's, as dialler or as accepter.
         membership: ours.
         stores: ids of the members' files, as far as they are known.
     """
@@ -81,9 +81,9 @@ def only_asks(hello: Hello) -> bool:
 
 
 def info_for_clients(info: Mapping[str, Any], asks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a node's HELLO a client is told: its cluster, and, if it asks, what a new member has to know.
+    """Return the part of a node's HELLO for clients: its cluster, and, if asked for, the facts that a new member needs.
 
-    The ids of files and processes, the commands and the release are for peers, which have shown who they are.
+    The ids of files and processes, the commands and the release are for peers, which have proven their names.
     """
     told = (ID, CLUSTER_LEVEL, MEMBERS) if ASKS in asks else (ID,)
     return {key: info[key] for key in told if key in info}
@@ -135,7 +135,7 @@ async def find_other_cluster(config: Config, entry: Entry, ours: Membership) -> 
     Args:
         config: names the members.
         entry: how this node comes in at the others.
-        ours: what the file was founded with.
+        ours: the membership that the file was founded with.
     """
     told: dict[str, tuple[str, int]] = {}
 

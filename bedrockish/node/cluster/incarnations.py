@@ -40,9 +40,9 @@ class Incarnations:
     """The memory of one node.
 
     Args:
-        kept: what was kept before: name -> value.
+        kept: the values kept before: name -> value.
         keep: keeps a value under a name, durably before anything leaves that rests on it.
-        step: batches by which what is kept may lag behind what is known.
+        step: batches by which the kept state may lag behind the known one.
 
     Attributes:
         refused: nodes that were turned away, and why.
@@ -117,7 +117,7 @@ class Incarnations:
             self._write(node)
 
     def forget(self, membership: Membership) -> None:
-        """Forget those who are no longer members."""
+        """Forget nodes that are no longer members."""
         for node in self._seen.keys() - membership.members.keys():
             del self._seen[node]
             self._durable.pop(node, None)
@@ -141,7 +141,7 @@ def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: i
     Else an impostor could tell a member of a file that never existed, and the member's refusal would bar us for ever.
     Args:
         said: the ``info`` of its refusal; release 0.1.0 gives none.
-        own: what we say of our file in HELLO.
+        own: this node's file, as its HELLO tells it.
         batches: how many it has now.
     """
     store, start, seen = said.get("store"), said.get("start"), said.get("batches")
@@ -156,5 +156,5 @@ def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: i
 
 
 def read_seen(kept: bytes) -> Seen:
-    """Read what is kept of a file; an earlier program kept no start."""
+    """Read the kept state of a file; an earlier program kept no start."""
     return Seen(*cbor2.loads(kept))

@@ -52,7 +52,7 @@ def addresses(membership: Membership) -> dict[str, tuple[str, int]]:
 
 
 def set_members(mesh: Mesh, core: Node, known: Incarnations, nursery: trio.Nursery) -> None:
-    """Keep links to the members there are now; those who left get a moment to hear that they did."""
+    """Keep links to the present members; former members get a moment to hear that they are out."""
     now, before = addresses(core.state.roster.links()), mesh.peers
     known.forget(core.state.roster.links())
     logger.info("members: %s", ", ".join(f"{node} at {host}:{port}" for node, (host, port) in sorted(now.items())))
@@ -78,10 +78,10 @@ def recognise(core: Node, known: Incarnations, hello: Hello) -> None:
 
 
 def judge(core: Node, known: Incarnations, hello: Hello) -> None:
-    """Look at a peer that comes; what it says of its file is remembered.
+    """Check a peer that comes, and remember its statements about its file.
 
     Raises:
-        RefusedError: it is not to be recognised, or it is a voter that has forgotten what it promised.
+        RefusedError: it is not to be recognised, or it is a voter that has forgotten its promises.
     """
     recognise(core, known, hello)
     membership = core.state.roster.membership
@@ -91,7 +91,7 @@ def judge(core: Node, known: Incarnations, hello: Hello) -> None:
 
 
 def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
-    """Note durably that a process begins on this file; return what is told of the file when a link is opened.
+    """Note durably that a process begins on this file; return the facts of the file that peers are told on a link.
 
     Args:
         engine: has the file.
@@ -100,13 +100,13 @@ def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
     starts = add_start(engine.get_meta(STARTS).get(STARTS), start, engine.batches)
     engine.set_meta(STARTS, starts)
     engine.flush()
-    engine.sync()  # also what a killed process wrote
+    engine.sync()  # also the writes of a killed process
     store = engine.get_meta("store")["store"]
     return {"store": store, "batches": engine.batches, STARTS: read_starts(cbor2.loads(starts))}
 
 
 def facts(core: Node, stores: Mapping[str, str], now: Now, cluster_id: str) -> Facts:
-    """Return what this node knows of the members at the moment; ``cluster_id`` is random, for a cluster without one."""
+    """Return this node's present knowledge of the members; ``cluster_id`` is random, for a cluster without one."""
     state = core.state
     patience = max(SILENT_MS_MIN, 2 * state.settings.suspicion_ms) / 1000
     alive = {

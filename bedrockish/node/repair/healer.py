@@ -191,7 +191,7 @@ class Healer:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """While the tables are damaged: look, say what is true, and repair; until cancelled."""
+        """While the tables are damaged: look, report the findings, and repair; until cancelled."""
         health = self._core.state.health
         while DAMAGED_TABLES in health.alarms:
             try:
@@ -235,7 +235,7 @@ class Healer:
             logger.info("the tables of the copy are what its journal makes of them")
 
     async def _look_again(self, txid: Txid) -> None:
-        """Look whether what fitted nowhere fits somewhere by now: then these tables are wrong, or this machine."""
+        """Look whether an entry that fitted nowhere fits at others now: then these tables are wrong, or this machine."""
         words, _ = await self._ask(txid)
         fits = [node for node, word in words.items() if word.has_it]
         if fits:
@@ -322,7 +322,7 @@ class Healer:
     # -- repairing -------------------------------------------------------------------------------------------------
 
     async def _follow(self, verdict: Verdict, report: Report | None) -> None:
-        """Do what follows from the verdict."""
+        """Act on the verdict."""
         state = self._core.state
         if verdict.ruling is Ruling.SOUND:
             self._engine.set_meta(ALARM + DAMAGED_TABLES, None)
@@ -445,7 +445,7 @@ class Healer:
         self._restart(RestartError(reason))
 
     def _note(self, what: str) -> None:
-        """Add to the alarm, for status, what is known now."""
+        """Add the present findings to the alarm, for status."""
         health = self._core.state.health
         alarm = health.alarms[DAMAGED_TABLES]
         details = {**alarm.details, "verdict": what}

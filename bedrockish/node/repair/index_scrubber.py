@@ -31,7 +31,7 @@ class IndexScrubber:
         core: knows whether the node reads.
         engine: has the tables.
         config: the pace, which is that of the scrub of tables.
-        prepare: gives a connection what plugins add.
+        prepare: registers the plugins' additions with a connection.
         damaged: called when an index lacks a row.
     """
 
@@ -100,7 +100,7 @@ class IndexScrubber:
         return await trio.to_thread.run_sync(reading, limiter=self._limiter)
 
     async def _is_damaged(self, lacks: DamagedError) -> bool:
-        """Ask SQLite whether it finds a fault, too; if so, the node begins again, and heals."""
+        """Ask SQLite whether it finds a fault, too; if so, the node restarts, and heals."""
         fault = await trio.to_thread.run_sync(
             refill.find_fault, self._config.database, self._prepare, trio.from_thread.check_cancelled
         )

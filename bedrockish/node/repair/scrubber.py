@@ -94,11 +94,11 @@ class Scrubber:
         engine: has the tables.
         config: the pace.
         entry: how this node comes in at others.
-        prepare: gives a connection what plugins add.
-        damaged: called when this node is found to have what most others have not.
+        prepare: registers the plugins' additions with a connection.
+        damaged: called when this node's rows are found to differ from most others'.
 
     Attributes:
-        found: what the last comparison found, as text.
+        found: the result of the last comparison, as text.
         on_hurry: called with each order to compare now that is followed.
     """
 
@@ -136,7 +136,7 @@ class Scrubber:
         return pack_digest(await self.own(what, beyond))
 
     async def own(self, asked: Range, beyond: Vector | None) -> RangeDigest:
-        """Return what this node has in a range, as of its last batch."""
+        """Return this node's rows in a range, as of its last batch."""
         read = partial(digest_range, self._engine.background.open_reader, asked, beyond)
         return await trio.to_thread.run_sync(read, limiter=self._limiter)
 

@@ -54,14 +54,14 @@ class Verdict:
 def judge(
     entry: str, own: str, words: Mapping[str, Word], silent: Collection[str], agrees: bool | None, agree_why: str = ""
 ) -> Verdict:
-    """Return what is wrong.
+    """Return the verdict.
 
     Args:
-        entry: what does not fit here, for people; empty if rows were found to differ.
-        own: what this node knows of its outcome.
-        words: what each other member that answers says of it.
+        entry: the entry that does not fit here, for people; empty if rows were found to differ.
+        own: this node's knowledge of its outcome.
+        words: the word on it of each other member that answers.
         silent: the other members that do not answer.
-        agrees: whether the tables here are what a majority of the members, or the journal, has; None: unknown.
+        agrees: whether the tables here equal those of a majority of the members, or of the journal; None: unknown.
         agree_why: how that was found out, for people.
     """
     if agrees is False:

@@ -18,7 +18,7 @@ from bedrockish.errors import UnavailableError
 
 
 class Assembler:
-    """Does what the effect ``Assemble`` asks.
+    """The handler of the effect ``Assemble``.
 
     Args:
         engine: in whose file pieces are saved.

@@ -50,7 +50,7 @@ class Builds:
             self._due.set()
 
     async def watch(self) -> None:
-        """Build what comes; until cancelled."""
+        """Build the results of schema changes as they come; until cancelled."""
         while True:
             self._due = trio.Event()
             change = self._seen = self._state.schema.scheduled

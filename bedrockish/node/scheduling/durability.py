@@ -66,7 +66,7 @@ class Kept:
         return bool(self.messages or self.replies or self.marks or self.spans)
 
     def take_replies(self, wanted: Callable[[Waiter], bool]) -> list[Waiter]:
-        """Take out those who wait for an answer that is here, and whom ``wanted`` picks."""
+        """Remove and return the waiters that have an answer and that ``wanted`` picks."""
         found = [waiter for waiter in self.replies if wanted(waiter)]
         if found:
             self.replies = [waiter for waiter in self.replies if waiter not in found]

@@ -38,7 +38,7 @@ class Read(NamedTuple):
 
 
 class EntrySender:
-    """Does what the effects ``SendEntries`` and ``SendOutcome`` ask.
+    """The handler of the effects ``SendEntries`` and ``SendOutcome``.
 
     Args:
         engine: has the entries.
@@ -60,7 +60,7 @@ class EntrySender:
     ) -> None:
         self._engine, self._state, self._send, self._start = engine, state, send, start
         self._durable, self._stop = durable, stop
-        self._asked: dict[str, deque[SendEntries]] = {}  # by peer, what is being read for it first
+        self._asked: dict[str, deque[SendEntries]] = {}  # by peer, the entries being read for it first
 
     def send_outcome(self, peer: str, txid: Txid) -> None:
         """Tell a peer whether the journal has a transaction, and where."""
@@ -70,7 +70,7 @@ class EntrySender:
             self._send(peer, Outcome(txid, bool(places), leader, tick, self._state.clock.value))
 
     def send(self, asked: SendEntries) -> None:
-        """Send a peer what it wants, now or some time later; what is on its way to it already is not sent twice."""
+        """Send a peer the entries it wants, now or later; those already on their way to it are not sent twice."""
         if self._engine.has_short_entries(asked.wants, SHORT_ENTRIES, SHORT_BYTES):
             self._give(asked, self._here(asked, self._state.clock.value))
             return
@@ -93,10 +93,10 @@ class EntrySender:
             del self._asked[peer]
 
     async def _read(self, asked: SendEntries) -> Read:
-        """Return what was asked for; it may leave when what is committed is durable, as ``send`` sees to."""
+        """Return the entries asked for; they may leave when the committed ones are durable, as ``send`` ensures."""
         clock = self._state.clock.value
         if self._engine.dirty:
-            await self._durable()  # what is in the open batch is seen by the writer alone
+            await self._durable()  # entries of the open batch are seen by the writer alone
         try:
             return await trio.to_thread.run_sync(self._in_thread, asked, clock)
         except (UnavailableError, RuntimeError):  # no room for another connection or thread: the writer does it

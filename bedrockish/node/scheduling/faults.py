@@ -35,7 +35,7 @@ class Faults:
 
     Args:
         counts: where they are counted, under ``internal_errors``, and failures of the disk under ``disk_errors``.
-        stop: lets the node end with an error, in its loop, after what is under way.
+        stop: lets the node end with an error, in its loop, after the turn under way.
     """
 
     def __init__(self, counts: Counter[str], stop: Callable[[DamagedError], None]) -> None:
@@ -59,8 +59,8 @@ class Faults:
         """Log and count an exception; return the error to answer with. After damage, the node stops.
 
         Args:
-            what: what was being done, as a phrase that an operator understands.
-            error: what was raised.
+            what: the work that was under way, as a phrase that an operator understands.
+            error: the exception.
         """
         damage = damage_of(error)
         if damage is not None:

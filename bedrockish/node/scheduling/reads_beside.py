@@ -52,14 +52,14 @@ class Serving(Protocol):
         """Ends the node with an error."""
 
     def hold(self, waiter: Waiter, size: int) -> None:
-        """Count what is kept for a request as memory."""
+        """Count the memory kept for a request."""
 
     def answered(self, waiter: Waiter) -> None:
-        """Tell who waits the answer."""
+        """Give the waiter its answer."""
 
 
 class ReadsBeside:
-    """Looks through what clients have asked, while the writer is away.
+    """The reader of clients' requests while the writer is away.
 
     Args:
         node: whose clients they are.
@@ -79,7 +79,7 @@ class ReadsBeside:
         self._has_failed = False  # since the writer went away
 
     def begin(self) -> None:
-        """The writer is going away: what has waited for it the last time is looked at again.
+        """Note that the writer is going away: requests that waited for it the last time are looked at again.
 
         So are reads that are answered, and whose answers would wait for the batch that is written now: they are read
         again, of the last one.
@@ -116,7 +116,7 @@ class ReadsBeside:
         self._reads.close()
 
     async def run(self) -> None:
-        """Answer what can be answered, until cancelled."""
+        """Answer the requests that can be answered, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()

@@ -79,7 +79,7 @@ class StatementStatistics:
     """The statements of one node.
 
     Args:
-        slow_log_s: what takes so long is logged; 0: nothing is.
+        slow_log_s: requests that take so long are logged; 0: none are.
         clock: returns seconds that only grow.
     """
 

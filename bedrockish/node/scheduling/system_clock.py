@@ -11,7 +11,7 @@ class Clocks:
     """Readings of the clocks, of which those that are close together share one.
 
     Args:
-        wall_offset_ms: added to the wall clock, to try out what wrong ones do.
+        wall_offset_ms: added to the wall clock, to try out wrong clocks.
     """
 
     def __init__(self, wall_offset_ms: int = 0) -> None:

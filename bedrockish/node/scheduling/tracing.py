@@ -41,7 +41,7 @@ NODE, TXID, OUTCOME = "bedrockish.node", "bedrockish.txid", "bedrockish.outcome"
 
 
 class OpenSpan(NamedTuple):
-    """Something that this node did for a request, and that is over when what it wrote is durable."""
+    """A piece of work of this node for a request, over when its writes are durable."""
 
     name: str
     kind: "SpanKind"
@@ -57,10 +57,10 @@ class RequestSpan:
     Attributes:
         span: its span.
         context: in which its stages are made.
-        request: what was asked.
+        request: the request itself.
         since_ns: when its present stage began, in nanoseconds since 1970.
         stage: that stage.
-        heard: what voters have said in it: a word, facts, and when.
+        heard: the voters' words on it: a word, facts, and when.
         txid: the last transaction that was begun for it.
     """
 
@@ -79,7 +79,7 @@ class Tracing:
     Args:
         me: the node's name.
         cluster: the cluster's name.
-        faults: takes what goes wrong here.
+        faults: takes errors of the recording.
         now_ns: returns nanoseconds since 1970.
 
     Raises:
@@ -208,7 +208,7 @@ class Tracing:
                 self._failed(error)
 
     def take(self) -> list[OpenSpan]:
-        """Return what is over as soon as everything that was noted so far is durable."""
+        """Return the spans that are over as soon as everything that was noted so far is durable."""
         found, self._open = self._open, []
         return found
 
@@ -285,7 +285,7 @@ class Tracing:
             case say.Approve(txid) | say.Reject(txid) if txid in self._heard:
                 context, since_ns, leader = self._heard[txid]
                 if since_ns and leader == effect.peer:
-                    self._heard[txid] = context, 0, leader  # what it says later is about something else
+                    self._heard[txid] = context, 0, leader  # its later messages are about something else
                     facts = {TXID: str(txid), **_said(message)}
                     self._open.append(OpenSpan(VOTE, self._api.SpanKind.SERVER, context, since_ns, facts))
             case _:
@@ -298,7 +298,7 @@ class Tracing:
                 try:
                     self._begun(event.peer, decode_transaction(body), trace)
                 except EntryMalformedError:
-                    return  # the core says so to whom has sent it
+                    return  # the core tells the sender
             case say.Approve(txid) | say.Reject(txid) if txid in self._own:
                 said = _said(message)
                 for one in self._own[txid]:
@@ -329,7 +329,7 @@ class Tracing:
 
 
 def _said(message: say.Approve | say.Reject) -> dict[str, Value]:
-    """Return what a vote says, without the keys that it is about, which are data."""
+    """Return the facts of a vote, without the keys that it is about, which are data."""
     if isinstance(message, say.Approve):
         return {OUTCOME: "approved"}
     facts: dict[str, Value] = {OUTCOME: "rejected", "bedrockish.reason": say.Reason(message.reason).name}

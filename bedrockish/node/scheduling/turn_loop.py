@@ -51,11 +51,11 @@ class FairQueue(Generic[T]):
         return owner in self._queues
 
     def peek(self) -> T:
-        """Return what ``take`` would."""
+        """Return the next result of ``take`` without taking it."""
         return next(iter(self._queues.values()))[0]
 
     def take(self) -> T:
-        """Take an item of the owner who has waited longest for a turn."""
+        """Take an item of the owner that has waited longest for a turn."""
         owner, queue = next(iter(self._queues.items()))
         item = queue.popleft()
         self.count -= 1
@@ -130,12 +130,12 @@ class TurnLoop:
             self._wake.set()
 
     def stop(self, error: BaseException) -> None:
-        """Let ``run`` end with an error, after what is under way."""
+        """Let ``run`` end with an error, after the turn under way."""
         self.failure = self.failure or error
         self._wake.set()
 
     def gather(self) -> None:
-        """Something has come on links, and is going to be read: what it brings is acted on together."""
+        """Note that links have input, which is going to be read: it is acted on together."""
         self._gathering = True
 
     def act(self) -> None:
@@ -172,7 +172,7 @@ class TurnLoop:
             # The core has said things that rest on the rest of it; that it ends takes no longer than its actions.
             if self._unfinished is not None and self.failure is None:
                 await self._take_turn()
-            if self.failure is not None:  # also if it is cancelled at the same moment: who leaves must not write then
+            if self.failure is not None:  # also if it is cancelled at the same moment: it must not write then
                 raise self.failure
 
     async def _take_turn(self) -> None:

@@ -62,7 +62,7 @@ class Job:
 
     Attributes:
         key: the request, or something else that no other job has.
-        take: takes what comes out, if it is not for a request.
+        take: takes the result, if it is not for a request.
         since: seconds at which it was given a place.
         stopped: seconds at which it was told to stop; 0: it was not.
         clock: whether a majority has been asked for its transaction's clock.
@@ -231,7 +231,7 @@ class WorkerPool:
         return result
 
     def scope(self, command: str, clock: int) -> Scope:
-        """Return what the clock's functions give in a statement of an open transaction that runs in another thread."""
+        """Return the scope of the clock's functions for an open transaction's statement that runs in another thread."""
         scope = Scope(locks=self._engine.locks)
         scope.begin_in_worker(command, clock, self._new_clocks().take)
         return scope
@@ -248,7 +248,7 @@ class WorkerPool:
         self._fill_soon()
 
     async def watch(self) -> None:
-        """Stop functions that run too long, and begin what has waited for those that do not stop; until cancelled."""
+        """Stop functions that run too long, and begin jobs that waited for those that do not stop; until cancelled."""
         while True:
             await trio.sleep(WATCH_S)
             self._fill_soon()
@@ -265,7 +265,7 @@ class WorkerPool:
                     self._give(job, error)
 
     def settle(self, request_id: int, answer: Answer | BedrockishError) -> Answer | BedrockishError:
-        """A request that came here is answered: stop what still runs for it, and return what to answer."""
+        """Stop the work that still runs for a request that was answered; return the answer to give."""
         self.requests.discard(request_id)
         job = self._jobs.pop(request_id, None)
         if job is not None:
@@ -305,14 +305,14 @@ class WorkerPool:
     # -- places ----------------------------------------------------------------------------------------------------
 
     def _fill_soon(self) -> None:
-        """Give places to those who wait, as soon as everything that was applied is committed to the file."""
+        """Give places to waiting jobs, as soon as everything that was applied is committed to the file."""
         if self._queue and self._engine.dirty:
             self._boundary.call(self._fill)
         else:
             self._fill()
 
     def _fill(self) -> None:
-        """Give places to those who wait."""
+        """Give places to waiting jobs."""
         while self._queue and not self._is_closed:
             stuck = self.describe()["stuck"]
             if stuck >= 2 * self._places:
@@ -336,12 +336,12 @@ class WorkerPool:
         engine = self._engine
         workspace: Workspace | None = None
         if isinstance(job.key, int) and engine.journal.command_txid(job.request.command) is not None:
-            # Sent a second time, it has happened while it waited: what it would do on top of itself is nothing.
+            # Sent a second time, it has happened while it waited: it would change nothing on top of itself.
             del self._jobs[job.key]
             self._deliver(job.key, None)
             return
         try:
-            engine.memory.check_large()  # what runs here may take much
+            engine.memory.check_large()  # jobs here may use much
             workspace = self._free.pop() if self._free else Workspace(engine.beside())
             workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
         except Exception as error:  # no room for another connection, or thread, is this job's trouble alone
@@ -371,7 +371,7 @@ class WorkerPool:
         self._give(job, error)
 
     def _share(self) -> None:
-        """Let the loop have the interpreter more often while threads run: what they gather of rows is Python too."""
+        """Let the loop have the interpreter more often while threads run: gathering rows is Python, too."""
         wanted = SWITCH_S if self._running else self._switch_s
         if sys.getswitchinterval() != wanted:
             sys.setswitchinterval(wanted)
@@ -424,7 +424,7 @@ class WorkerPool:
         return self._engine.beside().limits.budget_s
 
     def _give(self, job: Job, found: Any) -> None:
-        """Hand on what came out."""
+        """Hand on the result of a job."""
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
         if isinstance(found, Exception) and not isinstance(found, BedrockishError):

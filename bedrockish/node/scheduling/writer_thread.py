@@ -22,7 +22,7 @@ class WriterThread:
         self._engine = engine
 
     async def run(self, action: Callable[[], T]) -> T:
-        """Do something in a thread and return what comes of it; not even a cancellation ends it half way.
+        """Run an action in a thread and return its result; not even a cancellation ends it half way.
 
         The core has said things that rest on it.
         """
@@ -61,7 +61,7 @@ class _Job(Generic[T]):
             self._over.set()
 
     def result(self) -> T:
-        """Return what came of it, or raise that."""
+        """Return the action's result, or raise its error."""
         result: T = self._found.unwrap()
         return result
 

@@ -1,4 +1,4 @@
-"""The id of a command belongs to its user and to one request: checks of a request against what its id became."""
+"""The id of a command belongs to its user and to one request: checks of a request against the entry of its id."""
 
 from bedrockish.api.requests import NOTHING, SETTLED, Request, digest_of
 from bedrockish.engine.statements.rights import CERTIFIED, Access
@@ -8,7 +8,7 @@ from bedrockish_journal.model.transaction import ROWS
 
 
 def check_request(access: Access, entry: Entry, request: Request) -> None:
-    """Make sure that an entry is what a request became: sent by the same user, and the same statements or call.
+    """Make sure that an entry came from a request: sent by the same user, and the same statements or call.
 
     Entries of releases that kept no digest pass with any statements.
 

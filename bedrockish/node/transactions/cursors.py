@@ -56,8 +56,8 @@ class Stream:
         name: the id of its command.
         owner: the link, or whatever else it belongs to.
         columns: of its rows.
-        token: what it sees.
-        snapshot: what it reads.
+        token: the state that it sees.
+        snapshot: the snapshot that it reads.
         batches: its rows.
         since: seconds at which it began.
         touched: seconds at which a batch was last taken.
@@ -120,7 +120,7 @@ class Streams:
         """Do one operation of a client: ``stream``, ``fetch`` or ``close``.
 
         Raises:
-            BedrockishError: what went wrong; the stream is over.
+            BedrockishError: the error after which the stream is over.
         """
         if op == STREAM:
             stream = await self.open(owner, request)
@@ -289,7 +289,7 @@ class Streams:
             while len(self._ended) > ENDED_MAX:
                 self._ended.popitem(last=False)
         if stream.is_busy:
-            stream.batches.stop()  # whoever waits for the thread lets go of the connection
+            stream.batches.stop()  # the caller that waits for the thread releases the connection
         else:
             self._let_go(stream)
 

@@ -28,7 +28,7 @@ class SchemaTransactions:
 
     Args:
         engine: whose file is copied.
-        interactive: what they have in common with other open transactions.
+        interactive: the code shared with other open transactions.
         durable: returns when all that the node has written so far is.
         boundary: when a copy can begin.
     """
@@ -73,7 +73,7 @@ class SchemaTransactions:
         await self._in_thread(session, lambda: draft.control(control))
 
     async def finish(self, session: Session) -> Prepared:
-        """Return what the transaction is, to be led. It stays open if this raises a usage error.
+        """Return the prepared transaction, to be led. It stays open if this raises a usage error.
 
         Raises:
             BedrockishError: as ``Draft.finish``.
@@ -103,7 +103,7 @@ class SchemaTransactions:
                 await begun.wait()
             else:
                 self._begin(session, draft, trio.Event())
-            await self._durable()  # its client is going to be told what is in it
+            await self._durable()  # its client is going to be told of its contents
         finally:
             self._back(session)
         self._draft(session)  # by an operator, it may have been ended while it waited

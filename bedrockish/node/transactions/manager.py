@@ -128,7 +128,7 @@ class Transactions:
     # -- what the runtime does -------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """End what was idle, or has lasted, too long; until cancelled."""
+        """End transactions that were idle, or have lasted, too long; until cancelled."""
         idle_s, life_s = self._times()
         while True:
             await trio.sleep(min(1.0, idle_s / 4, self._bounds.idle_stream_ms / 4000))
@@ -166,7 +166,7 @@ class Transactions:
     # -- what operators do -----------------------------------------------------------------------------------------
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return what is open, the oldest first, as plain values."""
+        """Return the open transactions, the oldest first, as plain values."""
         now = time.monotonic()
         found = sorted(self._open.values(), key=lambda one: one.since)[:TOLD_MAX]
         return [
@@ -315,7 +315,7 @@ class Transactions:
             one.touched = time.monotonic()
 
     def _do_without_turn(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
-        """Do what waits for no other step of its transaction: its end, or a step of a streamed result."""
+        """Do an operation that waits for no other step of its transaction: its end, or a step of a streamed result."""
         if op in STREAM_STEPS:
             return (yield from steps.wait(partial(self.streams.handle, owner, op, request)))
         if op == SETTLE:
@@ -564,8 +564,8 @@ class Transactions:
     def _takes_newer_snapshot(self, session: Session, before: Vector) -> bool:
         """Let a transaction that has only read go on with the last batch's state; return whether it can.
 
-        ``before``: the vector applied when none of its reads was overwritten yet, leaving aside the last one, which is done
-        again. No later entry, also during a wait for a batch, may touch anything that it has read.
+        ``before``: the vector applied when none of its reads was overwritten yet, except for the last one, which is
+        done again. No later entry, also during a wait for a batch, may touch anything that it has read.
         """
         engine, flushed = self._engine, self._engine.flushed
         if engine.is_away or engine.dirty or flushed.schema != session.schema or session.snapshot is None:
@@ -627,9 +627,9 @@ class Transactions:
         taken.set()
 
     def _rest(self, one: Open) -> steps.Steps[None]:
-        """Wait until all that this client is going to be told rests on what is durable.
+        """Wait until everything that this client is going to be told rests on durable commits.
 
-        It does so now if nothing of it would be different without what has been committed here and is not durable yet.
+        It does so now if no part of it would differ without the commits here that are not durable yet.
         """
         session, state, durable = one.session, self._core.state, self._engine.durable
         base = session.base

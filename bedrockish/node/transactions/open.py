@@ -17,12 +17,12 @@ class Open:
     Attributes:
         request: its BEGIN.
         owner: the link that it belongs to.
-        session: what it has done.
+        session: its work so far.
         since: seconds at which it began.
         touched: seconds of its last statement's end.
         busy: steps that run, or wait for their turn.
         last: the beginning of its last statement.
-        told: what its client has been told rests on these commits, which are durable; None: nothing.
+        told: the durable commits that its client's answers rest on; None: it was told nothing.
         id: a random text by which the transaction is shown and ended, since its command's id is its user's only.
         turn: has room for the step that runs.
     """

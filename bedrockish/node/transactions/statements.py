@@ -124,7 +124,7 @@ class StatementRunner:
         return resumed.result, sum(len(row) for row in resumed.result.rows)
 
     def _move(self, session: Session, done: Session) -> None:
-        """Let the transaction rest on what is committed now, if that makes no difference to it.
+        """Let the transaction rest on the present commits, if that makes no difference to it.
 
         Raises:
             ConflictError: it does.

@@ -16,7 +16,7 @@ Rest = Callable[[], Awaitable[T]]
 
 
 def wait(wanted: Callable[[], Awaitable[T]]) -> Steps[T]:
-    """Wait for something, and return what comes of it."""
+    """Wait for something, and return its result."""
     found: T = yield wanted
     return found
 

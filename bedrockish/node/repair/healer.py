@@ -235,7 +235,7 @@ class Healer:
             logger.info("the tables of the copy are what its journal makes of them")
 
     async def _look_again(self, txid: Txid) -> None:
-        """Look whether an entry that fitted nowhere fits at others now: then these tables are wrong, or this machine."""
+        """Ask whether an entry that fitted nowhere fits at others now: then these tables are wrong, or this machine."""
         words, _ = await self._ask(txid)
         fits = [node for node, word in words.items() if word.has_it]
         if fits:

@@ -54,16 +54,18 @@ async def create(cluster: LocalCluster) -> None:
             await client.execute(sql)
 
 
-async def write_at_all(cluster: LocalCluster, documents: int) -> None:
+async def write_at_all(cluster: LocalCluster, documents: int, enough: trio.Event | None = None) -> None:
     async with trio.open_nursery() as nursery:
         for index in range(len(cluster.nodes)):
-            nursery.start_soon(write, cluster, index, documents)
+            nursery.start_soon(write, cluster, index, documents, enough)
 
 
-async def write(cluster: LocalCluster, index: int, documents: int) -> None:
-    """Write at one node, on through its kills."""
+async def write(cluster: LocalCluster, index: int, documents: int, enough: trio.Event | None) -> None:
+    """Write at one node, on through its kills, at most until there are ``enough`` rows."""
     url = cluster.url(index)
     for number in range(documents // 30):
+        if enough is not None and enough.is_set():
+            break
         values = ", ".join(f"('alpha {number} {i}', 'beta{i % 7}')" for i in range(10))
         await insist(url, f"INSERT INTO docs(title, body) VALUES {values}", [], f"docs-{index}-{number}")
         await insist(url, f"INSERT INTO notes(title, body) VALUES {values}", [], f"notes-{index}-{number}")
@@ -107,13 +109,14 @@ def judge_database(path: Path, wanted: list[list[tuple[Any, ...]]]) -> None:
 async def test_killed_nodes_come_back_with_equal_rows_and_indexes(cluster: LocalCluster, tmp_path: Path) -> None:
     await create(cluster)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(write_at_all, cluster, 450)
+        nursery.start_soon(write_at_all, cluster, 100_000, enough := trio.Event())
         for node in cluster.nodes[1:]:
             await trio.sleep(1)
             assert nursery.child_tasks  # or nothing would be written across the kill
             node.kill()
             await trio.sleep(0.5)
             node.start()
+        enough.set()
     await judge(cluster)
     paths = [node.database for node in cluster.nodes]
     made = replay(paths, tmp_path / "made.db", order="random", seed=5)

@@ -71,7 +71,9 @@ async def test_read_after_acknowledged_write_sees_it_without_the_core(
         assert node.direct == 38
 
 
-async def test_stale_read_shows_only_durable_rows_and_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stale_read_shows_only_durable_rows_and_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
         await node.runtime.submit(request(INSERT, "first"))
         assert await node.value() == 1

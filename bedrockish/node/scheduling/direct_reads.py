@@ -1,7 +1,7 @@
 """Answers short reads where they arrive, from a snapshot of the last durable batch, without the core or the writer.
 
-A read at the level ``stale`` needs neither votes nor the open batch: the last durable batch answers it, if it covers the
-session's token. So it does at the level ``session``, if the node has applied nothing since. One connection holds a
+A read at the level ``stale`` needs neither votes nor the open batch: the last durable batch answers it, if it covers
+the session's token. So it does at the level ``session``, if the node has applied nothing since. One connection holds a
 snapshot of that batch, which moves on after each sync; a read shows nothing that a crash could take back.
 
 Every other request goes to the core, and so does a read that fails or takes long: the core gives the answer or the

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.execution.workspace import Work, Workspace
-from bedrockish.engine.sqlite.limits import MANY_PARAMETERS, TakesLongError
+from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.engine.storage.column_drop import drops_column
 from bedrockish.engine.storage.index_plan import makes_index
@@ -41,11 +41,10 @@ from bedrockish.node.scheduling.durability import Waiter
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.group_timer import GroupTimer
 from bedrockish.node.scheduling.turn_loop import FairQueue
-from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool
+from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool, is_bulky
 from bedrockish_journal.model.changes import decode_steps, encode_changes
 from bedrockish_journal.model.transaction import SCHEMA
 
-BULKY_BYTES = 1 << 20
 LONG_CHANGE_S = 0.2  # seconds: if trying a schema change takes as long, its result is built next to its table
 BUILD_S, BUILD_FACTOR = 2.0, 20  # its delay, and times that time: half is others', and other machines may be slower
 SHORT = 50  # most statements of a request that may share a transaction with others
@@ -145,7 +144,7 @@ class Executions:
         request, waiter = event.request, self._node.waiters.get(event.request_id)
         if event.once or waiter is None or waiter.prepare is not None or len(request.statements) > SHORT:
             return False
-        if request.read_only or request.call is not None or request.change is not None or _is_bulky(request):
+        if request.read_only or request.call is not None or request.change is not None or is_bulky(request):
             return False
         return self._node.engine.only_writes(request.texts) and not self._takes_long(request)
 
@@ -179,7 +178,7 @@ class Executions:
             command.check(request.call)
             node.workers.start(request_id, request, self._calling(command, request), is_python=True, clock=clock > 0)
             return None
-        if not (self._takes_long(request) or node.engine.is_slow_to_roll_back or _is_bulky(request)):
+        if not (self._takes_long(request) or node.engine.is_slow_to_roll_back or is_bulky(request)):
             budget_s = node.config.limits.loop_ms_max / 1000
             try:
                 if others:
@@ -249,21 +248,6 @@ def _in_worker(request: Request, workspace: Workspace) -> Prepared:
     if not (makes_index(steps) or drops_column(steps)):
         return prepared
     return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
-
-
-def _is_bulky(request: Request) -> bool:
-    """Return whether a request brings so large a value, or so many, that writing them would hold up the loop.
-
-    SQLite cannot be interrupted while it copies a value, and binding parameters cannot be interrupted either.
-    """
-    for statement in request.statements:
-        params = statement.params or ()
-        if len(params) > MANY_PARAMETERS:
-            return True
-        for value in params.values() if isinstance(params, Mapping) else params:
-            if isinstance(value, bytes | str) and len(value) > BULKY_BYTES:
-                return True
-    return False
 
 
 def _value(command: Command, value: object) -> object:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from bedrockish.api.requests import STALE, STRICT, Answer, Token, decode_results
+from bedrockish.api.requests import STALE, STRICT, Answer, Statement, Token, decode_results
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.storage.wal import FRAME_BYTES
@@ -198,3 +198,25 @@ async def test_damaged_file_met_by_a_direct_read_ends_the_node(tmp_path: Path, m
             runtime.begin(request(COUNT, "read"), lambda _answer: None)
             await trio.sleep(10)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("sql", "params"),
+    [
+        ("SELECT 0" + " " * 40_000, None),
+        ("SELECT length(?)", ["x" * 2_000_000]),
+        (f"SELECT {', '.join('?' * 1_000)}", [0] * 6_000),
+    ],
+    ids=["long text", "large value", "many parameters"],
+)
+async def test_core_takes_requests_that_would_hold_up_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, params: list[object] | None
+) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        assert await node.value() == 0
+        direct = node.direct
+        node.ask("read", statements=(Statement(sql, params),))
+        with trio.fail_after(20):
+            while not node.answers:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.001)
+        assert node.direct == direct

@@ -23,7 +23,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.committed_reads import CommittedReads, Pin
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.scheduling.faults import Faults
-from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
 
 TURN_S = 0.02  # reads that follow each other may take so long before others have the loop, in seconds
 PAUSE_S = 0.001  # after a pause of so many seconds others have had it
@@ -84,7 +84,7 @@ class DirectReads:
         clock = node.core.state.clock
         if request.token.clock > clock.value and clock.is_absurd(request.token.clock):
             return None  # the core refuses a forged token
-        if node.workers.long_texts and node.workers.expects(*request.texts):
+        if node.workers.expects(*request.texts) or is_bulky(request):
             return None
         now = time.monotonic()
         if now - self._ended > PAUSE_S:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from bedrockish.core.protocol.events import Overtaken
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.workspace import Workspace
-from bedrockish.engine.sqlite.limits import LONG_TEXT
+from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS
 from bedrockish.engine.statements.clock_functions import Scope
 from bedrockish.errors import (
     BedrockishError,
@@ -46,6 +46,7 @@ TIMES = 5  # how often each of them was looked at
 WATCH_S = 0.25
 CLOCKS = 256  # values of the clock that a thread gets at a time
 SWITCH_S = 0.0005  # how long a function keeps Python's interpreter; by default ten times that
+BULKY_BYTES = 1 << 20  # of a value, above which binding it would hold up the loop
 STUCK_S = 5.0  # after which a function that was told to stop counts as stuck
 
 Action = Callable[[Workspace], Any]
@@ -488,3 +489,18 @@ def _bare(error: BaseException) -> BaseException:
 def _request_name(job: Job) -> int:
     assert isinstance(job.key, int)
     return job.key
+
+
+def is_bulky(request: Request) -> bool:
+    """Return whether a request brings so large a value, or so many, that writing them would hold up the loop.
+
+    SQLite cannot be interrupted while it copies a value, and binding parameters cannot be interrupted either.
+    """
+    for statement in request.statements:
+        params = statement.params or ()
+        if len(params) > MANY_PARAMETERS:
+            return True
+        for value in params.values() if isinstance(params, Mapping) else params:
+            if isinstance(value, bytes | str) and len(value) > BULKY_BYTES:
+                return True
+    return False

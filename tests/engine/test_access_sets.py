@@ -26,6 +26,9 @@ def shop() -> apsw.Connection:
     return db
 
 
+MODULES_MAX = 260  # that importing the engine's executor may load, those of Python included
+
+
 def shown(points: frozenset[bytes]) -> set[str]:
     return {f"{point.partition(bytes(1))[0].decode()} {key_text(point)}" for point in points}
 
@@ -59,14 +62,17 @@ def test_delete_of_all_rows_reports_each_row(shop: apsw.Connection) -> None:
     assert {f"t:purchase {number}" for number in (1, 2, 3)} <= shown(found.write_points)
 
 
-def test_importing_the_engine_starts_nothing_and_costs_less_than_100_ms() -> None:
-    """Programs import the executor: neither trio nor a configuration is loaded, no thread started."""
+def test_importing_the_engine_starts_nothing_and_loads_few_modules() -> None:
+    """Programs import the executor: neither trio nor a configuration is loaded, no thread started.
+
+    Each module costs a program time: the 241 of now take as long as those of ``import trio``, 0.07 to 0.1 s.
+    """
     code = (
-        "import sys, threading, time; t = time.process_time(); import bedrockish.engine.execution.workspace;"
-        "print((time.process_time() - t) * 1000, threading.active_count(), *sys.modules)"
+        "import sys, threading; import bedrockish.engine.execution.workspace;"
+        "print(threading.active_count(), *sys.modules)"
     )
-    runs = [subprocess.check_output([sys.executable, "-c", code], text=True).split() for _ in range(5)]
-    assert min(float(run[0]) for run in runs) < 100
-    assert all(run[1] == "1" for run in runs)
-    assert not [name for name in runs[0][2:] if name.split(".")[0] in ("trio", "asyncio", "socket", "bedrockish_net")]
-    assert not [name for name in runs[0][2:] if name.startswith(("bedrockish.node", "bedrockish.config"))]
+    threads, *modules = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert threads == "1"
+    assert not [name for name in modules if name.split(".")[0] in ("trio", "asyncio", "socket", "bedrockish_net")]
+    assert not [name for name in modules if name.startswith(("bedrockish.node", "bedrockish.config"))]
+    assert len(modules) < MODULES_MAX

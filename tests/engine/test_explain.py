@@ -108,4 +108,4 @@ def test_invalid_statement_cannot_be_explained(shop: TestNode) -> None:
     with pytest.raises(SqlError, match="1 parameter"):
         told(shop, "SELECT ?")
     with pytest.raises(UnsupportedError):
-        told(shop, "VACUUM")
+        told(shop, "ATTACH 'other.db' AS other")

@@ -24,8 +24,8 @@ def claim_of(statement: Any, params: dict[str, Any]) -> Any:
         CompileError: the rows of its tables have no keys by which they could be written.
     """
     wanted = getattr(statement, "_for_update_arg", None)
-    if wanted is None or wanted.read or not isinstance(statement, Select):
-        return None
+    if wanted is None or wanted.read or not isinstance(statement, Select) or not statement.get_final_froms():
+        return None  # without a table there are no rows to hold
     table = _table(statement, wanted.of)
     keys: list[ColumnElement[Any]] = list(table.primary_key)
     if not keys:

@@ -276,6 +276,11 @@ def test_for_update_makes_two_transactions_that_select_one_row_conflict(engine: 
         two.commit()
 
 
+def test_for_update_without_a_table_holds_no_row(engine: Engine) -> None:
+    with engine.begin() as connection:
+        assert connection.execute(select(1).with_for_update()).scalar() == 1
+
+
 def test_for_update_without_a_key_is_refused(engine: Engine) -> None:
     bare = Table("bare", MetaData(), Column("x", Integer))
     bare.metadata.create_all(engine)

@@ -7,7 +7,7 @@ import pytest
 import trio
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Column, Integer, MetaData, Table, create_engine, inspect, text
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine, inspect, select, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import ArgumentError, CompileError, DataError, IntegrityError, OperationalError
 

@@ -377,3 +377,17 @@ def test_read_only_transaction_has_a_known_outcome() -> None:
         w.do(effects)
         w.reply(Answered(number, Answer(encode_results([Result((), [], 0)]), Token(), place)), w.sent[-1][0])
         assert w.core.has_only_read(name) is reads
+
+
+def test_conflict_of_a_transaction_executed_on_the_file_is_final() -> None:
+    """No other node can execute it again, however much time is left and however many nodes there are."""
+    w = wire()
+    assert len(w.core.route.addresses) > 1
+    number, effects = w.core.call(Step(0, Request("tx", ()), COMMIT, b"prepared"), 60.0, w.now)
+    w.do(effects)
+    w.open()
+    w.reply(Failed(number, ConflictError("lost", table="table t")))
+    outcome = w.finished[number]
+    assert isinstance(outcome, ConflictError)
+    assert outcome.details["table"] == "table t"
+    assert [call.op for _, call in w.sent if isinstance(call, Step)] == [COMMIT]

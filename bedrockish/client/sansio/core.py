@@ -532,7 +532,9 @@ class ClientCore:
         timeout_s = left - min(left / 4, 2.0)
         longest_s, patience_s = timeout_s, PATIENCE_S * 2.0 ** min(call.tries, 30)
         goes_anywhere = call.name is None
-        call.hurried = goes_anywhere and len(self.route.addresses) > 1 and timeout_s > patience_s
+        # A transaction that was executed on a node's file is certified there: no other node can execute it again.
+        is_prepared = isinstance(call.what, Step) and bool(call.what.prepared)
+        call.hurried = goes_anywhere and not is_prepared and len(self.route.addresses) > 1 and timeout_s > patience_s
         if call.hurried:
             timeout_s = patience_s
         # An UPDATE that finds no row answers like a read. After a lost attempt it must not do so from a snapshot that

@@ -7,24 +7,19 @@ seen. It is answered like any other when that batch is durable.
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
 from typing import Protocol
 
 import trio
 
 from bedrockish.api.requests import STRICT, Answer, Token
-from bedrockish.config.config import Config
-from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Submitted
-from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.execution.interfaces import Flushed
 from bedrockish.errors import DamagedError, UnavailableError
+from bedrockish.node.scheduling.direct_reads import Serving
 from bedrockish.node.scheduling.durability import Kept, Waiter
-from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.turn_loop import FairQueue
-from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish_journal.model.vector import merge
 
 logger = logging.getLogger(__name__)
@@ -34,22 +29,11 @@ TURN_S = 0.02  # how long reads may follow each other before others have the loo
 Asked = tuple[object, Submitted]  # and whose it is
 
 
-class Serving(Protocol):
-    """The interface to the node that such reads need."""
+class ServingBeside(Serving, Protocol):
+    """The parts of a node that such reads use."""
 
-    engine: Engine
-    core: Node
-    config: Config
-    workers: WorkerPool
-    counts: Counter[str]
-    faults: Faults
     waiters: dict[int, Waiter]
     kept: Kept
-    durable_batches: int
-
-    @property
-    def stop(self) -> Callable[[BaseException], None]:
-        """Ends the node with an error."""
 
     def hold(self, waiter: Waiter, size: int) -> None:
         """Count the memory kept for a request."""
@@ -69,7 +53,7 @@ class ReadsBeside:
         unsynced: answers that wait for a batch to be durable, each with the number of the batch.
     """
 
-    def __init__(self, node: Serving, asked: FairQueue[Submitted]) -> None:
+    def __init__(self, node: ServingBeside, asked: FairQueue[Submitted]) -> None:
         self._node, self._engine, self._asked = node, node.engine, asked
         self._budget_s = node.config.limits.loop_ms_max / 1000
         self._reads = CommittedReads(node.engine.beside())

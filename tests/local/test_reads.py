@@ -406,7 +406,7 @@ def test_trio_client_reads_here(db: Connection, node: LocalNode, table: str) -> 
             async def tick() -> None:
                 nonlocal ticks
                 while True:
-                    await trio.sleep(0.01)
+                    await trio.sleep(0.001)
                     ticks += 1
 
             async with trio.open_nursery() as nursery:

@@ -341,7 +341,9 @@ class ClientCore:
             self._homes[call.what.request.command] = _Home(link, call.what, reply.id)
             effects.append(Finish(reply.id, reply.error))
             return
-        if call.name is not None and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
+        # A transaction that was executed on a node's file can be committed there only, like one that is open there.
+        is_tied = call.name is not None or (isinstance(call.what, Step) and bool(call.what.prepared))
+        if is_tied and (call.harmless or not isinstance(reply.error, UNCERTAIN)):
             self._forget(reply.id)
             if ends(call.what, reply):
                 self._homes.pop(call.what.request.command, None)

@@ -411,8 +411,11 @@ def test_trio_client_reads_here(db: Connection, node: LocalNode, table: str) -> 
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(tick)
-                many = f"SELECT count(*) FROM {table} a, {table} b, {table} c WHERE a.id + b.id <> c.id * ?"
-                assert (await client.execute(many, (-1,))).value() == 1_000_000
+                tables = (
+                    f"{table} a, {table} b, {table} c, (VALUES (1), (2), (3), (4), (5), (6), (7), (8), (9), (10)) d"
+                )
+                many = f"SELECT count(*) FROM {tables} WHERE a.id + b.id <> c.id * ?"
+                assert (await client.execute(many, (-1,))).value() == 10_000_000
                 nursery.cancel_scope.cancel()
             assert ticks, "a read that takes long goes on in a thread"
             async with client.snapshot():

@@ -220,3 +220,6 @@ async def test_core_takes_requests_that_would_hold_up_the_loop(
             while not node.answers:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
         assert node.direct == direct
+        assert all(len(text) <= 4_000 for text in node.runtime._direct._texts), (
+            "a client could fill the memory with them"
+        )

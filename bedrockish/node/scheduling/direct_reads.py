@@ -27,7 +27,7 @@ from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
 
 TURN_S = 0.02  # reads that follow each other may take so long before others have the loop, in seconds
 PAUSE_S = 0.001  # after a pause of so many seconds others have had it
-TEXTS_MAX = 2_000  # texts of which it is known whether they may be read here
+TEXTS_MAX, TEXT_MAX = 2_000, 4_000  # remembered texts, and the characters of one: together they stay below 32 MB
 LOOKS_LIKE_A_READ = re.compile(r"\s*(?:SELECT|VALUES|WITH)\b", re.IGNORECASE)
 # Words of statements that write, and functions that SQLite answers from the connection that runs them: a session is not
 # tied to one. A text that has such a word by chance is answered by the core.
@@ -79,12 +79,13 @@ class DirectReads:
         node, engine = self._node, self._engine
         if request.read == STRICT or request.call is not None or request.change is not None:
             return None
-        if node.core.state.trouble or engine.failed or engine.has_new_members or not self._may_be_read(request):
+        if node.core.state.trouble or engine.failed or engine.has_new_members:
             return None
         clock = node.core.state.clock
         if request.token.clock > clock.value and clock.is_absurd(request.token.clock):
             return None  # the core refuses a forged token
-        if node.workers.expects(*request.texts) or is_bulky(request):
+        # Long texts first: a text that is looked at below may be remembered.
+        if node.workers.expects(*request.texts) or is_bulky(request) or not self._may_be_read(request):
             return None
         now = time.monotonic()
         if now - self._ended > PAUSE_S:
@@ -123,10 +124,12 @@ class DirectReads:
         for statement in request.statements:
             may_be = self._texts.get(statement.sql)
             if may_be is None:
-                if len(self._texts) >= TEXTS_MAX:
-                    self._texts.clear()
                 sql = statement.sql
-                may_be = self._texts[sql] = bool(LOOKS_LIKE_A_READ.match(sql)) and not LEFT_TO_THE_CORE.search(sql)
+                may_be = bool(LOOKS_LIKE_A_READ.match(sql)) and not LEFT_TO_THE_CORE.search(sql)
+                if len(sql) <= TEXT_MAX:
+                    if len(self._texts) >= TEXTS_MAX:
+                        self._texts.clear()
+                    self._texts[sql] = may_be
             if not may_be:
                 return False
         return True

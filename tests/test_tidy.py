@@ -79,8 +79,7 @@ MAY_IMPORT = {
     ),
     "bedrockish/testing.py": "bedrockish.embedded pytest",
     "bedrockish/http": (
-        "bedrockish !bedrockish.cli bedrockish_journal.feed bedrockish_net trio starlette hypercorn "
-        "prometheus_client wsproto"
+        "bedrockish !bedrockish.cli bedrockish_journal.feed bedrockish_net trio httptools prometheus_client wsproto"
     ),
     "bedrockish/dbapi": "bedrockish !bedrockish.core !bedrockish.engine !bedrockish.node apsw "
     "bedrockish_journal.storage.virtual_tables",
@@ -104,7 +103,7 @@ MAY_IMPORT = {
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 "
-        "click confluent_kafka deltalake duckdb hypercorn hypothesis libsql openapi_spec_validator opentelemetry "
+        "click confluent_kafka deltalake duckdb hypothesis libsql openapi_spec_validator opentelemetry "
         "pexpect prometheus_client pyarrow pyiceberg pyspark pytest "
         "rich schemathesis sortedcontainers sqlalchemy trio trustme xdist yaml wsproto "
         "sqlite_utils"

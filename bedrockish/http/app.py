@@ -1,18 +1,11 @@
 """The application: which path is answered how. All in the node's loop; a long piece of JSON is handled in a thread."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from importlib.resources import files
-from typing import Any
 
 import trio
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from bedrockish.api.json_forms import (
     pack_answer,
@@ -35,15 +28,16 @@ from bedrockish.common.access_token import PREFIX
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
 from bedrockish.http.changes import changes
 from bedrockish.http.cluster import end_transaction, whole_activity, whole_cluster
-from bedrockish.http.guard import Admission, Guard, read_login, user_of
+from bedrockish.http.guard import Admission, Guard, read_login
 from bedrockish.http.libsql.pipeline import Pipelines
 from bedrockish.http.libsql.session import DeclaredTypes
 from bedrockish.http.libsql.socket import Sockets
+from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, StatusError, error_reply, json_reply, raw_reply
 from bedrockish.http.metrics import CONTENT_TYPE, metrics_text
-from bedrockish.http.openapi import OPERATIONS, Operation, document
-from bedrockish.http.purse import Purse, purse_of
-from bedrockish.http.replies import JSON, error_reply, json_reply, raw_reply
+from bedrockish.http.openapi import OPERATIONS, document
+from bedrockish.http.purse import Purse
 from bedrockish.http.streamed import streamed
+from bedrockish.http.websocket import WebSocket
 from bedrockish.node.admin.troubles import not_ready
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.event_loop import Runtime
@@ -70,12 +64,80 @@ PAGE = {
 }
 AT = {"/": "index.html", "/api": "api.html"}
 KEY = "idempotency-key"
+SOCKETS = ("/", "/v2", "/v3", "/v3-protobuf")
+
+Handler = Callable[[Request], Awaitable[Reply]]
+
+
+class Routes:
+    """The endpoints of a node by method and path.
+
+    Args:
+        handlers: answers the operations.
+        found: other endpoints.
+    """
+
+    def __init__(self, handlers: "Handlers", found: Mapping[tuple[str, str], Handler]) -> None:
+        page = _page_files()
+        self._exact: dict[tuple[str, str], Handler] = dict(found)
+        self._named: dict[tuple[str, str], Handler] = {("GET", "/page/"): _Page(page).show}
+        self._gets_only: set[Handler] = set()  # HEAD would do it all, and throw the answer away
+        for path, file in AT.items():
+            self._exact["GET", path] = _Page(page, file).show
+        self._exact["GET", "/favicon.ico"] = _nothing
+        for one in OPERATIONS:
+            handler: Handler = getattr(handlers, one.handler)
+            path, brace, _ = one.path.partition("{")
+            (self._named if brace else self._exact)[one.method, path] = handler
+            if one.runs:
+                self._gets_only.add(handler)
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer a request, or say what is wrong with it."""
+        try:
+            handler = self._exact.get((request.method, request.path)) or self._find(request)
+            return await handler(request)
+        except StatusError as error:
+            return error_reply(UsageError(error.text), error.status, error.headers)
+        except BedrockishError as error:
+            return error_reply(error)
+
+    def _find(self, request: Request) -> Handler:
+        method = "GET" if request.method == "HEAD" else request.method
+        at, slash, request.name = request.path.rpartition("/")
+        places = [(self._exact, request.path)]
+        if request.name:
+            places.append((self._named, at + slash))
+        for handlers, path in places:
+            handler = handlers.get((method, path))
+            if handler is not None and not (method != request.method and handler in self._gets_only):
+                return handler
+        allowed = sorted({known for handlers, path in places for known, where in handlers if where == path})
+        if allowed:
+            text = f"{request.path} does not answer to {request.method}"
+            raise StatusError(405, text, {"allow": ", ".join(allowed)})
+        raise StatusError(404, f"there is nothing at {request.path}; see /openapi.json")
+
+
+class _Page:
+    """The files of the dashboard, or one of them."""
+
+    def __init__(self, files: Mapping[str, bytes], name: str = "") -> None:
+        self._files, self._name = files, name
+
+    async def show(self, request: Request) -> Reply:
+        """Return the file that is asked for."""
+        name = self._name or request.name
+        if name not in self._files:
+            raise StatusError(404, f"there is nothing at {request.path}; see /openapi.json")
+        kind = f"{PAGE[name]}; charset=utf-8"
+        return Reply(self._files[name], 200, {"content-type": kind, "cache-control": "no-cache"})
 
 
 def make_app(
     node: Runtime, token: str, hosts: frozenset[str], gate: Gate, credentials: Credentials
-) -> tuple[Starlette, Pipelines]:
-    """Return the application of a node, and the keeper of its libSQL streams, whose ``watch`` the caller runs.
+) -> tuple[Guard, Pipelines]:
+    """Return what answers the callers of a node, and the keeper of its libSQL streams, whose ``watch`` the caller runs.
 
     Args:
         node: the node that answers.
@@ -84,7 +146,6 @@ def make_app(
         gate: knows the users.
         credentials: how the node comes in at its peers.
     """
-    handlers = Handlers(node, gate, credentials)
     admission = Admission(token, gate)
     declared = DeclaredTypes(node, lambda: node.engine.schema_version)
 
@@ -93,35 +154,15 @@ def make_app(
 
     pipelines = Pipelines(node, declared, read_body)
     sockets = Sockets(node, declared, admission.admit_bearer, node.faults.caught, purse)
-    page = _page_files()
 
-    async def show(request: Request) -> Response:
-        name = request.path_params.get("name") or AT[request.url.path]
-        if name not in page:
-            raise HTTPException(404)
-        return Response(page[name], media_type=PAGE[name], headers={"cache-control": "no-cache"})
+    async def talk(web_socket: WebSocket) -> None:
+        if web_socket.request.path in SOCKETS:
+            await sockets.serve(web_socket)
+        else:
+            await web_socket.refuse(b"404 Not Found")
 
-    routes: list[BaseRoute] = [
-        *(Route(path, show) for path in (*AT, "/page/{name}")),
-        Route("/favicon.ico", _nothing),
-        *(_route(one, getattr(handlers, one.handler)) for one in OPERATIONS),
-        *pipelines.routes(),
-        *(WebSocketRoute(path, sockets.serve) for path in ("/", "/v2", "/v3", "/v3-protobuf")),
-    ]
-    errors: Any = {
-        BedrockishError: _on_error,
-        HTTPException: _on_http,
-        ClientDisconnect: _on_gone,
-    }
-    guard = Middleware(Guard, admission=admission, hosts=hosts, caught=node.faults.caught, purse=purse, node=node)
-    return Starlette(routes=routes, exception_handlers=errors, middleware=[guard]), pipelines
-
-
-def _route(operation: Operation, handler: Callable[[Request], Awaitable[Response]]) -> Route:
-    route = Route(operation.path, handler, methods=[operation.method])
-    if operation.runs and route.methods:
-        route.methods.discard("HEAD")  # which would do it all, and throw the answer away
-    return route
+    routes = Routes(Handlers(node, gate, credentials), pipelines.routes())
+    return Guard(routes.answer, talk, admission, hosts, node.faults.caught, purse, node), pipelines
 
 
 def _page_files() -> dict[str, bytes]:
@@ -129,30 +170,8 @@ def _page_files() -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in PAGE}
 
 
-async def _nothing(_request: Request) -> Response:
-    return Response(status_code=204)
-
-
-async def _on_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, BedrockishError)
-    return error_reply(error)
-
-
-async def _on_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    text = {
-        404: f"there is nothing at {request.url.path}; see /openapi.json",
-        405: f"{request.url.path} does not answer to {request.method}",
-    }.get(error.status_code, error.detail)
-    headers = dict(error.headers or {})
-    if error.status_code == 405:  # each route knows of its own method only
-        ours = {one.method for one in OPERATIONS if one.path == request.url.path}
-        headers |= {"Allow": ", ".join(sorted(ours))} if ours else {}
-    return error_reply(UsageError(text), error.status_code, headers)
-
-
-async def _on_gone(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=400)  # the caller has gone
+async def _nothing(_request: Request) -> Reply:
+    return Reply(b"", 204, {})
 
 
 class Handlers:
@@ -161,54 +180,54 @@ class Handlers:
     def __init__(self, node: Runtime, gate: Gate, credentials: Credentials) -> None:
         self._node, self._gate, self._credentials = node, gate, credentials
 
-    async def query(self, request: Request) -> Response:
+    async def query(self, request: Request) -> Reply:
         """Run statements that only read."""
         return await self._one(request, *await self._command(request, read_only=True))
 
-    async def ask(self, request: Request) -> Response:
+    async def ask(self, request: Request) -> Reply:
         """Run the statement in the URL, which only reads."""
         return await self._one(request, *self._question(request))
 
-    async def stream(self, request: Request) -> Response:
+    async def stream(self, request: Request) -> Reply:
         """Run one statement that only reads, and write its rows as they come."""
         command, objects = await self._command(request, read_only=True)
         return await streamed(self._node.transactions.streams, command, self._cluster_id, objects=objects)
 
-    async def ask_stream(self, request: Request) -> Response:
+    async def ask_stream(self, request: Request) -> Reply:
         """Run the statement in the URL, which only reads, and write its rows as they come."""
         command, objects = self._question(request)
         return await streamed(self._node.transactions.streams, command, self._cluster_id, objects=objects)
 
-    async def transaction(self, request: Request) -> Response:
+    async def transaction(self, request: Request) -> Reply:
         """Run statements as one transaction."""
         return await self._one(request, *await self._command(request, read_only=False))
 
-    async def _one(self, request: Request, command: Command, objects: bool) -> Response:
+    async def _one(self, request: Request, command: Command, objects: bool) -> Reply:
         answer = await self._node.submit(command)
-        purse_of(request).add_answer(len(answer.results))
+        request.purse.add_answer(len(answer.results))
         return await _in_time(
             len(answer.results), lambda: _answered(command.command, answer, self._cluster_id, objects=objects)
         )
 
-    async def command(self, request: Request) -> Response:
+    async def command(self, request: Request) -> Reply:
         """Call a command of the application's by name."""
         body = await _json_body(request)
-        name = request.path_params["name"]
+        name = request.name
         if len(name) > COMMAND_CHARACTERS_MAX:
             raise UsageError(f"a command's name should be a text of 1 to {COMMAND_CHARACTERS_MAX} characters")
         args = await trio.to_thread.run_sync(read_args, body) if len(body) > IN_THREAD_BYTES else read_args(body)
         command = self._request(request, Named(name, args), _pairs(request), read_only=False)
         answer = await self._node.submit(command)
-        purse_of(request).add_answer(len(answer.results))
+        request.purse.add_answer(len(answer.results))
         return await _in_time(len(answer.results), lambda: _called(command.command, answer, self._cluster_id))
 
-    async def execute(self, request: Request) -> Response:
+    async def execute(self, request: Request) -> Reply:
         """Run statements one after the other, each a transaction of its own; stop at the first that fails."""
         whole, objects = await self._command(request, read_only=False)
         many, token = len(whole.statements) > 1, whole.token
         deadline = trio.current_time() + whole.timeout_s
         answers: list[Answer] = []
-        purse, values = purse_of(request), SessionValues()
+        purse, values = request.purse, SessionValues()
         asks = any(map(asks_values, whole.texts))
         for number, statement in enumerate(whole.statements, 1):
             left_s = max(0.001, deadline - trio.current_time())
@@ -234,26 +253,26 @@ class Handlers:
             purse.answered, lambda: _executed(whole.command, answers, self._cluster_id, objects=objects)
         )
 
-    async def status(self, _request: Request) -> Response:
+    async def status(self, _request: Request) -> Reply:
         """Say what the node says about itself."""
         return json_reply(self._node.status())
 
-    async def nodes(self, _request: Request) -> Response:
+    async def nodes(self, _request: Request) -> Reply:
         """Say what the node knows of the members."""
         return json_reply(self._node.status()["nodes"])
 
-    async def events(self, request: Request) -> Response:
+    async def events(self, request: Request) -> Reply:
         """Say what was lately said and heard."""
-        check_seeing(self._node.engine.access, user_of(request))
+        check_seeing(self._node.engine.access, request.user)
         return json_reply(self._node.events(_number(dict(_pairs(request)).get("after", "0"))))
 
-    async def changes(self, request: Request) -> Response:
+    async def changes(self, request: Request) -> Reply:
         """Say what was committed, transaction by transaction."""
         return await changes(self._node, request)
 
-    async def cluster(self, request: Request) -> Response:
+    async def cluster(self, request: Request) -> Reply:
         """Say what all nodes say."""
-        check_seeing(self._node.engine.access, user_of(request))
+        check_seeing(self._node.engine.access, request.user)
         after = {}
         for part in filter(None, dict(_pairs(request)).get("after", "").split(",")):
             name, colon, number = part.partition(":")
@@ -268,17 +287,17 @@ class Handlers:
         if not self._gate.users:
             return entry
         token = request.headers.get("authorization", "").partition(" ")[2].strip()
-        user, password = (user_of(request), token) if token.startswith(PREFIX) else read_login(request.headers)
+        user, password = (request.user, token) if token.startswith(PREFIX) else read_login(request.headers)
         return replace(entry, user=user, password=password)
 
-    async def activity(self, request: Request) -> Response:
+    async def activity(self, request: Request) -> Reply:
         """Say what all nodes did in the last hour."""
-        check_seeing(self._node.engine.access, user_of(request))
+        check_seeing(self._node.engine.access, request.user)
         return json_reply(await whole_activity(self._node, self._entry(request)))
 
-    async def end_transaction(self, request: Request) -> Response:
+    async def end_transaction(self, request: Request) -> Reply:
         """End an open transaction, at whichever node it is."""
-        check_upkeep(self._node.engine.access, {"do": "end"}, user_of(request))
+        check_upkeep(self._node.engine.access, {"do": "end"}, request.user)
         asked = read_json(await _json_body(request))
         names = asked if isinstance(asked, dict) else {}
         node, transaction = names.get("node"), names.get("command")
@@ -286,22 +305,22 @@ class Handlers:
             raise UsageError('the body should be {"node": "A", "command": "…"}, as /activity shows them')
         return json_reply(await end_transaction(self._node, node, transaction, self._entry(request)))
 
-    async def alive(self, _request: Request) -> Response:
+    async def alive(self, _request: Request) -> Reply:
         """Say that the loop runs."""
         return json_reply({"alive": True})
 
-    async def ready(self, _request: Request) -> Response:
+    async def ready(self, _request: Request) -> Reply:
         """Say whether requests should be sent here."""
         status = self._node.status()
         why_not = not_ready(status)
         body = {"ready": not why_not, "reasons": why_not, "troubles": status["troubles"]}
         return json_reply(body, 503 if why_not else 200)
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, _request: Request) -> Reply:
         """Say all numbers."""
-        return Response(metrics_text(self._node), headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
+        return Reply(metrics_text(self._node), 200, {"content-type": CONTENT_TYPE, **NOT_KEPT})
 
-    async def openapi(self, _request: Request) -> Response:
+    async def openapi(self, _request: Request) -> Reply:
         """Say what all this is."""
         return json_reply(document())
 
@@ -323,14 +342,14 @@ class Handlers:
         statements, pairs = read_question(_pairs(request))
         objects, pairs = read_shape(pairs)
         asked = read_request(statements, pairs, None, new_command(), self._cluster_id, read_only=True)
-        return replace(asked, user=user_of(request)), objects
+        return replace(asked, user=request.user), objects
 
     def _request(
         self, request: Request, work: tuple[Statement, ...] | Named, pairs: list[tuple[str, str]], *, read_only: bool
     ) -> Command:
         key = request.headers.get(KEY)
         asked = read_request(work, pairs, key, new_command(), self._cluster_id, read_only=read_only)
-        return replace(asked, user=user_of(request))
+        return replace(asked, user=request.user)
 
 
 def _number(text: str) -> int:
@@ -340,13 +359,13 @@ def _number(text: str) -> int:
 
 
 def _pairs(request: Request) -> list[tuple[str, str]]:
-    return read_pairs(request.scope["query_string"])
+    return read_pairs(request.query)
 
 
 async def _json_body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
-        raise HTTPException(415, f"the body should be JSON; send the header 'Content-Type: {JSON}'")
+        raise StatusError(415, f"the body should be JSON; send the header 'Content-Type: {JSON}'")
     return await read_body(request)
 
 
@@ -360,8 +379,8 @@ async def read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length[:18]) > BODY_BYTES_MAX:
         raise _too_large()
-    body, purse = bytearray(), purse_of(request)
-    async for chunk in request.stream():
+    body, purse = bytearray(), request.purse
+    while chunk := await request.piece():
         body += chunk
         purse.add_body(len(chunk))
         if len(body) > BODY_BYTES_MAX:
@@ -373,7 +392,7 @@ def _too_large() -> TooLargeError:
     return TooLargeError(f"the body has more than {BODY_BYTES_MAX} bytes; split the request")
 
 
-async def _in_time(size: int, make: Callable[[], bytes]) -> Response:
+async def _in_time(size: int, make: Callable[[], bytes]) -> Reply:
     if size <= IN_THREAD_BYTES:
         return raw_reply(make())
     return raw_reply(await trio.to_thread.run_sync(make, limiter=WRITERS))

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import trio
-from starlette.requests import Request
-from starlette.responses import Response
 
 from bedrockish.api.json_forms import read_pairs, write_json
 from bedrockish.api.requests import STALE, Statement, check_cluster, decode_results
@@ -17,9 +15,8 @@ from bedrockish.api.requests import Request as Command
 from bedrockish.api.url import suggest
 from bedrockish.client.request_builder import new_command
 from bedrockish.errors import BedrockishError, DamagedError, PrunedError, TooLargeError, UsageError, pack_error
-from bedrockish.http.guard import user_of
+from bedrockish.http.messages import Reply, Request, lines_reply
 from bedrockish.http.openapi import WAIT_S_MAX
-from bedrockish.http.replies import LinesReply
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.rights import check_upkeep
 from bedrockish_journal.feed.change_feed import (
@@ -71,7 +68,7 @@ def read_asked(request: Request) -> Asked:
     """
     given: dict[str, str] = {}
     tables: list[str] = []
-    for name, value in read_pairs(request.scope["query_string"]):
+    for name, value in read_pairs(request.query):
         if name not in OPTIONS:
             raise UsageError(f"there is no option {name!r}; {suggest(name, OPTIONS)}")
         if name == "table":
@@ -94,7 +91,7 @@ def read_asked(request: Request) -> Asked:
     return Asked(after, tables or None, follow == "true", wait_s, limit, given.get("hold"), as_events)
 
 
-async def changes(node: Runtime, request: Request) -> Response:
+async def changes(node: Runtime, request: Request) -> Reply:
     """Return the response; what is wrong at once is an error, what goes wrong later ends the lines with one.
 
     Raises:
@@ -109,14 +106,14 @@ async def changes(node: Runtime, request: Request) -> Response:
     if feed.cluster:
         check_cluster("the cursor", feed.cluster, cluster_id)
     feed.belong(cluster_id)
-    user = user_of(request)
+    user = request.user
     if asked.hold is not None:
         check_upkeep(node.engine.access, {"do": "hold"}, user)
         await node.upkeep.hold(asked.hold, asked.after, release=False)
     first = await _page(node, feed, user)
     reader = _Reader(node, feed, asked, user)
     kind = EVENTS if asked.as_events else LINES
-    return LinesReply(reader.lines(first), kind)
+    return lines_reply(reader.lines(first), kind)
 
 
 async def _page(node: Runtime, feed: Feed, user: str) -> list[Committed]:

@@ -1,11 +1,7 @@
-"""The connections of HTTP: hypercorn speaks on them, and a caller that does not read is disconnected.
+"""The connections of HTTP: requests are read and replies written, one after the other; a caller that does not read, or
+does not send, is disconnected.
 
-Hypercorn waits without a limit until a caller has read an answer, even while the node wants to leave, and keeps the
-whole answer until then. So each connection is wrapped in a coat that bounds the wait for each slice.
-
-It also buffers the parts of a WebSocket's message until the message is whole, for any caller, and unpacks a compressed
-message, which may be a thousand times as long, at once. So messages draw on the node's memory, the first one, which
-has the login, must be short, and compression is off.
+A connection lasts as long as its caller likes. A WebSocket takes it over (``websocket``).
 """
 
 import logging
@@ -13,69 +9,217 @@ import math
 import socket
 import ssl
 import struct
-from contextlib import suppress
-from contextvars import ContextVar
-from functools import partial
-from typing import Any
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from email.utils import formatdate
+from http import HTTPStatus
 
 import trio
-from hypercorn.config import Config as Settings
-from hypercorn.protocol import ws_stream
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState, Framework
-from hypercorn.utils import wrap_app
-from wsproto.events import Message
-from wsproto.extensions import PerMessageDeflate
 
 from bedrockish.engine.sqlite.limits import Memory
-from bedrockish.errors import MemoryFullError
+from bedrockish.errors import UsageError
+from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
+from bedrockish.http.parsing import Parser
+from bedrockish.http.websocket import WebSocket
+from bedrockish.node.admin.watching import files_max
+from bedrockish_net.handshake import BROKEN
 
 logger = logging.getLogger(__name__)
 
-SLICE_BYTES = 64 << 10
-FIRST_BYTES = 64 << 10  # of the first message on a WebSocket
-LOOK_BYTES = 1 << 20
-CHARACTER_BYTES = 4  # that a character takes while a text is put together
-READ = "bedrockish.read"  # in a message of a WebSocket: to be called when the application has read it
+READ_BYTES = 64 << 10
+IDLE_S = 75.0  # a caller's time for a whole head, and for each part of a body
+LOOK_S = 1.0
+FAREWELL_S, FAREWELL_READS = 1.0, 64
+SAFETY = {  # on every reply: a page that lies in another site's page, or that guesses a type, gets nothing
+    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+_SAFETY = "".join(f"{name}: {value}\r\n" for name, value in SAFETY.items()).encode()
 RESET = struct.pack("ii", 1, 0)  # what waits in the kernel is thrown away, too
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
+Serves = Callable[[Request, Write], Awaitable[None]]
+Talks = Callable[[WebSocket], Awaitable[None]]
 
 
-class Coat:
-    """A stream whose writes end in time, and that can be cut off from outside.
+class Connection:
+    """One connection.
 
     Args:
-        stream: the connection.
-        patience_s: how long the other side may take for one slice, in seconds.
+        stream: the bytes.
+        serve: answers a request, by one call of the function that it gets as the second argument.
+        talk: serves a WebSocket to its end.
         memory: the node's.
+        leaves: tells whether the node is stopping, so that connections end after their answers.
+
+    Attributes:
+        until: when the connection is cut off, unless more has come before; on trio's clock.
     """
 
-    def __init__(self, stream: Stream, patience_s: float, memory: Memory) -> None:
-        self._stream, self._patience_s, self.memory = stream, patience_s, memory
-        self._waits_since = math.inf
+    def __init__(
+        self, stream: Stream, serve: Serves, talk: Talks, memory: Memory, leaves: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._stream, self._serve, self._talk, self.memory, self._leaves = stream, serve, talk, memory, leaves
+        self._plain = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+        self._parser = Parser(_host(self._plain), self._read_body)
+        self._waits_since = math.inf  # a write
         self._kept = 0
+        self._request: Request | None = None  # the one that is being answered
+        self._is_answered = self._is_last = False
         self.half_since = math.inf  # when something came last of a long message that is not whole
+        self.until = trio.current_time() + IDLE_S
 
-    def __getattr__(self, name: str) -> Any:  # hypercorn tells plain from TLS by an attribute of the stream
-        return getattr(self._stream, name)
+    async def run(self) -> None:
+        """Serve the caller until it leaves, or has to."""
+        try:
+            while await self._answer_next():
+                pass
+        except (*BROKEN, CallerGoneError) as gone:
+            logger.debug("a caller of HTTP is gone: %r", gone)
 
-    async def send_all(self, data: bytes) -> None:
-        """Write.
+    async def _answer_next(self) -> bool:
+        """Answer the next request; return whether another one may follow."""
+        parser = self._parser
+        self.until = trio.current_time() + IDLE_S
+        while not parser.requests and parser.fault is None:
+            if not await self._read():
+                return False
+        self.until = math.inf
+        if not parser.requests:
+            assert parser.fault is not None
+            self._request, self._is_answered, self._is_last = None, False, True
+            await self._write(error_reply(UsageError(parser.fault.text), parser.fault.status))
+            await self._end()
+            return False
+        self._request = request = parser.requests.popleft()
+        self._is_answered, self._is_last = False, not request.is_kept_alive
+        if request.upgrades == "websocket":
+            assert parser.rest is not None, "it is the last request of this connection"
+            await self._talk(WebSocket(request, parser.rest, self))
+            await self._end()
+            return False
+        await self._serve(request, self._write)
+        if self._is_last:
+            await self._end()
+        return not self._is_last
+
+    async def _read(self) -> bool:
+        """Read some bytes; return whether there were any before the end."""
+        data = await self._stream.receive_some(READ_BYTES)
+        if data:
+            self._parser.feed(bytes(data))
+        return bool(data)
+
+    async def _read_body(self) -> None:
+        """Read more of the body of the request that is being answered.
 
         Raises:
-            BrokenResourceError: the other side has gone, or does not read.
+            CallerGoneError: the caller has gone.
+            UsageError: it sends no valid body.
         """
-        for start in range(0, len(data), SLICE_BYTES):
+        self._parser.check()
+        request = self._request
+        if request is not None and request.headers.pop("expect", "").lower() == "100-continue":
+            await self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.until = trio.current_time() + IDLE_S
+        if not await self._read():
+            raise CallerGoneError("in the middle of a request")
+        self.until = math.inf
+
+    # -- replies ---------------------------------------------------------------------------------------------------
+
+    async def _write(self, reply: Reply) -> None:
+        """Write the reply to the request that is being answered.
+
+        Raises:
+            BrokenResourceError: the caller has gone, or does not read.
+            CallerGoneError: another reply has begun: its reader sees from the missing end that it is not whole.
+        """
+        if self._is_answered:
+            raise CallerGoneError("in the middle of a reply")
+        request, body = self._request, reply.body
+        self._is_last = self._is_last or self._leaves() or (request is not None and not request.is_whole)
+        if not isinstance(body, bytes):
+            await self._write_pieces(reply, body)
+            return
+        head = head_of(
+            reply, b"" if reply.status == 204 else b"content-length: %d\r\n" % len(body), is_last=self._is_last
+        )
+        self._is_answered = True
+        await self.send(head if request is not None and request.method == "HEAD" else head + body)
+
+    async def _write_pieces(self, reply: Reply, pieces: AsyncGenerator[bytes]) -> None:
+        """Write a body as fast as it is read, until it is over or its reader has gone.
+
+        A reader sees from the missing end that an error has cut it.
+        """
+        is_chunked = self._request is not None and not self._request.is_old
+        self._is_last, is_last = True, self._is_last or not is_chunked
+        error: Exception | None = None
+        is_whole = False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, nursery.cancel_scope)
+            try:
+                async with aclosing(pieces):
+                    piece = await anext(pieces, None)  # a generator that never began would not end what it reads
+                    head = head_of(reply, b"transfer-encoding: chunked\r\n" if is_chunked else b"", is_last=is_last)
+                    self._is_answered = True
+                    await self.send(head)
+                    while piece is not None:
+                        if piece:
+                            await self.send(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
+                        piece = await anext(pieces, None)
+                is_whole = True
+            except Exception as unexpected:
+                error = unexpected
+            nursery.cancel_scope.cancel()
+        if error is not None:
+            raise error
+        if not is_whole:
+            raise CallerGoneError("in the middle of a reply")
+        if is_chunked:
+            await self.send(b"0\r\n\r\n")
+        self._is_last = is_last
+
+    async def _watch(self, writing: trio.CancelScope) -> None:
+        """End what is written to a reader that has gone; whatever it sends waits in the parser."""
+        with suppress(*BROKEN):
+            while await self._read():
+                if self._parser.requests or self._parser.fault is not None:
+                    return  # it is there; the next write tells if it leaves now
+        writing.cancel()
+
+    async def send(self, data: bytes) -> None:
+        """Write bytes.
+
+        Raises:
+            BrokenResourceError: the caller has gone, or does not read.
+        """
+        for start in range(0, len(data), READ_BYTES):
             self._waits_since = trio.current_time()
-            with trio.move_on_after(self._patience_s) as waiting:
-                await self._stream.send_all(data[start : start + SLICE_BYTES])
-            if waiting.cancelled_caught:
-                logger.warning("a caller of HTTP did not read for %g s, and was cut off", self._patience_s)
-                self.cut()  # while the slice counts as waiting: the rest of it is thrown away
-                raise trio.BrokenResourceError("the caller does not read")
-            self._waits_since = math.inf
+            await self._stream.send_all(data[start : start + READ_BYTES] if len(data) > READ_BYTES else data)
+        self._waits_since = math.inf
+
+    async def receive(self) -> bytes:
+        """Return the next bytes of a WebSocket; nothing at the end."""
+        return bytes(await self._stream.receive_some(READ_BYTES))
+
+    async def _end(self) -> None:
+        """End the connection so that the caller reads the answer first: unread bytes would reset it."""
+        is_read = self._request is not None and self._request.is_whole
+        with trio.move_on_after(FAREWELL_S), suppress(*BROKEN):
+            if self._stream is self._plain:
+                await self._plain.send_eof()
+            for _ in range(0 if is_read else FAREWELL_READS):
+                if not await self._stream.receive_some(READ_BYTES):
+                    break
+            await self._stream.aclose()
+
+    # -- bounds ----------------------------------------------------------------------------------------------------
 
     def keep(self, size: int) -> None:
         """Count bytes of messages that the application has not read yet; a negative number gives them back."""
@@ -94,133 +238,98 @@ class Coat:
 
     def cut(self) -> None:
         """End the connection at once and wake its tasks; bytes that the caller has not read are thrown away."""
-        plain = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
         if self._waits_since < math.inf:
             with suppress(OSError):  # it is closed already
-                plain.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        plain.socket.close()
+                self._plain.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self._plain.socket.close()
 
 
-COAT: ContextVar[Coat] = ContextVar("coat")  # of the connection that a task serves
+def head_of(reply: Reply, length: bytes = b"", *, is_last: bool = False) -> bytes:
+    """Return the head of a reply, with the line that tells how long its body is."""
+    lines = _LINES.get(reply.status) or _line_of(reply.status)
+    for name, value in reply.headers.items():
+        lines += f"{name}: {value}\r\n".encode("latin-1")
+    return b"%b%b%b%b%b\r\n" % (lines, _SAFETY, length, b"connection: close\r\n" if is_last else b"", _date())
 
 
-class CountedBuffer(ws_stream.WebsocketBuffer):
-    """The buffer of a message that is not whole yet, counted against the node's memory."""
+_LINES: dict[int, bytes] = {}
 
-    def __init__(self, max_length: int) -> None:
-        super().__init__(max_length)
-        self._coat, self._is_first, self._taken, self._looked = COAT.get(), True, 0, 0
-        self._is_refused = False
 
-    def extend(self, event: "Message[Any]") -> None:
-        """Take another part of it.
+def _line_of(status: int) -> bytes:
+    _LINES[status] = line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+    return line
 
-        Raises:
-            FrameTooLargeError: it is too long, or the node has no memory for it; hypercorn closes the WebSocket.
-        """
-        if not self._is_refused:
-            most, which = (FIRST_BYTES, "the first") if self._is_first else (self.max_length, "a")
-            if self.length + len(event.data) > most:
-                why = f"{which} message is longer than {most} bytes"
-            else:
-                why = self._count(len(event.data) * (CHARACTER_BYTES if isinstance(event.data, str) else 1))
-            if not why:
-                super().extend(event)
-                return
-            logger.warning("a WebSocket was closed: %s", why)
-            self._is_refused, self.value = True, None
-            self._coat.keep(-self._taken)
-        else:
-            self._coat.cut()  # it has been told, and goes on
-        raise ws_stream.FrameTooLargeError
 
-    def _count(self, size: int) -> str:
-        """Count so many bytes; return why they cannot be taken, if so."""
-        self._taken += size
-        self._coat.keep(size)
-        if self._taken > LOOK_BYTES:
-            self._coat.half_since = trio.current_time()
-        if self._taken - self._looked > LOOK_BYTES:
-            self._looked = self._taken
-            try:
-                self._coat.memory.check_large()
-            except MemoryFullError as error:
-                return error.message
+_written: tuple[int, bytes] = (0, b"")
+
+
+def _date() -> bytes:
+    global _written
+    now = int(time.time())
+    if _written[0] != now:
+        _written = now, f"date: {formatdate(now, usegmt=True)}\r\n".encode()
+    return _written[1]
+
+
+def _host(stream: trio.SocketStream) -> str:
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:  # it has gone already
         return ""
-
-    def to_message(self) -> dict[str, Any]:
-        """Return the whole message."""
-        message: dict[str, Any] = super().to_message()
-        return {**message, READ: partial(self._coat.keep, -self._taken)}
-
-    def clear(self) -> None:
-        """Begin with the next."""
-        super().clear()
-        self._is_first, self._taken, self._looked = False, 0, 0
-        self._coat.half_since = math.inf
-
-
-class Unpacked(PerMessageDeflate):
-    """The extension of packed messages, which is never agreed to."""
-
-    def accept(self, _offer: str) -> None:
-        """Turn it down."""
-
-
-# Hypercorn has no other way to say it; tests/http/test_websockets.py sees that it still makes what stands here.
-ws_stream.WebsocketBuffer = CountedBuffer  # type: ignore[misc]
-ws_stream.PerMessageDeflate = Unpacked  # type: ignore[attr-defined]
 
 
 async def serve_connections(
-    app: Framework,
-    settings: Settings,
+    serve: Serves,
+    talk: Talks,
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     patience_s: float,
-    coats: set[Coat],
-    files_max: int,
+    connections: set[Connection],
     memory: Memory,
+    leaves: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve an ASGI application until cancelled.
+    """Serve requests until cancelled.
 
     Args:
-        app: the application.
-        settings: hypercorn's.
+        serve: answers a request.
+        talk: serves a WebSocket.
         listener: listens; it is closed at the end.
         tls: the encryption of connections; None: they are plain.
         patience_s: how long a caller may take for a part of an answer, in seconds.
-        coats: where the connections are while they are served.
-        files_max: how many files may be open when a caller connects.
+        connections: where the connections are while they are served.
         memory: the node's.
+        leaves: whether the node is stopping.
     """
-    context, wrapped = WorkerContext(None), wrap_app(app, settings.wsgi_max_body_size, "asgi")
+    most = files_max()
 
-    async def talk(stream: Stream) -> None:
+    async def run(stream: Stream) -> None:
         plain = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-        if plain.socket.fileno() >= files_max:
+        if plain.socket.fileno() >= most:
             logger.warning("turned a caller of HTTP away: too many files are open; raise the limit (ulimit -n)")
             await trio.aclose_forcefully(stream)
             return
-        coat = Coat(stream, patience_s, memory)
-        coats.add(coat)
-        COAT.set(coat)
+        connection = Connection(stream, serve, talk, memory, leaves)
+        connections.add(connection)
         try:
-            await TCPServer(wrapped, settings, context, ConnectionState({}), coat)  # type: ignore[arg-type]
+            await connection.run()
         finally:
-            coats.discard(coat)
-            coat.close()
+            connections.discard(connection)
+            connection.close()
+            await trio.aclose_forcefully(stream)
 
-    async def cut_at_the_end() -> None:
-        try:
-            await trio.sleep_forever()
-        finally:  # hypercorn shields what it writes from being cancelled
-            for coat in list(coats):
-                coat.cut()
+    async def watch() -> None:
+        while True:
+            await trio.sleep(min(LOOK_S, patience_s / 4))
+            now = trio.current_time()
+            for one in list(connections):
+                if one.stuck_seconds > patience_s:
+                    logger.warning("a caller of HTTP did not read for %g s, and was cut off", patience_s)
+                    one.cut()
+                elif now > one.until:
+                    one.cut()
 
     plain = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+    listeners = [plain if tls is None else trio.SSLListener(plain, tls, https_compatible=True)]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(cut_at_the_end)
-        if tls is None:
-            await trio.serve_listeners(talk, [plain])
-        await trio.serve_listeners(talk, [trio.SSLListener(plain, tls, https_compatible=True)])
+        nursery.start_soon(watch)
+        await trio.serve_listeners(run, listeners)

@@ -9,34 +9,24 @@ import base64
 import binascii
 import hmac
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
 from typing import Protocol
-
-from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bedrockish.common.access_token import PREFIX
 from bedrockish.common.trace_context import came_with, read_traceparent
 from bedrockish.engine.statements.rights import TOKEN
 from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
-from bedrockish.http.purse import PURSE, Purse
-from bedrockish.http.replies import error_reply
+from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
+from bedrockish.http.purse import Purse
+from bedrockish.http.websocket import WebSocket
 from bedrockish.node.cluster.authentication import Gate
+from bedrockish_net.handshake import BROKEN
 
 OPEN = ("/livez", "/", "/api", "/favicon.ico")  # and the page's files, in which no data is
 OPEN_BELOW = "/page/"
-LITTLE = 16  # pieces of a body that is not wanted
-USER = "bedrockish.user"  # in the scope of a request
 
-HEADERS = [
-    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-]
+Headers = Mapping[str, str]
 
 
 class Admission:
@@ -90,105 +80,88 @@ class Counts(Protocol):
     """A node that has to know how many requests of HTTP are under way.
 
     Attributes:
-        is_leaving: the node stops, and connections are closed after their answers.
         http_calls: how many requests are under way.
     """
 
-    is_leaving: bool
     http_calls: int
 
 
 class Guard:
-    """Lets through who may ask, puts the page's safety headers on every answer, and lets no bug out of one request."""
+    """Lets through who may ask, and lets no bug out of one request.
+
+    Args:
+        answer: answers a request that may come in.
+        talk: serves a WebSocket that may come in.
+        admission: the logins.
+        hosts: names under which the node may be called if callers need no login.
+        caught: makes an error of a bug.
+        purse: makes the account of one request.
+        node: counts the requests.
+    """
 
     def __init__(
         self,
-        app: ASGIApp,
+        answer: Callable[[Request], Awaitable[Reply]],
+        talk: Callable[[WebSocket], Awaitable[None]],
         admission: Admission,
         hosts: frozenset[str],
         caught: Callable[[str, Exception], BedrockishError],
         purse: Callable[[], Purse],
         node: Counts,
     ) -> None:
-        self._app, self._admission, self._hosts, self._caught, self._purse = app, admission, hosts, caught, purse
-        self._node = node
+        self._answer, self._talk, self._admission, self._hosts = answer, talk, admission, hosts
+        self._caught, self._purse, self._node = caught, purse, node
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, request: Request, write: Write) -> None:
         """Answer a request."""
-        if scope["type"] == "websocket":
-            await self._open_socket(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         self._node.http_calls += 1
+        request.purse = self._purse()
         try:
-            await self._answer(scope, receive, send)
+            await self._serve(request, write)
+        except (CallerGoneError, *BROKEN):
+            raise
+        except Exception as unexpected:
+            await write(error_reply(self._caught(f"{request.method} {request.path}", unexpected), 500))
         finally:
+            request.purse.close()
             self._node.http_calls -= 1
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_answered, headers_in = False, Headers(scope=scope)
-        is_twofold = "content-length" in headers_in and "transfer-encoding" in headers_in
-
-        async def send_safely(message: dict[str, object]) -> None:
-            nonlocal is_answered
-            if message["type"] == "http.response.start":
-                is_answered = True
-                headers = message.get("headers", [])
-                assert isinstance(headers, list)
-                closing = [(b"connection", b"close")] if self._node.is_leaving or is_twofold else []
-                message = {**message, "headers": [*headers, *HEADERS, *closing]}
-            await send(message)
-
-        caller = scope.get("client")
-        if is_twofold:  # what comes after the body may be meant for another server in between: it is not read
-            await _read_little(receive)
-            error = UsageError("the request has a Content-Length and a Transfer-Encoding; send one of them")
-            await error_reply(error, 400)(scope, receive, send_safely)  # type: ignore[arg-type]
-            return
+    async def _serve(self, request: Request, write: Write) -> None:
         try:
-            scope[USER] = await self._admit(scope["path"], Headers(scope=scope), caller[0] if caller else "")
+            request.user = await self._admit(request)
         except UsageError as error:
             status = 401 if isinstance(error, AuthenticationError) else 400
-            reply = error_reply(error, status, self._challenge() if status == 401 else None)
-            await reply(scope, receive, send_safely)  # type: ignore[arg-type]
+            await write(error_reply(error, status, self._challenge() if status == 401 else None))
             return
-        purse = scope[PURSE] = self._purse()
-        came_with.set(read_traceparent(Headers(scope=scope).get("traceparent")))  # each request is a task of its own
-        try:
-            await self._app(scope, receive, send_safely)  # type: ignore[arg-type]
-        except Exception as unexpected:
-            fault = self._caught(f"{scope['method']} {scope['path']}", unexpected)
-            if not is_answered:  # else the connection ends within the answer, which its reader notices
-                await error_reply(fault, 500)(scope, receive, send_safely)  # type: ignore[arg-type]
-        finally:
-            purse.close()
+        came_with.set(read_traceparent(request.headers.get("traceparent")))
+        await write(await self._answer(request))
 
     def _challenge(self) -> dict[str, str]:
         """Return by which schemes a caller can say who it is."""
         basic = ['Basic realm="bedrockish", charset="UTF-8"'] if self._admission.gate.users else []
         return {"www-authenticate": ", ".join(["Bearer", *basic])}
 
-    async def _open_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def talk(self, web_socket: WebSocket) -> None:
         """Let a WebSocket in, which shows who it is in its first message, unless a foreign page's script opens it."""
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
-        if is_foreign(headers) or (self._admission.everybody and not is_near(host, self._hosts)):
-            await receive()
-            await send({"type": "websocket.close", "code": 1008})
+        request = web_socket.request
+        host = request.headers.get("host", "")
+        if is_foreign(request.headers) or (self._admission.everybody and not is_near(host, self._hosts)):
+            await web_socket.refuse(b"403 Forbidden")
             return
         try:
-            await self._app(scope, receive, send)
+            await self._talk(web_socket)
+        except (CallerGoneError, *BROKEN):
+            raise
         except Exception as unexpected:
-            self._caught(f"the WebSocket at {scope['path']}", unexpected)  # the server closes it
+            self._caught(f"the WebSocket at {request.path}", unexpected)  # the server closes it
 
-    async def _admit(self, path: str, headers: Headers, address: str) -> str:
+    async def _admit(self, request: Request) -> str:
         """Return the user of a request; empty at a node without logins.
 
         Raises:
             UsageError: the request is refused.
         """
+        path, headers = request.path, request.headers
         is_open = path in OPEN or path.startswith(OPEN_BELOW)
         if not is_open and is_foreign(headers):
             whose = headers.get("origin", "elsewhere")
@@ -204,9 +177,9 @@ class Guard:
         given = given.strip()
         if scheme.lower() == "bearer":
             with suppress(AuthenticationError) if not given.startswith(PREFIX) else nullcontext():
-                return await self._admission.admit_bearer(given, address)
+                return await self._admission.admit_bearer(given, request.address)
         if self._admission.gate.users and scheme.lower() == "basic":
-            return await self._admission.admit_login(read_login(headers), address)
+            return await self._admission.admit_login(read_login(headers), request.address)
         ways = [
             *(["'Authorization: Bearer …' with the http_token of the node"] if self._admission.token else []),
             *(
@@ -216,19 +189,6 @@ class Guard:
             ),
         ]
         raise AuthenticationError(f"send the header {' or '.join(ways)}")
-
-
-async def _read_little(receive: Receive) -> None:
-    """Read the beginning of a body, so that the caller reads the answer before it notices that the link is closed."""
-    for _ in range(LITTLE):
-        message = await receive()
-        if message["type"] != "http.request" or not message.get("more_body"):
-            return
-
-
-def user_of(request: Request) -> str:
-    """Return the user of a request, as the guard found it; empty at a node without logins."""
-    return str(request.scope.get(USER, ""))
 
 
 def read_login(headers: Headers) -> tuple[str, str]:

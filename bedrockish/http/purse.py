@@ -4,14 +4,11 @@ It draws on the memory of the node (``memory_max``) until the answer is written.
 are transactions of their own is bounded before each of them.
 """
 
-from starlette.requests import HTTPConnection
-
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import TooLargeError
 
 WRITTEN = 2  # an answer is kept as it was given, or as text, which is longer
 LOOK_BYTES = 1 << 20
-PURSE = "bedrockish.purse"  # where it is in the scope of a request
 
 
 class Purse:
@@ -67,9 +64,3 @@ class Purse:
     def _hold(self, size: int) -> None:
         self._held += size
         self._memory.hold(id(self), size)
-
-
-def purse_of(request: HTTPConnection) -> Purse:
-    """Return that of a request."""
-    purse: Purse = request.scope[PURSE]
-    return purse

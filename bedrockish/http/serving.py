@@ -1,49 +1,64 @@
-"""Serves the application with hypercorn, in the node's own event loop."""
+"""Serves HTTP in the node's own event loop."""
 
 import logging
 import socket
 import ssl
-from typing import Any, cast
+from typing import cast
 
 import trio
-from hypercorn.config import Config as Settings
 
 from bedrockish.api.url import Address
 from bedrockish.config.config import Config
 from bedrockish.errors import ConfigError
 from bedrockish.http.app import make_app
-from bedrockish.http.connections import Coat, serve_connections
-from bedrockish.node.admin.watching import files_max
+from bedrockish.http.connections import Connection, serve_connections
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.event_loop import Runtime
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 100
-IDLE_S = 75.0
 
 
-class _Settings(Settings):
-    """Hypercorn's, with a certificate that is read again when the node's is.
+class ServerCertificate:
+    """The node's certificate for HTTP, read again when that of its links is.
 
     TLS looks at the context of each handshake after the first message, and takes another one if it is given one.
+
+    Args:
+        config: the node's configuration.
+        credentials: counts how often certificates were read.
     """
 
-    credentials: Credentials
-    _current: tuple[int, ssl.SSLContext | None] = (0, None)
+    def __init__(self, config: Config, credentials: Credentials) -> None:
+        self._config, self._credentials = config, credentials
+        self._current: tuple[int, ssl.SSLContext | None] = (0, None)
 
-    def create_ssl_context(self) -> ssl.SSLContext | None:
-        """Return the context that hypercorn listens with; None without TLS."""
-        context = super().create_ssl_context()
+    def context(self) -> ssl.SSLContext | None:
+        """Return the context to listen with; None without TLS.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        context = self._read()
         if context is not None:
             context.sni_callback = self._renew
         return context
 
+    def _read(self) -> ssl.SSLContext | None:
+        if not self._config.security.encrypts:
+            return None
+        files = self._config.security.files(self._config.node)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.set_alpn_protocols(["http/1.1"])
+        context.load_cert_chain(files.certificate, files.key)
+        return context
+
     def _renew(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         reads, current = self._current
-        if reads != self.credentials.reads:
-            current = super().create_ssl_context()
-            self._current = self.credentials.reads, current
+        if reads != self._credentials.reads:
+            current = self._read()
+            self._current = self._credentials.reads, current
         if current is not None:
             handshake.context = current
 
@@ -64,8 +79,9 @@ async def serve_http(
     assert config.http is not None
     listener = await listen(config.http)
     host, port = listener.getsockname()[:2]
-    settings = settings_of(config, credentials)
-    app, pipelines = make_app(node, config.http_token, frozenset({config.http.host, str(host)}), gate, credentials)
+    certificate = ServerCertificate(config, credentials)
+    hosts = frozenset({config.http.host, str(host)})
+    guard, pipelines = make_app(node, config.http_token, hosts, gate, credentials)
     scheme = "https" if config.security.encrypts else "http"
     logger.info("HTTP and the dashboard are on %s://%s", scheme, Address(str(host), port))
     task_status.started()
@@ -76,35 +92,20 @@ async def serve_http(
             listener = await listen(Address(str(host), port))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pipelines.watch)
-            coats = cast(set[Coat], node.callers)
+            connections = cast(set[Connection], node.callers)
             patience_s = config.limits.idle_stream_ms / 1000
-            # Both sides mean ASGI, each in types of its own.
             await serve_connections(
-                cast(Any, app),
-                settings,
+                guard.serve,
+                guard.talk,
                 listener,
-                settings.create_ssl_context(),
+                certificate.context(),
                 patience_s,
-                coats,
-                files_max(),
+                connections,
                 node.engine.memory,
+                leaves=lambda: node.is_leaving,
             )
 
     await node.faults.keep_running("serving HTTP", run)
-
-
-def settings_of(config: Config, credentials: Credentials) -> Settings:
-    """Return hypercorn's settings for a node."""
-    settings = _Settings()
-    settings.credentials = credentials
-    settings.errorlog = logging.getLogger("hypercorn")
-    settings.errorlog.setLevel(logging.WARNING)  # what it says of its own start is said here
-    settings.keep_alive_timeout = IDLE_S
-    if config.security.encrypts:
-        files = config.security.files(config.node)
-        settings.certfile, settings.keyfile = files.certificate, files.key
-    settings.include_server_header = False
-    return settings
 
 
 async def listen(address: Address) -> socket.socket:

@@ -2,18 +2,16 @@
 
 from collections.abc import AsyncGenerator
 
-from starlette.responses import Response
-
 from bedrockish.api.json_forms import pack_object, pack_row, pack_token, unique_names, write_json
 from bedrockish.api.requests import Request, decode_results
 from bedrockish.errors import BedrockishError, UnavailableError, pack_error
-from bedrockish.http.replies import LinesReply
+from bedrockish.http.messages import Reply, lines_reply
 from bedrockish.node.transactions.cursors import Stream, Streams
 
 LINES = "application/x-ndjson"
 
 
-async def streamed(streams: Streams, request: Request, cluster_id: str, *, objects: bool) -> Response:
+async def streamed(streams: Streams, request: Request, cluster_id: str, *, objects: bool) -> Reply:
     """Return the response for a statement that reads.
 
     Its first line has the columns, then each row is an array, or stands in an object as ``row``; the last line is an
@@ -23,7 +21,7 @@ async def streamed(streams: Streams, request: Request, cluster_id: str, *, objec
         BedrockishError: it cannot be read.
     """
     stream = await streams.open(object(), request)
-    return LinesReply(_lines(streams, stream, cluster_id, objects=objects), LINES)
+    return lines_reply(_lines(streams, stream, cluster_id, objects=objects), LINES)
 
 
 async def _lines(streams: Streams, stream: Stream, cluster_id: str, *, objects: bool) -> AsyncGenerator[bytes]:

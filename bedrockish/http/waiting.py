@@ -1,18 +1,18 @@
 """HTTP of a node that waits until its file can be written: the probes, the status, and a refusal with the reason."""
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
 from bedrockish.config.config import Config
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import UnavailableError
 from bedrockish.http.connections import serve_connections
-from bedrockish.http.serving import listen, settings_of
-from bedrockish.node.admin.watching import files_max
+from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, Write
+from bedrockish.http.serving import ServerCertificate, listen
+from bedrockish.http.websocket import WebSocket
 from bedrockish.node.cluster.authentication import Credentials
 
-Message = MutableMapping[str, Any]
+PATIENCE_S = 10.0
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">
 <title>bedrockish</title><h1>This node waits</h1><p>{}</p>"""
 
@@ -36,26 +36,22 @@ async def serve_waiting(config: Config, credentials: Credentials, node: Waits) -
     """
     assert config.http is not None
     listener = await listen(config.http)
-    settings = settings_of(config, credentials)
 
-    async def app(scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Any]) -> None:
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1013})
-        elif scope["type"] == "http":
-            status, kind, body = answer(str(scope["path"]), node)
-            headers = [(b"content-type", kind), (b"cache-control", b"no-store"), (b"connection", b"close")]
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+    async def serve(request: Request, write: Write) -> None:
+        status, kind, body = answer(request.path, node)
+        await write(Reply(body, status, {"content-type": kind, **NOT_KEPT}))
 
-    tls = settings.create_ssl_context()
-    await serve_connections(app, settings, listener, tls, 10.0, set(), files_max(), Memory())  # type: ignore[arg-type]
+    async def refuse(web_socket: WebSocket) -> None:
+        await web_socket.refuse(b"503 Service Unavailable")
+
+    tls = ServerCertificate(config, credentials).context()
+    await serve_connections(serve, refuse, listener, tls, PATIENCE_S, set(), Memory(), leaves=lambda: True)
 
 
-def answer(path: str, node: Waits) -> tuple[int, bytes, bytes]:
+def answer(path: str, node: Waits) -> tuple[int, str, bytes]:
     """Return the status, the type and the body of the answer at a path."""
     told, refusal = node.status(), node.refusal
-    kind = b"application/json"
+    kind = JSON
     if path == "/livez":
         return 200, kind, _json({"alive": True})
     if path == "/status":
@@ -64,10 +60,10 @@ def answer(path: str, node: Waits) -> tuple[int, bytes, bytes]:
         return 503, kind, _json({"ready": False, "reasons": [told["trouble"]], "troubles": told["troubles"]})
     if path == "/metrics":
         lines = "".join(f'bedrockish_trouble{{code="{one["code"]}"}} 1\n' for one in told["troubles"])
-        return 200, b"text/plain; version=0.0.4", f"# TYPE bedrockish_trouble gauge\n{lines}".encode()
+        return 200, "text/plain; version=0.0.4", f"# TYPE bedrockish_trouble gauge\n{lines}".encode()
     if path == "/":
         text = refusal.message.replace("&", "&amp;").replace("<", "&lt;")
-        return 503, b"text/html", PAGE.format(text).encode()
+        return 503, "text/html", PAGE.format(text).encode()
     return 503, kind, _json({"code": refusal.code, "message": refusal.message, "details": {}})
 
 

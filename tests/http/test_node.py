@@ -226,7 +226,7 @@ def test_a_port_in_use_and_a_missing_package_end_the_node_with_one_line(tmp_path
         found.stderr.strip()
         == f"error: http: 127.0.0.1:{port} cannot be used: Address already in use; choose another address"
     )
-    found = serve(0, "import sys", "sys.modules['hypercorn'] = None")
+    found = serve(0, "import sys", "sys.modules['httptools'] = None")
     assert found.returncode == 2, found.stderr
     assert "pip install 'bedrockish[http]'" in found.stderr
     assert found.stderr.count("\n") == 1
@@ -235,7 +235,8 @@ def test_a_port_in_use_and_a_missing_package_end_the_node_with_one_line(tmp_path
 def test_http_is_off_unless_it_is_configured() -> None:
     """Without the key, a node does not even import the package."""
     program = (
-        "import sys, bedrockish.daemon; print(*(n for n in sys.modules if n.startswith(('bedrockish.http', 'hyper'))))"
+        "import sys, bedrockish.daemon; "
+        "print(*(n for n in sys.modules if n.startswith(('bedrockish.http', 'httptools'))))"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True)

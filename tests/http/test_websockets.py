@@ -2,21 +2,24 @@
 
 import contextlib
 import json
+import math
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
 import wsproto.events
-from hypercorn.protocol import ws_stream
 from wsproto import ConnectionType, WSConnection
+from wsproto.connection import Connection as Frames
 from wsproto.extensions import PerMessageDeflate
 
 from bedrockish.engine.sqlite.limits import Memory
-from bedrockish.http.connections import COAT, FIRST_BYTES, READ, Coat, CountedBuffer, Unpacked
+from bedrockish.http.messages import CallerGoneError, Request
+from bedrockish.http.websocket import FIRST_BYTES, WebSocket
 from tests.http.conftest import Asker
 from tools.cluster import LocalCluster
 
@@ -130,12 +133,6 @@ def until_given_back(node: Asker, most: int) -> None:
     assert taken(node) <= most
 
 
-def test_hypercorn_still_has_the_attributes_that_are_replaced() -> None:
-    """Another release of it may call them otherwise: then this fails, and the bounds are gone."""
-    assert ws_stream.WebsocketBuffer is CountedBuffer
-    assert ws_stream.PerMessageDeflate is Unpacked  # type: ignore[attr-defined]
-
-
 def test_the_first_message_is_short_and_none_is_packed(small: Asker, talk_to: Callable[..., Talk]) -> None:
     """An unauthenticated client cannot make the node store anything."""
     talk = talk_to(small, extensions=(PerMessageDeflate(),))
@@ -197,20 +194,41 @@ def test_refused_sender_that_continues_is_disconnected(small: Asker, talk_to: Ca
     assert small("/readyz").status == 200
 
 
-async def test_a_long_message_that_comes_slowly_is_waited_for() -> None:
-    """Each part counts as a sign of life; and bytes read after the end are not counted twice."""
-    memory = Memory(used=lambda: 0)
-    coat = Coat(cast(Any, None), 1.0, memory)
-    COAT.set(coat)
-    buffer = CountedBuffer(16 << 20)
-    buffer.clear()  # the first one was read
-    buffer.extend(wsproto.events.TextMessage(data=MEGABYTE, message_finished=False))
-    coat.half_since -= 50
-    assert coat.stuck_seconds >= 50
-    buffer.extend(wsproto.events.TextMessage(data="x", message_finished=True))
-    assert coat.stuck_seconds < 50
-    read = buffer.to_message()[READ]
-    assert memory.taken == 4 * (len(MEGABYTE) + 1)
-    coat.close()
-    read()
-    assert memory.taken == 0
+class Parts:
+    """A connection that delivers parts of a message, and counts them."""
+
+    half_since = until = math.inf
+
+    def __init__(self, *parts: bytes) -> None:
+        self.memory = Memory(used=lambda: 0)
+        self.parts = deque(parts)
+        self.kept = 0
+
+    async def send(self, data: bytes) -> None:
+        raise AssertionError(data)
+
+    async def receive(self) -> bytes:
+        return self.parts.popleft() if self.parts else b""
+
+    def keep(self, size: int) -> None:
+        self.kept += size
+
+
+async def test_each_part_of_a_long_message_is_a_sign_of_life() -> None:
+    wire = Frames(ConnectionType.CLIENT)
+    first = wire.send(wsproto.events.TextMessage(data="hello"))
+    half = wire.send(wsproto.events.TextMessage(data=MEGABYTE, message_finished=False))
+    rest = wire.send(wsproto.events.TextMessage(data="x"))
+    carrier = Parts(first, half)
+    web_socket = WebSocket(Request("GET", b"/v2", {}, "", carrier.receive), b"", carrier)  # type: ignore[arg-type]
+    assert await web_socket.receive() == "hello"
+    assert (carrier.kept, carrier.half_since) == (0, math.inf)
+    with pytest.raises(CallerGoneError):
+        await web_socket.receive()
+    assert carrier.kept == 4 * len(MEGABYTE)
+    assert carrier.half_since < math.inf
+    carrier.half_since -= 50
+    before = carrier.half_since
+    carrier.parts.append(rest)
+    assert await web_socket.receive() == MEGABYTE + "x"
+    assert (carrier.kept, carrier.half_since) == (0, math.inf) != (0, before)

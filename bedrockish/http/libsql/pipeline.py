@@ -6,7 +6,7 @@ open transaction is rolled back, since a node cannot tell that its client has go
 
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,18 +14,13 @@ from itertools import takewhile
 from typing import Any
 
 import trio
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from bedrockish.api.json_forms import read_json, write_json
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
-from bedrockish.http.guard import user_of
 from bedrockish.http.libsql import protobuf
 from bedrockish.http.libsql.session import DeclaredTypes, Runs, Session
 from bedrockish.http.libsql.structures import ResultUnsayableError, has_infinity, write_error
-from bedrockish.http.purse import purse_of
-from bedrockish.http.replies import JSON, LinesReply
+from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, lines_reply
 
 PROTOBUF = "application/x-protobuf"
 IDLE_S = 10.0
@@ -33,7 +28,8 @@ STREAMS_MAX = 1_000
 REQUESTS_MAX = 1_000  # of a pipeline
 INFINITE = ResultUnsayableError()
 
-Body = Callable[[Request], Any]
+Body = Callable[[Request], Awaitable[bytes]]
+Handler = Callable[[Request], Awaitable[Reply]]
 
 
 @dataclass
@@ -57,21 +53,21 @@ class Pipelines:
         self._kept: dict[str, Kept] = {}
         self._late: deque[tuple[float, str]] = deque()  # when a baton is no longer good
 
-    def routes(self) -> list[Route]:
-        """Return the routes, for versions 1 to 3 and both encodings."""
-        found = [Route(path, _supported) for path in ("/v2", "/v3", "/v3-protobuf")]
+    def routes(self) -> dict[tuple[str, str], Handler]:
+        """Return the endpoints by method and path, for versions 1 to 3 and both encodings."""
+        found: dict[tuple[str, str], Handler] = {("GET", path): _supported for path in ("/v2", "/v3", "/v3-protobuf")}
         for path, is_protobuf in (("/v2", False), ("/v3", False), ("/v3-protobuf", True)):
-            found.append(Route(f"{path}/pipeline", self._pipeline_of(is_protobuf), methods=["POST"]))
+            found["POST", f"{path}/pipeline"] = self._pipeline_of(is_protobuf)
         for path, is_protobuf in (("/v3", False), ("/v3-protobuf", True)):
-            found.append(Route(f"{path}/cursor", self._cursor_of(is_protobuf), methods=["POST"]))
-        return [*found, *(Route(f"/v1/{kind}", self._alone(kind), methods=["POST"]) for kind in ("execute", "batch"))]
+            found["POST", f"{path}/cursor"] = self._cursor_of(is_protobuf)
+        return found | {("POST", f"/v1/{kind}"): self._alone(kind) for kind in ("execute", "batch")}
 
-    def _alone(self, kind: str) -> Callable[[Request], Any]:
+    def _alone(self, kind: str) -> Handler:
         """Return the endpoint of version 1 for one request, on a stream of its own."""
 
-        async def alone(request: Request) -> Response:
+        async def alone(request: Request) -> Reply:
             session = self._new(request)
-            session.purse, session.ends = purse_of(request), True
+            session.purse, session.ends = request.purse, True
             try:
                 asked = await self._read(request, _read_object)
                 response = await session.answer({**asked, "type": kind})
@@ -87,8 +83,8 @@ class Pipelines:
 
     # -- pipelines -------------------------------------------------------------------------------------------------
 
-    def _pipeline_of(self, is_protobuf: bool) -> Callable[[Request], Any]:
-        async def pipeline(request: Request) -> Response:
+    def _pipeline_of(self, is_protobuf: bool) -> Handler:
+        async def pipeline(request: Request) -> Reply:
             try:
                 asked = await self._read(request, protobuf.read_pipeline if is_protobuf else _read_object)
                 requests = asked.get("requests")
@@ -99,7 +95,7 @@ class Pipelines:
                 kept = self._take(request, asked.get("baton"))
             except BedrockishError as error:
                 return _failed(error, is_protobuf)
-            kept.session.purse = purse_of(request)
+            kept.session.purse = request.purse
             results = []
             try:
                 for place, one in enumerate(requests):
@@ -118,21 +114,21 @@ class Pipelines:
 
     # -- cursors ---------------------------------------------------------------------------------------------------
 
-    def _cursor_of(self, is_protobuf: bool) -> Callable[[Request], Any]:
-        async def cursor(request: Request) -> Response:
+    def _cursor_of(self, is_protobuf: bool) -> Handler:
+        async def cursor(request: Request) -> Reply:
             try:
                 asked = await self._read(request, protobuf.read_cursor if is_protobuf else _read_object)
                 kept = self._take(request, asked.get("baton"))
             except BedrockishError as error:
                 return _failed(error, is_protobuf)
             try:
-                kept.session.purse = purse_of(request)
+                kept.session.purse = request.purse
                 entries = await kept.session.open_batch(asked.get("batch") or {})
             except BedrockishError as error:
                 kept.session.close()
                 return _failed(error, is_protobuf)
             kind = PROTOBUF if is_protobuf else JSON
-            return LinesReply(self._lines(kept, entries, is_protobuf), kind)
+            return lines_reply(self._lines(kept, entries, is_protobuf), kind)
 
         return cursor
 
@@ -159,7 +155,7 @@ class Pipelines:
 
     def _new(self, request: Request) -> Session:
         session = Session(self._node, self._declared)
-        session.user = user_of(request)
+        session.user = request.user
         return session
 
     async def _read(self, request: Request, read: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
@@ -245,11 +241,11 @@ def _read_object(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _reply(body: bytes, kind: str, status: int = 200) -> Response:
-    return Response(body, status, {"cache-control": "no-store"}, kind)
+def _reply(body: bytes, kind: str, status: int = 200) -> Reply:
+    return Reply(body, status, {"content-type": kind, **NOT_KEPT})
 
 
-def _failed(error: BedrockishError, is_protobuf: bool) -> Response:
+def _failed(error: BedrockishError, is_protobuf: bool) -> Reply:
     status = 503 if isinstance(error, UnavailableError) else 400
     found = write_error(error)
     if is_protobuf:
@@ -257,5 +253,5 @@ def _failed(error: BedrockishError, is_protobuf: bool) -> Response:
     return _reply(write_json(found), JSON, status)
 
 
-async def _supported(_request: Request) -> Response:
-    return Response(status_code=200, headers={"cache-control": "no-store"})
+async def _supported(_request: Request) -> Reply:
+    return Reply()

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import trio
-from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from bedrockish.api.json_forms import read_json, write_json
 from bedrockish.common.access_token import PREFIX
 from bedrockish.errors import AuthenticationError, BedrockishError, UnavailableError, UsageError
-from bedrockish.http.connections import READ
 from bedrockish.http.libsql import protobuf
 from bedrockish.http.libsql.session import DeclaredTypes, Runs, Session
 from bedrockish.http.libsql.structures import ResultUnsayableError, Texts, has_infinity, write_error
+from bedrockish.http.messages import CallerGoneError
 from bedrockish.http.purse import Purse
+from bedrockish.http.websocket import WebSocket
+from bedrockish_net.handshake import BROKEN
 
 logger = logging.getLogger(__name__)
 
@@ -70,38 +71,34 @@ class Connection:
     streams: dict[int, Open] = field(default_factory=dict)
     cursors: dict[int, int] = field(default_factory=dict)  # cursor -> its stream
     room: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(WAITING_MAX))
-    sending: trio.Lock = field(default_factory=trio.Lock)
 
     async def receive(self) -> dict[str, Any]:
         """Return the next message.
 
         Raises:
             UsageError: it is malformed; the connection cannot go on.
-            WebSocketDisconnect: the client has gone.
+            CallerGoneError: the client has gone.
         """
         message = await self.socket.receive()
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", 1005))
-        message.get(READ, lambda: None)()
-        text, data = message.get("text"), message.get("bytes")
         if self.is_protobuf:
-            if data is None:
+            if isinstance(message, str):
                 raise UsageError("a text frame, where the encoding is Protobuf")
-            return protobuf.read_client_message(data)
-        if text is None:
+            return protobuf.read_client_message(message)
+        if not isinstance(message, str):
             raise UsageError("a binary frame, where the encoding is JSON")
-        found = read_json(text.encode())
+        found = read_json(message.encode())
         if not isinstance(found, dict):
             raise UsageError("a message should be an object")
         return found
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Send a message; a client that has gone does not read it."""
-        async with self.sending:
-            if self.is_protobuf:
-                await self.socket.send_bytes(protobuf.write_server_message(message))
-            else:
-                await self.socket.send_text(write_json(message).decode())
+        """Send a message.
+
+        Raises:
+            CallerGoneError: the client has gone.
+        """
+        written = protobuf.write_server_message(message) if self.is_protobuf else write_json(message).decode()
+        await self.socket.send(written)
 
     async def refuse(self, number: int, error: BedrockishError) -> None:
         """Answer a request with an error before it is looked at."""
@@ -259,9 +256,10 @@ class Sockets:
 
     async def serve(self, socket: WebSocket) -> None:
         """Serve one connection to its end."""
-        offered = [one.strip() for one in socket.headers.get("sec-websocket-protocol", "").split(",")]
+        offered = [one.strip() for one in socket.request.headers.get("sec-websocket-protocol", "").split(",")]
         chosen = next((one for one in PROTOCOLS if one in offered), None)
-        await socket.accept(subprotocol=chosen)
+        if not await socket.accept(chosen):
+            return
         try:
             async with trio.open_nursery() as nursery:
                 is_protobuf = chosen == "hrana3-protobuf"
@@ -270,7 +268,7 @@ class Sockets:
                 )
                 await self._talk(connection)
                 nursery.cancel_scope.cancel()
-        except* (WebSocketDisconnect, RuntimeError) as gone:  # starlette says RuntimeError for a socket that is closed
+        except* (CallerGoneError, *BROKEN) as gone:
             logger.debug("a libSQL client is gone: %s", gone.exceptions[0])
 
     async def _talk(self, connection: Connection) -> None:
@@ -305,10 +303,9 @@ class Sockets:
         if message.get("type") != "hello":
             raise UsageError("the first message should be hello")
         jwt = message.get("jwt")
-        caller = connection.socket.client
         try:
             connection.jwt = jwt if isinstance(jwt, str) else ""
-            connection.user = await self._admit(connection.jwt, caller.host if caller else "")
+            connection.user = await self._admit(connection.jwt, connection.socket.request.address)
         except AuthenticationError as error:
             await connection.send({"type": "hello_error", "error": write_error(error)})
             await connection.socket.close(POLICY, "not authenticated")

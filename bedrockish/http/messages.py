@@ -1,0 +1,125 @@
+"""A request and its reply, as the handlers of HTTP see them."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+from bedrockish.api.json_forms import status_of, write_error, write_json
+from bedrockish.errors import BedrockishError
+from bedrockish.http.purse import Purse
+
+JSON = "application/json"
+NOT_KEPT = {"cache-control": "no-store"}
+
+Body = bytes | AsyncGenerator[bytes]
+
+
+class CallerGoneError(Exception):
+    """The caller has ended the connection in the middle of its request."""
+
+
+class StatusError(Exception):
+    """A request is answered with a status that belongs to HTTP, not to the database.
+
+    Args:
+        status: the status, from 400 on.
+        text: the error's message.
+        headers: further headers of the reply.
+    """
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status, self.text, self.headers = status, text, headers
+
+
+class Request:
+    """A request whose head has come; its body may still be on the way.
+
+    Args:
+        method: the method, in capitals.
+        target: path and query, as they stand in the request.
+        headers: values by name in small letters; several of one name are joined by commas.
+        address: the caller's host.
+        more: waits for more of the body. Raises CallerGoneError.
+
+    Attributes:
+        path: the path, with its percent signs decoded.
+        query: the part of the target behind the question mark, as it came.
+        name: the last part of the path, at paths that end with one.
+        user: the caller's user; empty at a node without logins.
+        purse: the memory that the node holds for this request.
+        is_whole: whether the whole body has come.
+        is_old: whether the caller speaks HTTP/1.0, which has no chunks.
+        upgrades: the protocol that the caller offers for this connection; empty if none.
+        is_kept_alive: whether the caller wants to send another request on this connection.
+    """
+
+    purse: Purse
+    name = user = upgrades = ""
+    is_whole = is_old = is_kept_alive = False
+
+    def __init__(
+        self, method: str, target: bytes, headers: dict[str, str], address: str, more: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.method, self.headers, self.address = method, headers, address
+        path, _, self.query = target.partition(b"?")
+        self.path = path.decode("latin-1")
+        self._more, self._came = more, bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Take a part of the body."""
+        self._came += data
+
+    async def piece(self) -> bytes:
+        """Return the next part of the body, with all that has come; nothing at its end.
+
+        Raises:
+            CallerGoneError: the caller has gone.
+            UsageError: the body breaks the rules of HTTP.
+        """
+        while not self._came and not self.is_whole:
+            await self._more()
+        found = bytes(self._came)
+        self._came.clear()
+        return found
+
+
+class Reply:
+    """The reply to a request.
+
+    Args:
+        body: the body; a generator is written as fast as the caller reads it, and is closed in any case.
+        status: the status.
+        headers: names in small letters, and values; Content-Length and the headers for safety are added.
+    """
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, body: Body = b"", status: int = 200, headers: Mapping[str, str] = NOT_KEPT) -> None:
+        self.body, self.status, self.headers = body, status, headers
+
+
+Write = Callable[[Reply], Awaitable[None]]
+
+
+def json_reply(value: object, status: int = 200) -> Reply:
+    """Return a value as a reply that no cache keeps."""
+    return raw_reply(write_json(value), status)
+
+
+_JSON_HEADERS = {"content-type": JSON, **NOT_KEPT}
+
+
+def raw_reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    """Return JSON as a reply that no cache keeps."""
+    return Reply(body, status, {**_JSON_HEADERS, **headers} if headers else _JSON_HEADERS)
+
+
+def error_reply(error: BedrockishError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Reply:
+    """Return an error as a reply; by default with the status that belongs to it."""
+    status = status or status_of(error)
+    later = {"retry-after": "1"} if status == 503 else {}
+    return raw_reply(write_error(error), status, {**later, **(headers or {})})
+
+
+def lines_reply(lines: AsyncGenerator[bytes], kind: str) -> Reply:
+    """Return a body of this media type that is written as fast as it is read."""
+    return Reply(lines, 200, {"content-type": kind, **NOT_KEPT})

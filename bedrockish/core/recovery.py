@@ -35,6 +35,7 @@ from bedrockish_journal.model.vector import covers
 
 FIRST_BALLOT = 2  # 0 and 1 belong to the transaction's leader
 PATIENCE_LASTS_MS = 30_000  # in so long, patience that grew falls to a third
+TRAVELLING_MAX_S = 60.0  # a round waits no longer for voters that fetch its body
 PATIENCE_MAX = 32  # a node that is slower than ``suspicion_ms`` would never get anything done: so patience grows
 
 
@@ -119,8 +120,20 @@ class Recovery:
             # Twice as long each time, and drawn: two that recover each other's would else refuse each other's ballots
             # for ever.
             patience = state.settings.suspicion_ms / 1000 * min(2 ** (round_.tries - 1), PATIENCE_MAX)
-            if now - round_.since > patience * (1 + state.draw()):
+            if now - round_.since > patience * (1 + state.draw()) and not self._is_travelling(round_):
                 self._again(txid, round_)
+
+    def _is_travelling(self, round_: Round) -> bool:
+        """Return whether a voter that has not answered still fetches the pieces of a round's large body.
+
+        A round with another ballot would have it fetch them all again.
+        """
+        state, now = self.state, self.state.clock.now.seconds
+        if len(round_.transaction.body) <= state.settings.inline_bytes or now - round_.since > TRAVELLING_MAX_S:
+            return False
+        answered = round_.answers if round_.decision is None else round_.accepted
+        waiting = (node for node in state.roster.voters if node not in answered)
+        return any(now - state.pieces.taken.get(node, 0.0) < state.settings.suspicion_ms / 1000 for node in waiting)
 
     def _ask_leaders(self, asks: Mapping[str, Sequence[Txid]]) -> None:
         """Ask each leader once about all of its transactions, and then again after pauses that double."""

@@ -13,6 +13,7 @@ from bedrockish.core.coordinator.request import Stage
 from bedrockish.core.protocol.events import Event
 from bedrockish.core.protocol.messages import (
     Accept,
+    Approve,
     Begin,
     Commit,
     Entries,
@@ -313,6 +314,29 @@ def test_a_dead_leaders_large_transaction_is_recovered() -> None:
     assert of_kind(net, Piece, "B")
     net.run(20.0)
     assert not net.places["B"].disk.seen.pieces
+
+
+def test_recovery_waits_for_a_voter_that_fetches_its_body() -> None:
+    """Another round would bring another ballot, and the voter would fetch all pieces again."""
+    net = Net("ABC", settings=LARGE)
+    net.cut("A", "C")
+    key = "".join(map(str, range(500)))  # all pieces differ
+    net.ask("A", add("one", key))
+    while not any(type(f[2]) is Approve for f in net.flights):
+        flight = net.flights.popleft()
+        net.play(flight[1], "receive", flight[0], flight[2])
+    net.flights.clear()
+    net.cut("A", "B")
+    net.kept = {Piece}
+    began = net.seconds
+    while key not in net.places["B"].disk.seen.rows:
+        net.run(0.25)
+        assert net.seconds < began + 60
+        for _ in range(min(4, len(net.flights))):
+            flight = net.flights.popleft()
+            net.play(flight[1], "receive", flight[0], flight[2])
+    assert net.seconds > began + 5, "longer than any patience"
+    assert net.places["B"].core.recovery.counts["started"] == 1
 
 
 def test_a_vote_keeps_its_pieces_over_a_restart_with_other_sizes() -> None:

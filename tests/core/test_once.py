@@ -128,6 +128,20 @@ def test_unrelated_commit_of_another_node_moves_the_base() -> None:
     assert answer.token.vector == {"A": 1, "B": 1}  # its base has moved up to the other one
 
 
+def test_transaction_names_the_safe_time_of_its_snapshot() -> None:
+    """Safe time that has passed a commit during a long execution is not told: the snapshot lacks that commit."""
+    world = Trio()
+    old = prepared(world.base("A"), writes="y")
+    world.commit("B", writes="z")
+    world.run(3.0)
+    world.submit("A", old, once=False)
+    world.run(0.2)
+    theirs, ours = (entry.transaction for entry in world.journals["A"])
+    assert world.nodes["A"].state.clock.safe > theirs.txid.clock
+    assert ours.base == {}
+    assert ours.safe < theirs.txid.clock
+
+
 def test_conflicting_commit_outside_the_base_ends_an_open_transaction() -> None:
     """It is not executed again: its client has acted on the old value."""
     world = Trio()

@@ -121,6 +121,7 @@ class World:
         # A base below the floor is refused, or compared with the journal.
         if not covers(base, self.window.floor):
             return
+        assert self.window.oldest_outside(base) == min((made.txid.clock for made in lacking), default=None)
         found = {each.other for each in self.window.conflicts(mine, base)}
         assert found == {made.txid for made in lacking if conflict(mine, made.access_set) is not None}
         spans = draw_access_set(luck).write_ranges

@@ -32,6 +32,19 @@ def test_damaged_rows_are_a_part_of_the_worlds_that_are_drawn() -> None:
         assert not any(options.alter for options in damaged)
 
 
+def test_rows_that_cannot_be_read_are_found_and_heal() -> None:
+    """A statement, a comparison or a commit that meets such a row stops its node, which fills itself again."""
+    total: Counter[str] = Counter()
+    for seed in range(1, 4):
+        options = draw_hard_options(seed).with_(flip_every_s=0.03, unreadable=1.0, alter=0.0, load_s=2.0, delay_ms=2.0)
+        broken, world = run_seed(options.with_(voters=max(3, options.voters), compare_ms=5.0, closing_lag_ms=100))
+        assert broken is None, f"seed {seed}: {broken}"
+        total.update(world.counts)
+    assert total["nodes damaged"] > 5
+    assert total["filled again"] > 5
+    assert not total["transactions doubted"]  # none is compared with such a row
+
+
 def test_read_of_undetected_damage_is_allowed() -> None:
     """A strict read is certified to be recent, not to be undamaged: the law covers undetected damage."""
     told = 0

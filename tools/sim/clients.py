@@ -237,8 +237,13 @@ class Client:
     def _write(self) -> Statement:
         luck = self.luck
         value: Any = f"{self.name}-{self.count}"
-        if self.world.options.stamps and luck.random() < self.world.options.stamps:
+        options = self.world.options
+        if options.stamps and luck.random() < options.stamps:
             return Statement("stamp", (self._key(),))
+        if options.sweeps and luck.random() < options.sweeps:
+            return Statement("sweep", (*luck.choice((self._pair(), ("k", "l"))), luck.randint(1, 9)))
+        if options.large and luck.random() < options.large:
+            return Statement("write", (f"own {self.name} {luck.randrange(4)}", f"{value} " * luck.randint(50, 400)))
         match luck.randrange(10):
             case 9:
                 return Statement("stamp", (self._key(),))

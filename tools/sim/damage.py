@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import cbor2
 
 from bedrockish.api.requests import Answer, Request
+from bedrockish.core.protocol.events import Compared
 from bedrockish.core.protocol.health import Alarm, Mode, encode_alarm
 from bedrockish.core.protocol.messages import (
     Accept,
@@ -32,9 +33,9 @@ from bedrockish.core.protocol.messages import (
 )
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.entry import Entry
-from bedrockish_journal.model.transaction import ROWS, Transaction
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import covers
-from tools.sim.database import NOTHING, Row
+from tools.sim.database import NOTHING, UNREADABLE, DivergedError, Row
 from tools.sim.disk import ALARM, Batch, Image, Note
 
 if TYPE_CHECKING:
@@ -89,9 +90,10 @@ class Flips:
             return
         key = self.luck.choice(keys)
         self.keys.add(key)
+        is_lost = bool(self.world.options.unreadable) and self.luck.random() < self.world.options.unreadable
         for image in (seen, durable):
             version, value = image.flipped[key] = image.rows[key]
-            image.rows[key] = (version, _damaged(value, self.count))
+            image.rows[key] = (version, UNREADABLE if is_lost else _damaged(value, self.count))
         self.world.counts["rows damaged"] += 1
         self.world.trace(machine.name, "is damaged unawares", key, seen.rows[key])
 
@@ -164,25 +166,63 @@ class Care:
         self.luck = Random(f"care {machine.name} {machine.world.options.seed}")
         self.doubts = 0
         self._looks = False  # a comparison is about to begin
+        self._compared: dict[Txid, str | None] = {}  # where rows differ; None while they are compared
 
     def started(self) -> None:
         """The node has begun: heal it if it knows that it is damaged, and compare tables now and then."""
         self.doubts, self._looks = 0, False
+        self._compared.clear()
         if is_damaged(self.machine):
             self._heal_soon()
         elif self.machine.world.options.flip_every_s:
             self._look_later()
 
-    def why_rows_differ(self, transaction: Transaction) -> str:
-        """Return why a transaction was not made of the rows that are here; empty if it was."""
+    @property
+    def comparing(self) -> Iterable[Txid]:
+        """The transactions whose rows are compared."""
+        return [txid for txid, found in self._compared.items() if found is None]
+
+    def compare_rows(self, transaction: Transaction) -> str | None:
+        """Return why a transaction was not made of the rows that are here; empty if it was.
+
+        None: another thread compares them, and ``Compared`` will be stepped.
+        """
+        mean_ms, txid = self.machine.world.options.compare_ms, transaction.txid
+        if not mean_ms or transaction.kind != ROWS:
+            return self._doubt(transaction, self._difference(transaction))
+        if self._compared.get(txid) is not None:
+            return self._doubt(transaction, self._compared.pop(txid) or "")
+        if txid not in self._compared:
+            self._compared[txid] = None
+            self._after(self.luck.expovariate(1000 / mean_ms), lambda: self._was_compared(transaction))
+        return None
+
+    def _was_compared(self, transaction: Transaction) -> None:
+        self.machine.guarded(lambda _: self._compared.update({transaction.txid: self._difference(transaction)}))
+        self.machine.post(Compared(transaction.txid))
+
+    def _difference(self, transaction: Transaction) -> str:
+        """Return the key of a row that is another one here than the one that a transaction was made of, or nothing.
+
+        Raises:
+            DivergedError: a row cannot be read.
+        """
         image = self.machine.disk.seen
         if transaction.kind != ROWS or transaction.schema != image.schema:
             return ""
         for key, before, _ in cbor2.loads(transaction.changes):
-            if image.rows.get(key, NOTHING) != tuple(before):
-                self.machine.world.flips.doubted(self.machine, transaction, key)
-                return f"row {key} is another one here"
+            row = image.rows.get(key, NOTHING)
+            if row[1] is UNREADABLE:
+                raise DivergedError(f"{key} cannot be read")
+            if row != tuple(before):
+                return str(key)
         return ""
+
+    def _doubt(self, transaction: Transaction, key: str) -> str:
+        if not key:
+            return ""
+        self.machine.world.flips.doubted(self.machine, transaction, key)
+        return f"row {key} is another one here"
 
     def stepped(self) -> None:
         """The core took a step: when it has come to doubt its rows, or a peer's, look."""

@@ -24,11 +24,28 @@ from bedrockish_journal.model.vector import Vector
 Row = tuple[int, Any]
 NOTHING: Row = (0, None)
 TABLE = b"t:rows\0"
+INDEX = b"i:rows\0"
+WHOLE_INDEX = (INDEX, b"i:rows\1")
+
+
+class Unreadable:
+    """The value of a row that the file cannot give any more."""
+
+    def __repr__(self) -> str:
+        return "unreadable"
+
+
+UNREADABLE = Unreadable()
 
 
 def point(key: str) -> bytes:
     """Return the conflict key of a row."""
     return TABLE + key.encode()
+
+
+def entry(key: str) -> bytes:
+    """Return the conflict key of a row's entry in the index."""
+    return INDEX + key.encode()
 
 
 @dataclass
@@ -41,20 +58,33 @@ class Run:
     written: dict[str, Row] = field(default_factory=dict)
     points: set[bytes] = field(default_factory=set)
     ranges: set[tuple[bytes, bytes]] = field(default_factory=set)
+    indexed: bool = False  # each row has an entry in an index
+    sweeps: bool = False  # it writes the index as a whole
 
     def get(self, key: str) -> Row:
         self.points.add(point(key))
-        return self.written.get(key) or self.rows.get(key, NOTHING)
+        return self.written.get(key) or self.read(key)
+
+    def read(self, key: str) -> Row:
+        """Return a row of the file.
+
+        Raises:
+            DivergedError: it cannot be read.
+        """
+        row = self.rows.get(key, NOTHING)
+        if row[1] is UNREADABLE:
+            raise DivergedError(f"{key} cannot be read")
+        return row
 
     def between(self, low: str, high: str) -> list[tuple[str, Row]]:
         self.ranges.add((point(low), point(high)))
         keys = sorted(key for key in {*self.rows, *self.written} if low <= key < high)
-        return [(key, self.written.get(key) or self.rows[key]) for key in keys]
+        return [(key, self.written.get(key) or self.read(key)) for key in keys]
 
     def put(self, key: str, value: Any, *, blind: bool = False) -> int:
         if not blind:
             self.points.add(point(key))
-        version = self.rows.get(key, NOTHING)[0] + 1  # one transaction makes one version, however often it writes
+        version = self.read(key)[0] + 1  # one transaction makes one version, however often it writes
         self.written[key] = (version, value)
         return version
 
@@ -96,9 +126,14 @@ def run_statement(run: Run, statement: Statement) -> list[Any]:
             run.put(source, have - amount)
             run.put(target, _number(run.get(target)[1]) + amount)
             return [[key, *run.written[key]] for key in (source, target)]
+        case "sweep", [low, high, amount]:
+            run.sweeps = True
+            found = [(key, _number(row[1]) + amount) for key, row in run.between(low, high) if row[1] is not None]
+            found = found or [(low, amount)]  # an empty range gets a row
+            return [[key, run.put(key, value), value] for key, value in found]
         case "total", [low, high, key]:
-            found = sum(_number(row[1]) for _, row in run.between(low, high))
-            return [[key, run.put(key, found), found]]
+            summed = sum(_number(row[1]) for _, row in run.between(low, high))
+            return [[key, run.put(key, summed), summed]]
         case _:
             raise AssertionError(f"no statement is called {statement.sql}")
 
@@ -110,7 +145,7 @@ def wants_clock(request: Request) -> bool:
 
 def only_writes(request: Request) -> bool:
     """Whether a request writes rows, whatever they are, and is told nothing of its transaction."""
-    writes = ("write", "delete", "add", "append", "note", "move", "total")
+    writes = ("write", "delete", "add", "append", "note", "move", "total", "sweep")
     return any(statement.sql in writes for statement in request.statements) and not wants_clock(request)
 
 
@@ -129,24 +164,31 @@ class Outcome:
     access_set: AccessSet
 
 
-def run_program(rows: Mapping[str, Row], statements: Iterable[Statement], where: str, clock: int = 0) -> Outcome:
+def run_program(
+    rows: Mapping[str, Row], statements: Iterable[Statement], where: str, clock: int = 0, *, indexed: bool = False
+) -> Outcome:
     """Run a program and leave the rows as they are.
 
     Raises:
         ConstraintError: the rows forbid it.
     """
-    return run_together(rows, [statements], where, clock)[0]
+    return run_together(rows, [statements], where, clock, indexed=indexed)[0]
 
 
 def run_together(
-    rows: Mapping[str, Row], programs: Sequence[Iterable[Statement]], where: str, clock: int = 0
+    rows: Mapping[str, Row],
+    programs: Sequence[Iterable[Statement]],
+    where: str,
+    clock: int = 0,
+    *,
+    indexed: bool = False,
 ) -> list[Outcome]:
     """Run programs, one on top of the other, and leave the rows as they are; what they did is that of all of them.
 
     Raises:
         ConstraintError: the rows forbid one.
     """
-    run = Run(rows, where, clock)
+    run = Run(rows, where, clock, indexed=indexed)
     try:
         told = [[run_statement(run, statement) for statement in statements] for statements in programs]
     except ConstraintError as error:
@@ -162,9 +204,12 @@ def outcomes_of(rows: Mapping[str, Row], run: Run, told: list[list[Any]]) -> lis
     for low, high in run.ranges:
         reads.update({key: 0 for key in rows if low <= point(key) < high})
     reads = {key: rows.get(key, NOTHING)[0] for key in sorted(reads)}
-    access_set = AccessSet(
-        frozenset(run.points), tuple(sorted(run.ranges)), frozenset(point(key) for key in run.written)
-    )
+    # A sweep counts the entries of the index as one range, as an engine does that writes many.
+    swept = (WHOLE_INDEX,) if run.sweeps and run.written else ()
+    written = frozenset(point(key) for key in run.written)
+    if run.indexed and not swept:
+        written |= {entry(key) for key in run.written}
+    access_set = AccessSet(frozenset(run.points), tuple(sorted(run.ranges)), written, swept)
     return [Outcome(reads, access_set.read_ranges, changes, one, access_set) for one in told]
 
 
@@ -176,6 +221,8 @@ def execute(
     schema: int,
     clock: int = 0,
     others: Sequence[Request] = (),
+    *,
+    indexed: bool = False,
 ) -> Prepared:
     """Run a request as an engine would, and others on top of it, up to the first that fails.
 
@@ -193,7 +240,7 @@ def execute(
         delay_ms = (0, 0, 0, 400, 2_500)[crc32(request.command.encode()) % 5]
         return Prepared(dict(base), schema, False, SCHEMA, AccessSet(), statements, result, delay_ms=delay_ms)
     try:
-        outcomes = [run_program(rows, request.statements, where, clock)]
+        outcomes = [run_program(rows, request.statements, where, clock, indexed=indexed)]
     except ConstraintError as error:
         seen = error.rests_on
         assert isinstance(seen, Outcome)
@@ -201,7 +248,8 @@ def execute(
         raise
     while others:
         try:
-            outcomes = run_together(rows, [one.statements for one in (request, *others)], where, clock)
+            programs = [one.statements for one in (request, *others)]
+            outcomes = run_together(rows, programs, where, clock, indexed=indexed)
             break
         except (ConstraintError, ClockNeededError):
             others = others[:-1]
@@ -212,9 +260,11 @@ def execute(
     changes = b"" if readonly else cbor2.dumps(outcome.changes)
     access_set = outcome.access_set
     if request.isolation == SNAPSHOT and not readonly:  # what was only read is not certified
-        access_set = AccessSet(access_set.read_points & access_set.write_points, (), access_set.write_points)
+        written = access_set.write_points, access_set.write_ranges
+        access_set = AccessSet(access_set.read_points & access_set.write_points, (), *written)
     own = clock if wants_clock(request) else 0
-    return Prepared(dict(base), schema, readonly, ROWS, access_set, changes, result, own, joined)
+    spans = access_set.write_ranges
+    return Prepared(dict(base), schema, readonly, ROWS, access_set, changes, result, own, joined, spans=spans)
 
 
 def result_of(outcome: Outcome, schema: int) -> bytes:

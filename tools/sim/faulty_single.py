@@ -10,6 +10,7 @@ from bedrockish.core.coordinator import (
     coordinator,
     reads,
     replies,
+    request,
     revalidation,
     schema_barrier,
 )
@@ -28,6 +29,20 @@ def _here(rule: str, owner: object, name: str, old: str, new: str, test: str) ->
 
 
 SINGLE: dict[str, Moment] = {
+    "a body on its way is no answer": Moment(
+        fault(
+            "a recovery waits for a voter that fetches its body",
+            (_Recovery, "check", " and not self._is_travelling(round_)", ""),
+        ),
+        "tests.core.test_large:test_recovery_waits_for_a_voter_that_fetches_its_body",
+    ),
+    "safe time of now": Moment(
+        fault(
+            "a transaction tells up to which clock its snapshot has all commits",
+            (request, "make_transaction", "state.safe_of(prepared.base)", "state.clock.safe"),
+        ),
+        "tests.core.test_once:test_transaction_names_the_safe_time_of_its_snapshot",
+    ),
     # -- votes -------------------------------------------------------------------------------------------------------
     "a repeated BEGIN is judged anew": Moment(
         fault("what was approved stays so", (_Voting, "_consider", "if vote is not None and vote.held:", "if False:")),

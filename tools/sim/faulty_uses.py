@@ -35,6 +35,15 @@ _LARGE = {
     **{"talks": 0.0, "alter": 0.0, "load_s": 2.0, "dead": 0, "faults": ()},
 }
 _TALKS = {"talks": 0.7, "voters": 3, "hot": 0.5, "delay_ms": 5.0, "load_s": 3.0}
+_COMPARED = {
+    **{"compare_ms": 100.0, "voters": 3, "dead": 0, "clients": 6, "think_ms": 20.0, "delay_ms": 1.0, "sync_ms": 0.5},
+    **{"hot": 0.0, "keys": 40, "closing_lag_ms": 50, "heartbeat_ms": 20, "load_s": 3.0, "timeout_s": 5.0, "alter": 0.0},
+    **{"faults": (), "suspect_every_s": 0.0, "changes_every_s": 0.0, "flip_every_s": 0.0, "lose": 0.0},
+}
+_STEADY = {
+    **{**_COMPARED, "compare_ms": 0.0, "load_s": 14.0, "think_ms": 40.0, "duplicate": 0.0, "ordered": True},
+    **{"piece_bytes": 0, "delay_ms": 20.0, "clients": 10},
+}
 _HOPS = {
     **{"voters": 3, "dead": 0, "clients": 10, "wander": 1.0, "think_ms": 1.0, "delay_ms": 2.0, "sync_ms": 0.5},
     **{"hot": 0.9, "talks": 0.0, "execute_ms": 0.0, "timeout_s": 2.0, "lose": 0.0},
@@ -75,6 +84,31 @@ USES: dict[str, Fault] = {
         "a reservation decides on nothing",
         (_Voting, "_consider", _VETO, f"{_VETO} or {_RESERVED}"),
         **CROWDED,
+    ),
+    "time closes over what is compared": fault(
+        "closed time waits for the comparison of rows",
+        (safe_time.SafeTime, "advance", "unapplied, compared, *read) if", "unapplied, *read) if"),
+        **_COMPARED,
+    ),
+    "time closes over what is put together": fault(
+        "closed time waits for a BEGIN whose pieces are here",
+        (safe_time.SafeTime, "advance", "unapplied, compared, *read) if", "unapplied, compared) if"),
+        **{**_COMPARED, "compare_ms": 0.0, "piece_bytes": 40, "closing_lag_ms": 10, "heartbeat_ms": 5},
+    ),
+    "what was compared stays open": fault(
+        "closed time goes on when rows were compared",
+        (_Voting, "_consider", "state.votes.comparing.pop(txid, None)", "state.votes.comparing.get(txid)"),
+        **_COMPARED,
+    ),
+    "the cut waits for a rest": fault(
+        "safe time goes on while clients write",
+        (safe_time.SafeTime, "_worth_a_sync", "return True  # something", "return False  # something"),
+        **_STEADY,
+    ),
+    "a sweep overlooks commits": fault(
+        "commits that wrote rows of a sweep conflict with it",
+        (once, "first_conflict", "conflicts = window", "conflicts = () if spans else window"),
+        **{**_LARGE, "sweeps": 0.3},
     ),
     "tokens are not looked at": fault(
         "a session waits for what it has seen", (_State, "has_seen", "return covers", "return True or covers")

@@ -34,6 +34,7 @@ from tools.sim.database import wants_clock
 from tools.sim.disk import Write
 from tools.sim.history import Histories, strictly_told
 from tools.sim.holding import Holding
+from tools.sim.moving import Moving
 from tools.sim.schemas import Schemas
 from tools.sim.talks import NOTHING
 
@@ -69,6 +70,7 @@ class Laws:
         self.results: dict[str, bytes] = {}
         self.schemas = Schemas(world)
         self.holding = Holding()
+        self.moving = Moving()
         self.retired: dict[int, Collection[str]] = {0: ()}  # by version of the membership
         self.voters: dict[int, Collection[str]] = {}  # the same; that of the founders is the world's
 
@@ -109,6 +111,12 @@ class Laws:
         known = self.results.setdefault(command, answer.results)
         if known != answer.results:
             self.broken("a command has one result", f"{command} was answered twice, differently")
+
+    def says(self, machine: "Machine", message: Message) -> None:
+        """A node composes a message, which leaves when what it rests on is durable."""
+        story = self.moving.broken_by(machine, message)
+        if story:
+            self.broken("what came in time is not late", story)
 
     def left(self, source: str, message: Message) -> None:
         """A message leaves a node."""
@@ -225,9 +233,9 @@ class Laws:
     def stepped(self, machine: "Machine") -> None:
         """A core took a step: note a new safe time, which is public once the step is durable."""
         assert machine.node is not None
-        law, story = self.holding.broken(machine, self.world.now)
-        if law:
-            self.broken(law, story)
+        for law, story in (self.holding.broken(machine, self.world.now), self.moving.broken(machine)):
+            if law:
+                self.broken(law, story)
         safe = machine.node.state.clock.safe
         if safe > self.safe.get(machine.name, 0):
             self.safe[machine.name] = safe

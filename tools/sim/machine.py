@@ -120,7 +120,7 @@ class Machine:
             has_applied=self._has_applied,
             find_places=self._find_places,
             conflicts=lambda *asked: self.disk.seen.conflicts(*asked),
-            compare_rows=self.care.why_rows_differ,
+            compare_rows=self.care.compare_rows,
         )
         self.care.started()
         self.guarded(lambda node: self._perform(node.start(self.now())))
@@ -253,6 +253,7 @@ class Machine:
         for _ in range(len(self.inbox)):
             event = self.inbox.popleft()
             self.world.trace(self.name, event)
+            self.world.laws.moving.hears(self, event)
             self.guarded(lambda node, event=event: self._perform(node.step(event, self.now())))  # type: ignore[misc]
             if boot != self.boot:
                 return  # it has found that it is damaged
@@ -331,6 +332,7 @@ class Machine:
                         self.world.flips.met(self, effect.entry, damaged)
             case do.Assemble(peer, parts):
                 boot = self.boot
+                self.world.laws.moving.reads(self, peer, parts)
                 self.world.after(self.luck.expovariate(1 / ASSEMBLE_S), lambda: self._assembled(boot, peer, parts))
             case do.Activate(txid):
                 disk.write(effect)
@@ -441,9 +443,11 @@ class Machine:
         Raises:
             BedrockishError: it cannot be.
         """
-        image, all_of_them = self.disk.seen, (request, *others)
+        image, all_of_them, indexed = self.disk.seen, (request, *others), bool(self.world.options.sweeps)
         try:
-            prepared = execute(image.rows, request, image.applied, self.name, image.schema, clock, others)
+            prepared = execute(
+                *(image.rows, request, image.applied, self.name, image.schema, clock, others), indexed=indexed
+            )
         except BedrockishError as error:
             if isinstance(error.rests_on, Prepared):
                 self.world.flips.executed(image, error.rests_on.result, all_of_them)
@@ -463,6 +467,7 @@ class Machine:
         self.disk.then(lambda: self.world.after(delay, lambda: boot == self.boot and answerer(answer)))
 
     def _send(self, peer: str, message: Message) -> None:
+        self.world.laws.says(self, message)
         if self._encoded[0] is not message:  # the same message to several peers is encoded once
             self._encoded = (message, encode(message))
         data = self._encoded[1]

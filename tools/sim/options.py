@@ -33,6 +33,7 @@ FAULTS = (
 )
 OLDER = 5  # what a seed leaves over, divided by 7, whose cluster begins a level below
 COMINGS = 3  # what a seed leaves over, divided by 11, in whose cluster nodes come as voters, and go, all the time
+STEADY = 6  # what a seed leaves over, divided by 13, in whose cluster nothing goes wrong for 12 s
 GATHER_MS = (0.0, 0.0, 2.0, 20.0)
 VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
 
@@ -91,6 +92,10 @@ class Options:
         schema_delay_ms: how long after its decision that comes into force.
         reserve_ms: how long others hold back at most for a command over much of the rows that loses again and again.
         piece_bytes: transactions and messages of more than twice this travel in pieces of this size; 0: hardly any.
+        large: the chance that a statement that writes writes a long text.
+        sweeps: the chance that a statement that writes changes all rows of a range, and their index as a whole.
+        compare_ms: mean time for which a voter compares the rows of a transaction; 0: between two events.
+        unreadable: the chance that a damaged row cannot be read at all.
         flip_every_s: mean pause between two rows that are damaged; 0 for none.
         scrub_s: mean pause between two comparisons of a node's tables with others', where rows are damaged.
         level: the release level at which the cluster begins; below the program's, it is raised some time.
@@ -140,6 +145,10 @@ class Options:
     schema_delay_ms: int = 50
     reserve_ms: int = 3_000
     piece_bytes: int = 0
+    large: float = 0.0
+    sweeps: float = 0.0
+    compare_ms: float = 0.0
+    unreadable: float = 0.0
     flip_every_s: float = 0.0
     scrub_s: float = 3.0
     only: tuple[str, ...] = ()
@@ -159,6 +168,12 @@ class Options:
             reserve_ms=self.reserve_ms,
             **({"inline_bytes": 2 * self.piece_bytes, "piece_bytes": self.piece_bytes} if self.piece_bytes else {}),
         )
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong, and the members stay the same."""
+        every = (self.fault_every_s if self.faults else 0.0, self.suspect_every_s, self.changes_every_s)
+        return not any((*every, self.flip_every_s, self.lose, self.duplicate)) and self.ordered
 
     @contextmanager
     def constants(self) -> Iterator[None]:
@@ -201,6 +216,18 @@ def draw_options(seed: int) -> Options:
     options = options.with_(gather_ms=Random(f"gather {seed}").choice(GATHER_MS))
     options = options.with_(window_entries=Random(f"window {seed}").choice((0, 3, 50_000)))
     options = options.with_(segment=Random(f"segment {seed}").choice((0, 2, 5)))
+    luck = Random(f"large {seed}")
+    large = luck.choice((0.0, 0.0, 0.1, 0.3))
+    if large:
+        options = options.with_(large=large, piece_bytes=options.piece_bytes or luck.choice((200, 600)))
+    if seed % 13 == STEADY:
+        calm = {"faults": (), "suspect_every_s": 0.0, "changes_every_s": 0.0, "flip_every_s": 0.0, "comings": 0.0}
+        calm |= {"lose": 0.0, "duplicate": 0.0, "ordered": True, "think_ms": max(60.0, options.think_ms)}
+        options = options.with_(load_s=12.0, **calm)
+    options = options.with_(sweeps=Random(f"sweeps {seed}").choice((0.0, 0.0, 0.05, 0.2)))
+    options = options.with_(compare_ms=Random(f"compare {seed}").choice((0.0, 0.0, 5.0, 100.0)))
+    if options.flip_every_s:
+        options = options.with_(unreadable=Random(f"unreadable {seed}").choice((0.0, 0.2)))
     if options.changes_every_s:
         options = options.with_(names_again=Random(f"names {seed}").choice((0.0, 0.3)))
     return options.with_(level=LEVEL - 1) if seed % 7 == OLDER else options

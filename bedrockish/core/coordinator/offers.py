@@ -131,7 +131,7 @@ class Offers:
         """Send a peer the pieces that it wants."""
         # No more than that at once: a piece is read into memory to be sent.
         for digest in message.pieces[:WANTED_MAX]:
-            data = self.state.pieces.take(peer, digest)
+            data = self.state.pieces.take(peer, digest, self.state.clock.now.seconds)
             if data is not None and digest in self.state.pieces.offered:
                 self.staging.save(digest, data)  # a few at a time, as they leave
             self.state.outbox.send(peer, Piece(digest, data))

@@ -235,7 +235,8 @@ def make_transaction(
         Txid(clock, state.me),
         # Sorted: equal transactions have equal bytes, and so one hash, however their vectors came about.
         dict(sorted(state.timelines.in_short(prepared.base).items())),
-        state.clock.safe,
+        # Not safe time of now: it may have passed commits that came while the request was executed.
+        state.safe_of(prepared.base),
         prepared.schema,
         state.roster.membership.version,
         inflight.request.command,

@@ -346,6 +346,11 @@ class Segment:
         """Return whether a base has seen each commit under its first place."""
         return all(base.get(leader, 0) >= tick for leader, tick in self._last.items())
 
+    def oldest_outside(self, base: Vector) -> int | None:
+        """Return the smallest clock of the commits here that a base has not seen, or None."""
+        clocks = enumerate(self._clocks)
+        return min((clock for owner, clock in clocks if not self._owner_is_in(owner, base)), default=None)
+
     def owner_of(self, txid: Txid) -> int | None:
         """Return the number of a commit in this segment, None if it is not here."""
         # Clocks are in no order inside: without this every late place would be looked for in every segment.
@@ -624,6 +629,16 @@ class CommitWindow:
             if seen < len(line.commits):
                 found += [known for known in islice(line.commits, seen, None) if not known.is_in(base)]
         return found
+
+    def oldest_outside(self, base: Vector) -> int | None:
+        """Return the smallest clock of the commits that a base has not seen; None if it has seen all."""
+        newer = self.newer_than(base)
+        if newer is None:
+            newer = [known for known in self.known.values() if not known.is_in(base)]
+            packed = [segment.oldest_outside(base) for segment in self._segments if not segment.is_in(base)]
+        else:
+            packed = []
+        return min((*(known.txid.clock for known in newer), *filter(None, packed)), default=None)
 
     def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
         """Set the floor after a restart: of the timelines, up to ``applied``, only these ticks were added here."""

@@ -52,6 +52,7 @@ class Pieces:
         offered: those of our own transactions that are not decided, by their hash.
         assembling: messages that are put together just now, in the order in which they were complete.
         sent: to each peer, the pieces of messages that it was sent and has not asked for.
+        taken: to each peer, when it last took a piece of a message, in seconds.
         known: the transaction of a message that came in pieces, which was read ahead; None for most of the time.
     """
 
@@ -61,6 +62,7 @@ class Pieces:
     offered: dict[bytes, Slice] = field(default_factory=dict)
     assembling: list[Assembling] = field(default_factory=list)
     sent: dict[str, list[Sent]] = field(default_factory=dict)
+    taken: dict[str, float] = field(default_factory=dict)
     cutter: Cutter = field(init=False)
     _forget_at: float = 0.0
     known: Transaction | None = None
@@ -109,8 +111,9 @@ class Pieces:
         while len(waiting) > 1 and sum(one.size for one in waiting) > SENT_BYTES_MAX:
             del waiting[0]  # the peer is told that they are not here any more, and asks again if it needs them
 
-    def take(self, peer: str, digest: bytes) -> bytes | None:
+    def take(self, peer: str, digest: bytes, seconds: float) -> bytes | None:
         """Return a piece that a peer wants, which asks for it once; None if it is not here any more."""
+        self.taken[peer] = seconds
         if digest in self.offered:
             return self.offered[digest].read()
         waiting = self.sent.get(peer, [])

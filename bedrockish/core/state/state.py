@@ -296,6 +296,13 @@ class State:
         retired = self.roster.membership.retired
         return any(leader in retired or base.get(leader, 0) >= tick for leader, tick in self._find_places(txid))
 
+    def safe_of(self, base: Vector) -> int:
+        """Return up to which clock a base has seen all commits: safe time now may be past commits that it lacks."""
+        if covers(base, self.timelines.applied):
+            return self.clock.safe
+        lacking = self.commit_window.oldest_outside(base)
+        return self.clock.safe if lacking is None else min(self.clock.safe, lacking - 1)
+
     def conflicts_outside(self, transaction: Transaction) -> bool | None:
         """Return whether a transaction conflicts with a commit outside its base; None if that cannot be told any more.
 

@@ -1,0 +1,152 @@
+"""The laws of moving time under load: closed and safe time go on, and a BEGIN that came in time is not late.
+
+Rest alone would not show it: a cluster whose safe time stands while clients write looks well when they have gone.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bedrockish.core.protocol.events import Assembled, Event, Received
+from bedrockish.core.protocol.messages import Begin, Message, Reason, Reject, decode
+from bedrockish.core.protocol.pieces import Part
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import Txid, decode_transaction
+from bedrockish_journal.model.vector import covers
+
+if TYPE_CHECKING:
+    from tools.sim.machine import Machine
+
+IN_TIME_S = 4.5  # a voter waits 5 s at most for a comparison, or for a message that is being read
+SAFE_S = 6.0  # in a calm world: two rounds of gossip, and the longest wait of a transaction
+NEVER = 1 << 64
+
+
+@dataclass
+class _Run:
+    """One run of a machine.
+
+    Attributes:
+        awake: seconds since which it has taken steps without a pause.
+        last: seconds of its last step.
+        clocks: its clock of late, each with the seconds.
+        looked: seconds at which its times were looked at.
+        lowest, before: the lowest clock that was open since then, and in the period before that.
+        in_time: the BEGINs that came in time, with the seconds.
+        reading: the messages in pieces that are put together, with the seconds.
+    """
+
+    boot: int
+    awake: float
+    last: float
+    looked: float
+    clocks: deque[tuple[float, int]] = field(default_factory=deque)
+    lowest: int = NEVER
+    before: int = NEVER
+    in_time: dict[Txid, float] = field(default_factory=dict)
+    reading: dict[tuple[str, tuple[Part, ...]], float] = field(default_factory=dict)
+
+
+class Moving:
+    """The times of all machines."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Run] = {}
+
+    def _run(self, machine: "Machine") -> _Run:
+        run, now = self._runs.get(machine.name), machine.world.now
+        if run is None or run.boot != machine.boot:
+            run = self._runs[machine.name] = _Run(machine.boot, now, now, now)
+        return run
+
+    # -- what came in time is not late ------------------------------------------------------------------------------
+
+    def reads(self, machine: "Machine", peer: str, parts: tuple[Part, ...]) -> None:
+        """Note that all pieces of a message are here, and that it is put together."""
+        self._run(machine).reading[peer, parts] = machine.world.now
+
+    def hears(self, machine: "Machine", event: Event) -> None:
+        """Note a BEGIN that came in time, before its node takes it."""
+        assert machine.node is not None
+        state, run = machine.node.state, self._run(machine)
+        match event:
+            case Received(_, Begin(body)):
+                came, closed = machine.world.now, state.clock.closed
+            case Assembled(peer, parts, data):
+                known = next(one for one in state.pieces.assembling if one.peer == peer and one.parts == parts)
+                came, closed = run.reading.pop((peer, parts), machine.world.now), known.closable
+                try:
+                    message = decode(data)
+                except EntryMalformedError:
+                    return
+                if not isinstance(message, Begin):
+                    return
+                body = message.body
+            case _:
+                return
+        transaction = decode_transaction(body)
+        # One that has to wait for its base may be overtaken.
+        waits = not covers(state.timelines.applied, transaction.base)
+        if transaction.txid.clock > max(closed, state.clock.floor) and not waits:
+            run.in_time.setdefault(transaction.txid, came)
+
+    def broken_by(self, machine: "Machine", message: Message) -> str:
+        """Return how a message breaks the law, or nothing."""
+        if not isinstance(message, Reject):
+            return ""
+        # A rejected one leaves no trace: said again, it may be late.
+        came = self._run(machine).in_time.pop(message.txid, None)
+        if message.reason != Reason.TOO_LATE or came is None or machine.world.now - came > IN_TIME_S:
+            return ""
+        return f"{machine.name} rejects {message.txid} as too late, which came in time at {came:.3f} s"
+
+    # -- closed and safe go on --------------------------------------------------------------------------------------
+
+    def broken(self, machine: "Machine") -> tuple[str, str]:
+        """Look at a machine that has taken a step; return the law that it breaks, and how; or nothing."""
+        assert machine.node is not None
+        state, run, now = machine.node.state, self._run(machine), machine.world.now
+        heartbeat_s = state.settings.heartbeat_ms / 1000
+        if now - run.last > 2 * heartbeat_s + 0.05:  # it has stood still
+            run.awake, run.lowest, run.before = now, NEVER, NEVER
+            run.clocks.clear()
+        run.last = now
+        if not run.clocks or now - run.clocks[-1][0] >= heartbeat_s / 4:
+            run.clocks.append((now, state.clock.value))
+        run.lowest = min(run.lowest, self._lowest(machine))
+        period_s = 3 * heartbeat_s + 0.1
+        if now - run.looked < period_s or not state.health.applies:
+            return "", ""
+        lag_s = state.settings.closing_lag_ms / 1000 + period_s
+        lowest, run.before, run.lowest, run.looked = min(run.lowest, run.before), run.lowest, NEVER, now
+        closable = min(self._clock_at(run, now - lag_s), lowest - 1)
+        if now - run.awake > lag_s + period_s and state.clock.closed < closable:
+            return "closed goes on", f"{machine.name} has closed {state.clock.closed:x}, and could close {closable:x}"
+        safe_s = SAFE_S + 2 * lag_s
+        while run.clocks and run.clocks[0][0] < now - 2 * max(lag_s, safe_s):
+            run.clocks.popleft()
+        world = machine.world
+        if world.options.is_calm and not world.closing and now - run.awake > safe_s:
+            due = self._clock_at(run, now - safe_s)
+            if state.clock.safe < due:
+                return (
+                    "safe goes on",
+                    f"{machine.name} has {state.clock.safe:x} as safe, {due:x} was {safe_s:.1f} s ago",
+                )
+        return "", ""
+
+    def _lowest(self, machine: "Machine") -> int:
+        """Return the lowest clock that may still appear at a node."""
+        assert machine.node is not None
+        state, run, world = machine.node.state, self._run(machine), machine.world
+        opened = [state.votes.pending.smallest_clock(), machine.node.apply_queue.smallest_unapplied()]
+        found = [clock for clock in opened if clock is not None]
+        if world.options.compare_ms:
+            found += [txid.clock for txid in machine.care.comparing]
+        if run.reading:
+            found.append(min(one.closable for one in state.pieces.assembling) if state.pieces.assembling else NEVER)
+        return min(found, default=NEVER)
+
+    @staticmethod
+    def _clock_at(run: _Run, seconds: float) -> int:
+        return next((clock for when, clock in reversed(run.clocks) if when <= seconds), 0)

@@ -62,6 +62,7 @@ class Lengths:
         culprits: the functions because of which it may not be ``in_worker``, as a text.
         is_brief: whatever is in the tables, it is over in a moment: it needs no watching.
         constant: with patterns, bytes of its longest text constant; -1: they are not known.
+        has_calls: it calls a function, or may.
     """
 
     loop: int
@@ -70,6 +71,7 @@ class Lengths:
     culprits: str = ""
     is_brief: bool = False
     constant: int = -1
+    has_calls: bool = True
 
 
 OF_SCHEMA = Lengths(SCHEMA_BYTES, 0, True)
@@ -101,8 +103,8 @@ def _has_paths(name: str) -> bool:
     return name.startswith("json") and name.endswith("(-1)")
 
 
-_PLAIN = Lengths(LOOP_BYTES)
-_BRIEF = Lengths(LOOP_BYTES, is_brief=True)
+_PLAIN = Lengths(LOOP_BYTES, has_calls=False)
+_BRIEF = Lengths(LOOP_BYTES, is_brief=True, has_calls=False)
 
 
 def _size(value: object) -> int:

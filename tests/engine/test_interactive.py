@@ -9,6 +9,7 @@ import apsw
 import pytest
 
 from bedrockish.access_sets.growing import Growing
+from bedrockish.api.requests import Statement
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.sqlite.limits import TakesLongError
@@ -83,6 +84,14 @@ class Desk:
             result, _ = self.interactive.run(session, piece, params, 1 << 20)
             found.append((result.rows, result.rowcount))
         return found
+
+    def run_alike(self, session: Session, sql: str, many: list[Any]) -> list[Any]:
+        """Run one text with each of many parameters as a node does; return what each gave, [] if not at once."""
+        recipe = self.interactive.repeatable(session, sql)
+        if recipe is None:
+            return []
+        found = self.interactive.run_alike(session, recipe, [Statement(sql, params) for params in many], 1.0)
+        return [[(result.rows, result.rowcount)] for result in found]
 
     def commit(self, session: Session) -> None:
         prepared = self.interactive.finish(session)
@@ -176,7 +185,7 @@ class Race:
         self.db = plain(self.desk)
         self.history: dict[int, bytes] = {}
         self.open: dict[Session, list[tuple[Step, Any]]] = {}
-        self.committed = 0
+        self.committed = self.at_once = 0
         self.remember()
 
     def remember(self) -> None:
@@ -197,11 +206,22 @@ class Race:
             try:
                 if event < 0.35:
                     self.commit(session)
+                elif event < 0.45:
+                    self.many(session)
                 else:
                     step = _draw(luck)
                     self.open[session].append((step, one(self.desk, session, step)))
             except ConflictError:
                 self.forget(session)
+
+    def many(self, session: Session) -> None:
+        """Run a statement with several parameters, at once if that can be."""
+        sql, many = self.luck.choice(STATEMENTS), [[self.luck.randrange(12) for _ in range(3)] for _ in range(4)]
+        found = self.desk.run_alike(session, sql, many)
+        self.at_once += len(found)
+        for place, params in enumerate(many):
+            step = sql, params
+            self.open[session].append((step, found[place] if found else one(self.desk, session, step)))
 
     def other(self) -> None:
         """Commit something in between."""
@@ -260,6 +280,82 @@ def test_random_interleavings_equal_plain_sqlite(tmp_path: Path, seed: int) -> N
     for _ in range(150):
         race.step()
     race.end()
+
+
+def test_statements_at_once_are_what_they_are_one_by_one(desk: Desk) -> None:
+    """The same results, row changes, access set and id of the last row, for each kind of write."""
+    plain(desk)
+    desk.node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, text)")
+    texts = {
+        "INSERT INTO account VALUES (?, ?, ?)": [(number + 50, number, f"x{number}") for number in range(20)],
+        "INSERT INTO note(text) VALUES (?)": [(f"t{number}",) for number in range(20)],
+        "INSERT INTO note VALUES (?, ?)": [(number if number % 3 else None, "own") for number in range(500, 520)],
+        "INSERT INTO child VALUES (?, ?)": [(number + 70, number % 4) for number in range(20)],
+        "UPDATE note SET text = ? WHERE id = ?": [(number, number) for number in range(30)],
+        "DELETE FROM log WHERE account = ? AND v = ?": [(number, 1) for number in range(20)],
+    }
+    ways = desk.begin(), desk.begin()
+    told: list[list[Any]] = [[], []]
+    for session, said in zip(ways, told, strict=True):
+        desk.node.engine._ids._highest.clear()  # so that both are given the same ids
+        for sql, many in texts.items():
+            said += [desk.run(session, (sql, many[0])), session.lastrowid]
+            if session is ways[0]:
+                found = desk.run_alike(session, sql, many[1:])
+            else:
+                found = [desk.run(session, (sql, params)) for params in many[1:]]
+            assert len(found) == len(many) - 1, sql
+            said += [*found, session.lastrowid]
+    assert told[0] == told[1]
+    ends = [desk.interactive.finish(session) for session in ways]
+    assert ends[0].access_set == ends[1].access_set
+    assert ends[0].changes == ends[1].changes
+    for session in ways:
+        desk.interactive.end(session)
+
+
+@pytest.mark.parametrize(
+    ("sql", "many"),
+    [
+        ("INSERT INTO account VALUES (?, 0, ?)", [(number % 5 + 80, f"y{number}") for number in range(6)]),
+        ("INSERT INTO account VALUES (?, 0, ?)", [(90, "a"), (91, "b"), (92,), (93, "d")]),
+        ("INSERT INTO account VALUES (?, 0, ?)", [(90, "a"), (91, "b"), (92, object()), (93, "d")]),
+        ("INSERT OR ROLLBACK INTO account VALUES (?, 0, ?)", [(95, "a"), (96, "b"), (95, "c"), (97, "d")]),
+    ],
+    ids=["taken key", "too few values", "no value of SQLite", "rolls everything back"],
+)
+def test_failed_statement_leaves_nothing_of_those_at_once(desk: Desk, sql: str, many: list[Any]) -> None:
+    """The rows that came before stay, and what the transaction goes on with is as if nothing had been tried."""
+    plain(desk)
+    session = desk.begin()
+    desk.run(session, ("INSERT INTO account VALUES (60, 0, ?)", ("first",)))
+    desk.run(session, (sql, (61, "second")))
+    before, lastrowid = list(session.changes), session.lastrowid
+    assert desk.run_alike(session, sql, many) == []
+    assert (session.changes, session.lastrowid) == (before, lastrowid)
+    assert desk.run(session, "SELECT id FROM account WHERE id > 50") == [([(60,), (61,)], -1)]
+    desk.commit(session)
+    assert desk.node.rows("SELECT id FROM account WHERE id > 50") == [(60,), (61,)]
+
+
+def test_statements_that_need_more_care_run_one_by_one(desk: Desk) -> None:
+    """Those that read, loop, return rows, fire triggers or were not run yet; and a row that the hook cannot show."""
+    plain(desk)
+    session = desk.begin()
+    texts = [
+        ("SELECT v FROM account WHERE id = ?", (1,)),
+        ("UPDATE account SET v = v + 1 WHERE v > ?", (100,)),
+        ("INSERT INTO log VALUES (?, 0) RETURNING v", (900,)),
+        ("UPDATE account SET v = ? WHERE id = 900", (1,)),
+    ]
+    for sql, params in texts:
+        desk.run(session, (sql, params))
+        assert desk.interactive.repeatable(session, sql) is None, sql
+    assert desk.interactive.repeatable(session, "INSERT INTO log VALUES (?, 1)") is None
+    sql = "INSERT INTO shape(id, a) VALUES (?, ?)"
+    desk.run(session, (sql, (70, 70)))
+    assert desk.run_alike(session, sql, [(71, 71), (72, 72)]) == []
+    desk.interactive.end(session)
 
 
 def _draw(luck: Random) -> Step:

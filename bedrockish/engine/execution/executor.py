@@ -19,7 +19,7 @@ from bedrockish.access_sets.definitions import folded
 from bedrockish.access_sets.effort import Check, TooDearError
 from bedrockish.access_sets.key_values import Params
 from bedrockish.access_sets.query_names import connection_query
-from bedrockish.access_sets.readset import EVERYTHING, schema_lengths
+from bedrockish.access_sets.readset import EVERYTHING, ReadPlan, schema_lengths
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
@@ -61,6 +61,25 @@ class Known(NamedTuple):
     tables: Tables
     schema: Schema
     expansion: Expansion
+
+
+class Recipe(NamedTuple):
+    """A statement that writes rows and calls no function, and the plan of its reads, none of which depends on rows."""
+
+    piece: Piece
+    plan: ReadPlan
+
+
+ALIKE_MIN, ALIKE_MAX = 4, 250  # statements of one text that run at once: more of them would hold up other clients
+
+
+def count_alike(statements: Sequence[Statement], first: int) -> int:
+    """Return how many statements from a place on have one text, at most ``ALIKE_MAX``."""
+    sql, end = statements[first].sql, min(len(statements), first + ALIKE_MAX)
+    for place in range(first + 1, end):
+        if statements[place].sql != sql:
+            return place - first
+    return end - first
 
 
 class Executor:
@@ -295,6 +314,61 @@ class Executor:
         if rights is not None:
             rights.check(piece, self._views)
         return piece, after
+
+    def repeatable(self, sql: str, user: str = "") -> "Recipe | None":
+        """Return how to run a text many times at once; None unless it has run before, and is one plain write.
+
+        Raises:
+            ForbiddenError: it is not this user's to run.
+        """
+        rights = self.access.of(user) if self.access.users else None
+        known = (self._texts if rights is None or rights.role >= ADMIN else self._limited_texts).get(sql)
+        if known is None or len(known) != 1:
+            return None
+        piece = known[0]
+        if rights is not None:
+            rights.check(piece, self._views)
+        if piece.kind != WRITE or piece.columns or piece.setting or len(piece.names) > MANY_PARAMETERS:
+            return None
+        plan = self.analysis.plan(piece)
+        return None if plan.dependents is not None or plan.lengths.has_calls else Recipe(piece, plan)
+
+    def repeat(
+        self, recipe: "Recipe", statements: Sequence[Statement], budget_s: float
+    ) -> list[tuple[Result, tuple[Any, ...]]] | None:
+        """Run statements of the recipe's text, as many as half of a budget allows; return each one's result and values.
+
+        None if one failed: the caller rolls all of them back, and runs them one by one, which tells what is wrong.
+        """
+        piece, db, seconds, lengths = recipe.piece, self._db, self._limits.seconds, recipe.plan.lengths
+        names, change, text = piece.names, self._change, ""
+        found: list[tuple[Result, tuple[Any, ...]]] = []
+        self.allow(budget_s)
+        if not lengths.is_brief:
+            self._watch(db)
+        until = seconds() + budget_s / 2  # what comes after the last of them takes as long
+        shorten(db, lengths, in_loop=self._budget.is_brief, most=self._most_bytes)
+        try:
+            for statement in statements:
+                binder = Binder(statement.params)
+                params = binder.take(names)
+                binder.finish()
+                wanted = piece.text(params)
+                if wanted is not text:
+                    text = wanted
+                    self._ids.begin()
+                change(text, params)
+                found.append((Result((), [], db.changes(), db.last_insert_rowid() or None), params))
+                if seconds() > until:
+                    break
+        except (apsw.Error, BedrockishError):
+            self._change = db.cursor().execute  # where a value did not fit, the one before keeps all of them
+            return None
+        finally:
+            restore(db, lengths, most=self._most_bytes)
+            self.forget()
+            self.allow(_FOREVER)
+        return found if self.capture.failure is None else None
 
     def is_long(self, statement: Statement) -> bool:
         """Return whether compiling a text, or binding its parameters, would hold up the loop."""

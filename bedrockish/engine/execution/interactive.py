@@ -13,7 +13,7 @@ read or written has changed: that is checked each time, and if one has, the tran
 must not meet anything newer than that, or it would see a mixture; the rows that earlier statements read may change.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bedrockish.access_sets import partial_failure as kept
@@ -21,6 +21,7 @@ from bedrockish.access_sets.change_capture import Touched
 from bedrockish.access_sets.growing import Growing
 from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.executor import Recipe
 from bedrockish.engine.execution.interfaces import Lends
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.snapshot import Readers
@@ -167,6 +168,55 @@ class Interactive:
             raise
         finally:
             self._executor.allow(float("inf"))
+
+    def repeatable(self, session: Session, sql: str) -> Recipe | None:
+        """Return how to run a text many times at once in a transaction; None if it is to be run as any other.
+
+        Raises:
+            ForbiddenError: it is not this user's to run.
+        """
+        recipe = self._executor.repeatable(sql, session.user)
+        if recipe is None or self.needs_snapshot(session, recipe.piece):
+            return None
+        return recipe if session.serializable or recipe.plan.reads_nothing else None
+
+    def run_alike(
+        self, session: Session, recipe: Recipe, statements: Sequence[Statement], budget_s: float
+    ) -> list[Result]:
+        """Run the first statements of the recipe's text, as ``run`` would one after the other; return their results.
+
+        None of them, and no result, if one fails or takes long: they are to be run one by one.
+
+        Raises:
+            ConflictError: what the transaction rests on has changed.
+        """
+        self.engine.come_back()
+        self.check_schema(session)
+        self.start(session)
+        assert session.sets is not None
+        self.engine.scope.begin(session.command, session.clock, session.base)
+        self._enter(session)
+        self.parts.applier.loud()
+        db, capture = self._db, self._capture
+        self._control("SAVEPOINT statement")
+        capture.start(session.size)
+        found = self._executor.repeat(recipe, statements, budget_s)
+        if found is None and self._restore():
+            return []
+        changes, touched = capture.stop()
+        if found is None or touched:  # the net change of one statement is told, and not that of many
+            db.execute("ROLLBACK TO statement")
+            db.execute("RELEASE statement")
+            db.set_last_insert_rowid(session.lastrowid)
+            return []
+        session.lastrowid = db.last_insert_rowid()
+        if not recipe.plan.reads_nothing:
+            for _, params in found:
+                session.sets.read(recipe.piece, params)
+        self._keep(session, changes, touched)
+        session.wrote = True
+        session.looked_behind = session.looked_behind or recipe.piece.looks_behind
+        return [result for result, _ in found]
 
     def rollback_to(self, session: Session, name: str) -> None:
         """Run ROLLBACK TO name; the access set keeps the reads made since then.

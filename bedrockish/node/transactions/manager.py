@@ -459,14 +459,20 @@ class Transactions:
         last = len(request.statements) - 1
         until = began + _turn_s(one.session) if last > 0 else 0.0
         try:
-            for place, statement in enumerate(request.statements):
+            place = alone = 0
+            while place <= last:
+                statement = request.statements[place]
                 one.last = statement.sql[:SHOWN_MAX]
+                done = 0
+                if alone <= place < last:
+                    done, alone = self._alike(one, request.statements, place, results)
                 try:
-                    room -= yield from self._statement(one, statement, room, results)
+                    room -= 0 if done else (yield from self._statement(one, statement, room, results))
                 except UsageError as error:
                     error.details = {**error.details, "statement": place}
                     raise
-                if place < last and time.monotonic() > until:
+                place += done or 1
+                if place <= last and time.monotonic() > until:
                     yield trio.lowlevel.checkpoint
                     self._find(one.owner, one.name)
                     until = time.monotonic() + _turn_s(one.session)
@@ -482,9 +488,32 @@ class Transactions:
             raise failed
         return Answer(encode(results), self._token(one))
 
+    def _alike(self, one: Open, statements: Sequence[Statement], first: int, results: list[Result]) -> tuple[int, int]:
+        """Run statements of one text at once, and add their results.
+
+        Returns:
+            how many were run, and the place before which the next ones are to be run one by one.
+        """
+        session = one.session
+        found, tried = self._runner.run_alike(session, statements, first)
+        for statement, result in zip(statements[first:], found, strict=False):
+            if session.log is None:
+                break
+            session.note(Logged(statement, result))
+        results += found
+        if found:
+            self._check_writes(session)
+        return len(found), first if found else first + tried
+
+    def _check_writes(self, session: Session) -> None:
+        """Raise the error of a transaction that writes at a learner, which could not commit it."""
+        state = self._core.state
+        if (session.wrote or session.draft is not None) and not state.roster.is_voter(state.me):
+            raise write_elsewhere(state)
+
     def _statement(self, one: Open, statement: Statement, room: int, results: list[Result]) -> steps.Steps[int]:
         """Run one text; add its results, and return about how many bytes they take."""
-        session, interactive, state = one.session, self._interactive, self._core.state
+        session, interactive = one.session, self._interactive
         control = parse_control(statement.sql)
         size = 0
         if control is not None:
@@ -507,8 +536,7 @@ class Transactions:
                 raise
             session.note(Logged(statement, last), size)
             results.append(last)
-        if (session.wrote or session.draft is not None) and not state.roster.is_voter(state.me):
-            raise write_elsewhere(state)  # a learner could not commit it
+        self._check_writes(session)
         return size
 
     def _ordinary(self, one: Open, statement: Statement, room: int) -> steps.Steps[tuple[Result, int]]:

@@ -1,5 +1,6 @@
 """Statements of open transactions: in the loop as long as they are short, else in threads."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.coordinator.revalidation import invalidated, overtaken
 from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.executor import ALIKE_MIN, count_alike
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.workspace import Begun, Resumed, Work, Workspace
@@ -50,6 +52,25 @@ class StatementRunner:
         if piece.kind == READ and session.snapshot is not None and not session.owns(piece):
             return (yield from wait(partial(self._on_snapshot, session, piece, params, room)))
         return (yield from wait(partial(self._on_overlay, session, request, (piece, params))))
+
+    def run_alike(self, session: Session, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
+        """Run statements of one text at once, from a place on.
+
+        Returns:
+            their results, none if they are to be run one by one; and how many were tried.
+
+        Raises:
+            BedrockishError: as ``Interactive.run_alike``.
+        """
+        sql = statements[first].sql
+        if session.draft is not None or statements[first + 1].sql != sql or self._workers.expects(sql):
+            return [], 0
+        recipe = self._interactive.repeatable(session, sql)
+        count = 0 if recipe is None else count_alike(statements, first)
+        if recipe is None or count < ALIKE_MIN:
+            return [], 0
+        some = statements[first : first + count]
+        return self._interactive.run_alike(session, recipe, some, self._budget_s), count
 
     def is_long(self, statement: Statement) -> bool:
         """Return whether a text is to be compiled in a worker.

@@ -286,7 +286,7 @@ def test_statements_at_once_are_what_they_are_one_by_one(desk: Desk) -> None:
     """The same results, row changes, access set and id of the last row, for each kind of write."""
     plain(desk)
     desk.node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, text)")
-    texts = {
+    texts: dict[str, list[Any]] = {
         "INSERT INTO account VALUES (?, ?, ?)": [(number + 50, number, f"x{number}") for number in range(20)],
         "INSERT INTO note(text) VALUES (?)": [(f"t{number}",) for number in range(20)],
         "INSERT INTO note VALUES (?, ?)": [(number if number % 3 else None, "own") for number in range(500, 520)],
@@ -342,7 +342,7 @@ def test_statements_that_need_more_care_run_one_by_one(desk: Desk) -> None:
     """Those that read, loop, return rows, fire triggers or were not run yet; and a row that the hook cannot show."""
     plain(desk)
     session = desk.begin()
-    texts = [
+    texts: list[tuple[str, Any]] = [
         ("SELECT v FROM account WHERE id = ?", (1,)),
         ("UPDATE account SET v = v + 1 WHERE v > ?", (100,)),
         ("INSERT INTO log VALUES (?, 0) RETURNING v", (900,)),

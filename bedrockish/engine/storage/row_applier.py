@@ -9,9 +9,9 @@ A change is made only to the very row that it was made of: each statement looks 
 row that differs, here or at the node that led the change, is detected then, and not overwritten.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import apsw
 
@@ -38,6 +38,7 @@ _OWN = apsw.SQLITE_PREPARE_PERSISTENT
 """With it, SQLite's wrapper keeps our statements apart from clients' of the same text, which must obey CHECKs."""
 _REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError)
 """Errors of SQLite by which a table rejects a change; every other error is one of the file or the machine."""
+_KIND = attrgetter("table", "op", "columns")
 _SHOWN = 100  # characters of a value in an error
 
 
@@ -230,23 +231,42 @@ class RowApplier:
         Each changes one row or, if it does not fit, none, or raises; so their sum tells whether all did.
         """
         db = self._db
-        bound = [self._bound(change) for change in changes]
+        bound = [*self._statements(changes)]
         edits = self.indexes.before(changes)
 
         def make() -> bool:
             before = db.total_changes()
-            for text, run in groupby(bound, itemgetter(0)):
-                rows = [values for _, values in run]
+            for text, rows in bound:
                 if len(rows) == 1:
                     self._change(text, rows[0], prepare_flags=_OWN)
                 else:
                     db.executemany(text, rows, prepare_flags=_OWN)
-            if db.total_changes() - before != len(bound):
+            if db.total_changes() - before != len(changes):
                 return False
             self.indexes.after(edits)
             return True
 
         return self._all_or_none(make)
+
+    def _statements(self, changes: list[Change]) -> Iterator[tuple[str, list[Sequence[Value]]]]:
+        """Yield the statements that make changes, in order, each with the parameters for every row that it is run for.
+
+        Insertions, of which bulk loads consist, are bound as a whole: most of them need no work for a row.
+        """
+        for (_, op, _), alike in groupby(changes, _KIND):
+            if op != INSERT:
+                for text, run in groupby(map(self._bound, alike), itemgetter(0)):
+                    yield text, [values for _, values in run]
+                continue
+            inserts = [*alike]
+            text, values = self._bound(inserts[0])
+            table = self._tables[inserts[0].table]
+            rows: list[Sequence[Value]] = [one.after or () for one in inserts]
+            if table.writable != tuple(range(len(table.columns))):
+                rows = [tuple([row[place] for place in table.writable]) for row in rows]
+            if len(values) > len(table.writable):
+                rows = [(*row, one.rowid) for row, one in zip(rows, inserts, strict=True)]
+            yield text, rows
 
     def _hush(self, table: Table) -> None:
         """Switch off the table's triggers, foreign keys and CHECKs."""

@@ -158,7 +158,7 @@ def test_loading_puts_parents_first_and_rows_in_batches(tmp_path: Path) -> None:
             for rows, statements in batches(db, "child"):
                 done.append(rows)
                 for sql, params in statements:
-                    assert isinstance(params, list)
+                    assert isinstance(params, tuple)
                     copy.execute(sql, params)
             assert done == [BATCH_ROWS, 2 * BATCH_ROWS, 3 * BATCH_ROWS, 1000]
             assert copy.execute("SELECT * FROM child").fetchall() == db.execute("SELECT * FROM child").fetchall()

@@ -28,7 +28,7 @@ from bedrockish.engine.derived.index_keeper import stale_indexes
 from bedrockish.engine.entry_applier import EntryApplier
 from bedrockish.engine.execution import group_execution as together
 from bedrockish.engine.execution.ddl_execution import execute_mixed
-from bedrockish.engine.execution.executor import Executor, MixesError
+from bedrockish.engine.execution.executor import Executor, MixesError, OneByOneError
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
 from bedrockish.engine.online_builds import OnlineBuilds
@@ -183,15 +183,21 @@ class Engine:
         base, version = dict(self.applied), self.schema_version
         self.scope.begin(request.command, clock, base)
         try:
-            prepared = self._roll_back(self._execute, request, base, version, budget_s)
+            try:
+                prepared = self._roll_back(self._execute, request, base, version, budget_s, at_once=True)
+            except OneByOneError:
+                self.scope.begin(request.command, clock, base)
+                prepared = self._roll_back(self._execute, request, base, version, budget_s, at_once=False)
         finally:
             if self.locks.held:
                 self.locks.release(request.command)  # from now on, the coordinator reports its writes
         return replace(prepared, clock=clock) if self.scope.used else prepared
 
-    def _execute(self, request: Request, base: dict[str, int], version: int, budget_s: float) -> Prepared:
+    def _execute(
+        self, request: Request, base: dict[str, int], version: int, budget_s: float, *, at_once: bool
+    ) -> Prepared:
         try:
-            return self._executor.execute(request, base, version, budget_s)
+            return self._executor.execute(request, base, version, budget_s, at_once=at_once)
         except MixesError:
             return execute_mixed(self._executor, request, base, version, budget_s)
 
@@ -217,14 +223,14 @@ class Engine:
         finally:
             self.locks.release("")
 
-    def _roll_back(self, action: Callable[..., T], *arguments: Any) -> T:
+    def _roll_back(self, action: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Run an action in the open batch, and roll it back in any case."""
         db, control = self._db, self.batch.control
         self.batch.leave()
         self._applier.loud()
         control("SAVEPOINT request")
         try:
-            return action(*arguments)
+            return action(*arguments, **options)
         except DamagedError:
             self.batch.failed = True
             raise

@@ -9,8 +9,11 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import trio
 
 from bedrockish.api.requests import STRICT, Params
 from bedrockish.client.trio_client import Client
@@ -21,9 +24,9 @@ BATCH_ROWS, BATCH_BYTES = 300, 256 * 1024
 # Tables that refer to each other, or to themselves: their keys are checked at the end of a batch, so it is a large one.
 KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
 ROW_BYTES_MAX = 16 << 20  # below what a node takes as one transaction
-PARAMS_MAX = 900
+AHEAD = 6  # batches under way: while some are being decided, the node executes others, which share their commits
 FINDINGS_MAX = 20
-LAYOUT = 1  # counts up when batches are cut differently, so that their ids do not name other rows
+LAYOUT = 2  # counts up when batches are cut differently, so that their ids do not name other rows
 DEFER = "PRAGMA defer_foreign_keys = ON"
 VIRTUAL = "virtual table"
 REST_ORDER = (VIRTUAL, "index", "view", "trigger")
@@ -202,12 +205,9 @@ def row_bytes(row: Iterable[Any]) -> int:
 
 
 def inserts(table: str, columns: list[str], rows: list[tuple[Any, ...]]) -> Statements:
-    """Return INSERT statements for rows, several rows in each."""
-    wide = max(1, PARAMS_MAX // len(columns))  # rows of one statement
-    head = f"INSERT INTO {quote(table)} ({', '.join(map(quote, columns))}) VALUES "
-    one = "(" + ", ".join("?" * len(columns)) + ")"
-    parts = [rows[i : i + wide] for i in range(0, len(rows), wide)]
-    return [(head + ", ".join([one] * len(part)), [value for row in part for value in row]) for part in parts]
+    """Return an INSERT statement for each row, all of one text: a node runs these at once, and plans them once."""
+    head = f"INSERT INTO {quote(table)} ({', '.join(map(quote, columns))}) VALUES ({', '.join('?' * len(columns))})"
+    return [(head, row) for row in rows]
 
 
 def cut(rows: Iterable[tuple[Any, ...]], rows_max: int, bytes_max: int) -> Iterator[list[tuple[Any, ...]]]:
@@ -237,6 +237,18 @@ def batches(db: sqlite3.Connection, table: str, *, knot: bool = False) -> Iterat
     for rows in cut(db.execute(f"SELECT {names} FROM {quote(table)}"), *limits):
         done += len(rows)
         yield done, inserts(table, columns, rows)
+
+
+def _named(found: Iterable[tuple[int, Statements]], place: int) -> Iterator[tuple[str, int, Statements]]:
+    """Yield a table's batches with their names and numbers of rows."""
+    before = 0
+    for number, (rows, statements) in enumerate(found):
+        yield f"rows-{place}-{number}", rows - before, statements
+        before = rows
+
+
+def _tell(progress: Progress, table: str, counts: Mapping[str, int], rows: int) -> None:
+    progress(table, rows, counts[table])
 
 
 def knotted(db: sqlite3.Connection, tables: list[str]) -> Iterator[Statements]:
@@ -298,6 +310,39 @@ class Once:
         except OutcomeUnknownError:
             await self._client.transact(statements, command=command)
 
+    async def send_all(self, batches: Iterable[tuple[str, int, Statements]], told: Callable[[int], None]) -> None:
+        """Send transactions that do not rest on each other, some of them at a time, until all outcomes are known.
+
+        Args:
+            batches: name, number of rows and statements of each.
+            told: how many rows are done.
+
+        Raises:
+            BedrockishError: one did not happen; others, also later ones, may have happened.
+        """
+        places, failed, done = trio.Semaphore(AHEAD), list[BedrockishError](), 0
+
+        async def send(name: str, rows: int, statements: Statements) -> None:
+            nonlocal done
+            try:
+                await self.send(name, statements)
+            except BedrockishError as error:
+                failed.append(error)
+            else:
+                done += rows
+                told(done)
+            finally:
+                places.release()
+
+        async with trio.open_nursery() as nursery:
+            for batch in batches:
+                await places.acquire()
+                if failed:
+                    break
+                nursery.start_soon(send, *batch)
+        if failed:
+            raise failed[0]
+
 
 async def load(
     client: Client, path: Path, run: str, progress: Progress, done: set[str] | frozenset[str] = frozenset()
@@ -330,9 +375,7 @@ async def load(
                 progress(where, 0, counts[where])
                 knot = plan.knots.get(where)
                 if knot is None:
-                    for number, (rows, statements) in enumerate(batches(db, where)):
-                        await once.send(f"rows-{place}-{number}", statements)
-                        progress(where, rows, counts[where])
+                    await once.send_all(_named(batches(db, where), place), partial(_tell, progress, where, counts))
                 elif knot.isdisjoint(names[place + 1 :]):
                     for number, statements in enumerate(knotted(db, [name for name in names if name in knot])):
                         await once.send(f"knot-{place}-{number}", statements)

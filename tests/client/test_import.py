@@ -237,7 +237,7 @@ def test_batches_hold_every_row_in_order() -> None:
             value
             for _, statements in batches(db, "t")
             for _, params in statements
-            for value in (params if isinstance(params, list) else [])[::2]
+            for value in (params if isinstance(params, tuple) else ())[::2]
         ]
     assert found == list(range(1_000))
 

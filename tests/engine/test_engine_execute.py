@@ -1,14 +1,17 @@
 """A request runs, answers, and leaves nothing behind."""
 
 import math
+from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 
 from bedrockish.api.requests import decode_results
+from bedrockish.engine.execution import executor
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, TooLargeError, UnsupportedError
 from bedrockish_journal.model.changes import decode_changes
-from tests.engine.nodes import Limits, TestNode
+from tests.engine.nodes import Limits, Sql, TestNode
 
 SCHEMA = "CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT UNIQUE, n)"
 
@@ -219,3 +222,68 @@ def test_a_statement_that_runs_too_long_is_stopped(make_node: Any) -> None:
         node.run("INSERT INTO t VALUES (1, 'x', 1)", f"{endless} UPDATE t SET n = (SELECT n FROM c WHERE n < 0)")
 
     assert node.tables()["t"] == []
+
+
+def of_one_text(luck: Random) -> list[Sql]:
+    """Return a request with runs of statements of one text, some of which fail, and others between them.
+
+    No id of a row equals one that a node gives: those are others when a request runs again.
+    """
+    kinds: list[tuple[str, Callable[[], Any]]] = [
+        ("INSERT INTO t VALUES (?, ?, ?)", lambda: (16 * luck.randrange(300) + 5, f"m{luck.random()}", 0)),
+        ("INSERT INTO t(name) VALUES (?)", lambda: (f"m{luck.random()}",)),
+        ("INSERT OR IGNORE INTO t VALUES (?, ?, 1)", lambda: (luck.randrange(9), f"{luck.randrange(9)}")),
+        ("UPDATE t SET n = ? WHERE id = ?", lambda: (luck.random(), luck.randrange(5))),
+        ("UPDATE t SET n = n + :by WHERE n < :by", lambda: {"by": luck.randrange(5)}),
+        ("DELETE FROM t WHERE id = ?", lambda: (luck.randrange(9),)),
+        ("INSERT INTO v(id, a) VALUES (?, ?)", lambda: (luck.randrange(3000), luck.random())),
+        ("SELECT count(*), sum(id) FROM t WHERE id > ?", lambda: (luck.randrange(9),)),
+    ]
+    made: list[Sql] = []
+    for sql, draw in luck.choices(kinds, k=luck.randrange(1, 5)):
+        made += [(sql, draw()) for _ in range(luck.choice([1, 3, 5, 260]))]
+    return made
+
+
+def done_with(table: TestNode, statements: list[Sql], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what statements do if none of them run at once, or the error."""
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "ALIKE_MIN", math.inf)
+        return done(table, statements)
+
+
+def done(table: TestNode, statements: list[Sql]) -> Any:
+    table.engine._ids._highest.clear()  # so that both ways are given the same ids
+    try:
+        return table.prepare(*statements)
+    except BedrockishError as error:
+        return type(error), error.message, error.details, error.rests_on
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_statements_at_once_equal_statements_one_by_one(
+    table: TestNode, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The same results, row changes, access set and errors; and the batch is as it was."""
+    table.run("CREATE TABLE v(id INTEGER PRIMARY KEY, a, twice AS (a * 2) VIRTUAL)")
+    luck = Random(seed)
+    before = table.tables()
+    for _ in range(6):
+        statements = of_one_text(luck)
+        assert done(table, statements) == done_with(table, statements, monkeypatch)
+        assert table.tables() == before
+
+
+def test_long_run_of_one_text_is_planned_once(table: TestNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the first of a thousand insertions run at once."""
+    one_by_one: list[str] = []
+    run_piece = executor.Executor.run_piece
+
+    def count(self: Any, piece: Any, *arguments: Any) -> Any:
+        one_by_one.append(piece.sql)
+        return run_piece(self, piece, *arguments)
+
+    monkeypatch.setattr(executor.Executor, "run_piece", count)
+    table.run(*(("INSERT INTO t VALUES (?, ?, 0)", (number, f"{number}")) for number in range(10, 1_010)))
+    assert len(one_by_one) == 1
+    assert table.rows("SELECT count(*), min(id), max(id) FROM t") == [(1_002, 1, 1_009)]

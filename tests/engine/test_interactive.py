@@ -282,7 +282,7 @@ def test_random_interleavings_equal_plain_sqlite(tmp_path: Path, seed: int) -> N
     race.end()
 
 
-def test_statements_at_once_are_what_they_are_one_by_one(desk: Desk) -> None:
+def test_statements_at_once_equal_statements_one_by_one(desk: Desk) -> None:
     """The same results, row changes, access set and id of the last row, for each kind of write."""
     plain(desk)
     desk.node.run("CREATE TABLE note(id INTEGER PRIMARY KEY, text)")
@@ -325,7 +325,7 @@ def test_statements_at_once_are_what_they_are_one_by_one(desk: Desk) -> None:
     ids=["taken key", "too few values", "no value of SQLite", "rolls everything back"],
 )
 def test_failed_statement_leaves_nothing_of_those_at_once(desk: Desk, sql: str, many: list[Any]) -> None:
-    """The rows that came before stay, and what the transaction goes on with is as if nothing had been tried."""
+    """The rows from before stay, and the transaction goes on as if nothing had been tried."""
     plain(desk)
     session = desk.begin()
     desk.run(session, ("INSERT INTO account VALUES (60, 0, ?)", ("first",)))

@@ -55,6 +55,10 @@ class MixesError(Exception):
     """Raised when a request turns out to change the schema and to read or write rows."""
 
 
+class OneByOneError(Exception):
+    """Raised when statements that ran at once are to be run one by one, since one of them failed."""
+
+
 class Known(NamedTuple):
     """The schema knowledge of one connection, for reuse by another one."""
 
@@ -210,11 +214,20 @@ class Executor:
         self._number, self._is_refused, self._until = 0, False, _FOREVER
 
     def execute(
-        self, request: Request, base: dict[str, int], schema_version: int, budget_s: float = _FOREVER
+        self,
+        request: Request,
+        base: dict[str, int],
+        schema_version: int,
+        budget_s: float = _FOREVER,
+        *,
+        at_once: bool = False,
     ) -> Prepared:
         """Run a request inside the open transaction; the caller rolls it back, whatever comes out.
 
+        With ``at_once``, statements of one text that follow each other may run so.
+
         Raises:
+            OneByOneError: one that ran at once has failed; the caller runs the request again without.
             MixesError: it changes the schema and has other statements, too: ``execute_mixed`` is for that.
             TakesLongError: it has run for ``budget_s`` and is not done.
             SqlError: SQLite does not accept a statement or a value.
@@ -228,7 +241,7 @@ class Executor:
         run = self.begin(gatherer)
         self.allow(budget_s)
         try:
-            return self._execute(run, request, base, schema_version)
+            return self._execute(run, request, base, schema_version, at_once=at_once)
         except UsageError as error:
             if not is_in_the_text(error):
                 error.rests_on = refused_on(base, schema_version, run.looked_at())
@@ -238,10 +251,17 @@ class Executor:
             if run.settings:
                 pragmas.settle(self._db)
 
-    def _execute(self, run: "Run", request: Request, base: dict[str, int], schema_version: int) -> Prepared:
+    def _execute(
+        self, run: "Run", request: Request, base: dict[str, int], schema_version: int, *, at_once: bool
+    ) -> Prepared:
         self.capture.start()
         cookie = None
-        for statement in request.statements:
+        begun = 0  # statements that were run with one of the same text
+        for place, statement in enumerate(request.statements):
+            if at_once and place >= begun and not run.schema:
+                begun = place + run.alike(request, place)
+            if place < begun:
+                continue
             for piece, params in self.pieces(statement, request.user):
                 if piece.setting:
                     if pragmas.is_keys_off(piece.sql):
@@ -334,19 +354,22 @@ class Executor:
         return None if plan.dependents is not None or plan.lengths.has_calls else Recipe(piece, plan)
 
     def repeat(
-        self, recipe: "Recipe", statements: Sequence[Statement], budget_s: float
+        self, recipe: "Recipe", statements: Sequence[Statement], until: float = _FOREVER
     ) -> list[tuple[Result, tuple[Any, ...]]] | None:
-        """Run statements of the recipe's text, as many as half of a budget allows; return each one's result and values.
+        """Run statements of the recipe's text, as many as there is time for; return each one's result and values.
 
         None if one failed: the caller rolls all of them back, and runs them one by one, which tells what is wrong.
+
+        Args:
+            recipe: from ``repeatable``.
+            statements: at least one.
+            until: by the clock of the limits, when no other one is to begin.
         """
         piece, db, seconds, lengths = recipe.piece, self._db, self._limits.seconds, recipe.plan.lengths
         names, change, text = piece.names, self._change, ""
         found: list[tuple[Result, tuple[Any, ...]]] = []
-        self.allow(budget_s)
         if not lengths.is_brief:
             self._watch(db)
-        until = seconds() + budget_s / 2  # what comes after the last of them takes as long
         shorten(db, lengths, in_loop=self._budget.is_brief, most=self._most_bytes)
         try:
             for statement in statements:
@@ -367,7 +390,6 @@ class Executor:
         finally:
             restore(db, lengths, most=self._most_bytes)
             self.forget()
-            self.allow(_FOREVER)
         return found if self.capture.failure is None else None
 
     def is_long(self, statement: Statement) -> bool:
@@ -667,6 +689,33 @@ class Run:
         db = executor._db
         rowcount = db.changes() if piece.kind == WRITE else -1
         self.results.append(Result(piece.columns, rows, rowcount, db.last_insert_rowid() or None))
+
+    def alike(self, request: Request, first: int) -> int:
+        """Run the statements at and after a place at once that have one text; return how many, 0 if that cannot be.
+
+        Raises:
+            OneByOneError: one of them failed.
+            TakesLongError: the request is over its budget.
+        """
+        executor, statements = self._executor, request.statements
+        sql = statements[first].sql
+        if first + 1 == len(statements) or statements[first + 1].sql != sql:
+            return 0
+        recipe = executor.repeatable(sql, request.user)
+        count = 0 if recipe is None else count_alike(statements, first)
+        if recipe is None or count < ALIKE_MIN:
+            return 0
+        if executor._budget.is_over:
+            raise TakesLongError(sql)
+        found = executor.repeat(recipe, statements[first : first + count])
+        if found is None:
+            raise OneByOneError
+        for result, params in found:
+            self.gatherer.read(recipe.plan, params)
+            self._begun.append((recipe.piece, params))
+            self.results.append(result)
+        self.writes = True
+        return count
 
     def looked_at(self) -> AccessSet:
         """Return what decided that the request goes as far as it went: all that was read, and that constraints read."""

@@ -200,7 +200,11 @@ class Interactive:
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
         capture.start(session.size)
-        found = self._executor.repeat(recipe, statements, budget_s)
+        self._executor.allow(budget_s)
+        try:  # the rest of the time is for their keys and changes
+            found = self._executor.repeat(recipe, statements, self.parts.limits.seconds() + budget_s / 2)
+        finally:
+            self._executor.allow(float("inf"))
         if found is None and self._restore():
             return []
         changes, touched = capture.stop()

@@ -19,7 +19,7 @@ from bedrockish_journal.model.value import value
 logger = logging.getLogger(__name__)
 
 TEXTS_MAX = 1_000  # normalised ones that are kept
-SENT_MAX, SENT_CHARACTERS_MAX = 2_000, 4_000  # texts as they were sent, of which it is known what they stand for
+SENT_MAX = 2_000  # texts as they were sent, of which it is known what they stand for
 SLOW_S, HOUR_S = 0.1, 3600.0
 TOLD_MAX = 50  # of the slow ones
 REFUSED = "(refused: what is no SQL, or may not be said)"
@@ -87,14 +87,14 @@ class StatementStatistics:
         self._slow_log_s = slow_log_s or float("inf")
         self._clock = clock
         self._since = clock()
-        self._sent: dict[tuple[str, ...], Statistics] = {}
+        self._sent: dict[int, Statistics] = {}  # by hash: they may be long
         self._found: dict[str, Statistics] = {}
         self.forgotten = 0  # texts that made room for others
 
     def note(self, texts: Sequence[str], ran: Ran) -> None:
         """Count a request that was answered."""
         sent = tuple(texts[: TOGETHER_MAX + 1])
-        one = self._sent.get(sent)
+        one = self._sent.get(hash(sent))
         if one is None:
             one = self._learn(sent, ran)
         took_s = ran.took_s
@@ -160,8 +160,8 @@ class StatementStatistics:
             one = self._found[name] = Statistics()
         if len(self._sent) >= SENT_MAX:
             self._sent.clear()  # those in use come back with their next call
-        if not ran.refused and sum(map(len, sent)) <= SENT_CHARACTERS_MAX:  # a long one is normalised each time
-            self._sent[sent] = one
+        if not ran.refused:
+            self._sent[hash(sent)] = one
         return one
 
     def _forget(self) -> None:

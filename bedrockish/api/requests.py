@@ -53,18 +53,25 @@ class Token:
 
     vector: Vector = field(default_factory=dict)
     clock: int = 0
+    _encoded: bytes = field(default=b"", init=False, compare=False, repr=False)
 
     def encode(self) -> bytes:
-        """Return the token as bytes to keep or pass on."""
-        clock = self.clock
-        written = _CLOCK.pack(0x1B, clock) if clock >> 32 else cbor2.dumps(clock)  # CBOR takes as few bytes as will do
-        return b"\x82" + _encode_vector(tuple(self.vector.items())) + written
+        """Return the token as bytes to keep or pass on; between two commits, all answers have the same token."""
+        if not self._encoded:
+            clock = self.clock
+            written = _CLOCK.pack(0x1B, clock) if clock >> 32 else cbor2.dumps(clock)  # as few bytes as CBOR can
+            encoded = b"\x82" + _encode_vector(tuple(self.vector.items())) + written
+            object.__setattr__(self, "_encoded", encoded)
+        return self._encoded
 
 
 @lru_cache(100)
 def _encode_vector(components: tuple[tuple[str, int], ...]) -> bytes:
     """Return a map as CBOR; all that a node tells between two commits has the same."""
     return cbor2.dumps(dict(components))
+
+
+TOKEN_BYTES_KEPT = 512  # of a token that is remembered as it was decoded
 
 
 def decode_token(data: bytes | None) -> Token:
@@ -75,6 +82,10 @@ def decode_token(data: bytes | None) -> Token:
     """
     if not data:
         return Token()
+    return _decode_short(data) if len(data) <= TOKEN_BYTES_KEPT else _decode_token(data)
+
+
+def _decode_token(data: bytes) -> Token:
     try:
         vector, clock = cbor2.loads(data)
         if type(clock) is not int or not 0 <= clock < 1 << 64:
@@ -82,6 +93,9 @@ def decode_token(data: bytes | None) -> Token:
         return Token(check(vector), clock)
     except (cbor2.CBORError, ValueError, TypeError, EntryMalformedError) as error:
         raise UsageError(f"this is not a session token: {error}") from error
+
+
+_decode_short = lru_cache(256)(_decode_token)  # all sessions of a node have few tokens between two commits
 
 
 def seal_token(token: Token, cluster_id: str) -> bytes:

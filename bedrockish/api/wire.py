@@ -347,13 +347,13 @@ def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"
         b"\x62op",
         _encode_word(op if named is None else CALL),
         b"\x67command",
-        cbor2.dumps(request.command),
+        _encode_text(request.command),
         b"\x64read",
         _encode_word(request.read),
         b"\x69isolation",
         _encode_word(request.isolation),
         b"\x65token",
-        cbor2.dumps(token.encode()) if token.vector or token.clock else _NULL,
+        _encode_bytes(token.encode()) if token.vector or token.clock else _NULL,
         b"\x67timeout",
         _FLOAT.pack(0xFB, request.timeout_s),
     ]
@@ -362,7 +362,7 @@ def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"
     else:
         parts += (b"\x6astatements", _encode_head(_LIST, len(request.statements)))
         for statement in request.statements:
-            parts += (b"\x82", cbor2.dumps(statement.sql), _encode_params(statement.params))
+            parts += (b"\x82", _encode_text(statement.sql), _encode_params(statement.params))
     if prepared:
         parts += (b"\x68prepared", cbor2.dumps(prepared))
     if request.longest_s:
@@ -378,6 +378,15 @@ def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"
 def _encode_word(word: str) -> bytes:
     """Return one of a few words as bytes."""
     return cbor2.dumps(word)
+
+
+def _encode_text(text: str) -> bytes:
+    data = text.encode()
+    return _encode_head(_TEXT, len(data)) + data
+
+
+def _encode_bytes(data: bytes) -> bytes:
+    return _encode_head(_BYTES, len(data)) + data
 
 
 def _encode_params(params: Params) -> bytes:
@@ -435,7 +444,8 @@ def _encode_answer(number: int, answer: Answer) -> bytes:
     )
 
 
-_NUMBER, _BYTES, _LIST, _MAP = 0x00, 0x40, 0x80, 0xA0  # kinds of values in CBOR; a number that is not negative
+# Kinds of values in CBOR; a number is not negative.
+_NUMBER, _BYTES, _TEXT, _LIST, _MAP = 0x00, 0x40, 0x60, 0x80, 0xA0
 _NULL = b"\xf6"
 _SHORT, _LONG, _FLOAT = Struct(">BH"), Struct(">BI"), Struct(">Bd")
 

@@ -178,7 +178,8 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         timeout_s = self._seconds(timeout)
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
         if command is None:  # a named command is sent again as it was
-            request = replace(request, statements=with_values(request.statements, self._core.values))
+            written = with_values(request.statements, self._core.values)
+            request = request if written is request.statements else replace(request, statements=written)
         found = await self._command(request, timeout_s, resend=resend, named=command is not None)
         return seen(found, self._core.values)
 

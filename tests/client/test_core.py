@@ -511,3 +511,21 @@ def test_a_session_that_has_seen_and_sent_nothing_may_go_to_another_cluster() ->
     this.open("two")
     assert this.hung_up == []
     assert this.core.cluster_id == "two"
+
+
+def test_token_of_a_session_is_the_same_object_while_no_commit_is_new() -> None:
+    """So it is decoded and encoded once, and not for each call."""
+    w = wire()
+
+    def seen(token: Token) -> Token:
+        number = w.call("SELECT 1")
+        if len(w.dials) == 1 and not w.sent:
+            w.open()
+        w.reply(Answered(number, Answer(FINE.results, token)))
+        return w.core.token
+
+    first = seen(Token({"B": 7}, 9))
+    assert first == Token({"B": 7}, 9)
+    assert seen(Token({"B": 7}, 9)) is first
+    assert seen(Token({"B": 7}, 8)) is first
+    assert seen(Token({"A": 1}, 8)) == Token({"A": 1, "B": 7}, 9)

@@ -150,6 +150,8 @@ class ClientCore:
         self._links: dict[int, _Link] = {}
         self._current: int | None = None
         self._calls: dict[int, _Call] = {}
+        self._unsent: set[int] = set()  # the calls that are on no link
+        self._due = math.inf  # no call's time is over before
         self._homes: dict[str, _Home] = {}
         self._numbers = 0
         self._only_read: OrderedDict[str, None] = OrderedDict()
@@ -158,10 +160,17 @@ class ClientCore:
 
     def call(self, what: What, timeout_s: float, now: float) -> tuple[int, list[Effect]]:
         """Begin a call; its outcome will come as a ``Finish`` with the number returned here."""
-        number = self._number()
-        call = self._calls[number] = _Call(what, now, now + timeout_s)
-        call.lost = int(isinstance(what, Step) and what.op == SETTLE)  # there is an earlier attempt to learn about
+        number = self._add(what, timeout_s, now)
+        # Of one that settles a command there is an earlier attempt to learn about.
+        self._calls[number].lost = int(isinstance(what, Step) and what.op == SETTLE)
         return number, self._pump(now)
+
+    def _add(self, what: What, timeout_s: float, now: float) -> int:
+        number = self._number()
+        self._calls[number] = _Call(what, now, now + timeout_s)
+        self._unsent.add(number)
+        self._due = min(self._due, now + timeout_s)
+        return number
 
     def cancel(self, call: int, now: float) -> list[Effect]:
         """Forget a call whose caller no longer waits. It may still happen if it was sent.
@@ -241,6 +250,7 @@ class ClientCore:
             effects.append(Finish(number, error))
         effects.extend(HangUp(number) for number in self._links)
         self._calls.clear()
+        self._unsent.clear()
         self._links.clear()
         self._current = None
         return effects
@@ -252,16 +262,17 @@ class ClientCore:
 
     def deadline(self) -> float:
         """Return when to call ``woken`` if nothing else happens; infinity for never."""
-        times, ready = [math.inf], False
-        for call in self._calls.values():
-            times.append(call.deadline)
-            if call.link is None:
-                if call.retry_at > -math.inf:
-                    times.append(call.retry_at)
-                else:
-                    ready = True
-                if not call.lost or call.harmless:
-                    times.append(self.route.hopeless_at(call.started))
+        if not self._unsent:
+            return self._due if self._calls else math.inf
+        times, ready = [self._due], False
+        for number in self._unsent:
+            call = self._calls[number]
+            if call.retry_at > -math.inf:
+                times.append(call.retry_at)
+            else:
+                ready = True
+            if not call.lost or call.harmless:
+                times.append(self.route.hopeless_at(call.started))
         if ready and self._current is None:
             times.append(self.route.redial_at)
         return min(times)
@@ -399,6 +410,7 @@ class ClientCore:
         if call.link is not None and call.link in self._links:
             self._links[call.link].calls.discard(number)
         call.link = None
+        self._unsent.add(number)
         call.tries += 1
         rounds, rest = divmod(call.tries, len(self.route.addresses))
         # The first time round, the next node is asked at once; after that, all were asked and need a pause.
@@ -414,10 +426,11 @@ class ClientCore:
         end = giving_up(what)
         if end is not None and link is not None and link in self._links:
             self._homes[end.request.command] = _Home(link, end, 0)
-            self._calls[self._number()] = _Call(end, now, now + DIAL_TIMEOUT_S)
+            self._add(end, DIAL_TIMEOUT_S, now)
 
     def _forget(self, number: int) -> None:
         call = self._calls.pop(number, None)
+        self._unsent.discard(number)
         if call is not None and call.link in self._links:
             self._links[call.link].calls.discard(number)
 
@@ -452,6 +465,17 @@ class ClientCore:
 
     def _pump(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        if self._unsent or now >= self._due:
+            self._move_calls(now, effects)
+        if len(self._links) > (self._current is not None):
+            homes = {home.link for home in self._homes.values()}
+            for number, idle in list(self._links.items()):
+                if number != self._current and not idle.calls and number not in homes:
+                    del self._links[number]
+                    effects.append(HangUp(number))
+        return effects
+
+    def _move_calls(self, now: float, effects: list[Effect]) -> None:
         self._expire(now, effects)
         ready = self._ready(now, effects)
         for number in ready:
@@ -464,18 +488,13 @@ class ClientCore:
             if ready:
                 for number in ready[: max(0, IN_FLIGHT_MAX - len(link.calls))]:
                     self._send(self._current, link, number, now, effects)
-        homes = {home.link for home in self._homes.values()}
-        for number, idle in list(self._links.items()):
-            if number != self._current and not idle.calls and number not in homes:
-                del self._links[number]
-                effects.append(HangUp(number))
-        return effects
 
     def _ready(self, now: float, effects: list[Effect]) -> list[int]:
         """Return the calls that may go out at any node now; send those that belong to a link on it, or end them."""
         ready: list[int] = []
-        for number, call in list(self._calls.items()):
-            if call.link is not None or call.retry_at > now:
+        for number in sorted(self._unsent):
+            call = self._calls[number]
+            if call.retry_at > now:
                 continue
             name = call.name
             if name is None:
@@ -523,6 +542,7 @@ class ClientCore:
             effects.append(Finish(call_number, error))
             return
         call.link = number
+        self._unsent.discard(call_number)
         link.calls.add(call_number)
         effects.append(Send(number, payload))
 
@@ -548,14 +568,17 @@ class ClientCore:
 
     def _merged(self, token: Token) -> Token:
         mine = self.token
-        if not token.vector and not token.clock:
-            return mine
         # Between two commits, each answer has the token that the session has already.
-        vector = mine.vector if token.vector == mine.vector else merge(mine.vector, token.vector)
-        return Token(vector, max(mine.clock, token.clock))
+        if token is mine or (not token.vector and not token.clock):
+            return mine
+        if token.vector == mine.vector:
+            return token if token.clock > mine.clock else mine
+        return Token(merge(mine.vector, token.vector), max(mine.clock, token.clock))
 
     def _expire(self, now: float, effects: list[Effect]) -> None:
-        for number, call in list(self._calls.items()):
+        is_due = now >= self._due
+        for number in sorted(self._calls if is_due else self._unsent):
+            call = self._calls[number]
             waits_for_link = call.link is None and self.route.unreachable_since is not None
             if now < call.deadline and not waits_for_link:
                 continue
@@ -573,6 +596,8 @@ class ClientCore:
             if isinstance(call.what, Step) and call.what.op in (ROLLBACK, CLOSE):
                 self._homes.pop(call.what.request.command, None)  # else its link would be kept for it
             effects.append(Finish(number, error))
+        if is_due:
+            self._due = min((call.deadline for call in self._calls.values()), default=math.inf)
 
     def _number(self) -> int:
         self._numbers += 1

@@ -23,6 +23,9 @@ force_option = click.option(
 )
 
 unresolved_option = click.option("--force", is_flag=True, help="Even if the address does not resolve on this machine.")
+move_option = click.option(
+    "--force", is_flag=True, help="Even if NODE answers where it is, or the address does not resolve on this machine."
+)
 
 OWN_JOURNAL = "its own journal"
 POLL_S = 1.0
@@ -108,13 +111,13 @@ def remove(url: str, node: str, force: bool, mode: str | None, timeout: float | 
 @url_argument
 @click.argument("node")
 @click.argument("address", metavar="HOST:PORT")
-@unresolved_option
+@move_option
 @mode_option
 @timeout_option
 def change_address(url: str, node: str, address: str, force: bool, mode: str | None, timeout: float | None) -> None:
-    """Tell the others that NODE listens at HOST:PORT from now on."""
+    """Tell the others that NODE, which was stopped before, listens at HOST:PORT from now on."""
     check_address(address, force=force)
-    change_members(url, MemberChange(ADDRESS, node, address), mode, timeout)
+    change_members(url, MemberChange(ADDRESS, node, address, force=force), mode, timeout)
 
 
 @member.command("replace")

@@ -62,7 +62,13 @@ from bedrockish.node.admin.watching import tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID, MEMBERS
 from bedrockish.node.cluster.incarnations import PREFIX, Incarnations
-from bedrockish.node.cluster.membership import begin_on_file, keep_level, set_members
+from bedrockish.node.cluster.membership import (
+    begin_on_file,
+    counts_the_living,
+    hear_the_living,
+    keep_level,
+    set_members,
+)
 from bedrockish.node.executor import Executions
 from bedrockish.node.peer_intake import PeerIntake
 from bedrockish.node.plugins import Plugins
@@ -215,9 +221,19 @@ class Runtime:
             self.kept.replies.append(Waiter(0, request, done, answer=error))
             self._loop.ring()
             return
+        if request.change is not None and counts_the_living(request.change):
+            self._start(self._begin_when_heard, request, done, owner)
+            return
         # Behind other requests of its owner a read keeps its place.
         if prepare is None and not once and not self._asked.has(owner) and self._answer_directly(request, done):
             return
+        self._enqueue(request, done, prepare, once=once, owner=owner)
+
+    async def _begin_when_heard(self, request: Request, done: Done, owner: object) -> None:
+        await hear_the_living(self.core, self.clock)
+        self._enqueue(request, done, None, once=False, owner=owner)
+
+    def _enqueue(self, request: Request, done: Done, prepare: Prepare | None, *, once: bool, owner: object) -> None:
         self._requests += 1
         request, span = as_part_of_trace(request), None
         if self.tracing is not None:

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from bedrockish import open_client
-from bedrockish.api.requests import DEMOTE, PROMOTE, REMOVE, MemberChange
+from bedrockish.api.requests import DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange
 from bedrockish.errors import BedrockishError, MembershipError
 from tests.cluster.story import judge_files, level, ready, rows, status_of, until
 from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
@@ -167,6 +167,31 @@ async def test_a_dead_node_is_removed_and_the_rest_goes_on(cluster: LocalCluster
     dead.kill()
     await level(cluster)
     judge(cluster, work)
+
+
+async def test_node_that_stopped_just_now_does_not_answer_an_order(cluster: LocalCluster) -> None:
+    """An order asks each member whether it lives; a word from before the order proves nothing."""
+    await ready(cluster)
+    successor = MemberChange(REPLACE, "C", f"127.0.0.1:{free_ports(1)[0]}", "D")
+    with pytest.raises(MembershipError, match="C answers"):
+        await change(cluster, successor)
+    stopped = cluster.nodes[2].process
+    assert stopped is not None
+    stopped.send_signal(signal.SIGSTOP)  # unlike after a kill, its links stay open
+    try:
+        with pytest.raises(MembershipError) as refused:
+            await change(cluster, MemberChange(DEMOTE, "B"))
+        assert refused.value.details["reason"] == "quorum", "A and the stopped C could decide nothing"
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    await ready(cluster)
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        await change(cluster, successor)
+    finally:
+        stopped.kill()
+        stopped.send_signal(signal.SIGCONT)
+    assert set((await status_of(cluster, 0))["nodes"]) == {"A", "B", "D"}
 
 
 async def test_a_removed_node_that_runs_hears_of_it(cluster: LocalCluster) -> None:

@@ -36,7 +36,7 @@ async def test_a_wrong_address_bars_nobody(tmp_path: Path) -> None:
 
         async def move(port: int) -> None:
             async with open_client(second.url(options=PATIENT)) as client:
-                await client.change_members(MemberChange(ADDRESS, "B", f"127.0.0.1:{port}"))
+                await client.change_members(MemberChange(ADDRESS, "B", f"127.0.0.1:{port}", force=True))
 
         await move(first.nodes[1].port)
 

@@ -59,7 +59,7 @@ def test_timeline_that_every_member_has_whole_can_be_retired() -> None:
 
 def test_membership_change_retires_whole_timelines_without_leader() -> None:
     facts = Facts(alive=frozenset("ABC"), whole=frozenset("CD"))
-    change = MemberChange(ADDRESS, "A", "a:7")
+    change = MemberChange(ADDRESS, "A", "a:7", force=True)
     new = change_members(membership(1, "ABC"), change, facts)
     assert new.retired == {"D": 2}
     assert change_members(new, change, replace(facts, whole=frozenset("DE"))).retired == {"D": 2, "E": 3}

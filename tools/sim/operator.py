@@ -122,7 +122,8 @@ class Operator:
                 return self._shrink(REMOVE, luck.choice(members.nodes))
             case _:
                 name = luck.choice(members.nodes)
-                return self._simply(MemberChange(ADDRESS, name, f"{name.lower()}:{luck.randint(4101, 4999)}"))
+                address = f"{name.lower()}:{luck.randint(4101, 4999)}"
+                return self._simply(MemberChange(ADDRESS, name, address, force=True))
 
     def _former_voters(self) -> list[str]:
         """Return the nodes that voted and left with their files."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from bedrockish.api.requests import ADD, MEMBER_ACTIONS, RAISE, USER_ACTIONS, VOID, MemberChange
+from bedrockish.api.requests import ADD, ADDRESS, MEMBER_ACTIONS, RAISE, USER_ACTIONS, VOID, MemberChange
 from bedrockish.common.levels import UNKNOWN
 from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.core.state.settings import approvals_needed
@@ -251,6 +251,12 @@ def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: F
             "alive",
             f"{node} answers, so that its file is not lost; to let it go, have a new node join and demote {node} then, "
             "or use --force",
+        )
+    if change.action == ADDRESS and node in facts.alive and new.members[node].address != old.members[node].address:
+        raise _refused(
+            "alive",
+            f"{node} answers at {old.members[node].address}, and would be missed if it does not answer at "
+            f"{change.address}; stop it before it moves, or use --force if it answers at both",
         )
     if change.action == "remove" and lost:
         raise _refused(

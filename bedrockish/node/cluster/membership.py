@@ -13,7 +13,20 @@ from dataclasses import replace
 import cbor2
 import trio
 
-from bedrockish.api.requests import RAISE, USER_ACTIONS, Answer, MemberChange, Request, Result, encode_results
+from bedrockish.api.requests import (
+    ADDRESS,
+    DEMOTE,
+    PROMOTE,
+    RAISE,
+    REMOVE,
+    REPLACE,
+    USER_ACTIONS,
+    Answer,
+    MemberChange,
+    Request,
+    Result,
+    encode_results,
+)
 from bedrockish.api.url import parse_address
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.node import Node
@@ -40,6 +53,7 @@ FAREWELL_S = 2.0  # how long a link to a node that left is kept, so that it hear
 LEVEL_S = 1.0  # between two looks at whether the release level can be raised
 LEVEL_TIMEOUT_S = 10.0
 SILENT_MS_MIN = 2_000  # a member that was heard of since then counts as alive, whatever the suspicion time is
+HEAR_S = 0.02  # between two looks at whether a member was heard of since an order came
 
 
 def addresses(membership: Membership) -> dict[str, tuple[str, int]]:
@@ -108,12 +122,7 @@ def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
 def facts(core: Node, stores: Mapping[str, str], now: Now, cluster_id: str) -> Facts:
     """Return this node's present knowledge of the members; ``cluster_id`` is random, for a cluster without one."""
     state = core.state
-    patience = max(SILENT_MS_MIN, 2 * state.settings.suspicion_ms) / 1000
-    alive = {
-        node
-        for node, peer in state.roster.peers.items()
-        if peer.up and now.seconds - peer.heard < patience and peer.mode < Mode.DAMAGED
-    }
+    alive = _alive(core, now)
     behind = {
         node: sum(max(0, tick - peer.applied.get(leader, 0)) for leader, tick in state.timelines.applied.items())
         for node, peer in state.roster.peers.items()
@@ -129,6 +138,35 @@ def facts(core: Node, stores: Mapping[str, str], now: Now, cluster_id: str) -> F
         state.timelines.whole(),
         frozenset(node for node, peer in state.roster.peers.items() if peer.mode is Mode.READ_ONLY),
     )
+
+
+def _alive(core: Node, now: Now) -> list[str]:
+    """Return the other members that were heard of lately, and apply what is committed."""
+    state = core.state
+    patience = max(SILENT_MS_MIN, 2 * state.settings.suspicion_ms) / 1000
+    return [
+        node
+        for node, peer in state.roster.peers.items()
+        if peer.up and now.seconds - peer.heard < patience and peer.mode < Mode.DAMAGED
+    ]
+
+
+def counts_the_living(change: MemberChange) -> bool:
+    """Return whether a change is refused or made by which members are alive."""
+    return change.action in (ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE)
+
+
+async def hear_the_living(core: Node, clock: Callable[[], Now]) -> None:
+    """Wait until each member was heard of since this call, or counts as dead.
+
+    A running member sends a heartbeat in that time. A member that failed just before the call counts as dead at its
+    end: its replacement is not refused, and a change that needs its vote is.
+    """
+    began = clock().seconds
+    peers = core.state.roster.peers
+    while any(node in peers and peers[node].heard <= began for node in _alive(core, clock())):
+        await trio.sleep(HEAR_S)
+        peers = core.state.roster.peers
 
 
 async def keep_level(core: Node, submit: Callable[[Request], Awaitable[Answer]]) -> None:

@@ -408,7 +408,7 @@ def encode_reply(reply: Reply) -> bytes:
     """Return a reply as bytes."""
     match reply:
         case Answered(number, answer):
-            return _encode_answer(number, answer)
+            return b"".join(_answer_parts(number, answer))
         case Told(number, value):
             packed: dict[str, Any] = {"id": number, "ok": True, "value": value}
         case Failed(number, error):
@@ -418,29 +418,32 @@ def encode_reply(reply: Reply) -> bytes:
     return cbor2.dumps(packed, default=_plain)
 
 
-def _encode_answer(number: int, answer: Answer) -> bytes:
-    """Return an answer as bytes: a map, put together by hand.
+def encode_reply_parts(reply: Reply) -> tuple[bytes, ...]:
+    """Return a reply as bytes in parts, of which the encoded results are one: long ones are not copied."""
+    return _answer_parts(reply.id, reply.answer) if isinstance(reply, Answered) else (encode_reply(reply),)
+
+
+def _answer_parts(number: int, answer: Answer) -> tuple[bytes, ...]:
+    """Return an answer as bytes in parts: a map, put together by hand.
 
     The encoder takes longer for one than a node takes to find a row, and copies long results several times, with all
     others waiting.
     """
     results, token, place = answer.results, answer.token.encode(), answer.place
-    return b"".join(
-        (
-            b"\xa7\x62id" if answer.more else b"\xa6\x62id",
-            _encode_head(_NUMBER, number),
-            b"\x62ok\xf5\x67results",
-            _encode_head(_BYTES, len(results)),
-            results,
-            b"\x65token",
-            _encode_head(_BYTES, len(token)),
-            token,
-            b"\x65place",
-            _NULL if place is None else cbor2.dumps(place),
-            b"\x68attempts",
-            _encode_head(_NUMBER, answer.attempts),
-            b"\x64more\xf5" if answer.more else b"",
-        )
+    return (
+        b"\xa7\x62id" if answer.more else b"\xa6\x62id",
+        _encode_head(_NUMBER, number),
+        b"\x62ok\xf5\x67results",
+        _encode_head(_BYTES, len(results)),
+        results,
+        b"\x65token",
+        _encode_head(_BYTES, len(token)),
+        token,
+        b"\x65place",
+        _NULL if place is None else cbor2.dumps(place),
+        b"\x68attempts",
+        _encode_head(_NUMBER, answer.attempts),
+        b"\x64more\xf5" if answer.more else b"",
     )
 
 

@@ -112,6 +112,19 @@ def serve(
     from bedrockish.daemon import serve as run_node
 
     trio.run(run_until_signal, run_node, built)
+    _end_past_workers()
+
+
+def _end_past_workers() -> None:
+    """End the process at once if a background worker does not stop; the node's file is closed by now.
+
+    The interpreter would wait for that thread as it frees the connection that the thread uses.
+    """
+    from bedrockish.node.scheduling.workers import any_at_work
+
+    if any_at_work():
+        logging.shutdown()
+        os._exit(0)
 
 
 def _open_many_files() -> None:

@@ -123,6 +123,7 @@ SCHEMAS: dict[str, Schema] = {
             "up": {"type": "boolean"},
             "applied": {"type": "object", "additionalProperties": COUNT},
             "silent_ms": COUNT,
+            "unreachable": {"type": ["string", "null"]},
         },
         "required": ["address", "role", "up", "applied", "silent_ms"],
     },

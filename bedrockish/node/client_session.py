@@ -35,6 +35,7 @@ from bedrockish.api.wire import (
     Told,
     decode_call,
     encode_reply,
+    encode_reply_parts,
 )
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.statements.rights import Access
@@ -504,7 +505,10 @@ class _Session:
 
     def _send_now(self, reply: Reply) -> None:
         try:
-            self._link.send_nowait(encode_reply(reply))
+            if isinstance(reply, Answered) and len(reply.answer.results) > AT_ONCE_BYTES:
+                self._link.send_parts_nowait(encode_reply_parts(reply))
+            else:
+                self._link.send_nowait(encode_reply(reply))
         except LocalProtocolError as error:  # longer than a frame
             self._link.send_nowait(encode_reply(Failed(reply.id, _too_large(reply, error))))
 

@@ -1,7 +1,8 @@
 """Stopping in order: the node refuses new requests, answers those that it has taken, and then closes its doors.
 
 The first SIGTERM or SIGINT starts a departure. The node keeps voting and reading its links until its own requests are
-answered and durable. Its last message to each client says that the node has executed nothing beyond what it has
+answered and durable. Statements that run in background workers are interrupted after a second, and answered as not
+executed. Its last message to each client says that the node has executed nothing beyond what it has
 answered, so that the client sends the rest to another node without doubt.
 """
 
@@ -19,6 +20,7 @@ from bedrockish_net.errors import Code, LinkClosedError
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0  # for requests under way
+LONG_S = 1.0  # for those in a background worker: other nodes can execute them from the beginning
 FLUSH_S = 1.0  # for answers that links and HTTP still have to send
 POLL_S = 0.01
 
@@ -48,7 +50,9 @@ class Departure:
 async def drain(runtime: Runtime) -> None:
     """Refuse new requests, and return when those under way are answered and sent, or after some seconds."""
     runtime.refuse_new()
-    await _poll(lambda: runtime.is_busy(time.monotonic()), DRAIN_S)
+    await _poll(lambda: runtime.is_busy(time.monotonic()), LONG_S)
+    runtime.give_up(runtime.workers.requests)
+    await _poll(lambda: runtime.is_busy(time.monotonic()), DRAIN_S - LONG_S)
     unanswered = runtime.give_up()
     await runtime.durable()
     runtime.transactions.close()

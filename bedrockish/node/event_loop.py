@@ -15,7 +15,7 @@ import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any, assert_never
 
@@ -62,13 +62,7 @@ from bedrockish.node.admin.watching import tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID, MEMBERS
 from bedrockish.node.cluster.incarnations import PREFIX, Incarnations
-from bedrockish.node.cluster.membership import (
-    begin_on_file,
-    counts_the_living,
-    hear_the_living,
-    keep_level,
-    set_members,
-)
+from bedrockish.node.cluster.membership import asks_the_living, begin_on_file, hear_the_living, keep_level, set_members
 from bedrockish.node.executor import Executions
 from bedrockish.node.peer_intake import PeerIntake
 from bedrockish.node.plugins import Plugins
@@ -221,7 +215,7 @@ class Runtime:
             self.kept.replies.append(Waiter(0, request, done, answer=error))
             self._loop.ring()
             return
-        if request.change is not None and counts_the_living(request.change):
+        if request.change is not None and asks_the_living(request.change):
             self._start(self._begin_when_heard, request, done, owner)
             return
         # Behind other requests of its owner a read keeps its place.
@@ -707,10 +701,13 @@ class Runtime:
         """Whether a request is unanswered, or a client is in the middle of a transaction or a stream."""
         return bool(self.waiters or self.kept or self._in_sync or self.transactions.is_used(now_s))
 
-    def give_up(self) -> int:
-        """Answer the requests that cannot have happened; return how many are left, whose outcome is not known yet."""
+    def give_up(self, numbers: Collection[int] | None = None) -> int:
+        """Answer the requests that cannot have happened; return how many are left, whose outcome is not known yet.
+
+        ``numbers``: the requests to look at; by default all.
+        """
         for number, waiter in list(self.waiters.items()):
-            if not self.core.coordinator.replies.may_happen(number):
+            if (numbers is None or number in numbers) and not self.core.coordinator.replies.may_happen(number):
                 self.workers.settle(number, leaving())
                 del self.waiters[number]
                 self._tell(waiter, leaving())

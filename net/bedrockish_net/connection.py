@@ -15,7 +15,7 @@ from enum import Enum, auto
 from bedrockish_net.codec import decode_event, encode_event
 from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError, WiringError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
-from bedrockish_net.frame import FrameReader, Kind, encode_frame
+from bedrockish_net.frame import FrameReader, Kind, encode_frame, encode_head
 from bedrockish_net.limits import Limits
 
 
@@ -151,6 +151,16 @@ class Connection:
         if self.is_open and len(payload) <= self._limits.frame_bytes_max:
             return encode_frame(Kind.DATA, payload)
         return self.send(Data(payload))
+
+    def send_data_head(self, size: int) -> bytes:
+        """Return the bytes before the payload of one message of ``size`` bytes.
+
+        Raises:
+            LocalProtocolError: as ``send``.
+        """
+        if not self.is_open or size > self._limits.frame_bytes_max:
+            self.send(Data(bytes(size)))
+        return encode_head(Kind.DATA, size)
 
     def _parse(self) -> Event | None:
         frame = self._frames.next_frame()

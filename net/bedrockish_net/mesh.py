@@ -177,6 +177,11 @@ class Mesh:
         return frozenset(node for node, peer in self._peers.items() if peer.outgoing is not None)
 
     @property
+    def unreachable(self) -> dict[str, str]:
+        """The reasons why the last attempts to open a link failed, by peer; without the peers that ``send`` reaches."""
+        return {node: peer.trouble for node, peer in self._peers.items() if peer.trouble and peer.outgoing is None}
+
+    @property
     def peers(self) -> dict[str, Address]:
         """Where each peer listens."""
         return {node: peer.address for node, peer in self._peers.items()}
@@ -384,10 +389,10 @@ class Mesh:
                 host, port, hello, limits.hello_seconds, limits, self._dial_context, self._trust, self._recognise
             )
         except NetError as error:
-            trouble = f"no link to {node}: {error}"
+            trouble = str(error)
             if trouble != peer.trouble:  # said once, not at every attempt
                 peer.trouble = trouble
-                self._on_log(trouble)
+                self._on_log(f"no link to {node}: {trouble}")
                 if isinstance(error, RefusedError):
                     self._on_event(TurnedAway(node, error.code, error.message, error.info))
             return None

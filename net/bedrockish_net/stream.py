@@ -6,10 +6,11 @@ nonsense, silence, a full outbox, cancellation), it ends through ``_end``, with 
 one counts.
 """
 
+import itertools
 import os
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -58,7 +59,7 @@ class Link:
         self._limits = limits
         self._inbox: deque[bytes] = deque()
         self._inbox_bytes = 0
-        self._outbox: list[bytes] = []
+        self._outbox: list[bytes | tuple[bytes, ...]] = []  # a long message is a tuple of its parts
         self._bulk: deque[bytes] = deque()  # frames that let all others go first
         self._outbox_bytes = 0  # those that send_all has in its hands count too
         self._moved = 0.0  # when the other end has last taken something, or something began to wait
@@ -202,17 +203,29 @@ class Link:
         frames = [*map(self._connection.send_data, payloads)]
         data = b"" if bulk else b"".join(frames)
         size = sum(map(len, frames)) if bulk else len(data)
-        if self._outbox_bytes and self._outbox_bytes + size > self._limits.outbox_bytes_max:
-            self._end(
-                Code.OVERFLOW, f"{self.remote.node} reads too slowly: {self._outbox_bytes} bytes are waiting for it"
-            )
-            self._refuse()
+        self._check_room(size)
         if bulk:
             self._bulk.extend(frames)
             self._grow(size)
             self._writer.unpark_all()
         else:
             self._queue(data)
+
+    def send_parts_nowait(self, parts: Sequence[bytes]) -> None:
+        """Queue one message that is given in parts, of which long ones are not copied as a whole; see ``send_nowait``.
+
+        Raises:
+            LinkClosedError: as ``send_nowait``.
+            LocalProtocolError: as ``send_nowait``.
+        """
+        if self._over is not None or self._is_finishing:
+            self._refuse()
+        head = self._connection.send_data_head(sum(map(len, parts)))
+        size = len(head) + sum(map(len, parts))
+        self._check_room(size)
+        self._outbox.append((head, *parts))
+        self._grow(size)
+        self._writer.unpark_all()
 
     async def send(self, payload: bytes) -> None:
         """Queue one message as soon as the outbox has room for it. Cancelled, it was not queued.
@@ -326,7 +339,7 @@ class Link:
         finally:
             self._end(Code.SHUTDOWN, f"{self.local.node} closed the link")
             if self._scope is None:  # run() did not start yet, and has no writer that could have sent it
-                self._farewell = b"".join([*self._outbox, *self._bulk]) + self._farewell
+                self._farewell = b"".join([*self._waiting(), *self._bulk]) + self._farewell
                 self._outbox.clear()
                 self._bulk.clear()
                 await self._close_stream()
@@ -344,6 +357,14 @@ class Link:
         if self._over is not None:
             raise LinkClosedError(self._over.code, self._over.reason)
         raise LinkClosedError(Code.SHUTDOWN, f"{self.local.node} is closing the link")
+
+    def _check_room(self, size: int) -> None:
+        """End the link if more would wait on it than may."""
+        if self._outbox_bytes and self._outbox_bytes + size > self._limits.outbox_bytes_max:
+            self._end(
+                Code.OVERFLOW, f"{self.remote.node} reads too slowly: {self._outbox_bytes} bytes are waiting for it"
+            )
+            self._refuse()
 
     def _queue(self, data: bytes) -> None:
         if not self._outbox and not self._is_sending:
@@ -400,26 +421,38 @@ class Link:
                     return
                 await self._writer.park()
                 continue
-            if self._outbox:
-                data, self._outbox = b"".join(self._outbox), []
-            else:
-                data = self._bulk.popleft()
+            parts = self._take_out() if self._outbox else (self._bulk.popleft(),)
             self._is_sending = True
             try:
-                if len(data) <= SLICE_BYTES:
-                    await self.stream.send_all(data)
-                    self._took(len(data))
-                else:
-                    for start in range(0, len(data), SLICE_BYTES):
-                        piece = data[start : start + SLICE_BYTES]
+                for part in parts:
+                    for start in range(0, len(part), SLICE_BYTES):
+                        piece = part[start : start + SLICE_BYTES]
                         await self.stream.send_all(piece)
                         self._took(len(piece))
             except BROKEN as error:
                 self._end(Code.LOST, f"the stream to {self.remote.node} broke: {error_text(error)}")
                 return
             finally:
-                data = b""  # an error on its way keeps this frame for a while
+                parts = (part := b"",)  # an error on its way keeps this frame for a while
             self._is_sending = self._is_torn = False
+
+    def _waiting(self) -> Iterable[bytes]:
+        return itertools.chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in self._outbox)
+
+    def _take_out(self) -> tuple[bytes, ...]:
+        """Take what leaves next out of the outbox: the parts of one message, or all before the next such message."""
+        outbox = self._outbox
+        first = outbox[0]
+        if isinstance(first, tuple):
+            self._outbox = outbox[1:]
+            return first
+        whole = []
+        for one in outbox:
+            if isinstance(one, tuple):
+                break
+            whole.append(one)
+        self._outbox = outbox[len(whole) :]
+        return (b"".join(whole),)
 
     def _took(self, size: int) -> None:
         """The stream has taken bytes."""

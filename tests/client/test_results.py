@@ -1,8 +1,11 @@
 """Results, tokens and answers as bytes: they are put together by hand, and are what the encoder makes of them."""
 
+from typing import Any
+
 import cbor2
 import pytest
 
+from bedrockish.api.large_results import LARGE_BYTES, encode_in_steps
 from bedrockish.api.requests import (
     NAMES_CHARACTERS_MAX,
     Answer,
@@ -84,3 +87,20 @@ def test_parameters_are_checked_also_behind_those_that_need_no_look() -> None:
     for wrong in (1 << 63, -(1 << 63) - 1, object(), [1]):
         with pytest.raises(UsageError, match="parameter 8 is"):
             check_params([*given, wrong])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [("x" * 3_000_000, b"y" * 2_000_000, None, 1.5)],
+        [(n, "ä" * n, b"\x00" * (n % 7), None, -n, 0.5) for n in range(3_000)],
+        [("é" * 700_000, 7), *((f"short {n}", n) for n in range(1_000)), (b"z" * 700_000, None)],
+    ],
+)
+def test_results_encoded_in_steps_are_read_as_those_encoded_at_once(rows: list[tuple[Any, ...]]) -> None:
+    results = [Result(("a", "b"), rows, -1, 7), Result((), [], 3, None)]
+    size = sum(len(value) if isinstance(value, str | bytes) else 8 for row in rows for value in row)
+    encoded = encode_in_steps(results, max(size, LARGE_BYTES))
+    assert decode_results(encoded) == results
+    assert cbor2.loads(encoded) == cbor2.loads(encode_results(results))

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from bedrockish_net.codec import encode_event
-from bedrockish_net.errors import Code, DialError, LinkClosedError, RefusedError, TlsError
+from bedrockish_net.errors import Code, DialError, LinkClosedError, LocalProtocolError, RefusedError, TlsError
 from bedrockish_net.events import Hello
 from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
 from bedrockish_net.handshake import READ_BYTES, READ_FIRST_BYTES, dial_on
@@ -273,6 +273,17 @@ async def test_bulk_lets_everything_else_go_first() -> None:
         assert [each for each in got if each.startswith(b"bulk")] == [b"bulk %d" % number for number in range(4)]
         assert got.index(b"urgent 2") < got.index(b"bulk 3")
         assert got.index(b"urgent 0") <= 2
+
+
+async def test_message_given_in_parts_arrives_whole_and_in_order() -> None:
+    async with links() as (a, b):
+        parts = [b"head", b"x" * (3 * SLICE_BYTES + 1), b"tail", b"y" * SLICE_BYTES]
+        a.send_nowait(b"before")
+        a.send_parts_nowait(parts)
+        a.send_nowait(b"after")
+        assert [await b.receive() for _ in range(3)] == [b"before", b"".join(parts), b"after"]
+        with pytest.raises(LocalProtocolError):
+            a.send_parts_nowait([b"z" * (1 << 20)] * 1_000)
 
 
 async def test_bulk_counts_as_waiting_and_is_flushed_at_the_end(autojump_clock: trio.testing.MockClock) -> None:

@@ -21,6 +21,7 @@ from bedrockish.access_sets.key_values import Params
 from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import EVERYTHING, ReadPlan, schema_lengths
 from bedrockish.access_sets.table_layout import Tables
+from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.snapshot import fetch
@@ -292,7 +293,7 @@ class Executor:
             raise ConstraintError(
                 "FOREIGN KEY constraint failed: a deferred one is still broken at the end of the request"
             )
-        return self.prepare_rows(run.gatherer, encode_results(run.results), base, schema_version, writes=run.writes)
+        return self.prepare_rows(run.gatherer, run.encode(), base, schema_version, writes=run.writes)
 
     def read(self, request: Request, budget_s: float) -> bytes | None:
         """Return the encoded results of a request that only reads, without its read set; None if it does more.
@@ -308,7 +309,7 @@ class Executor:
             BedrockishError: as ``execute``.
         """
         results: list[Result] = []
-        room = self._limits.result_bytes
+        room = most = self._limits.result_bytes
         self.allow(budget_s)
         try:
             for statement in request.statements:
@@ -320,7 +321,7 @@ class Executor:
                     results.append(Result(piece.columns, rows, -1, None))
         finally:
             self.allow(_FOREVER)
-        return encode_results(results)
+        return encode_in_steps(results, most - room)
 
     def compiled(self, sql: str, user: str = "", at: int = 0) -> tuple[Piece, int]:
         """Compile the statement of a text that begins at or after a place, and return it with the place after it.
@@ -656,7 +657,7 @@ class Run:
     """A request that is being executed, statement by statement."""
 
     def __init__(self, executor: Executor, gatherer: AccessSetBuilder, room: int) -> None:
-        self._executor, self._room = executor, room
+        self._executor, self._room, self._most = executor, room, room
         self.gatherer = gatherer
         self.results: list[Result] = []
         self.schema: list[str] = []
@@ -716,6 +717,10 @@ class Run:
             self.results.append(result)
         self.writes = True
         return count
+
+    def encode(self) -> bytes:
+        """Return the encoded results."""
+        return encode_in_steps(self.results, self._most - self._room)
 
     def looked_at(self) -> AccessSet:
         """Return what decided that the request goes as far as it went: all that was read, and that constraints read."""

@@ -43,7 +43,7 @@ def describe_node(
     Durations are milliseconds, clocks are hybrid clock values, ages are measured on this node.
     """
     state = core.state
-    up = mesh.up if mesh is not None else frozenset()
+    up, unreachable = (mesh.up, mesh.unreachable) if mesh is not None else (frozenset[str](), dict[str, str]())
     nodes = {}
     for name, member in state.roster.membership.members.items():
         peer = state.roster.peers.get(name)
@@ -54,6 +54,7 @@ def describe_node(
             "store": state.store if peer is None else member.store,
             "up": name == state.me or (name in up and not away),
             "mode": _mode(state, name, refused.get(name, ""), is_up=name in up and not away, now=now),
+            "unreachable": unreachable.get(name),
             "trouble": refused.get(name) or clock_trouble(state, name) or mode_trouble(state, name),
             "applied": dict(state.timelines.applied if peer is None else peer.applied),
             "level": LEVEL if peer is None else peer.level or None,

@@ -244,9 +244,12 @@ def _address(status: Status) -> str:
 
 def _away(status: Status) -> str:
     return _each(
-        f"{name} cannot be reached"
-        if not node["up"] and not node["silent_ms"]
-        else f"{name} has not been heard for {node['silent_ms'] / 1000:.0f} s"
+        (
+            f"{name} cannot be reached"
+            if not node["up"] and not node["silent_ms"]
+            else f"{name} has not been heard for {node['silent_ms'] / 1000:.0f} s"
+        )
+        + (f" ({node['unreachable']})" if node.get("unreachable") else "")
         for name, node in sorted(_others(status).items())
         if not reaches(node) and not node["trouble"] and not _half_heard(node)
     )
@@ -401,6 +404,7 @@ KINDS = (
         "safe time stands: strict reads, the feed and schema changes wait for it",
         "start the voters that are missing, or remove those that will not come back ('bedrockish member remove')",
         _safe_time,
+        after_s=2.0,  # a node that was paused, or waited for room, hears the others first
     ),
     Kind(
         "clock_skew",
@@ -476,7 +480,7 @@ KINDS = (
     Kind(
         "node_trouble",
         "something is wrong with another member",
-        "do what the text says",
+        "do what the text says; 'bedrockish status' of that member says more",
         _others_trouble,
     ),
     Kind(

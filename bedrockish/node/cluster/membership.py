@@ -151,7 +151,7 @@ def _alive(core: Node, now: Now) -> list[str]:
     ]
 
 
-def counts_the_living(change: MemberChange) -> bool:
+def asks_the_living(change: MemberChange) -> bool:
     """Return whether a change is refused or made by which members are alive."""
     return change.action in (ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE)
 

@@ -44,10 +44,12 @@ logger = logging.getLogger(__name__)
 TEXTS_MAX = 1_000  # texts that are remembered to take long
 TIMES = 5  # how often each of them was looked at
 WATCH_S = 0.25
+WORKER = "worker"  # the name of their threads
 CLOCKS = 256  # values of the clock that a thread gets at a time
 SWITCH_S = 0.0005  # how long a function keeps Python's interpreter; by default ten times that
 BULKY_BYTES = 1 << 20  # of a value, above which binding it would hold up the loop
 STUCK_S = 5.0  # after which a function that was told to stop counts as stuck
+LEAVE_S = 0.5  # for those that stop, when the node leaves
 
 Action = Callable[[Workspace], Any]
 T = TypeVar("T")
@@ -295,7 +297,7 @@ class WorkerPool:
             self._stop(job)
         for clocks in list(self._clocks):
             clocks.close()
-        until = time.monotonic() + STUCK_S  # for all of them: whoever ends a node waits some ten seconds for it
+        until = time.monotonic() + LEAVE_S  # for all of them
         for job in list(self._running):
             assert job.thread is not None
             job.thread.join(max(0.0, until - time.monotonic()))
@@ -353,7 +355,7 @@ class WorkerPool:
         clocks = self._new_clocks()
         # The clock is taken now, so that it is later than the snapshot.
         workspace.scope.begin_in_worker(job.request.command, engine.scope.take() if job.clock else 0, clocks.take)
-        job.thread = threading.Thread(target=self._run, args=(job, workspace, token), name="worker", daemon=True)
+        job.thread = threading.Thread(target=self._run, args=(job, workspace, token), name=WORKER, daemon=True)
         self._running.add(job)
         try:
             job.thread.start()
@@ -489,6 +491,11 @@ def _bare(error: BaseException) -> BaseException:
 def _request_name(job: Job) -> int:
     assert isinstance(job.key, int)
     return job.key
+
+
+def any_at_work() -> bool:
+    """Return whether a background worker of this process runs, such as one in a call that nothing interrupts."""
+    return any(thread.name == WORKER for thread in threading.enumerate())
 
 
 def is_bulky(request: Request) -> bool:

@@ -1,0 +1,69 @@
+"""Large results, encoded in short steps.
+
+CBOR's encoder keeps Python's interpreter for a whole result: for one of 30 MB the event loop of a node, in another
+thread, would stand for 0.1 s. Each step here is short, so that the loop gets the interpreter in between.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from struct import Struct
+from typing import Any
+
+import cbor2
+
+from bedrockish.api.requests import Result, encode_results
+
+LARGE_BYTES = 1 << 20  # of all values of the results
+STEP_BYTES = 256 << 10  # of the values that are encoded at a time, and of one that is encoded by itself
+GROUP = 255  # rows that are encoded at a time, at most: a list of so many has a head of two bytes, …
+SHORT_LIST = 24  # … and one of less than these of one
+
+_LIST, _TEXT, _BYTES = 0x80, 0x60, 0x40  # kinds of values in CBOR
+_HEAD = Struct(">BI")
+
+
+def encode_in_steps(results: Sequence[Result], size: int) -> bytes:
+    """Return results as ``encode_results`` does, up to the length of the heads.
+
+    Args:
+        results: of a request.
+        size: of all their values, about, in bytes.
+    """
+    if size < LARGE_BYTES:
+        return encode_results(results)
+    rows = sum(len(one.rows) for one in results)
+    return b"".join(_parts(results, max(1, min(GROUP, STEP_BYTES * rows // size))))
+
+
+def _parts(results: Sequence[Result], group: int) -> Iterator[bytes]:
+    yield _head(_LIST, len(results))
+    for one in results:
+        yield b"\x84"
+        yield cbor2.dumps(one.columns)
+        yield _head(_LIST, len(one.rows))
+        for start in range(0, len(one.rows), group):
+            rows = one.rows[start : start + group]
+            if all(len(value) < STEP_BYTES for value in chain.from_iterable(rows) if isinstance(value, str | bytes)):
+                yield cbor2.dumps(rows)[1 if len(rows) < SHORT_LIST else 2 :]  # without the head of the list
+            else:
+                yield from chain.from_iterable(map(_row_parts, rows))
+        yield cbor2.dumps(one.rowcount)
+        yield cbor2.dumps(one.lastrowid)
+
+
+def _row_parts(row: tuple[Any, ...]) -> Iterator[bytes]:
+    yield _head(_LIST, len(row))
+    for value in row:
+        if isinstance(value, str) and len(value) >= STEP_BYTES:
+            encoded = value.encode()
+            yield _head(_TEXT, len(encoded))
+            yield encoded
+        elif isinstance(value, bytes) and len(value) >= STEP_BYTES:
+            yield _head(_BYTES, len(value))
+            yield value
+        else:
+            yield cbor2.dumps(value)
+
+
+def _head(kind: int, count: int) -> bytes:
+    return _HEAD.pack(kind | 26, count)

@@ -20,7 +20,7 @@ from bedrockish.engine.engine import Engine, Founding, Limits
 from bedrockish.engine.sqlite.errors import NO_ROOM, beginning
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.storage import refill
-from bedrockish.engine.storage.database_file import check_alone, go_over, is_node_file, others_may_read, unused
+from bedrockish.engine.storage.database_file import check_alone, is_node_file, others_may_read
 from bedrockish.engine.storage.rebuild_indexes import rebuild_in_place
 from bedrockish.errors import BedrockishError, ConfigError, DamagedError, NoRoomError
 from bedrockish.node.admin.anchoring import Anchoring
@@ -28,7 +28,7 @@ from bedrockish.node.admin.watching import Room, files_max
 from bedrockish.node.client_session import serve_client
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.cluster.donor import Donor
-from bedrockish.node.cluster.identity import find_cluster, find_other_cluster, info_for_clients, only_asks
+from bedrockish.node.cluster.identity import find_cluster, info_for_clients, only_asks
 from bedrockish.node.cluster.membership import addresses
 from bedrockish.node.departure import Departure, drain
 from bedrockish.node.event_loop import Runtime
@@ -239,11 +239,6 @@ async def _founding(config: Config, credentials: Credentials) -> Founding:
     if not is_node_file(path):
         check_alone(path, config.node, config.peers)
         cluster_id, level = await find_cluster(config, credentials.entry())
-    elif (ours := unused(path)) is not None:
-        other = await find_other_cluster(config, credentials.entry(), ours)
-        if other is not None:
-            logger.warning("this file was founded apart from the others, and is not used yet; it becomes one of theirs")
-            go_over(path, *other)
     members = {node: Member(node, str(address)) for node, address in config.peers.items()}
     return Founding(config.node, Membership(0, members, cluster_id, level), secrets.token_hex(8))
 

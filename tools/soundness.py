@@ -205,7 +205,7 @@ def examine(case: Case, tally: Tally) -> None:
     bench.db.execute("BEGIN")
     for sql, params in case.queries:
         try:
-            plan = analyse(bench.db, bench.schema, sql, len(params), by_column=True)
+            plan = analyse(bench.db, bench.schema, sql, len(params))
         except apsw.SQLError:
             tally.counts["statements SQLite refuses"] += 1
             continue

@@ -17,7 +17,6 @@ from bedrockish.access_sets.effort import Check, TooDearError, unlimited
 from bedrockish.access_sets.query_names import Query
 from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse, analyse_coarsely
 from bedrockish.access_sets.writeset import WriteKeys
-from bedrockish.common.levels import COLUMNS, VIRTUAL
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 
@@ -106,24 +105,6 @@ class Compiled(Protocol):
         ...
 
 
-class Precision:
-    """The precision of the reads of rows, which depends on the cluster's level.
-
-    Attributes:
-        by_column: a row that is looked up by its id is read by the columns that are needed of it. From one level on all
-            members record the columns that they change; the transaction that raises the level conflicts with every
-            other, so no transaction that reads by column has missed a change without that record.
-        virtual: all members replicate the rows of virtual tables.
-    """
-
-    def __init__(self) -> None:
-        self.by_column = self.virtual = False
-
-    def learn(self, level: int) -> None:
-        """Go by a level of the cluster from now on."""
-        self.by_column, self.virtual = level >= COLUMNS, level >= VIRTUAL
-
-
 class Analysis:
     """A cache of facts about statements and keys under one schema; replaced when the schema changes.
 
@@ -132,7 +113,6 @@ class Analysis:
         prepare: gives a connection the functions and collations that SQLite does not have.
         known: the previous schema, or that of another connection, whose unchanged parts are reused.
         definitions: the definitions that the connection sees now, if they are known.
-        precision: the precision of reads.
 
     Attributes:
         patience: gives the check for a text that is to be analysed.
@@ -146,10 +126,9 @@ class Analysis:
         prepare: Prepare,
         known: Schema | None = None,
         definitions: Definitions | None = None,
-        precision: Precision | None = None,
     ) -> None:
-        self._db, self._precision = db, precision or Precision()
-        self._plans: dict[tuple[str, bool], ReadPlan] = {}
+        self._db = db
+        self._plans: dict[str, ReadPlan] = {}
         self._weight = 0  # about how many bytes they take
         self.patience = lambda _: unlimited
         self.schema = read_schema(db, known, definitions)
@@ -157,22 +136,20 @@ class Analysis:
 
     def plan(self, piece: Compiled) -> ReadPlan:
         """Return the plan of a statement's reads: a coarse one if an exact one takes too long."""
-        sql, by_column = key = piece.sql, self._precision.by_column
-        known = self._plans.get(key)
+        sql = piece.sql
+        known = self._plans.get(sql)
         if known is None:
             db, schema, count = self._db, self.schema, len(piece.names)
             try:
                 check, runs = self.patience(sql), piece.auto is None
-                known = analyse(
-                    db, schema, sql, count, check, is_what_runs=runs, by_column=by_column, named=piece.named
-                )
+                known = analyse(db, schema, sql, count, check, is_what_runs=runs, named=piece.named)
             except TooDearError:
                 known = analyse_coarsely(db, schema, sql, count)
             weight = len(sql) + ACCESS_BYTES * known.size
             if self._weight + weight > PLANS_BYTES:
                 self.forget()
             self._weight += weight
-            self._plans[key] = known
+            self._plans[sql] = known
         return known
 
     def forget(self) -> None:

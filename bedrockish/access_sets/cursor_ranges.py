@@ -212,7 +212,6 @@ def statement_reads(
     check: Check = unlimited,
     *,
     with_stops: bool = True,
-    by_column: bool = False,
     named: Set[str] | None = None,
 ) -> list[ProgramReads]:
     """Return the reads of a statement's programs: its own, which is the first, and those of triggers and key actions.
@@ -222,7 +221,6 @@ def statement_reads(
         schema: the schema that they were compiled for.
         check: raises when the analysis has taken its time.
         with_stops: whether to look where loops end before their range does; only if just this program is going to run.
-        by_column: whether to look which columns of a row are needed that is looked up by its id.
         named: as ``virtual_reads`` takes it; None: not known, so that a read of a virtual table is one of everything.
     """
     readers = [
@@ -230,8 +228,6 @@ def statement_reads(
     ]
     registers = Registers([reader.program for reader in readers], schema, check)
     found = [reader.run(registers) for reader in readers]
-    if not by_column:
-        return found
     tables = Counter(name for reader in readers for name in reader.tables_of_cursors())
     needed = {name: columns for reader in readers for name, columns in reader.columns() if tables[name] == 1}
     return [reads.narrowed({schema.tables[name].object: needed[name] for name in needed}) for reads in found]

@@ -161,15 +161,14 @@ def analyse(
     check: Check = unlimited,
     *,
     is_what_runs: bool = True,
-    by_column: bool = False,
     named: frozenset[str] | None = None,
 ) -> ReadPlan:
     """Return the plan of a statement's reads; ``schema`` must be that of ``db`` now.
 
     ``nparams`` is the number of parameters as SQLite numbers them; ``bind`` takes them in that order. Where another
-    text may run instead that does the same (``is_what_runs``), its loops may end elsewhere. ``by_column`` says that a
-    row which is looked up by its id is read by the columns that are needed of it, and not as a whole. ``named`` is what
-    ``virtual_reads`` takes; None: not known.
+    text may run instead that does the same (``is_what_runs``), its loops may end elsewhere. A row that is
+    looked up by its id is read by the columns that are needed of it. ``named`` is what ``virtual_reads`` takes; None:
+    not known.
 
     Raises:
         apsw.Error: SQLite cannot prepare it; the caller's own attempt to run it would say the same.
@@ -184,7 +183,7 @@ def analyse(
     everything = not is_whole
     if everything:
         fallbacks["blob in a definition", "everything"] = None
-    found = statement_reads(programs, schema, check, with_stops=is_what_runs, by_column=by_column, named=named)
+    found = statement_reads(programs, schema, check, with_stops=is_what_runs, named=named)
     if found and found[0].locking:
         found[0] = found[0].relaxed(schema)
     for program, reads in zip(programs, found, strict=True):

@@ -75,7 +75,7 @@ class Execute:
 class Step:
     """One step of an interactive transaction, named by the command that its COMMIT is. The reply is an answer.
 
-    ``begin`` may bring the first statements. Nodes of release 0.1.0 run none of them, and answer without results.
+    ``begin`` may bring the first statements.
 
     ``settle`` makes sure that the command has happened or never will; the results are empty if it never will.
     A ``commit`` with ``prepared`` brings the transaction that a program has executed on the node's file.
@@ -309,7 +309,7 @@ def _decode_change(packed: Mapping[str, Any], user: str) -> Request:
         raise UsageError("a change of the members should be texts and a truth value")
     if words["address"]:
         words["address"] = str(parse_address(words["address"], where=f"the address of {words['node']}"))
-    level = given.get("level", 1)  # release 0.1.0 tells none
+    level = given.get("level")
     if type(level) is not int or not 0 < level < 1 << 16:
         raise UsageError("the release level of a node should be a small positive number")
     change = MemberChange(**words, force=given.get("force", False), level=level)

@@ -50,8 +50,8 @@ def found_of(name: str, role: str, status: Mapping[str, Any]) -> Found:
         name,
         role == "voter",
         str(status.get("version", "")),
-        int(status.get("level") or 1),
-        int(status.get("cluster_level") or 1),
+        int(status.get("level") or 0),
+        int(status.get("cluster_level") or 0),
         why_not,
     )
 
@@ -93,7 +93,7 @@ def judge(members: list[Found], version: str, level: int) -> Verdict:
     if min(one.cluster_level for one in members) < level:
         lines.append(f"all run {version}; the cluster goes on to what is new in it within a minute")
     else:
-        lines.append(f"all run {version}, and the cluster uses what is new in it (level {level}): there is no way back")
+        lines.append(f"all run {version}, at release level {level}: there is no way back to a release of a lower level")
     return Verdict(tuple(lines), is_fine=True)
 
 

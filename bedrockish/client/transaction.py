@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from bedrockish.api.requests import NOTHING, Params, Request, Rows, Statement, check_params, check_timeout, rows_of
+from bedrockish.api.requests import Params, Request, Rows, Statement, check_params, check_timeout, rows_of
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
 from bedrockish.client.request_builder import columns_of, new_command, seen, with_values
 from bedrockish.client.sansio.retry import Backoff
@@ -124,10 +124,8 @@ class Transaction:
         self._check_open()
         if not self._is_begun:
             reply = await self._step(BEGIN, tuple(made), timeout)
-            if reply.answer.results != NOTHING:
-                return seen(rows_of(reply.answer, len(made)), values)
-            # A node of release 0.1.0 has begun it, and has left the statements.
-        reply = await self._step(STATEMENTS, tuple(made), timeout)
+        else:
+            reply = await self._step(STATEMENTS, tuple(made), timeout)
         return seen(rows_of(reply.answer, len(made)), values)
 
     async def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:  # noqa: ASYNC109

@@ -7,25 +7,10 @@ lower level is refused. So during a rolling upgrade all members speak the langua
 """
 
 LEVEL = 5
-"""The level of this program. 1 is release 0.1.0, which tells none; from 3 on files may have packed journals."""
+"""The level of this program."""
 
-PACKS = 3
-"""From which level of the cluster on a node packs old entries of its journal: no older program opens its file then."""
-
-COLUMNS = 4
-"""From which level of the cluster on reads say which columns of a row they need: all say which ones they change."""
-
-DIGESTS = 5
-"""From which level of the cluster on an entry keeps a digest of each command's request."""
-
-VIRTUAL = 5
-"""From which level of the cluster on a schema may have virtual tables: all members replicate their rows."""
-
-ASKS_LIST = 5
-"""From which level of the cluster on one ASK names several transactions."""
-
-OLDEST = 1
-"""The lowest level at which this program can be a member of a cluster."""
+OLDEST = 5
+"""The lowest level at which this program can be a member of a cluster: the level of release 0.2.0."""
 
 UNKNOWN = 0
 """The level of a member that has not told one."""

@@ -172,19 +172,6 @@ class Config:
     repair: Repair = field(default_factory=Repair)
 
 
-GONE = {
-    "cluster_secret": (
-        "there is no cluster secret since release 0.2.0: who had read its proof on the way could play it again. "
-        "Between machines there is TLS: 'bedrockish tls certs NODE=HOST ...' and 'bedrockish serve --set tls=certs'; "
-        'on one machine nothing is needed. See docs/operating.md, "From release 0.1.0"'
-    ),
-    "asides_max": "it is called workers_max since release 0.2.0; write that",
-    "forwarding": "nothing is forwarded since release 0.2.0; leave it out",
-    "full_sync": "every node syncs once per batch since release 0.2.0; leave it out",
-    **dict.fromkeys(FIXED, "it is fixed since release 0.2.0; leave it out"),
-}
-"""Keys of earlier releases, and what to do instead."""
-
 _SECTIONS = (Settings, Bounds, Log, Security, Clock, Keeping, Repair)
 SECTIONS: Mapping[str, type] = dict(
     zip(("timings", "limits", "log", "security", "clock", "journal", "repair"), _SECTIONS, strict=True)
@@ -293,8 +280,6 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
         key = variable.removeprefix(PREFIX).lower()
         if key in keys():
             found[key] = _Given(value, f"environment variable {variable}", True)
-        elif key in GONE:
-            raise ConfigError(f"environment variable {variable}: {GONE[key]}", key=key)
         elif close := get_close_matches(key, list(keys()), n=1, cutoff=0.85):
             # Other variables may belong to other programs: a container platform makes up such names for services.
             raise ConfigError(f"environment variable {variable}: did you mean {PREFIX}{close[0].upper()}?", key=key)
@@ -303,8 +288,6 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
 
 def _suggest(key: str, section: str | None = None) -> str:
     known = keys()
-    if key in GONE:
-        return GONE[key]
     here = [name for name, place in known.items() if section is None or place == section]
     home = known.get(key)
     if home is not None:

@@ -105,10 +105,6 @@ class Printer:
                 return f"TOLD CLOCK {clock_text(clock)}"
             case say.Removed(upto):
                 return "REMOVED up to " + ", ".join(f"{leader}{tick}" for leader, tick in sorted(upto.items()))
-            case say.Forward():
-                return "FORWARD a command"
-            case say.Forwarded(command):
-                return f"FORWARDED command {command}"
             case say.Offer() | say.Stored() | say.Want() | say.Piece() | say.InPieces():
                 return _in_pieces(message)
             case _:

@@ -56,7 +56,6 @@ Verdict = Commit | Abort | First
 def _forgotten(answer: Answer) -> int:
     """Return the clock up to which a voter may have forgotten how transactions ended."""
     # A voter ends a transaction pending there when its safe time passes it, so its safe time is below every blocker.
-    # Even a voter of an older release, which does not tell its safe time, remembers the ends later than a blocker.
     return min([answer.safe, *(blocker.clock - 1 for blocker in answer.blockers)])
 
 

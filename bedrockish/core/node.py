@@ -7,8 +7,7 @@ Rule 2: each message of a node rests on its writes; the driver lets none leave b
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
-from bedrockish.api import wire
-from bedrockish.api.wire import decode_call, encode_reply
+from bedrockish.common.levels import OLDEST
 from bedrockish.core.coordinator.coordinator import Coordinator
 from bedrockish.core.coordinator.reads import Reading
 from bedrockish.core.invariants import check as check_invariants
@@ -49,8 +48,6 @@ from bedrockish.core.protocol.messages import (
     Commit,
     Entries,
     Fetch,
-    Forward,
-    Forwarded,
     Gossip,
     InPieces,
     Message,
@@ -76,7 +73,6 @@ from bedrockish.core.replica.voter import Voting
 from bedrockish.core.state.certifier import Place
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
-from bedrockish.errors import BedrockishError, UnavailableError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction, Txid
@@ -290,7 +286,7 @@ class Node:
             return
         # Any message shows that the peer lives. A node that is damaged says so by its mode.
         known.heard = state.clock.now.seconds
-        state.roster.hear(peer, SINCE.get(message.__class__, 1))
+        state.roster.hear(peer, SINCE.get(message.__class__, OLDEST))
         # It was slow, and not dead: next time it gets twice as long before others take up its work.
         if known.suspected:
             known.suspected, known.patience = False, min(2 * known.patience, PATIENCE_MAX)
@@ -359,8 +355,6 @@ class Node:
                 self.coordinator.clock_told(peer, message)
             case Removed():
                 self.apply_queue.on_removed(peer, message)
-            case Forward() | Forwarded():
-                self._refuse_forward(peer, message)
             case InPieces() | Piece() | Want() | Offer() | Stored():
                 self._receive_pieces(peer, message)
             case Checked():
@@ -396,23 +390,6 @@ class Node:
         # Up to safe time the journal alone has the outcomes: a message about one, late or wrong, is ignored.
         elif self.state.outcome(message.txid) is None and message.txid.clock > self.state.clock.safe:
             self.state.votes.end(message.txid, commit=False)
-
-    def _refuse_forward(self, peer: str, message: Forward | Forwarded) -> None:
-        """Answer a learner of release 0.1.0 that forwards its client's writes: the client goes on to a voter."""
-        if isinstance(message, Forwarded):
-            return  # the answer to FORWARD, which this release does not send
-        try:
-            call = decode_call(message.body)
-        except BedrockishError:
-            return
-        if isinstance(call, wire.Execute):
-            refusal = UnavailableError(
-                f"{self.state.me} takes no forwarded commands: ask a voter ({', '.join(self.state.roster.voters)}), or "
-                f"upgrade {peer}, which answers with their addresses then"
-            )
-            body = encode_reply(wire.Failed(call.id, refusal))
-            clock = self.state.clock.read()
-            self.state.outbox.send(peer, Forwarded(call.request.command, body, clock))
 
     def _peer_up(self, peer: str) -> None:
         if peer not in self.state.roster.peers:

@@ -6,9 +6,8 @@ recoverer's own timeline; no node ever writes into another's.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from bedrockish.common.levels import ASKS_LIST
 from bedrockish.core.coordinator.coordinator import Coordinator
 from bedrockish.core.judge import COMMIT, Answer, First, judge
 from bedrockish.core.protocol.health import Mode
@@ -28,7 +27,6 @@ from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.voter import ASKED_MAX, Voting
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
-from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import covers
@@ -48,7 +46,6 @@ class Round:
         ballot: ours alone.
         since: seconds at which it began.
         answers: the answers of the voters that have promised.
-        answered: seconds at which each of these answers came.
         decision: commit or abort, once proposed; None while asking.
         accepted: the voters that have accepted the decision.
         blockers: transactions that must end first.
@@ -59,7 +56,6 @@ class Round:
     ballot: int
     since: float
     answers: dict[str, Answer] = field(default_factory=dict)
-    answered: dict[str, float] = field(default_factory=dict)
     decision: bool | None = None
     accepted: set[str] = field(default_factory=set)
     blockers: dict[Txid, Transaction] = field(default_factory=dict)
@@ -150,11 +146,7 @@ class Recovery:
 
     def _send_ask(self, node: str, txids: Sequence[Txid]) -> None:
         state, clock = self.state, self.state.clock.read()
-        if state.roster.level >= ASKS_LIST:
-            state.outbox.send(node, Ask(txids[0], clock, tuple(txids[1:ASKED_MAX])))
-        else:  # an older member reads the first one alone
-            for txid in txids:
-                state.outbox.send(node, Ask(txid, clock))
+        state.outbox.send(node, Ask(txids[0], clock, tuple(txids[1:ASKED_MAX])))
 
     def _is_silent(self, node: str) -> bool:
         peer = self.state.roster.peers[node]
@@ -306,8 +298,8 @@ class Recovery:
         if vote.held:  # P7: it is pending here
             return Standing.HELD, []
         # P8: a voter approves a transaction only after it has looked for its commands: if one of them has happened
-        # otherwise, no voter did. (Release 0.1.0 did not look.)
-        found = state.happened(transaction.commands, txid) if state.roster.level >= 2 else None
+        # otherwise, no voter did.
+        found = state.happened(transaction.commands, txid)
         never: bool | None = found is not None and found.other != FORGOTTEN
         if not never:
             # P9: a commit outside its base conflicts with it: a majority had that first, so no quorum approved this.
@@ -380,36 +372,13 @@ class Recovery:
         # All of them are read before any of it counts.
         blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
         round_.blockers.update(blockers)
-        safe = message.safe
-        # A voter of an older release does not tell its safe time, and may have forgotten any end (J6); if it holds the
-        # transaction, none that is later.
-        if safe is None:
-            safe = message.txid.clock - 1 if message.standing == Standing.HELD else CLOCK_LIMIT
         # Of two answers to one ballot the newer counts: a promise is kept, and a holder goes on holding.
         round_.answers[peer] = Answer(
-            message.standing, message.accepted, frozenset(blockers), frozenset(message.ended), safe
+            message.standing, message.accepted, frozenset(blockers), frozenset(message.ended), message.safe
         )
-        round_.answered[peer] = self.state.clock.now.seconds
-        if message.safe is None:
-            self._bound_forgotten(peer, round_)
         # Proposed once for a ballot: two decisions at one ballot would both be acceptable.
         if round_.decision is None and len(round_.answers) >= self.state.roster.majority:
             self._judge(round_)
-
-    def _bound_forgotten(self, peer: str, round_: Round) -> None:
-        """Bound the ends that a voter of an older release may have forgotten, by its answer in another round.
-
-        It promises nothing for a transaction that its safe time has passed. So its safe time was below this transaction
-        when it gave an earlier answer: one that had come before this round asked. Else two orphans could wait for each
-        other for good.
-        """
-        clock = round_.transaction.txid.clock
-        for other in list(self.rounds.values()):
-            answer = other.answers.get(peer)
-            if answer is not None and other.answered[peer] < round_.since and answer.safe >= clock:
-                other.answers[peer] = replace(answer, safe=clock - 1)
-                if other.decision is None and len(other.answers) >= self.state.roster.majority:
-                    self._judge(other)
 
     def _judge(self, round_: Round) -> None:
         verdict = judge(

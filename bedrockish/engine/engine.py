@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import apsw
 
-from bedrockish.access_sets.analysis import Precision
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.table_layout import Tables
@@ -70,7 +69,6 @@ class Engine:
         scope: the values of the clock's functions on the writing connection; the node gives it a clock.
         locks: the rows that transactions have locked here.
         access: the rights of users, by the membership that is applied.
-        precision: how exactly reads are told, by the same membership.
         pages: the writer's page cache.
         damaged: damaged entries of the journal, by place, each with the damage.
         publication: tells other programs which batches are written and durable.
@@ -90,8 +88,8 @@ class Engine:
         self.scope = Scope(locks=self.locks)
         give_functions(db, Holder(self.scope))
         store.unpack_on(db)
-        self.access, self.precision = shared = Access(), Precision()
-        self._executor = Executor(db, Guard(db), self._capture, limits, self._ids, prepare, None, *shared)
+        self.access = Access()
+        self._executor = Executor(db, Guard(db), self._capture, limits, self._ids, prepare, None, self.access)
         self._executor.scope = self.scope
         self._applier = RowApplier(db)
         self._wal = Wal(db)
@@ -255,7 +253,7 @@ class Engine:
     def beside(self) -> Beside:
         """Return the means to open connections in parallel with the writer's."""
         wal = self._wal.descriptor
-        shared = self.locks, lambda: self._executor.known, self.access, self.precision
+        shared = self.locks, lambda: self._executor.known, self.access
         return Beside(self.background.open_reader, self._prepare, wal, self._ids, self._limits, *shared)
 
     def moment(self) -> Moment:
@@ -493,7 +491,6 @@ class Engine:
         membership = decode_membership(system.get_meta(self._db, "membership"))
         self._ids.use_members(system.get_meta(self._db, "node"), membership)
         self.access.learn(membership.users, membership.nodes)
-        self.precision.learn(membership.level)
         self.entries.void |= system.follow_resolutions(self._db, membership.void)
         self._members += 1
         self.publication.members = membership.version

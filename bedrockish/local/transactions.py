@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import apsw
 
-from bedrockish.access_sets.analysis import Analysis, Precision
+from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import SERIALIZABLE, STALE, Request, Result, Statement
 from bedrockish.core.protocol.records import Membership, Prepared, decode_membership
@@ -116,7 +116,6 @@ class _Schema:
     version: int
     members: int
     access: Access = field(default_factory=Access)
-    precision: Precision = field(default_factory=Precision)
 
 
 class _Place:
@@ -142,7 +141,6 @@ class _Place:
                 locks,
                 lambda: self.schema.known,
                 self.schema.access,
-                self.schema.precision,
             )
             self.workspace = Workspace(beside)
             self.workspace.scope.locks = None  # rows are locked at the node
@@ -479,11 +477,10 @@ class LocalTransactions:
             expansion = Expansion(tables.definitions, known.known.expansion if known is not None else None)
             made = _Schema(Known(tables, schema, expansion), membership, found, membership.version)
             if known is not None:
-                made.access, made.precision = known.access, known.precision
+                made.access = known.access
         else:
-            made = _Schema(known.known, membership, found, membership.version, known.access, known.precision)
+            made = _Schema(known.known, membership, found, membership.version, known.access)
         made.access.learn(membership.users, membership.nodes)
-        made.precision.learn(membership.level)
         self.ids.use_members(system.get_meta(db, "node"), membership)
         self._schema = made
         return made

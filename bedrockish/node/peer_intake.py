@@ -111,7 +111,7 @@ class PeerIntake:
     def recognise(self, hello: Hello) -> None:
         """Check the identity of a peer that answers at its address; see ``membership.recognise``."""
         try:
-            recognise(self._core, self._known, hello)
+            recognise(self._core, hello)
         except RefusedError as error:
             self.astray[hello.node] = error.message
             raise

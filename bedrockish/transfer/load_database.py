@@ -7,7 +7,7 @@ sent again and still happens once, and a load that was interrupted goes on where
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import trio
 
 from bedrockish.api.requests import STRICT, Params
 from bedrockish.client.trio_client import Client
-from bedrockish.errors import BedrockishError, OutcomeUnknownError, SqlError, UsageError
+from bedrockish.errors import BedrockishError, OutcomeUnknownError, UsageError
 from bedrockish_journal.storage.virtual_tables import VirtualTable, is_virtual, parse_virtual
 
 BATCH_ROWS, BATCH_BYTES = 300, 256 * 1024
@@ -272,10 +272,8 @@ async def commands_done(client: Client, prefix: str) -> set[str]:
         read=STRICT,
     )
     done = {command for (command,) in rows}
-    with suppress(SqlError):  # release 0.1.0 remembers none that were removed from the journal
-        past = "SELECT command FROM bedrockish_past WHERE command >= ? AND command < ?"
-        done |= {command for (command,) in await client.execute(past, (prefix, prefix + "~"), read=STRICT)}
-    return done
+    past = "SELECT command FROM bedrockish_past WHERE command >= ? AND command < ?"
+    return done | {command for (command,) in await client.execute(past, (prefix, prefix + "~"), read=STRICT)}
 
 
 class Once:

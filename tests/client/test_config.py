@@ -78,8 +78,6 @@ def test_this_node_is_always_among_its_peers() -> None:
             MINIMAL + "[timings]\nconflict_window_ms = 400",
             "closing_lag_ms (500) must be below conflict_window_ms (400)",
         ),
-        (MINIMAL + "[timings]\nretry_ms_max = 1", "it is fixed since release 0.2.0; leave it out"),
-        (MINIMAL + "full_sync = true", "every node syncs once per batch since release 0.2.0"),
         (
             MINIMAL + "[journal]\njournal_prune = 'yes'",
             "f.toml: journal.journal_prune: 'yes' is neither true nor false",
@@ -118,10 +116,7 @@ TLS = "[security]\ntls = 'certs'\n"
         (MINIMAL + "[peers]\nB = 'host2:1'", "peers.B: host2:1 is reached from other machines, which takes TLS"),
         (MINIMAL + "listen = '0.0.0.0:1'\n[peers]\nA = '[::1]:1'", "run 'bedrockish tls certs A=::1' once"),
         (MINIMAL + "listen = '0.0.0.0:1'", "run 'bedrockish tls certs A=HOST' once"),
-        (MINIMAL + "[security]\ncluster_secret = 'ABCDEFGHIJKLMNOP'", "there is no cluster secret since release 0.2.0"),
         (MINIMAL + "[security]\ntls_revoked = 'x'", "there is no TLS; set tls"),
-        (MINIMAL + "[limits]\nasides_max = 8", "it is called workers_max since release 0.2.0"),
-        (MINIMAL + "[timings]\nforwarding = true", "nothing is forwarded since release 0.2.0; leave it out"),
         (MINIMAL + f"http = '0.0.0.0:1'\n[users]\nann = '{HASH}'", "without TLS passwords would travel in clear"),
         (
             MINIMAL + "http = '0.0.0.0:1'\nhttp_token = 'ABCDEFGHIJKLMNOP'",
@@ -158,7 +153,6 @@ def test_users_and_tls_suffice_to_listen_everywhere() -> None:
     assert build(text=OUTSIDE + tls + "tls_revoked = 'd'").security.files("A").must_have_list
     assert "insecure is set" in warnings(build(text=MINIMAL + "http = '0.0.0.0:1'\n[security]\ninsecure = true"))[0]
     assert warnings(build(text=MINIMAL + "http = '[::1]:1'")) == []
-    assert "there is no cluster secret" in wrong(MINIMAL, environment={"BEDROCKISH_CLUSTER_SECRET": "x" * 16})
     environment = {"BEDROCKISH_USERS": f"ann={HASH}, bob={HASH}"}
     assert list(build(text=MINIMAL, environment=environment).users) == ["ann", "bob"]
 

@@ -204,7 +204,7 @@ def test_replayed_hello_gains_nothing(tls: LocalCluster) -> None:
 
 
 def test_a_node_beyond_this_machine_needs_tls(tmp_path: Path) -> None:
-    """The error names the two commands; a secret of release 0.1.0 is no way out."""
+    """The error names the two commands."""
     config = tmp_path / "A.toml"
     text = f'node = "A"\ndatabase = "{tmp_path / "A.sqlite"}"\nlisten = "0.0.0.0:7373"\n'
     config.write_text(text)
@@ -212,10 +212,6 @@ def test_a_node_beyond_this_machine_needs_tls(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "run 'bedrockish tls certs A=HOST' once" in done.stderr
     assert "'bedrockish serve --set tls=certs'" in done.stderr
-    config.write_text(text + '[security]\ncluster_secret = "0123456789abcdef"\n')
-    done = program("serve", "--config", str(config))
-    assert done.returncode == 2
-    assert "there is no cluster secret since release 0.2.0" in done.stderr
     assert not (tmp_path / "A.sqlite").exists()
 
 

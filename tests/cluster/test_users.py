@@ -174,8 +174,7 @@ def test_the_command_line_and_http_print_it(cluster: LocalCluster) -> None:
     assert "command printed-1 of bob\n" in shown
 
 
-def test_release_0_1_0_reads_over_it(cluster: LocalCluster, tmp_path: Path) -> None:
-    """Release 0.1.0 still reads the bytes of today's transactions."""
+def test_last_release_reads_transactions_of_users(cluster: LocalCluster, tmp_path: Path) -> None:
     sources = unpack_last_release(tmp_path)
     with connect(cluster.url()) as db:
         rows = db.execute("SELECT body, command FROM bedrockish_journal ORDER BY seq").rows

@@ -185,14 +185,6 @@ class Life:
         await until(f"{words} ends well", well)
         return said[0]
 
-    def downgrade(self, node: LocalNode) -> None:
-        """Write a configuration in the form of the last release, which had three keys for today's one folder."""
-        folder = node.directory / "certs"
-        files = {"tls_ca": "ca.pem", "tls_certificate": f"{node.name}.pem", "tls_key": f"{node.name}-key.pem"}
-        old = "".join(f'{key} = "{folder / file}"\n' for key, file in files.items())
-        node.config.with_suffix(".new").write_text(text := node.config.read_text())
-        node.config.write_text(text.replace('tls = "certs"\n', old))
-
     async def end(self, node: LocalNode) -> None:
         """End a node in order."""
         assert node.process is not None
@@ -218,7 +210,6 @@ class Life:
         self.bring(node, "ca.pem", f"{name}.pem", f"{name}-key.pem")
         text = f'node = "{name}"\ndatabase = "{name}.db"\nlisten = "127.0.0.1:{node.port}"\n[security]\ntls = "certs"\n'
         node.config.write_text(text.replace("[security]", 'cluster = "shop"\n[security]'))
-        self.downgrade(node)
         url = self.own
         self.cluster.nodes.append(node)
         node.start("join", url, "--voter")
@@ -258,7 +249,6 @@ def founded(home: Path, last: Sequence[Path]) -> Life:
     cluster.options = life.url(certificate="app").partition("?")[2]
     for node in cluster.nodes:
         node.sources = last
-        life.downgrade(node)
         node.start()
     return life
 
@@ -314,7 +304,7 @@ async def test_a_whole_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 async def grows(life: Life, shop: Shop) -> None:
     """Two further machines, still with the last release."""
     for name in "DE":
-        shop.phase = f"{name} joins (release 0.1.0)"
+        shop.phase = f"{name} joins (last release)"
         await life.grow(name)
         await shop.moves()
     shop.url = life.own
@@ -326,7 +316,6 @@ async def is_upgraded(life: Life, shop: Shop) -> None:
         shop.phase = "nodes are upgraded"
         await life.in_the_end("upgrade", "check", life.own)
         await life.end(node)
-        node.config.write_text(node.config.with_suffix(".new").read_text())
         node.sources = SOURCES
         node.start()
         await ready(life.cluster)

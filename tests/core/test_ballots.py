@@ -108,9 +108,9 @@ def test_a_promise_of_another_ballot_does_not_count() -> None:
     net = Net("ABC")
     txid = begin(net)
     net.play("B", "suspect", txid)
-    net.play("B", "receive", "C", Promise(txid, 2, Standing.HELD, None, (), (), 0))
+    net.play("B", "receive", "C", Promise(txid, 2, Standing.HELD, None, (), (), 0, 0))
     assert net.places["B"].core.recovery.rounds[txid].decision is None
-    net.play("B", "receive", "C", Promise(txid, 3, Standing.HELD, None, (), (), 0))
+    net.play("B", "receive", "C", Promise(txid, 3, Standing.HELD, None, (), (), 0, 0))
     assert net.places["B"].core.recovery.rounds[txid].decision is True
 
 

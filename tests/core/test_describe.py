@@ -40,9 +40,9 @@ MESSAGES: list[tuple[say.Message, str]] = [
     (say.Commit(ADOPTED.label, BODY, ADOPTED.hash, 0), "COMMIT Alice[*, 1, 0, *, *] ADOPTED FROM A"),
     (say.Rollback(BETTY, 0), "ROLLBACK Betty"),
     (say.Recover(BODY, 2, 0), "RECOVER Alice at ballot 2"),
-    (say.Promise(ALICE, 2, say.Standing.HELD, None, (), (), 0), "PROMISE Alice at ballot 2 HELD"),
+    (say.Promise(ALICE, 2, say.Standing.HELD, None, (), (), 0, 0), "PROMISE Alice at ballot 2 HELD"),
     (
-        say.Promise(ALICE, 3, say.Standing.BLOCKED, (2, False), (transaction(BETTY).body,), (BETTY,), 0),
+        say.Promise(ALICE, 3, say.Standing.BLOCKED, (2, False), (transaction(BETTY).body,), (BETTY,), 0, 0),
         "PROMISE Alice at ballot 3 BLOCKED BY Betty ACCEPTED ABORT at 2 ENDED Betty",
     ),
     (say.Accept(BODY, 2, True, 0), "ACCEPT COMMIT Alice at ballot 2"),
@@ -72,8 +72,6 @@ MESSAGES: list[tuple[say.Message, str]] = [
     (say.AskClock(1, 2 << 22), "ASK CLOCK, ours is 2ms+0"),
     (say.ToldClock(1, (2 << 22) + 1), "TOLD CLOCK 2ms+1"),
     (say.Removed({"C": 2, "A": 1}, 0), "REMOVED up to A1, C2"),
-    (say.Forward(b"", 0), "FORWARD a command"),
-    (say.Forwarded("order-7", b"", 0), "FORWARDED command order-7"),
 ]
 
 EFFECTS: list[tuple[do.Effect, str]] = [

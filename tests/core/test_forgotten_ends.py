@@ -4,9 +4,7 @@ conflicting transaction.
 Safe time lets a node forget. It rests on a majority alone, so others may still hold what a majority has let go of.
 """
 
-import pytest
-
-from bedrockish.core.protocol.messages import Commit, Promise, Standing, decode, encode
+from bedrockish.core.protocol.messages import Commit
 from bedrockish_journal.model.transaction import Txid
 from tests.core.net import Net, add
 from tests.core.test_ballots import begin, state
@@ -47,23 +45,3 @@ def test_voter_that_may_have_forgotten_an_end_counts_no_voter_out() -> None:
     net.run(5.0)
     assert [state(net, node).timelines.applied.get("D") for node in "CDE"] == [1, 1, 1]  # P, adopted from A
     assert net.told("A") == {"P": "A1"}
-
-
-@pytest.mark.parametrize(
-    ("safe", "names_q", "decision"), [(0, False, False), (None, False, None), (0, True, False), (None, True, False)]
-)
-def test_voter_without_told_safe_time_remembers_ends_later_than_its_blockers(
-    safe: int | None, names_q: bool, decision: bool | None
-) -> None:
-    """E is of an older release: unless Q is pending at E, B is not counted out, and P waits for the end of Q."""
-    net = Net("ABCDE")
-    q = begin(net, "B", "Q", approvers="CE")
-    p = begin(net, "A", "P", approvers="D")
-    rival = state(net, "C").votes.pending.transactions[q]
-    net.play("D", "suspect", p)
-    round_ = net.places["D"].core.recovery.rounds[p]
-    for node, told, names in (("C", 0, True), ("E", safe, names_q)):
-        blockers = (rival.body,) if names else ()
-        answer = Promise(p, round_.ballot, Standing.BLOCKED, None, blockers, (), 0, told)
-        net.play("D", "receive", node, decode(encode(answer)))
-    assert round_.decision is decision

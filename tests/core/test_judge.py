@@ -22,7 +22,6 @@ from bedrockish.core.protocol.records import Member, Membership, Recovered
 from bedrockish.core.recovery import Round
 from bedrockish.core.state.settings import Settings, approvals_needed, majority
 from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tools.sim.editing import fault, in_force
 
@@ -77,12 +76,12 @@ class Model:
     """A cluster of ``voters`` in which voter 0 leads X and ``leaders`` say who leads each rival.
 
     Unless ``whole``, what follows is left out where X cannot be committed by its leader any more: there, no abort is
-    wrong. Unless ``told``, all voters are of an older release, which does not tell its safe time.
+    wrong.
     """
 
-    def __init__(self, voters: int, leaders: tuple[int, ...], *, whole: bool = True, told: bool = True) -> None:
+    def __init__(self, voters: int, leaders: tuple[int, ...], *, whole: bool = True) -> None:
         self.leaders, self.quorum, self.majority = leaders, approvals_needed(voters), majority(voters)
-        self.voters, self.whole, self.told = voters, whole, told
+        self.voters, self.whole = voters, whole
 
     def worlds(self) -> set[World]:
         """Return all that can be reached."""
@@ -289,7 +288,7 @@ class Model:
                 (1, False) if gave_up else None,
                 frozenset(rivals[rival] for rival in blockers),
                 frozenset(rivals[rival] for rival in ended),
-                safe if self.told else CLOCK_LIMIT,
+                safe,
             )
         return judge("A", told, NAMES[: self.voters], self.quorum)
 
@@ -321,18 +320,8 @@ def test_judge_never_contradicts_a_possible_decision(voters: int, leaders: tuple
     assert next(breaches(model), None) is None
 
 
-def test_nothing_wrong_is_proposed_if_no_voter_tells_its_safe_time() -> None:
-    assert next(breaches(Model(3, (1,), whole=False, told=False)), None) is None
-
-
-OLDER = [old for count in range(4) for old in itertools.combinations("ABC", count)]
-
-
-@pytest.mark.parametrize("old", OLDER)
 @pytest.mark.parametrize("holds_p", ["A", "AB", "AC", "BC", "ABC"])
-def test_of_two_orphans_one_can_be_decided_whatever_releases_the_survivors_have(
-    old: tuple[str, ...], holds_p: str
-) -> None:
+def test_of_two_orphans_one_can_be_decided(holds_p: str) -> None:
     """D has led P, E has led Q, both are dead: waiting for each other, the two would stop all writes for good."""
     p, q = (make_orphan(Txid(100, "D")), make_orphan(Txid(101, "E")))
     node = Node(Recovered("A", "s", MEMBERS), Settings(), lambda: 0.5, Now(0.0, 0), follows_wall=False)
@@ -344,8 +333,7 @@ def test_of_two_orphans_one_can_be_decided_whatever_releases_the_survivors_have(
             rounds[x.txid] = Round(x, 2, seconds - 0.1)
             for name in "ABC":
                 standing, blockers = (Standing.HELD, ()) if name in holders else (Standing.BLOCKED, (y.body,))
-                safe = None if name in old else 50
-                node.recovery.on_promise(name, Promise(x.txid, 2, standing, None, blockers, (), 1, safe))
+                node.recovery.on_promise(name, Promise(x.txid, 2, standing, None, blockers, (), 1, 50))
             if any(one.decision is not None for one in rounds.values()):
                 return
     raise AssertionError("each waits for the other")

@@ -63,7 +63,7 @@ def test_a_cut_message_is_the_message() -> None:
         Commit(b"label", one.body, bytes(32), 7),
         Recover(one.body, 3, 9),
         Accept(one.body, 3, commit=True, clock=9),
-        Promise(one.txid, 3, 3, (2, True), (one.body, two.body), (two.txid,), 9),
+        Promise(one.txid, 3, 3, (2, True), (one.body, two.body), (two.txid,), 9, 9),
         Entries(packed, 5),
         Entries(packed * 40, 5),
         Begin(b"\xff" * 3_000),  # no transaction at all

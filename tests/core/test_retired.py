@@ -63,8 +63,6 @@ def test_membership_change_retires_whole_timelines_without_leader() -> None:
     new = change_members(membership(1, "ABC"), change, facts)
     assert new.retired == {"D": 2}
     assert change_members(new, change, replace(facts, whole=frozenset("DE"))).retired == {"D": 2, "E": 3}
-    older = change_members(replace(membership(1, "ABC"), level=1), change, facts)
-    assert older.retired == {}, "release 0.1.0 looks for it in vectors"
 
 
 def test_the_encoded_form_has_them_only_if_there_are_any() -> None:

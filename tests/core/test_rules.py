@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bedrockish.api.requests import Request
+from bedrockish.common.levels import LEVEL
 from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
 from bedrockish.core.coordinator.reservations import Reservation
 from bedrockish.core.coordinator.revalidation import first_conflict, move
@@ -194,10 +195,10 @@ def test_new_node_has_not_joined_before_the_change_that_took_it_in() -> None:
 
 
 def test_level_is_the_highest_that_was_heard() -> None:
-    voter = Voter(Membership(1, ABC.members, level=2))
-    assert voter.state.roster.level == 2
-    voter.state.roster.hear("A", 4)
-    assert voter.state.roster.level == 4
+    voter = Voter(Membership(1, ABC.members, level=LEVEL))
+    assert voter.state.roster.level == LEVEL
+    voter.state.roster.hear("A", LEVEL + 2)
+    assert voter.state.roster.level == LEVEL + 2
 
 
 def test_timeline_with_commits_that_wait_is_not_whole() -> None:

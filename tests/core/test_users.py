@@ -104,11 +104,6 @@ def test_malformed_password_hashes_are_refused(arguments: tuple[str, ...], secre
     assert refused(ONE, *arguments, secret=secret) == reason
 
 
-def test_a_cluster_with_release_0_1_0_in_it_has_no_users() -> None:
-    """That release would let every client do everything, and forget the users with the next membership change."""
-    assert refused(replace(ONE, level=1, users={}), USER_ADD, "ann", "admin", secret=HASH) == "level"
-
-
 def test_users_are_kept_with_the_membership_and_survive_its_changes() -> None:
     both = change(change(ONE, USER_ADD, "ann", "writer", secret=OTHER), USER_REMOVE, "bob")
     assert decode_membership(encode_membership(both)) == both

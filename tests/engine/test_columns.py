@@ -1,18 +1,11 @@
 """Reads of some columns of a row, and changes of others: they do not conflict, unless the read could notice."""
 
-from dataclasses import replace
-
 import pytest
 
 from bedrockish.access_sets.key_encoding import column_key, encode, table_key
 from bedrockish.api.requests import SNAPSHOT, Request, Statement
-from bedrockish.common.levels import COLUMNS
-from bedrockish.core.protocol.records import encode_membership
-from bedrockish_journal.model.access_set import AccessSet, conflict
-from bedrockish_journal.model.transaction import MEMBERS
-from tests.engine import nodes
-from tests.engine.conftest import MakeNode
-from tests.engine.nodes import MEMBERSHIP, TestNode
+from bedrockish_journal.model.access_set import conflict
+from tests.engine.nodes import TestNode
 
 DDL = (
     "CREATE TABLE branch(id INTEGER PRIMARY KEY, name TEXT, tax INTEGER, takings INTEGER, "
@@ -156,21 +149,3 @@ def test_of_a_table_in_bulk_all_columns_are_written(shop: TestNode, monkeypatch:
 def test_under_snapshot_isolation_reads_count_for_nothing(shop: TestNode) -> None:
     texts = (Statement("SELECT name FROM branch WHERE id = 1"), Statement("UPDATE customer SET name = 'x'"))
     assert not shop.engine.execute(Request("c", texts, isolation=SNAPSHOT)).access_set.read_points
-
-
-def test_below_its_level_a_row_is_read_as_a_whole_and_columns_are_written_all_the_same(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Older members do not say which columns they change: until all of them do, no node relies on it."""
-    before = replace(MEMBERSHIP, level=COLUMNS - 1)
-    monkeypatch.setattr(nodes, "MEMBERSHIP", before)
-    node = make_node()
-    for sql in DDL:
-        node.run(sql)
-    sql = "SELECT name FROM branch WHERE id = 1"
-    assert node.prepare(sql).access_set.read_points == {table_key("branch", 1)}
-    shape = node.prepare(TAKINGS)
-    assert column_key(ROW, "takings") in shape.access_set.write_points
-    raised = encode_membership(replace(before, version=1, level=COLUMNS))
-    node.apply(node.entry(replace(shape, kind=MEMBERS, access_set=AccessSet(), changes=raised)))
-    assert node.prepare(sql).access_set.read_points == {ROW, column_key(ROW, "name")}

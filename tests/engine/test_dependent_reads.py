@@ -8,7 +8,7 @@ import pytest
 from bedrockish.access_sets import dependent_reads
 from bedrockish.access_sets.catalog import read_schema
 from bedrockish.access_sets.dependent_reads import TOO_MANY
-from bedrockish.access_sets.key_encoding import Spec, encode, index_prefix, prefix_range, table_key
+from bedrockish.access_sets.key_encoding import Spec, column_key, encode, index_prefix, prefix_range, table_key
 from bedrockish.access_sets.loop_stops import _written
 from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import analyse, program_of
@@ -36,6 +36,11 @@ INSERT INTO items VALUES (100, 10, 'p', 1), (101, 10, 'q', 2), (200, 20, 'r', 3)
 INSERT INTO products VALUES ('p', 7), ('q', 7), ('r', 8);
 INSERT INTO folders VALUES (1, NULL), (2, 1), (3, 2), (4, NULL);
 """
+
+
+def row_key(table: str, rowid: int) -> bytes:
+    """Return the key under which a row is read by its columns."""
+    return b"u:" + table.encode() + b"\0" + encode(rowid)
 
 
 @pytest.fixture
@@ -68,7 +73,7 @@ def test_the_inner_side_of_a_join_is_read_where_the_outer_rows_point(db: apsw.Co
 
 def test_a_row_that_is_missed_was_looked_for(db: apsw.Connection) -> None:
     sql = "SELECT o.id, i.product FROM orders o LEFT JOIN items i ON i.order_id = o.id WHERE o.id = ?"
-    assert reads(db, sql, 30) == ({table_key("orders", 30)}, entries("by_order", 30))
+    assert reads(db, sql, 30) == ({row_key("orders", 30)}, entries("by_order", 30))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,8 @@ def test_subqueries_are_read_where_they_look(db: apsw.Connection, sql: str) -> N
 def test_a_range_between_two_columns_of_a_row_has_both_ends(db: apsw.Connection) -> None:
     sql = "SELECT i.id FROM orders o JOIN items i ON i.order_id BETWEEN o.customer AND o.id WHERE o.id = ?"
     low, high = index_prefix("by_order", [2], (Spec(),)), index_prefix("by_order", [20], (Spec(),)) + HIGH
-    assert reads(db, sql, 20) == ({table_key("orders", 20)}, {(low, high)})
+    order = row_key("orders", 20)
+    assert reads(db, sql, 20) == ({order, column_key(order, "customer")}, {(low, high)})
 
 
 def test_rows_that_an_update_collects_first_are_known(db: apsw.Connection) -> None:
@@ -332,7 +338,9 @@ def test_conditions_on_the_second_looked_up_row_count(db: apsw.Connection) -> No
     db.execute("INSERT INTO items VALUES (300, 20, 's', 1)")
     points, ranges = reads(db, sql)
     assert {high for _, high in ranges} == {table_key("items", 200) + HIGH}
-    assert points == {table_key("r", 10), table_key("r", 20), table_key("rp0", 1), table_key("rp0", 2)}
+    orders = {row_key("r", 10), row_key("r", 20)}
+    needed = {column_key(one, "customer") for one in orders}
+    assert points == {table_key("rp0", 1), table_key("rp0", 2)} | orders | needed
 
 
 def test_each_term_of_an_or_is_read_in_its_own_index(db: apsw.Connection) -> None:

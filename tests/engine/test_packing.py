@@ -6,7 +6,6 @@ from typing import Any, cast
 import pytest
 import trio
 
-from bedrockish.common.levels import LEVEL, PACKS
 from bedrockish.core.protocol.health import DISK_FULL
 from bedrockish.core.protocol.records import Membership
 from bedrockish.engine.engine import Engine
@@ -204,9 +203,9 @@ def test_nothing_can_be_hung_on_it(node: TestNode, sql: str) -> None:
 class Core:
     """As much of a node as packing asks."""
 
-    def __init__(self, safe: int, *, level: int = LEVEL, follows: bool = True, alarm: str = "") -> None:
+    def __init__(self, safe: int, *, follows: bool = True, alarm: str = "") -> None:
         self.state = SimpleNamespace(
-            roster=SimpleNamespace(membership=Membership(0, {}, "id", level)),
+            roster=SimpleNamespace(membership=Membership(0, {}, "id")),
             clock=SimpleNamespace(follows_wall=follows, safe=safe),
             settings=SimpleNamespace(conflict_window_ms=60_000),
             health=SimpleNamespace(alarms={alarm}),
@@ -226,12 +225,11 @@ def upkeep(engine: Engine, core: Core) -> Upkeep:
     [
         (Core(moved(0, PACKED_MS + 1)), 2),
         (Core(moved(0, PACKED_MS - 1)), 0),
-        (Core(moved(0, 10 * PACKED_MS), level=PACKS - 1), 0),
         (Core(moved(0, 10 * PACKED_MS), follows=False), 0),
         (Core(moved(0, 10 * PACKED_MS), alarm=DISK_FULL), 0),
         (Core(ENTRIES_MAX + 3 + moved(0, PACKED_MS)), 1),
     ],
-    ids=["old", "young", "older members", "no time", "no room", "some"],
+    ids=["old", "young", "no time", "no room", "some"],
 )
 def test_when_a_node_packs(old: TestNode, core: Core, made: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks here are 1, 2, 3, …, so all of it is of the first millisecond."""

@@ -315,12 +315,6 @@ def test_statement_that_failed_on_a_virtual_row_rests_on_it(pair: Pair) -> None:
     assert any(low.startswith(b"t:notes") for low, _ in caught.value.rests_on.access_set.read_ranges)
 
 
-def test_virtual_table_waits_until_all_members_replicate_it(pair: Pair) -> None:
-    pair.nodes[0].engine.precision.learn(4)
-    with pytest.raises(UnsupportedError, match="upgrade all members"):
-        pair.run(0, "CREATE VIRTUAL TABLE notes USING fts5(title)")
-
-
 def test_index_that_a_program_let_fall_behind_is_built_when_the_file_becomes_a_nodes(tmp_path: Path) -> None:
     db = apsw.Connection(str(tmp_path / "A.db"))
     for sql in (DOCS, INDEX, "INSERT INTO docs VALUES (1, 'alpha', 'beta', 0)"):

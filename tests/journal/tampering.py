@@ -749,7 +749,7 @@ def make(folder: Path) -> Path:
     users: dict[str, list[Any]] = {}
     for version, more in ((1, {}), (2, {"ann": ["", 2, 2]}), (3, {"bob": ["", 2, 3]})):
         users |= more
-        said = [version, members, "cluster", 2, {}, dict(sorted(users.items()))]
+        said = [version, members, "id", 6, {}, dict(sorted(users.items()))]
         world.commit("A", world.transaction("A", MEMBERS, cbor2.dumps(said)))
         world.settle()
         world.config = version

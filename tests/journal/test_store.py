@@ -104,7 +104,7 @@ def test_shares_that_are_no_counts_of_its_commands_are_refused(shares: object) -
 
 
 def test_author_is_the_last_optional_field_of_a_transaction() -> None:
-    """Release 0.1.0 reads the first 16 fields and over the others, so what they are without it stays what it was."""
+    """Empty fields at the end are left out."""
     plain = make("A", 1, 10).transaction
     assert len(cbor2.loads(plain.body)) == 14
     mine = replace(plain, users=("ann",), body=b"")

@@ -43,7 +43,7 @@ class Node:
         store.create(self.db)
         schema.create(self.db)
         self.db.execute("CREATE TABLE bedrockish_meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID")
-        members = cbor2.dumps([0, {node: [f"localhost:{port}", True, ""] for port, node in enumerate(nodes)}])
+        members = cbor2.dumps([0, {node: [f"localhost:{port}", True, ""] for port, node in enumerate(nodes)}, "id", 5])
         values = [("node", name)] + ([("bootstrap", members)] if founded else [])
         self.db.executemany("INSERT INTO bedrockish_meta VALUES (?, ?)", values)
         self.applied: dict[str, int] = {}
@@ -282,7 +282,8 @@ class World:
         return self
 
     def members(self, leader: str, version: int, voters: tuple[str, ...]) -> Entry:
-        packed = cbor2.dumps([version, {node: [f"localhost:{NODES.index(node)}", True, ""] for node in voters}])
+        told = {node: [f"localhost:{NODES.index(node)}", True, ""] for node in voters}
+        packed = cbor2.dumps([version, told, "id", 5])
         return self.commit(leader, self.transaction(leader, MEMBERS, packed))
 
     @property

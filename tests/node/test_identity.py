@@ -2,7 +2,6 @@
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,15 @@ from bedrockish.api.url import Address
 from bedrockish.client.credentials import Entry
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
-from bedrockish.core.protocol.records import Member, Membership, decode_membership
+from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.engine.engine import Engine, Founding
-from bedrockish.engine.storage.database_file import check_alone, go_over, is_node_file, unused
+from bedrockish.engine.storage.database_file import check_alone, is_node_file
 from bedrockish.errors import ConfigError
 from bedrockish.node.cluster import identity
 from bedrockish.node.cluster.identity import (
     ASKS,
     OLDER_RELEASE,
     find_cluster,
-    find_other_cluster,
     info_for_clients,
     judge_identity,
     only_asks,
@@ -41,47 +39,35 @@ def members(cluster_id: str, level: int, store: str = "") -> Membership:
     return Membership(1, {"A": Member("A", "h:1"), "B": Member("B", "h:2", store=store)}, cluster_id, level)
 
 
-OURS, NONE_YET = members("ours", 2), members("", 1)
-ID_OF_ANOTHER = {"cluster_id": "theirs", "level": 2, "store": "s", "batches": 5}
-NO_ID = {"cluster_id": "", "level": 2, "store": "s", "batches": 5}
-RELEASE_0_1_0: dict[str, Any] = {"store": "s", "batches": 5}
+OURS = members("ours", LEVEL)
+ID_OF_OURS = {"cluster_id": "ours", "level": LEVEL, "store": "s", "batches": 5}
+ID_OF_ANOTHER = {**ID_OF_OURS, "cluster_id": "theirs"}
+OLDER: dict[str, Any] = {**ID_OF_OURS, "level": LEVEL - 1}
 
 
 @pytest.mark.parametrize(
-    ("info", "membership", "known", "code"),
+    ("info", "code"),
     [
-        ({**NO_ID, "cluster_id": "ours"}, OURS, "another file", ""),  # which is for others to judge
-        (ID_OF_ANOTHER, OURS, "s", Code.CLUSTER),
-        (ID_OF_ANOTHER, OURS, "", Code.CLUSTER),
-        (RELEASE_0_1_0, OURS, "s", OLDER_RELEASE),
-        ({**NO_ID, "cluster_id": "ours"}, members("ours", 3), "s", OLDER_RELEASE),
-        # One of the two has not heard yet that the cluster has an id.
-        (NO_ID, OURS, "s", ""),
-        (NO_ID, members("ours", 2, store="s"), "", ""),
-        (NO_ID, OURS, "another file", Code.CLUSTER),
-        (NO_ID, OURS, "", Code.CLUSTER),
-        (ID_OF_ANOTHER, NONE_YET, "s", ""),
-        (ID_OF_ANOTHER, NONE_YET, "another file", Code.CLUSTER),
-        (ID_OF_ANOTHER, NONE_YET, "", ""),
-        # Neither has one: as it was in release 0.1.0.
-        (RELEASE_0_1_0, NONE_YET, "another file", ""),
-        ({**NO_ID, "level": "2"}, OURS, "s", Code.MALFORMED),
-        ({**NO_ID, "cluster_id": 7}, OURS, "s", Code.MALFORMED),
-        ({"cluster_id": "ours", "level": 2, "batches": 5}, OURS, "s", Code.MALFORMED),
-        ({"cluster_id": "ours", "level": 2, "store": "s"}, OURS, "s", Code.MALFORMED),
+        ({**ID_OF_OURS, "store": "another file"}, ""),  # which is for others to judge
+        (ID_OF_ANOTHER, Code.CLUSTER),
+        (OLDER, OLDER_RELEASE),
+        ({**ID_OF_OURS, "level": str(LEVEL)}, Code.MALFORMED),
+        ({**ID_OF_OURS, "cluster_id": 7}, Code.MALFORMED),
+        ({"cluster_id": "ours", "level": LEVEL, "batches": 5}, Code.MALFORMED),
+        ({"cluster_id": "ours", "level": LEVEL, "store": "s"}, Code.MALFORMED),
     ],
 )
-def test_identity_of_a_cluster_is_checked(info: dict[str, Any], membership: Membership, known: str, code: str) -> None:
-    refusal = judge_identity(Hello("B", "shop", info=info), membership, {"B": known} if known else {})
+def test_identity_of_a_cluster_is_checked(info: dict[str, Any], code: str) -> None:
+    refusal = judge_identity(Hello("B", "shop", info=info), OURS)
     assert (refusal.code if refusal is not None else "") == code
 
 
 def test_identity_refusals_name_the_remedy() -> None:
-    refusal = judge_identity(Hello("B", "shop", info=ID_OF_ANOTHER), OURS, {})
+    refusal = judge_identity(Hello("B", "shop", info=ID_OF_ANOTHER), OURS)
     assert refusal is not None
     assert "its id is theirs, ours is ours" in refusal.reason
     assert "'bedrockish member address URL B HOST:PORT'" in refusal.reason
-    refusal = judge_identity(Hello("B", "shop", info=RELEASE_0_1_0), OURS, {})
+    refusal = judge_identity(Hello("B", "shop", info=OLDER), OURS)
     assert refusal is not None
     assert "install their release on B" in refusal.reason
 
@@ -92,7 +78,7 @@ OWN = {"store": "s", "starts": [[b"1", 0], [b"2", 100]]}
 @pytest.mark.parametrize(
     ("said", "why_not"),
     [
-        ({}, ""),  # release 0.1.0 gives no evidence
+        ({}, ""),
         ({"store": "other", "start": b"2", "batches": 150}, ""),
         ({"store": "s", "start": b"1", "batches": 120}, ""),  # our file was shorter when it went on: it was put back
         ({"store": "s", "start": b"3", "batches": 150}, ""),  # a start that our file lacks
@@ -154,14 +140,12 @@ async def test_the_first_in_name_order_founds_a_cluster_and_the_others_wait(capl
 
 
 async def test_a_node_without_a_file_takes_the_id_that_a_member_tells(caplog: pytest.LogCaptureFixture) -> None:
-    """Also the founder, whose file may have been lost; a cluster of release 0.1.0 has none, and level 1."""
+    """Also the founder, whose file may have been lost."""
     async with trio.open_nursery() as nursery:
         port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL})
         assert await find_cluster(config("B", A=port, B=2), Entry()) == ("shop's", LEVEL)
-        port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": 1}, "B")
-        assert await find_cluster(config("A", A=1, B=port), Entry()) == ("shop's", 1)
-        port = await listening(nursery, RELEASE_0_1_0)
-        assert await find_cluster(config("B", A=port, B=2), Entry()) == ("", 1)
+        port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL}, "B")
+        assert await find_cluster(config("A", A=1, B=port), Entry()) == ("shop's", LEVEL)
         port = await listening(nursery, {"cluster_id": "shop's", "cluster_level": LEVEL + 1})
         with pytest.raises(ConfigError, match="install their release here"):
             await find_cluster(config("B", A=port, B=2), Entry())
@@ -233,44 +217,7 @@ async def test_accusation_of_a_stranger_or_an_impossible_one_bars_no_node(tmp_pa
     engine.close()
 
 
-@pytest.mark.parametrize(
-    ("ours", "told", "taken"),
-    [
-        ("", ["x", "x"], "x"),
-        ("", ["x", None], "x"),  # of an old release, next to a new node: two of three are at a cluster with an id
-        ("", ["x", ""], None),  # most of them have none
-        ("", ["", ""], None),
-        ("", [None, None], None),
-        ("y", ["", ""], ""),
-        ("y", ["x", "x"], "x"),
-        ("y", ["x", None], None),  # one alone may be at a wrong address
-        ("y", ["y", ""], None),
-        ("y", ["x", ""], None),
-        ("", ["x", "", None, None], "x"),
-        ("", ["x", "", "", None], None),
-        ("y", ["x", "x", None, None], None),
-        ("y", ["x", "x", "x", None], "x"),
-    ],
-)
-async def test_where_an_unused_file_goes(ours: str, told: list[str | None], taken: str | None) -> None:
-    async with trio.open_nursery() as nursery:
-        ports = {"A": 1}
-        for name, one in zip("BCDE", told, strict=False):
-            info = {"cluster_id": one, "cluster_level": LEVEL} if one else RELEASE_0_1_0
-            ports[name] = 2 if one is None else await listening(nursery, info, name)
-        found = await find_other_cluster(config("A", **ports), Entry(), members(ours, LEVEL if ours else 1))
-        assert found == (None if taken is None else (taken, LEVEL if taken else 1))
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_cluster_of_a_level_that_nobody_here_reads_is_not_gone_to() -> None:
-    async with trio.open_nursery() as nursery:
-        port = await listening(nursery, {"cluster_id": "x", "cluster_level": LEVEL + 1}, "B")
-        assert await find_other_cluster(config("A", A=1, B=port), Entry(), NONE_YET) is None
-        nursery.cancel_scope.cancel()
-
-
-def test_a_file_that_began_with_tables_goes_to_no_other_cluster(tmp_path: Path) -> None:
+def test_file_that_begins_with_tables_founds_a_cluster_alone(tmp_path: Path) -> None:
     """There they would be taken for damage."""
     path = tmp_path / "a.db"
     with closing(sqlite3.connect(path)) as db, db:
@@ -280,39 +227,8 @@ def test_a_file_that_began_with_tables_goes_to_no_other_cluster(tmp_path: Path) 
         check_alone(path, "A", ["C", "B", "A"])
     ours = Membership(0, {"A": Member("A", "h:1")}, "ours", LEVEL)
     Engine.open(path, founding=Founding("A", ours, "store")).close()
-    assert unused(path) is None
     check_alone(path, "A", ["A", "B"])  # it is a node's by now
     check_alone(tmp_path / "none.db", "A", ["A", "B"])
-
-
-def test_a_file_is_unused_until_something_is_promised_or_written(tmp_path: Path) -> None:
-    """Its node may go to another cluster until then."""
-    path = tmp_path / "a.db"
-    ours = Membership(0, {"A": Member("A", "h:1"), "B": Member("B", "h:2")}, "ours", 2)
-    assert unused(path) is None
-    Engine.open(path, founding=Founding("A", ours, "store")).close()
-    assert unused(path) == ours
-    go_over(path, "theirs", LEVEL)
-    gone = replace(ours, cluster_id="theirs", level=LEVEL)
-    assert unused(path) == gone
-    engine = Engine.open(path, founding=None)
-    assert decode_membership(engine.bootstrap) == engine.recover().membership == gone
-    engine.close()
-    for key in ("cut", "safe"):
-        engine = Engine.open(path, founding=None)
-        engine.set_meta(key, 7)
-        engine.flush()
-        engine.close()
-        assert unused(path) is None
-        go_over(path, "nowhere", LEVEL)
-        engine = Engine.open(path, founding=None)
-        assert decode_membership(engine.bootstrap) == gone
-        with pytest.raises(ConfigError, match="in use by another node"):
-            go_over(path, "nowhere", LEVEL)
-        engine.set_meta(key, None)
-        engine.flush()
-        engine.close()
-    assert unused(path) == gone
 
 
 def test_hello_tells_a_client_nothing_but_its_cluster() -> None:

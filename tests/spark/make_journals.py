@@ -102,7 +102,7 @@ def make_journals(
     directory.mkdir(parents=True)
     paths = [directory / f"{node}.db" for node in nodes]
     files = [apsw.Connection(str(path)) for path in paths]
-    founding = cbor2.dumps([0, {node: [f"{node}:1", True, node * 8] for node in NODES}])
+    founding = cbor2.dumps([0, {node: [f"{node}:1", True, node * 8] for node in NODES}, "id", 5])
     for node, db in zip(nodes, files, strict=True):
         store.create(db)
         db.execute("CREATE TABLE accounts(id INTEGER PRIMARY KEY, owner TEXT, balance INTEGER)")

@@ -78,7 +78,7 @@ def rows(access_set: AccessSet) -> bytes:
 
 def membership(version: int, *retired: dict[str, int], **voters: bool) -> bytes:
     members = {node: [f"{node}:1", voter, node * 8] for node, voter in voters.items()}
-    return cbor2.dumps([version, members, *(["id", 2, *retired] if retired else [])])
+    return cbor2.dumps([version, members, "id", 5, *retired])
 
 
 @dataclass

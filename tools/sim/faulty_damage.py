@@ -10,7 +10,6 @@ from tools.sim.editing import Fault, fault
 _FLIPS = {
     **{"voters": 3, "flip_every_s": 0.03, "alter": 0.0, "hot": 0.5, "keys": 3, "clients": 6, "think_ms": 5.0},
     **{"faults": (), "suspect_every_s": 0.0, "load_s": 2.0, "timeout_s": 2.0, "delay_ms": 1.0, "sync_ms": 0.5},
-    **{"level": 2},
 }
 _ORPHANS = {
     **{**_FLIPS, "delay_ms": 5.0, "faults": ("crash_some", "one_way", "reset"), "fault_every_s": 0.05, "dead": 1},

@@ -433,7 +433,7 @@ class Machine:
             return waiter.prepare()
         if request.change is None:
             return self.execute(request, clock, others)
-        known = facts(node, self.known.stores, self.now(), "simulated")
+        known = facts(node, self.known.stores, self.now())
         changes = encode_membership(change_members(node.state.roster.membership, request.change, known))
         return Prepared(dict(image.applied), image.schema, False, MEMBERS, AccessSet(), changes, NOTHING)
 

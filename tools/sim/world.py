@@ -64,7 +64,7 @@ class World:
         members = {
             name: Member(name, f"{name.lower()}:4100", place < options.voters) for place, name in enumerate(names)
         }
-        self.founded = self.membership = Membership(0, members, "", options.level)
+        self.founded = self.membership = Membership(0, members, "simulated", options.level)
         self.machines: dict[str, Machine] = {}
         for name in names:
             self.add_machine(name, Image(self.founded), f"file of {name}")

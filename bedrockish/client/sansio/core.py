@@ -283,7 +283,6 @@ class ClientCore:
         """A dialled link stands and both sides have said HELLO, the node with this information of itself."""
         one = self._links.get(link)
         if one is not None:
-            # Of release 0.1.0, a cluster may have none yet.
             told = info.get(CLUSTER_ID)
             found = told if isinstance(told, str) else ""
             if found and self.cluster_id and found != self.cluster_id and self._has_acted:

@@ -54,8 +54,7 @@ class Offers:
         One that was told its clock is begun at once: that clock does not wait.
         """
         state = self.state
-        # An older member reads no pieces at all.
-        if prepared.clock or not state.outbox.takes_pieces:
+        if prepared.clock:
             return False
         cut = state.pieces.cutter.cut_prepared(prepared)
         # No other node has to have them.

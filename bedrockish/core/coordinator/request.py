@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bedrockish.api.requests import Answer, Request, Token, digest_of
-from bedrockish.common.levels import DIGESTS
 from bedrockish.core.protocol.messages import Begin, Reason, Reject
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import Conflict
@@ -250,14 +249,12 @@ def make_transaction(
         prepared.joined,
         prepared.shares,
         prepared.users or ((inflight.request.user,) if inflight.request.user else ()),
-        _digests(state, inflight, prepared),
+        _digests(inflight, prepared),
     )
 
 
-def _digests(state: State, inflight: InFlight, prepared: Prepared) -> tuple[bytes, ...]:
-    """Return the digests of a transaction's commands, if all members read them."""
-    if state.roster.membership.level < DIGESTS:
-        return ()
+def _digests(inflight: InFlight, prepared: Prepared) -> tuple[bytes, ...]:
+    """Return the digests of a transaction's commands."""
     return prepared.digests if prepared.joined else (digest_of(inflight.request),)
 
 

@@ -125,7 +125,7 @@ class Promise:
 
     ``accepted`` is the highest (ballot, commit?) accepted. ``blockers`` are the bodies of conflicting transactions
     pending here; ``ended`` the conflicting ones whose outcome is known here or whose abort was accepted. Of those with
-    a clock up to ``safe`` all have ended, and none is remembered; None from an older program, which does not tell.
+    a clock up to ``safe`` all have ended, and none is remembered.
     """
 
     txid: Txid
@@ -135,7 +135,7 @@ class Promise:
     blockers: tuple[bytes, ...]
     ended: tuple[Txid, ...]
     clock: int
-    safe: int | None = None
+    safe: int
 
 
 @value
@@ -249,23 +249,6 @@ class Checked:
 
 
 @value
-class Forward:
-    """Run this command for one of my clients. Only release 0.1.0 says it, and is told that nothing is forwarded."""
-
-    body: bytes
-    clock: int
-
-
-@value
-class Forwarded:
-    """The result of a forwarded command. ``body`` is the reply to the client."""
-
-    command: str
-    body: bytes
-    clock: int
-
-
-@value
 class AskClock:
     """Move up to this clock, and tell me yours."""
 
@@ -352,8 +335,6 @@ Message = (
     | Entries
     | Check
     | Checked
-    | Forward
-    | Forwarded
     | AskClock
     | ToldClock
     | Removed
@@ -475,7 +456,7 @@ WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
     4: (Commit, (_B, _optional(_B), _B, _C)),
     5: (Rollback, (_X, _C)),
     6: (Recover, (_B, _ballot, _C)),
-    7: (Promise, (_X, _ballot, _W, _optional(_several(_known_ballot, _flag)), _many(_B), _many(_X), _C, _optional(_C))),
+    7: (Promise, (_X, _ballot, _W, _optional(_several(_known_ballot, _flag)), _many(_B), _many(_X), _C, _C)),
     8: (Accept, (_B, _ballot, _flag, _C)),
     9: (Accepted, (_X, _ballot, _C)),
     10: (Refused, (_X, _known_ballot, _C)),
@@ -486,8 +467,7 @@ WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
     15: (Entries, (_many(_several(_B, _B, _B)), _C)),
     16: (Check, (_W, _V, _B, _C)),
     17: (Checked, (_W, _many(_X), _C)),
-    18: (Forward, (_B, _C)),
-    19: (Forwarded, (_T, _B, _C)),
+    # 18 and 19 are not given again: release 0.1.0 forwarded commands with them.
     20: (AskClock, (_W, _C)),
     21: (ToldClock, (_W, _C)),
     22: (Removed, (_V, _C)),
@@ -497,8 +477,8 @@ WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
     26: (Piece, (_B, _optional(_B))),
     27: (InPieces, (_many(_part),)),
 }
-SINCE: dict[type[Message], int] = {Offer: 2, Stored: 2, Want: 2, Piece: 2, InPieces: 2}
-"""The level from which on a kind is read, of those that level 1 does not read."""
+SINCE: dict[type[Message], int] = {}
+"""The level from which on a kind is read, of those that level ``OLDEST`` does not read."""
 
 NUMBERS = {cls: number for number, (cls, _) in WIRE.items()}
 _NAMES = {cls: tuple(field.name for field in fields(cls)) for cls in NUMBERS}

@@ -106,8 +106,7 @@ class Membership:
     Attributes:
         version: the number of changes before; the cluster was founded with 0.
         members: by name.
-        cluster_id: the random id that the cluster got at its founding; empty for one of release 0.1.0, which gets its
-            id when its level is raised.
+        cluster_id: the random id that the cluster got at its founding.
         level: the release level that every member reads, see ``levels``.
         retired: timelines of nodes that left, which no vector names any more, each with the version from which on.
         users: of the cluster, by name; None for one that was removed.

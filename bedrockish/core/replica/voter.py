@@ -115,9 +115,7 @@ class Voting:
             return
         found = state.happened(transaction.commands, txid)  # V8: none of its commands has happened, base or not
         if found is not None and found.other == FORGOTTEN:
-            # A reason of a later level would be unreadable; TOO OLD makes an older leader run the command again.
-            reason = Reason.FORGOTTEN if state.roster.level >= 2 else Reason.TOO_OLD
-            state.outbox.send(txid.leader, Reject(txid, reason, None, found.key, state.clock.read()))
+            state.outbox.send(txid.leader, Reject(txid, Reason.FORGOTTEN, None, found.key, state.clock.read()))
             return
         # V9: it conflicts with no commit outside its base, and with nothing pending.
         found = found or prepare_commit(
@@ -155,7 +153,7 @@ class Voting:
         elif why:
             # It may be our tables that are damaged. The leader notes it too, and both compare themselves with the
             # others.
-            self._reject(txid, Reason.DIFFERS if self.state.roster.level >= 2 else Reason.TOO_OLD)
+            self._reject(txid, Reason.DIFFERS)
         return why == ""
 
     def _untimely(self, transaction: Transaction) -> Reason | None:

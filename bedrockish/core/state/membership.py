@@ -32,7 +32,6 @@ class Facts:
         timelines: every node that ever led a commit, members or not.
         stores: ids of the members' files, as far as they are known.
         levels: the release levels that the members have told, itself included.
-        cluster_id: random; for a cluster of release 0.1.0, which has no id yet.
         whole: timelines of nodes that left, which every member has to the same tick (``Timelines.whole``).
         read_only: those that say that they only read.
         void: transactions that this node applies as nothing, by an operator's order.
@@ -43,7 +42,6 @@ class Facts:
     timelines: AbstractSet[str] = frozenset()
     stores: Mapping[str, str] = field(default_factory=dict)
     levels: Mapping[str, int] = field(default_factory=dict)
-    cluster_id: str = ""
     whole: AbstractSet[str] = frozenset()
     read_only: AbstractSet[str] = frozenset()
     void: AbstractSet[str] = frozenset()
@@ -87,9 +85,8 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
     known = {node: replace(one, store=one.store or facts.stores.get(node, "")) for node, one in members.items()}
     retired = _retire(old, known, facts)
     # Sorted: the same change has the same bytes, whoever makes it.
-    new = replace(new, version=old.version + 1, members=dict(sorted(known.items())), retired=retired)
-    if old.level >= 2:  # release 0.1.0 reads no such list
-        new = replace(new, former=tuple(sorted({*old.former, *old.voters} - set(new.voters))))
+    former = tuple(sorted({*old.former, *old.voters} - {name for name, one in known.items() if one.voter}))
+    new = replace(new, version=old.version + 1, members=dict(sorted(known.items())), retired=retired, former=former)
     _check_votes(old, new, change, facts)
     if not change.force:
         _check_cost(old, new, change, facts)
@@ -101,14 +98,12 @@ def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Map
 
     The change conflicts with everything, so a base that has it, or a later one, has these timelines in its past.
     """
-    if old.level < 2:
-        return old.retired  # release 0.1.0 looks for them in vectors
     gone = facts.whole - old.retired.keys() - old.members.keys() - members.keys()
     return {**old.retired, **dict.fromkeys(sorted(gone), old.version + 1)}
 
 
 def _raise(old: Membership, facts: Facts) -> Membership:
-    """Raise the release level to the highest that every member reads; give a cluster of release 0.1.0 its id."""
+    """Raise the release level to the highest that every member reads."""
     # One that has told nothing may be of any release: a message that it cannot read would end its links.
     silent = [node for node in old.nodes if facts.levels.get(node, UNKNOWN) == UNKNOWN]
     if silent:
@@ -117,7 +112,7 @@ def _raise(old: Membership, facts: Facts) -> Membership:
     if level <= old.level:
         oldest = ", ".join(node for node in old.nodes if facts.levels[node] == level)
         raise _refused("level", f"the release level is {old.level}, and {oldest} cannot do more; upgrade it first")
-    return replace(old, level=level, cluster_id=old.cluster_id or facts.cluster_id)
+    return replace(old, level=level)
 
 
 def _void(old: Membership, txid: str, facts: Facts) -> Membership:

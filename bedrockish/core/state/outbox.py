@@ -10,7 +10,6 @@ from bedrockish.core.protocol.messages import (
     Check,
     Commit,
     Entries,
-    InPieces,
     Message,
     Promise,
     Recover,
@@ -85,12 +84,7 @@ class Outbox:
         return self.pieces.cut(message) if message.__class__ in MAY_BE_LARGE and self._is_cut(message) else None
 
     def _is_cut(self, message: Message) -> bool:
-        return _size(message) > self.pieces.settings.inline_bytes and self.takes_pieces
-
-    @property
-    def takes_pieces(self) -> bool:
-        """Whether the release level lets this node send messages in pieces: every member reads them."""
-        return self.roster.level >= SINCE[InPieces]
+        return _size(message) > self.pieces.settings.inline_bytes
 
 
 def _size(message: Message) -> int:

@@ -20,7 +20,6 @@ from bedrockish_journal.model.membership import ADMIN, ROLES, WRITER, UserSaid
 
 USERS_MAX, TABLES_MAX, NAME_CHARACTERS_MAX = 10_000, 1_000, 200
 _NO_TABLES = ("sqlite_", "bedrockish_")
-LEVEL_NEEDED = 2
 
 
 def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid | None]:
@@ -29,12 +28,6 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
     Raises:
         MembershipError: the change cannot be made.
     """
-    # Every node has to enforce a right: a change that one node lets through is replicated to all.
-    if old.level < LEVEL_NEEDED:
-        raise _refused(
-            "level",
-            "a member runs release 0.1.0, which lets everybody do everything; upgrade it before there are users",
-        )
     users, name = dict(old.users), change.node
     if USER.fullmatch(name) is None:
         raise _refused(

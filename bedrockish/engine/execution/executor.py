@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from bedrockish.access_sets.analysis import AccessSetBuilder, Analysis, Precision, access_set
+from bedrockish.access_sets.analysis import AccessSetBuilder, Analysis, access_set
 from bedrockish.access_sets.call_costs import OF_SCHEMA, Lengths, is_too_long, restore, shorten, too_long
 from bedrockish.access_sets.catalog import Prepare, Schema
 from bedrockish.access_sets.change_capture import Capture
@@ -93,7 +93,6 @@ class Executor:
     Args:
         known: what another connection knows of the schema.
         access: what users may do.
-        precision: how exactly reads are told.
 
     Attributes:
         reader: another connection that shows the same rows, as long as the request has changed none; it is faster.
@@ -114,21 +113,20 @@ class Executor:
         prepare: Prepare,
         known: Known | None = None,
         access: Access | None = None,
-        precision: Precision | None = None,
     ) -> None:
         self._db, self._guard, self._limits, self._ids, self._prepare = db, guard, limits, ids, prepare
-        self.capture, self.access, self._precision = capture, access or Access(), precision or Precision()
+        self.capture, self.access = capture, access or Access()
         self._texts: dict[str, tuple[Piece, ...]] = {}
         self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # of users who may not see what is secret
         self.only_writes: set[str] = set()
         self._tables = Tables(db, known.tables if known is not None else None)
-        guard.virtual, guard.allows_virtual = self._tables.virtual, lambda: self._precision.virtual
+        guard.virtual = self._tables.virtual
         self._views = self._view_names()
         guard.expansion = Expansion(self._tables.definitions, known.expansion if known is not None else None)
         guard.is_in_loop = lambda: self._budget.is_brief
         schema = known.schema if known is not None else None
         self.analysis_s = ANALYSIS_S
-        self.analysis = Analysis(db, prepare, schema, self._tables.definitions, self._precision)
+        self.analysis = Analysis(db, prepare, schema, self._tables.definitions)
         self.analysis.patience = self._patience
         self._until = _FOREVER
         self._budget = Budget(limits)
@@ -152,7 +150,7 @@ class Executor:
         """Learn the tables of a new schema; forget the statements compiled for the old one."""
         self._tables, self._guard.virtual = tables, tables.virtual
         self._guard.expansion = Expansion(tables.definitions, self._guard.expansion)
-        self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions, self._precision)
+        self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions)
         self.analysis.patience = self._patience
         self._forget_texts()
         self._views = self._view_names()

@@ -6,7 +6,6 @@ from typing import Protocol
 
 import apsw
 
-from bedrockish.access_sets.analysis import Precision
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.api.requests import Request
 from bedrockish.core.protocol.records import Prepared
@@ -118,7 +117,6 @@ class Beside:
         locks: the rows that transactions have locked.
         known: returns the schema knowledge of the writer's connection.
         access: the rights of users.
-        precision: how exactly reads are recorded.
     """
 
     reader: Callable[[], apsw.Connection]
@@ -129,9 +127,8 @@ class Beside:
     locks: RowLocks
     known: Callable[[], Known]
     access: Access
-    precision: Precision
 
     def executor(self, db: apsw.Connection, capture: Capture, ids: AutoIds, limits: Limits) -> Executor:
         """Return an Executor for this connection that shares the writer's schema knowledge."""
-        shared = self.prepare, self.known(), self.access, self.precision
+        shared = self.prepare, self.known(), self.access
         return Executor(db, Guard(db), capture, limits, ids, *shared)

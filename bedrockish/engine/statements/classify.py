@@ -188,7 +188,6 @@ class Guard:
 
     Attributes:
         virtual: the virtual tables of the schema.
-        allows_virtual: tells whether a statement may make one.
         expansion: what the names in a statement stand for.
         is_in_loop: tells whether others wait while a statement is compiled.
     """
@@ -197,7 +196,6 @@ class Guard:
         self._db = db
         self._seen: _Seen | None = None
         self.virtual = VirtualLayout()
-        self.allows_virtual: Callable[[], bool] = lambda: True
         self.expansion = Expansion()
         self.is_in_loop: Callable[[], bool] = lambda: False
         db.authorizer = self._authorize
@@ -300,8 +298,6 @@ class Guard:
         piece.fills = piece.kind == SCHEMA and seen.actions >= _FILLS and apsw.SQLITE_ALTER_TABLE not in seen.actions
         if piece.fills and seen.reads_catalogue:
             seen.refusal = seen.refusal or _OF_NODE
-        if apsw.SQLITE_CREATE_VTABLE in seen.actions and not self.allows_virtual():
-            seen.refusal = seen.refusal or _TOO_OLD
         if not self.virtual.tables:
             return
         layout, text = self.virtual, piece.sql.lower()

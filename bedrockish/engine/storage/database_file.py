@@ -4,7 +4,7 @@ import fcntl
 import os
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
@@ -32,7 +32,6 @@ READABLE_BY_OTHERS = 0o077
 INCREMENTAL = 2  # auto_vacuum: free pages can be given back to the disk, some at a time
 CACHE_KIB = 64 << 10
 WIDE_KIB = 256 << 10  # while a batch has something large
-_PROMISES = ("cut", "safe", "settled", "joining", "lost")  # of a file that has taken part in something
 ANALYSIS_ROWS = 1_000  # that ANALYZE looks at in each index, about: it runs in the node's loop
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
@@ -228,48 +227,6 @@ def founded_alone(path: Path) -> str:
         members = decode_membership(system.get_meta(db, "membership")).nodes
         return members[0] if len(members) == 1 else ""
     return ""
-
-
-def unused(path: Path) -> Membership | None:
-    """Return the founding membership of a node's file if it has no promises or writes since; else None.
-
-    A file that began with tables never qualifies: another cluster does not have them.
-    """
-    with suppress(apsw.Error), _looking_into(path) as db:
-        return _unused(db)
-    return None
-
-
-def _unused(db: apsw.Connection) -> Membership | None:
-    """Return an open file's membership if its node has promised nothing; a closed time and a vote are promises."""
-    membership = system.get_meta(db, "membership")
-    if membership != system.get_meta(db, "bootstrap") or any(
-        system.get_meta(db, key) for key in (*_PROMISES, "began_with")
-    ):
-        return None
-    for table in ("bedrockish_vote", "bedrockish_journal", "bedrockish_pruned"):
-        if db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None:
-            return None
-    found = decode_membership(membership)
-    return found if found.version == 0 else None
-
-
-def go_over(path: Path, cluster_id: str, level: int) -> None:
-    """Make an unused file one of another cluster; nothing happens if it is used.
-
-    Raises:
-        ConfigError: another process has it.
-    """
-    lock = FileLock(path.resolve())
-    try:
-        with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db, db:
-            found = _unused(db)
-            if found is not None:
-                membership = encode_membership(replace(found, cluster_id=cluster_id, level=level))
-                for key in ("bootstrap", "membership"):
-                    system.set_meta(db, key, membership)
-    finally:
-        lock.close()
 
 
 def _check_level(path: Path, level: int) -> None:

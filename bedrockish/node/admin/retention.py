@@ -13,7 +13,6 @@ from typing import Any
 import trio
 
 from bedrockish.api.requests import check_cluster
-from bedrockish.common.levels import PACKS
 from bedrockish.config.config import Config
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import ClockSet, Event, Held, Now, Shortened, Woken
@@ -305,11 +304,11 @@ class Upkeep:
     async def pack(self) -> bool:
         """Pack the journal's old entries, a few hundred at a time with a rest after each; return whether more are left.
 
-        Nothing is packed before all members read packs: until then a node can go back to the release before. Packed
-        entries are below safe time, and older than any that the protocol needs quickly; a reader gets them unpacked.
+        Packed entries are below safe time, and older than any that the protocol needs quickly; a reader gets them
+        unpacked.
         """
         state = self._core.state
-        if state.roster.membership.level < PACKS or not state.clock.follows_wall or DISK_FULL in state.health.alarms:
+        if not state.clock.follows_wall or DISK_FULL in state.health.alarms:
             return False  # each pack writes the log, and the rest of the disk is kept for others' transactions
         oldest = max(0, moved(state.clock.safe, -max(PACKED_MS, 2 * state.settings.conflict_window_ms)))
         ends = trio.current_time() + PACKING_S

@@ -8,7 +8,6 @@ are not counted, and its statements about our file are not believed.
 
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,13 +36,12 @@ SAY_S = 10.0  # between two lines in the log while no member answers …
 QUIET_S = 3.0  # … and before the first: nodes that are started together do not find each other at once
 
 
-def judge_identity(hello: Hello, membership: Membership, stores: Mapping[str, str]) -> Refusal | None:
+def judge_identity(hello: Hello, membership: Membership) -> Refusal | None:
     """Return why a peer is not of this cluster, or cannot take part in it; None if it is and can.
 
     Args:
         hello: the peer's, as dialler or as accepter.
         membership: ours.
-        stores: ids of the members' files, as far as they are known.
     """
     node, ours = hello.node, membership.cluster_id
     theirs, level, store = hello.info.get(ID, ""), hello.info.get(LEVEL_KEY, 1), hello.info.get("store")
@@ -59,19 +57,11 @@ def judge_identity(hello: Hello, membership: Membership, stores: Mapping[str, st
         )
     if theirs == ours:
         return None
-    member = membership.members.get(node)
-    known = (member.store if member is not None else "") or stores.get(node, "")
-    # One of the two may not have heard yet of the change by which a cluster of release 0.1.0 got its id. Then the file
-    # tells who it is.
-    if not (ours and theirs) and (store == known if known else not ours):
-        return None
-    none = "not given yet"
     return Refusal(
         Code.CLUSTER,
-        f"{node} is of another cluster of the same name (its id is {theirs or none}, ours is {ours or none}); put its "
+        f"{node} is of another cluster of the same name (its id is {theirs}, ours is {ours}); put its "
         f"address right with 'bedrockish member address URL {node} HOST:PORT', or, if {node} has lost its file, give "
-        f"its place to a new node with 'bedrockish member replace URL {node} NEW'; if nothing was ever written at "
-        f"{node}, start it again, and it comes here",
+        f"its place to a new node with 'bedrockish member replace URL {node} NEW'",
     )
 
 
@@ -125,40 +115,6 @@ async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
         pause = min(2 * pause, PAUSE_S_MAX)
 
 
-async def find_other_cluster(config: Config, entry: Entry, ours: Membership) -> tuple[str, int] | None:
-    """Return the id and the release level that a node with an unused file takes instead of its own; None: it keeps it.
-
-    Two releases that found a cluster together, each on empty files, found two: the older one gives no id. Nothing is
-    lost with a file in which nothing was promised or written, so its node goes where most members are; or, from a
-    cluster without an id that most members are not in, to one with an id.
-
-    Args:
-        config: names the members.
-        entry: how this node comes in at the others.
-        ours: the membership that the file was founded with.
-    """
-    told: dict[str, tuple[str, int]] = {}
-
-    async def ask(node: str, address: Address) -> None:
-        try:
-            told[node] = await _ask(config, entry, node, address)
-        except (NetError, ConfigError) as error:
-            logger.debug("%s does not tell its cluster: %s", node, error)
-
-    async with trio.open_nursery() as nursery:
-        for node, address in config.peers.items():
-            if node != config.node:
-                nursery.start_soon(ask, node, address)
-    counted = Counter(found for found, _ in told.values())
-    with_us = 1 + counted.pop(ours.cluster_id, 0)
-    if not counted:
-        return None
-    (found, count), half = counted.most_common(1)[0], len(config.peers) / 2
-    if count > half or (not ours.cluster_id and with_us <= half):
-        return next(one for one in told.values() if one[0] == found)
-    return None
-
-
 async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tuple[str, int]:
     """Ask one member for id and level.
 
@@ -178,7 +134,7 @@ async def _ask(config: Config, entry: Entry, node: str, address: Address) -> tup
             f"the members of the cluster speak at release level {level}, and this program reads up to {LEVEL}; install "
             "their release here"
         )
-    names = info.get(MEMBERS)  # which nodes of release 0.1.0 do not tell
+    names = info.get(MEMBERS)
     if isinstance(names, list) and config.node not in names:
         raise ConfigError(
             f"{config.node} is not a member of the cluster at {address}, which has {', '.join(map(str, names))}; let "

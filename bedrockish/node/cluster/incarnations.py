@@ -140,7 +140,7 @@ def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: i
 
     Else an impostor could tell a member of a file that never existed, and the member's refusal would bar us for ever.
     Args:
-        said: the ``info`` of its refusal; release 0.1.0 gives none.
+        said: the ``info`` of its refusal.
         own: this node's file, as its HELLO tells it.
         batches: how many it has now.
     """

@@ -5,7 +5,6 @@ The rules are in ``core.membership``; here they are told the facts.
 """
 
 import logging
-import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -80,13 +79,13 @@ async def _part(mesh: Mesh, core: Node) -> None:
     mesh.set_peers(addresses(core.state.roster.links()))
 
 
-def recognise(core: Node, known: Incarnations, hello: Hello) -> None:
+def recognise(core: Node, hello: Hello) -> None:
     """Look at a peer that comes, or that answers us.
 
     Raises:
         RefusedError: it is of another cluster, or of a release that cannot take part in this one.
     """
-    refusal = judge_identity(hello, core.state.roster.links(), known.stores)
+    refusal = judge_identity(hello, core.state.roster.links())
     if refusal is not None:
         raise RefusedError(refusal.code, refusal.reason)
 
@@ -97,7 +96,7 @@ def judge(core: Node, known: Incarnations, hello: Hello) -> None:
     Raises:
         RefusedError: it is not to be recognised, or it is a voter that has forgotten its promises.
     """
-    recognise(core, known, hello)
+    recognise(core, hello)
     membership = core.state.roster.membership
     refusal = known.judge(hello.node, hello.info, membership)
     if refusal is not None:
@@ -119,8 +118,8 @@ def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
     return {"store": store, "batches": engine.batches, STARTS: read_starts(cbor2.loads(starts))}
 
 
-def facts(core: Node, stores: Mapping[str, str], now: Now, cluster_id: str) -> Facts:
-    """Return this node's present knowledge of the members; ``cluster_id`` is random, for a cluster without one."""
+def facts(core: Node, stores: Mapping[str, str], now: Now) -> Facts:
+    """Return this node's present knowledge of the members."""
     state = core.state
     alive = _alive(core, now)
     behind = {
@@ -134,7 +133,6 @@ def facts(core: Node, stores: Mapping[str, str], now: Now, cluster_id: str) -> F
         frozenset(state.timelines.applied),
         {**stores, state.me: state.store},
         {state.me: LEVEL, **{node: peer.level for node, peer in state.roster.peers.items()}},
-        cluster_id,
         state.timelines.whole(),
         frozenset(node for node, peer in state.roster.peers.items() if peer.mode is Mode.READ_ONLY),
     )
@@ -202,7 +200,7 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
     Raises:
         MembershipError: it is refused.
     """
-    known = replace(facts(core, stores, now, secrets.token_hex(8)), void=frozenset(map(str, engine.entries.void)))
+    known = replace(facts(core, stores, now), void=frozenset(map(str, engine.entries.void)))
     membership = change_members(core.state.roster.membership, change, known)
     return Prepared(
         base=dict(engine.applied),

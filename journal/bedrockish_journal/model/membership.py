@@ -49,8 +49,8 @@ class MembershipSaid(NamedTuple):
     Attributes:
         version: how many changes there were before.
         members: as they are encoded, by name.
-        cluster_id: empty in one of release 0.1.0.
-        level: the release level; 1 in one of release 0.1.0.
+        cluster_id: the random id that the cluster got at its founding.
+        level: the release level that every member reads.
         retired: timelines that no vector names any more, each with the version of the membership from which on.
         users: of the cluster, by name; None for one that was removed.
         former: names of nodes that voted before and do not now, sorted.
@@ -76,24 +76,17 @@ def pack_membership(said: MembershipSaid) -> bytes:
     """Return the canonical bytes.
 
     They are [version, {node: [address, voter, store]}, cluster id, level, {timeline: version}, {user: [secret, role,
-    number, {table: role}] or null}, [former voter], [[clock, leader], ...]]. At level 1 there are the first two only:
-    release 0.1.0 reads nothing else. Empty fields at the end are left out.
+    number, {table: role}] or null}, [former voter], [[clock, leader], ...]]. Empty fields at the end are left out.
     """
     members = {one.node: [one.address, one.voter, one.store] for one in sorted(said.members)}
-    fields: list[object] = [said.version, members]
-    if said.level > 1:
-        fields += [said.cluster_id, said.level]
-        later = (
-            dict(sorted(said.retired.items())),
-            {name: _pack_user(one) for name, one in sorted(said.users.items())},
-            list(said.former),
-            [list(txid) for txid in said.void],
-        )
-        fields += later[: max((place + 1 for place, one in enumerate(later) if one), default=0)]
-    assert said.level > 1 or not said.retired, "release 0.1.0 reads vectors as they are"
-    assert said.level > 1 or not said.void, "release 0.1.0 would forget them"
-    assert said.level > 1 or not said.users, "release 0.1.0 would let everybody do everything"
-    return cbor2.dumps(fields)
+    later = (
+        dict(sorted(said.retired.items())),
+        {name: _pack_user(one) for name, one in sorted(said.users.items())},
+        list(said.former),
+        [list(txid) for txid in said.void],
+    )
+    last = max((place + 1 for place, one in enumerate(later) if one), default=0)
+    return cbor2.dumps([said.version, members, said.cluster_id, said.level, *later[:last]])
 
 
 def read_membership(data: bytes) -> MembershipSaid:
@@ -103,15 +96,14 @@ def read_membership(data: bytes) -> MembershipSaid:
         EntryMalformedError: the bytes are not a membership.
     """
     try:
-        version, packed, *later = cbor2.loads(data)
+        version, packed, cluster_id, level, *later = cbor2.loads(data)
         members = tuple(MemberSaid(node, *fields[:3]) for node, fields in packed.items())
-        cluster_id, level = later[:2] if later else ("", 1)
-        retired = later[2] if len(later) > 2 else {}
+        retired = later[0] if later else {}
         retirements = list(retired.items())
-        packed_users = later[3] if len(later) > 3 else {}
-        former = tuple(later[4]) if len(later) > 4 else ()
+        packed_users = later[1] if len(later) > 1 else {}
+        former = tuple(later[2]) if len(later) > 2 else ()
         users = {name: None if one is None else UserSaid(*one[:4]) for name, one in packed_users.items()}
-        void = tuple(map(check_txid, later[5])) if len(later) > 5 else ()
+        void = tuple(map(check_txid, later[3])) if len(later) > 3 else ()
     except (cbor2.CBORError, ValueError, TypeError, AttributeError) as error:
         raise EntryMalformedError(
             f"these {len(data)} bytes are not a membership that this release reads: {error}; if a newer release has "

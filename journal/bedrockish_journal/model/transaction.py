@@ -227,7 +227,7 @@ class Transaction:
         fields: list[object] = [
             self.activates,
             [[command, result] for command, result in self.joined],
-            self.shares,  # 0.1.0 ignores this field, and all later ones
+            self.shares,
             self.users,
         ]
         while fields and not fields[-1]:

@@ -124,8 +124,6 @@ class Snapshots:
             first, activated = (usual[0][0] if usual else 0), list[int]()
         else:
             first, activated = changes[0][1], [*map(itemgetter(0), changes)]
-            if not activated[0]:
-                return  # release 0.1.0 had a change in force from its commit on, at each node another moment
         for number, schema in enumerate(self._schema):
             due = first + bisect_right(activated, self._clock[number])
             if schema != due:

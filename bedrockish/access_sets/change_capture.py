@@ -236,7 +236,12 @@ class Capture:
 
 
 def _as_reals(table: Table, row: Row | None) -> Row | None:
-    if row is None or not any(type(row[place]) is int for place in table.reals):
+    if row is None:
+        return None
+    for place in table.reals:
+        if type(row[place]) is int:
+            break
+    else:
         return row
     values: list[Any] = list(row)
     for place in table.reals:

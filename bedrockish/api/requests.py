@@ -38,6 +38,7 @@ USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
 )
 MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, VOID, *USER_ACTIONS)
 
+MANY_RESULTS = 23  # the length of longer arrays takes more than a byte
 NAMES_CHARACTERS_MAX = 1_000  # of columns' names that are remembered as they were encoded: a name may be a long text
 
 Params = Sequence[Any] | Mapping[str, Any] | None
@@ -311,15 +312,23 @@ def as_part_of_trace(request: Request) -> Request:
 
 def encode_results(results: Sequence[Result]) -> bytes:
     """Return results as the bytes that travel and are kept."""
-    if len(results) != 1:
-        return cbor2.dumps([[r.columns, r.rows, r.rowcount, r.lastrowid] for r in results])
-    # Encoding takes its time by the array, and of one result, all but the rows is nearly always as it was before.
-    one = results[0]
-    is_short = sum(map(len, one.columns)) <= NAMES_CHARACTERS_MAX
-    columns = _encode_columns(one.columns) if is_short else cbor2.dumps(one.columns)
+    if len(results) > MANY_RESULTS:
+        head = cbor2.dumps([None] * len(results))[: -len(results)]
+    else:
+        head = bytes((0x80 + len(results),))
+    return b"".join((head, *map(_encode_result, results)))
+
+
+def _encode_result(one: Result) -> bytes:
+    """Return a result as bytes: the encoder takes its time by the array, and most arrays of results are empty."""
+    if not one.columns:
+        columns = b"\x80"
+    else:
+        is_short = sum(map(len, one.columns)) <= NAMES_CHARACTERS_MAX
+        columns = _encode_columns(one.columns) if is_short else cbor2.dumps(one.columns)
     rows = cbor2.dumps(one.rows) if one.rows else b"\x80"
     last = b"\xf6" if one.lastrowid is None else cbor2.dumps(one.lastrowid)
-    return b"".join((b"\x81\x84", columns, rows, _encode_count(one.rowcount), last))
+    return b"".join((b"\x84", columns, rows, _encode_count(one.rowcount), last))
 
 
 @lru_cache(1_000)

@@ -19,10 +19,8 @@ from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transact
 from bedrockish_journal.storage import store
 
 FEW_BYTES = 64 << 10  # changes below this size are decoded at once
-COMPARED_BYTES, COMPARED_MAX = (
-    4 << 10,
-    64,
-)  # size and number of changes that stay decoded from comparison to application
+COMPARED_BYTES = 32 << 10  # of changes that stay decoded from comparison to application, ...
+COMPARED_MAX = 64  # ... and how many do
 
 
 class EntryApplier:

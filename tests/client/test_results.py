@@ -104,3 +104,15 @@ def test_results_encoded_in_steps_are_read_as_those_encoded_at_once(rows: list[t
     encoded = encode_in_steps(results, max(size, LARGE_BYTES))
     assert decode_results(encoded) == results
     assert cbor2.loads(encoded) == cbor2.loads(encode_results(results))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 23, 24, 255, 256, 70_000])
+def test_results_of_many_statements_equal_encoder(count: int) -> None:
+    kinds = [
+        Result((), [], 1, 7),
+        Result(("a", "b"), [(1, "x"), (None, b"y")], -1, None),
+        Result(("x" * (NAMES_CHARACTERS_MAX + 1),), [], 700, 1 << 40),
+    ]
+    results = [kinds[place % 3] for place in range(count)]
+    assert encode_results(results) == cbor2.dumps([[r.columns, r.rows, r.rowcount, r.lastrowid] for r in results])
+    assert decode_results(encode_results(results)) == results

@@ -25,7 +25,7 @@ from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.snapshot import fetch
-from bedrockish.engine.sqlite.bind import Binder
+from bedrockish.engine.sqlite.bind import Binder, bind_one
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
 from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS, Budget, Limits, TakesLongError, out_of_time
 from bedrockish.engine.sqlite.watchdog import Interrupter
@@ -372,9 +372,7 @@ class Executor:
         shorten(db, lengths, in_loop=self._budget.is_brief, most=self._most_bytes)
         try:
             for statement in statements:
-                binder = Binder(statement.params)
-                params = binder.take(names)
-                binder.finish()
+                params = bind_one(names, statement.params)
                 wanted = piece.text(params)
                 if wanted is not text:
                     text = wanted

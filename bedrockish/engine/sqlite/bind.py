@@ -63,6 +63,35 @@ def bind_named(names: Sequence[str | None], params: Mapping[str, Any]) -> tuple[
     return tuple(bound)
 
 
+def bind_one(names: Sequence[str | None], params: Params) -> tuple[Any, ...]:
+    """Return the values of a text's only statement, which has these parameters.
+
+    Raises:
+        SqlError: there are too few or too many, or one cannot be stored.
+    """
+    if (type(params) is list or type(params) is tuple) and len(params) == len(names):
+        return _bound(params, 0)
+    binder = Binder(params)
+    values = binder.take(names)
+    binder.finish()
+    return values
+
+
+def _bound(values: Sequence[Any], before: int) -> tuple[Any, ...]:
+    """Return values as SQLite stores them; ``before`` others come before the first of them in the text."""
+    for value in values:  # nearly all are stored as they are, and are not worth a call each
+        kind = type(value)
+        if not (
+            (kind is int and INT_MIN <= value <= INT_MAX)
+            or (kind is str and value.isascii())
+            or value is None
+            or kind is bytes
+            or (kind is float and value == value)
+        ):
+            return tuple([bind_value(value, number) for number, value in enumerate(values, before + 1)])
+    return tuple(values)
+
+
 class Binder:
     """The distribution of a text's parameters to its statements, one after the other."""
 
@@ -89,16 +118,7 @@ class Binder:
         values = self.params[first : self.wanted]
         if len(values) != len(names):
             raise self._mismatch()
-        for value in values:  # nearly all are stored as they are, and are not worth a call each
-            kind = type(value)
-            if not (
-                (kind is int and INT_MIN <= value <= INT_MAX)
-                or (kind is str and value.isascii())
-                or value is None
-                or kind is bytes
-            ):
-                return tuple([bind_value(value, number) for number, value in enumerate(values, first + 1)])
-        return tuple(values)
+        return _bound(values, first)
 
     def finish(self) -> None:
         """Check that nothing was left over.

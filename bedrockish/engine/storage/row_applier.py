@@ -175,26 +175,32 @@ class RowApplier:
             EntryMalformedError: they cannot be read.
         """
         written: set[tuple[Value, ...]] = set()
-        for change in chain.from_iterable(pieces):
-            table = self._tables.get(change.table)
-            if table is None or table.columns != change.columns:
-                return f"{change.table} has other columns here, or is not there"
-            key: tuple[Value, ...] = (change.table, *_address(table, change))
-            if change.op != INSERT and key not in written:
-                text = self._compared.get(change.table)
-                if text is None:
-                    text = f"SELECT 1 FROM {quote(table.name)} WHERE {_where(table)} AND {_as_before(table)}"
-                    self._compared[change.table] = text
-                assert change.before is not None
-                row = self._db.execute(text, [*_address(table, change), *change.before]).fetchone()
-                if row is None:
-                    return f"row {key[1:]!r} of {change.table} is another one here"
-            written.add(key)
-            if table.rowid is not None:
-                written.add((change.table, change.rowid_after))
-            elif change.after is not None:
-                written.add((change.table, *(change.after[place] for place in table.key)))
+        for (name, op, columns), run in groupby(chain.from_iterable(pieces), _KIND):
+            table = self._tables.get(name)
+            if table is None or table.columns != columns:
+                return f"{name} has other columns here, or is not there"
+            if op == INSERT and table.rowid is not None:  # the rows of a load: nothing of them is compared
+                written.update([(name, change.rowid_after) for change in run])
+                continue
+            for change in run:
+                key: tuple[Value, ...] = (name, *_address(table, change))
+                if op != INSERT and key not in written and not self._is_as_before(table, change):
+                    return f"row {key[1:]!r} of {name} is another one here"
+                written.add(key)
+                if table.rowid is not None:
+                    written.add((name, change.rowid_after))
+                elif change.after is not None:
+                    written.add((name, *(change.after[place] for place in table.key)))
         return ""
+
+    def _is_as_before(self, table: Table, change: Change) -> bool:
+        """Return whether the row of a change is here as it was before that change."""
+        text = self._compared.get(table.name)
+        if text is None:
+            text = f"SELECT 1 FROM {quote(table.name)} WHERE {_where(table)} AND {_as_before(table)}"
+            self._compared[table.name] = text
+        assert change.before is not None
+        return self._db.execute(text, [*_address(table, change), *change.before]).fetchone() is not None
 
     def redo(self, changes: list[Change]) -> str:
         """Make changes again that were made before and rolled back; return why that fails, or an empty text."""

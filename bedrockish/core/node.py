@@ -358,9 +358,8 @@ class Node:
             case InPieces() | Piece() | Want() | Offer() | Stored():
                 self._receive_pieces(peer, message)
             case Checked():
-                verdict = self.reading.on_checked(peer, message)
-                if verdict is not None:
-                    self.coordinator.checking.read_checked(verdict[0], valid=verdict[1])
+                for number, valid in self.reading.on_checked(peer, message):
+                    self.coordinator.checking.read_checked(number, valid=valid)
             case _:
                 assert_never(message)
 

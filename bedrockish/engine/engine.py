@@ -31,10 +31,10 @@ from bedrockish.engine.execution.executor import Executor, MixesError, OneByOneE
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
 from bedrockish.engine.online_builds import OnlineBuilds
-from bedrockish.engine.sqlite.limits import Limits, Memory
+from bedrockish.engine.sqlite.limits import Limits, Memory, TakesLongError
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import Guard
-from bedrockish.engine.statements.clock_functions import Holder, Scope
+from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder, Scope
 from bedrockish.engine.statements.rights import Access
 from bedrockish.engine.statements.row_locks import RowLocks
 from bedrockish.engine.statements.rowid_allocator import AutoIds
@@ -47,7 +47,7 @@ from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.engine.storage.wal import Wal
 from bedrockish.engine.stored_votes import StoredVotes
-from bedrockish.errors import DamagedError
+from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage import store
@@ -198,6 +198,36 @@ class Engine:
             return self._executor.execute(request, base, version, budget_s, at_once=at_once)
         except MixesError:
             return execute_mixed(self._executor, request, base, version, budget_s)
+
+    def read(self, request: Request, budget_s: float) -> bytes | None:
+        """Return the encoded results of a request that only reads, on the database as it is now, without its read set.
+
+        None: it has to be executed, since it does more, has happened, fails, or takes longer than ``budget_s`` seconds.
+
+        Raises:
+            DamagedError: the file failed; the node must stop.
+        """
+        self.batch.leave()
+        self._applier.loud()
+        self.scope.begin(request.command, 0, dict(self.applied))
+        try:
+            if store.command_txid(self._db, request.command) is not None:
+                return None
+            found = self._executor.read(request, budget_s)
+            return None if self.scope.used or self.scope.locked else found
+        except DamagedError:
+            self.batch.failed = True
+            raise
+        except apsw.CorruptError as error:
+            raise self.batch.broken(error) from error
+        except (apsw.Error, BedrockishError, TakesLongError, ClockNeededError):
+            return None
+        finally:
+            self._executor.forget()
+            if self.locks.held:
+                self.locks.release(request.command)
+            if not self._db.in_transaction:  # SQLite has rolled all of it back, for want of memory, say
+                self.batch.redo()
 
     def only_writes(self, texts: Sequence[str]) -> bool:
         """Return whether all of these texts were run before, and write rows, and do nothing else that outlasts them."""

@@ -362,8 +362,8 @@ def test_word_of_a_learner_does_not_count_for_a_strict_read() -> None:
     reading = Voter(Membership(1, members)).node.reading
     prepared = Prepared({}, 0, True, ROWS, AccessSet(read_points=frozenset({b"t:x\0k"})), b"", b"")
     assert reading.begin(InFlight(1, Request("c", ()), 10.0, attempts=1), prepared) is None
-    assert reading.on_checked("L", Checked(1, (), CLOCK)) is None
-    assert reading.on_checked("A", Checked(1, (), CLOCK)) == (1, True)
+    assert reading.on_checked("L", Checked(1, (), CLOCK)) == []
+    assert reading.on_checked("A", Checked(1, (), CLOCK)) == [(1, True)]
 
 
 @pytest.mark.parametrize(("schema", "answered"), [(0, True), (7, False)])

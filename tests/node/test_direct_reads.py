@@ -40,6 +40,14 @@ class Node:
         asked = replace(request(sql, name), **others)
         self.runtime.begin(asked, lambda answer: self.answers.__setitem__(name, answer))
 
+    def answer_at_once(self, sql: str = COUNT, **others: Any) -> Answer:
+        """Return the answer of a read that does not wait."""
+        found: list[Answer | BedrockishError] = []
+        self.runtime.begin(replace(request(sql, os.urandom(8).hex()), **others), found.append)
+        (answer,) = found
+        assert isinstance(answer, Answer)
+        return answer
+
     async def value(self, sql: str = COUNT, name: str = "", **others: Any) -> Any:
         answer = await self.runtime.submit(replace(request(sql, name or os.urandom(8).hex()), **others))
         return decode_results(answer.results)[0].rows[0][0]
@@ -84,17 +92,78 @@ async def test_stale_read_shows_only_durable_rows_and_waits_for_no_disk(
         direct = node.direct
         assert await node.value(read=STALE) == 1
         assert node.direct == direct + 1
-        node.ask("session")
-        await settled()
-        assert not node.answers, "a session expects what its node has applied"
+        assert await node.value() == 1, "no client was told of the second row"
+        assert node.direct == direct + 2
         node.disk.gate.set()
         with trio.fail_after(10):
-            while len(node.answers) < 2:  # noqa: ASYNC110  the runtime has no event for it
+            while not node.answers:  # noqa: ASYNC110  the runtime has no event for it
                 await trio.sleep(0.001)
-        answer = node.answers["session"]
-        assert isinstance(answer, Answer)
-        assert decode_results(answer.results)[0].rows == [(2,)]
         assert await node.value() == 2
+
+
+async def test_session_sees_commits_of_other_nodes_before_they_are_durable_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their leader has them on its disk, and may have told its clients."""
+    async with a_node(tmp_path, monkeypatch) as node:
+        await node.runtime.submit(request(INSERT, "first"))
+        assert await node.value() == 1
+        node.disk.gate.clear()
+        node.ask("second", INSERT)
+        await settled()
+        direct = node.direct
+        with monkeypatch.context() as other:
+            other.setattr(node.runtime._direct, "_me", "B")  # so that the node's own commit is another's
+            seen = node.answer_at_once()
+            assert seen.token.vector == node.engine.applied
+            assert seen.token.clock >= node.engine.applied_clock
+            assert decode_results(seen.results)[0].rows == [(2,)]
+            assert decode_results(node.answer_at_once(read=STALE).results)[0].rows == [(1,)]
+            assert decode_results(node.answer_at_once(token=seen.token).results)[0].rows == [(2,)]
+        assert node.direct == direct + 3
+        node.disk.gate.set()
+
+
+async def test_core_answers_while_own_and_other_commits_are_not_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        await node.runtime.submit(request(INSERT, "first"))
+        assert await node.value() == 1
+        node.disk.gate.clear()
+        node.ask("second", INSERT)
+        await settled()
+        direct = node.direct
+        with monkeypatch.context() as other:
+            other.setitem(node.engine.applied, "B", 1)
+            node.ask("session")
+        await settled()
+        assert not node.answers
+        assert node.direct == direct
+        node.disk.gate.set()
+        with trio.fail_after(10):
+            while len(node.answers) < 2:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+
+
+@pytest.mark.parametrize("sql", ["SELECT transaction_clock()", "SELECT no_such()", "SELECT count(*) FROM absent"])
+async def test_core_answers_clocks_and_errors_of_the_open_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        await node.runtime.submit(request(INSERT, "first"))
+        assert await node.value() == 1
+        node.disk.gate.clear()
+        node.ask("second", INSERT)
+        await settled()
+        direct = node.direct
+        with monkeypatch.context() as other:
+            other.setattr(node.runtime._direct, "_me", "B")
+            asked = request(sql, "read")
+            assert node.runtime._direct.read(asked) is None
+            assert decode_results(node.answer_at_once().results)[0].rows == [(2,)]
+        assert node.direct == direct + 1
+        node.disk.gate.set()
 
 
 async def test_session_ahead_of_the_durable_batch_waits_for_the_core(

@@ -3,10 +3,15 @@
 A strict read is executed first; then a majority is asked whether anything that it did not see writes what it read.
 Asked in this order the answer is valid as of the snapshot, so the read is strictly serializable (linearizable) in one
 round trip, and nothing of it is left anywhere.
+
+While a question is under way, further reads wait for its end and share the next one, so that many clients cost the
+voters one message. A read never joins a question that was asked before the read arrived: what was acknowledged in
+between is unknown to its answers.
 """
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import cbor2
 
@@ -24,14 +29,41 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, covers
 
+READS_MAX = 64  # that share a question
+KEYS_MAX = 1_000  # that they have read together
+
 
 @dataclass(slots=True)
 class Read:
-    """One strict read on its way, of the request ``number``. ``clear``: the voters with which nothing is in its way."""
+    """One strict read on its way.
+
+    Attributes:
+        number: of the request.
+        base: the snapshot.
+        access_set: the keys that it has read.
+        patience_s: how long it waits for answers, in seconds.
+        deadline: seconds at which the request ends.
+        clear: this node, if its own word counts.
+    """
 
     number: int
+    base: Vector
+    access_set: AccessSet
+    patience_s: float
+    deadline: float
+    clear: set[str]
+
+
+@dataclass(slots=True)
+class Question:
+    """One question to the voters. ``clear``: the voters with which nothing is in the way of its reads."""
+
+    reads: list[Read]
     overdue: float  # seconds at which it has been without enough answers for too long
-    clear: set[str] = field(default_factory=set)
+    clear: set[str]
+
+
+Verdicts = list[tuple[int, bool]]  # requests, and whether the read of each is valid
 
 
 class Reading:
@@ -39,8 +71,9 @@ class Reading:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.reads: dict[int, Read] = {}
-        self._count = 0
+        self.questions: dict[int, Question] = {}
+        self.waiting: deque[Read] = deque()  # for the end of the shared question, to share the next one
+        self._count = self._shared = 0
 
     def begin(self, inflight: InFlight, prepared: Prepared) -> bool | None:
         """Ask whether a read is valid: None. True or False if we can tell ourselves that it is, or is not.
@@ -52,24 +85,78 @@ class Reading:
         points = prepared.access_set.read_points | {clock_key(LAST_CLOCK)}
         access_set = AccessSet(points, prepared.access_set.read_ranges)
         # A conflict that is known here is enough to run it again, without a question to the voters.
-        if next(iter(self._in_the_way(base, access_set)), None) is not None:
+        if self._has_conflict(base, access_set):
             return False
-        self._count += 1
-        patience = state.settings.suspicion_ms / 1000 * 2 ** min(inflight.attempts - 1, 6)
-        overdue = min(state.clock.now.seconds + patience, inflight.deadline)
+        patience_s = state.settings.suspicion_ms / 1000 * 2 ** min(inflight.attempts - 1, 6)
         # Our own word counts like a voter's: the read was just compared with all that is committed and pending here.
         # Like any other, not about dropped commits (``on_check``); a sole voter has seen all of them.
         can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
         clear = {state.me} if state.roster.certifies_reads and can_tell else set()
-        read = self.reads[self._count] = Read(inflight.number, overdue, clear)
+        read = Read(inflight.number, base, access_set, patience_s, inflight.deadline, clear)
         if len(read.clear) >= state.roster.majority:
-            del self.reads[self._count]
             return True
-        clock = state.clock.read()
-        state.outbox.send_voters(
-            Check(self._count, state.timelines.in_short(base), cbor2.dumps(access_set.pack()), clock)
-        )
+        if self._shared in self.questions:
+            # That question was asked before this read arrived: a voter may have answered it, and then have approved a
+            # commit that was acknowledged before this read began. So it shares the next one.
+            self.waiting.append(read)
+        else:
+            self._shared = self._ask([read])
         return None
+
+    def _ask(self, reads: list[Read]) -> int:
+        """Ask the voters about all of these reads; return the number of the question.
+
+        It is about the keys of all, and about all that is outside the snapshot of any.
+        """
+        state, first = self.state, reads[0]
+        base, access_set = first.base, first.access_set
+        if len(reads) > 1:
+            base = {node: min(read.base.get(node, 0) for read in reads) for node in base}
+            ranges = {one: None for read in reads for one in read.access_set.read_ranges}
+            access_set = AccessSet(frozenset().union(*(read.access_set.read_points for read in reads)), tuple(ranges))
+        self._count += 1
+        now = state.clock.now.seconds
+        overdue = max(min(now + read.patience_s, read.deadline) for read in reads)
+        # Our own word is about the moment at which each read arrived, which is early enough for that read.
+        clear = {state.me} if all(read.clear for read in reads) else set()
+        self.questions[self._count] = Question(reads, overdue, clear)
+        vector = state.timelines.in_short({node: tick for node, tick in base.items() if tick})
+        state.outbox.send_voters(Check(self._count, vector, cbor2.dumps(access_set.pack()), state.clock.read()))
+        return self._count
+
+    def _ask_waiting(self) -> Verdicts:
+        """Ask about the reads that wait, if no shared question is under way; return the reads that are overtaken."""
+        overtaken: Verdicts = []
+        while self.waiting and self._shared not in self.questions:
+            reads: list[Read] = []
+            keys = 0
+            while self.waiting and len(reads) < READS_MAX and keys < KEYS_MAX:
+                read = self.waiting.popleft()
+                if self._has_conflict(read.base, read.access_set):
+                    overtaken.append((read.number, False))
+                    continue
+                reads.append(read)
+                keys += len(read.access_set.read_points) + len(read.access_set.read_ranges)
+            if reads:
+                self._shared = self._ask(reads)
+        return overtaken
+
+    def _divide(self, reads: list[Read]) -> Verdicts:
+        """Find out which of some reads are not valid, since one of them is not: ask about fewer at a time."""
+        if len(reads) == 1:
+            return [(reads[0].number, False)]
+        found: Verdicts = []
+        rest: list[Read] = []
+        for read in reads:  # the writer that a voter has named is mostly known here by now
+            if self._has_conflict(read.base, read.access_set):
+                found.append((read.number, False))
+            else:
+                rest.append(read)
+        middle = len(rest) if found else len(rest) // 2
+        for part in (rest[:middle], rest[middle:]):
+            if part:
+                self._ask(part)
+        return found
 
     def may_lag(self, prepared: Prepared) -> bool:
         """Return whether this node may miss commits, as far as it knows without asking, so that a read may be stale."""
@@ -87,6 +174,9 @@ class Reading:
             or not covers(base, state.timelines.taken)
             or bool(self._in_the_way(base, prepared.access_set))
         )
+
+    def _has_conflict(self, base: Vector, access_set: AccessSet) -> bool:
+        return bool(self._in_the_way(base, access_set))
 
     def _in_the_way(self, base: Vector, access_set: AccessSet) -> list[Txid]:
         state = self.state
@@ -115,26 +205,28 @@ class Reading:
         # One is enough to make it run again; the others are for people who read along.
         state.outbox.send(peer, Checked(message.read, tuple(others[:16]), state.clock.read()))
 
-    def on_checked(self, peer: str, message: Checked) -> tuple[int, bool] | None:
-        """Count an answer; (request, whether its read is valid) when that is settled."""
-        read = self.reads.get(message.read)
-        if read is None or not self.state.roster.is_voter(peer):
-            return None
+    def on_checked(self, peer: str, message: Checked) -> Verdicts:
+        """Count an answer; return the verdicts that follow from it."""
+        question = self.questions.get(message.read)
+        if question is None or not self.state.roster.is_voter(peer):
+            return []
         # One such answer is enough: what is committed there may have been acknowledged before this read began.
         if message.others:
-            del self.reads[message.read]
-            return read.number, False
-        # A majority shares a voter with the quorum of every commit that was acknowledged before the read began.
-        read.clear.add(peer)
-        if len(read.clear) >= self.state.roster.majority:
-            del self.reads[message.read]
-            return read.number, True
-        return None
+            del self.questions[message.read]
+            return self._divide(question.reads) + self._ask_waiting()
+        # A majority shares a voter with the quorum of every commit that was acknowledged before the reads began.
+        question.clear.add(peer)
+        if len(question.clear) < self.state.roster.majority:
+            return []
+        del self.questions[message.read]
+        return [(read.number, True) for read in question.reads] + self._ask_waiting()
 
     def overdue(self) -> list[int]:
         """Take the reads that got no answer for a while."""
-        late = [number for number, read in self.reads.items() if self.state.clock.now.seconds > read.overdue]
-        return [self.reads.pop(number).number for number in late]
+        now = self.state.clock.now.seconds
+        late = [number for number, question in self.questions.items() if now > question.overdue]
+        found = [read.number for number in late for read in self.questions.pop(number).reads]
+        return [*found, *(number for number, _ in self._ask_waiting())]
 
 
 class Checking:

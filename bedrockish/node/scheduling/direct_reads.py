@@ -1,8 +1,16 @@
-"""Answers short reads where they arrive, from a snapshot of the last durable batch, without the core or the writer.
+"""Answers short reads where they arrive, without the core, its queue, and a wait for the disk.
 
 A read at the level ``stale`` needs neither votes nor the open batch: the last durable batch answers it, if it covers
-the session's token. So it does at the level ``session``, if the node has applied nothing since. One connection holds a
-snapshot of that batch, which moves on after each sync; a read shows nothing that a crash could take back.
+the session's token. One connection holds a snapshot of that batch, which moves on after each sync.
+
+A read at the level ``session`` shows all commits that any client may have been told of and that the node has applied:
+
+- *Commits of other nodes* may be shown before they are durable here: they left their leader when they were durable
+  there, and a quorum has approved them. A crash of this node takes nothing of them back; it only fetches them again.
+- *Commits of this node* may not be shown before they are durable, and need not: no client was told of them.
+
+So the snapshot answers it if all that is newer is this node's own, and the open batch if nothing of that is. If both
+are newer, the core answers, after the sync.
 
 Every other request goes to the core, and so does a read that fails or takes long: the core gives the answer or the
 error.
@@ -24,6 +32,7 @@ from bedrockish.engine.execution.committed_reads import CommittedReads, Pin
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
+from bedrockish_journal.model.vector import covers
 
 TURN_S = 0.02  # reads that follow each other may take so long before others have the loop, in seconds
 PAUSE_S = 0.001  # after a pause of so many seconds others have had it
@@ -62,10 +71,12 @@ class DirectReads:
 
     def __init__(self, node: Serving, start: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
         self._node, self._engine, self._start = node, node.engine, start
+        self._me = node.core.state.me
         self._budget_s = node.config.limits.loop_ms_max / 1000
         self._reads = CommittedReads(node.engine.beside())
         self._until = self._ended = 0.0  # when the turn of the reads is over, and when the last of them ended
         self._token = Token()  # of answers from the held snapshot
+        self._open_token: tuple[Pin | None, dict[str, int], Token] = (None, {}, Token())  # of answers from the batch
         self._is_in_use = False  # something was read since the snapshot was taken
         self._is_learning = False  # a thread has the connection
         self._texts: dict[str, bool] = {}
@@ -97,11 +108,15 @@ class DirectReads:
             # Rights that were given or taken since the batch are not durable either.
             if pin is None or pin.flushed.members != engine.flushed.members:
                 return None
-            # A session expects the commits that its node has applied, also those in the open batch: the core waits for
-            # their sync. At the level ``stale`` no read waits for a disk.
-            if request.read != STALE and pin.flushed.applied != engine.applied:
+            token = self._token
+            # At the level ``stale`` no read waits for a disk.
+            if request.read == STALE or engine.applied == pin.flushed.applied or self._is_own(pin):
+                results = self._reads.read_pinned(request, self._budget_s)
+            elif self._may_show_open_batch(pin) and covers(engine.applied, request.token.vector):
+                token = self._token_now(pin)
+                results = engine.read(request, self._budget_s)
+            else:
                 return None
-            results = self._reads.read_pinned(request, self._budget_s)
         except DamagedError as error:
             node.stop(error)
             return None
@@ -114,10 +129,35 @@ class DirectReads:
             return None
         self._is_in_use = True
         node.counts["direct_reads"] += 1
-        token = self._token
         if request.token.clock > token.clock:
             token = Token(token.vector, request.token.clock)
         return Answer(results, token)
+
+    def _is_own(self, pin: Pin) -> bool:
+        """Return whether all that was applied after the snapshot is this node's own, so that no client knows of it."""
+        me, before, now = self._me, pin.flushed.applied, self._engine.applied
+        return len(before) == len(now) and all(before.get(node) == now[node] for node in now if node != me)
+
+    def _may_show_open_batch(self, pin: Pin) -> bool:
+        """Return whether all that was applied after the snapshot is other nodes' rows, in the snapshot's schema."""
+        engine = self._engine
+        return (
+            engine.applied.get(self._me) == pin.flushed.applied.get(self._me)
+            and engine.schema_version == pin.flushed.schema
+            and self._node.core.state.schema.scheduled is None
+            and not engine.is_away
+        )
+
+    def _token_now(self, pin: Pin) -> Token:
+        """Return the token of all that was applied, with a clock not before anything in it, or its schema."""
+        engine = self._engine
+        last, applied, token = self._open_token
+        if last is not pin or applied != engine.applied:
+            applied = dict(engine.applied)
+            clock = max(engine.applied_clock, pin.clock)
+            token = Token(self._node.core.state.timelines.in_short(applied), clock)
+            self._open_token = pin, applied, token
+        return token
 
     def _may_be_read(self, request: Request) -> bool:
         """Return whether each statement looks like a read that any connection can answer."""

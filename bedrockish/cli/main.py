@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +23,129 @@ USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
 # Errors of SQLite's that tell of the disk or of a limit of the system, by name: apsw is not imported for them.
 OF_THE_SYSTEM = frozenset({"IOError", "FullError", "CantOpenError", "ReadOnlyError", "PermissionsError", "NoMemError"})
 
-# Imported when asked for: the audit needs Spark, and a help text should not wait for the engine's import.
+# Of each command its module, its name there, and the first sentence of its help. It is imported when it runs: the audit
+# needs Spark, and the list of commands waits for the import of none.
 COMMANDS = {
-    "init": ("bedrockish.cli.init", "init"),
-    "serve": ("bedrockish.cli.serve", "serve"),
-    "join": ("bedrockish.cli.join", "join"),
-    "sql": ("bedrockish.cli.shell.command", "sql"),
-    "explain": ("bedrockish.cli.explain", "explain"),
-    "status": ("bedrockish.cli.status", "status"),
-    "nodes": ("bedrockish.cli.status", "nodes"),
-    "statements": ("bedrockish.cli.statements", "statements"),
-    "verify": ("bedrockish.cli.verify", "verify"),
-    "upgrade": ("bedrockish.cli.upgrade", "upgrade"),
-    "backup": ("bedrockish.cli.backup", "backup"),
-    "restore": ("bedrockish.cli.restore", "restore"),
-    "import": ("bedrockish.cli.database", "import_database"),
-    "export": ("bedrockish.cli.database", "export_database"),
-    "batch": ("bedrockish.cli.batch", "batch"),
-    "clock": ("bedrockish.cli.upkeep", "clock"),
-    "schema": ("bedrockish.cli.schema", "schema"),
-    "user": ("bedrockish.cli.user", "user"),
-    "member": ("bedrockish.cli.member", "member"),
-    "password": ("bedrockish.cli.secure", "password"),
-    "tls": ("bedrockish.cli.secure", "tls"),
-    "changes": ("bedrockish.cli.changes", "changes"),
-    "publish": ("bedrockish.cli.publish", "publish"),
-    "journal": ("bedrockish.cli.journal", "journal"),
-    "export-journal": ("bedrockish.cli.export", "export_journal"),
-    "lake": ("bedrockish.cli.lake", "lake"),
-    "audit": ("bedrockish.cli.audit", "audit"),
-    "anchor": ("bedrockish.cli.anchor", "anchor"),
-    "compact": ("bedrockish.cli.compact", "compact_file"),
-    "leftovers": ("bedrockish.cli.leftovers", "leftovers_of"),
+    "init": (
+        "bedrockish.cli.init",
+        "init",
+        "Make the configurations of a new cluster in DIRECTORY, a folder for each node.",
+    ),
+    "serve": ("bedrockish.cli.serve", "serve", "Run a node until SIGTERM or SIGINT."),
+    "join": (
+        "bedrockish.cli.join",
+        "join",
+        "Join the cluster at URL with a new, empty node, and run it until SIGTERM or SIGINT.",
+    ),
+    "sql": (
+        "bedrockish.cli.shell.command",
+        "sql",
+        "Run SQL and dot-commands at the cluster at URL (by default that of BEDROCKISH_URL).",
+    ),
+    "explain": (
+        "bedrockish.cli.explain",
+        "explain",
+        "Print what SQL would read and write at the node at URL (by default what BEDROCKISH_URL says).",
+    ),
+    "status": ("bedrockish.cli.status", "status", "Print the status of the node at URL, its troubles first."),
+    "nodes": ("bedrockish.cli.status", "nodes", "Print the members of the cluster, as the node at URL knows them."),
+    "statements": (
+        "bedrockish.cli.statements",
+        "statements",
+        "Print which statements cost most since the nodes started: by their text, with ? for each value.",
+    ),
+    "verify": (
+        "bedrockish.cli.verify",
+        "verify",
+        "Compare the rows of all tables at all members, and print differences: "
+        "table, key, and the node in the minority.",
+    ),
+    "upgrade": ("bedrockish.cli.upgrade", "upgrade", "Take a cluster to another release, node after node."),
+    "backup": (
+        "bedrockish.cli.backup",
+        "backup",
+        "Copy the file of a node at URL, as it is now, to the new FILE, while clients go on.",
+    ),
+    "restore": (
+        "bedrockish.cli.restore",
+        "restore",
+        "Write a plain SQLite database with the cluster's contents at a moment; found a new cluster with it.",
+    ),
+    "import": (
+        "bedrockish.cli.database",
+        "import_database",
+        "Make the tables, rows, indexes, views and triggers of the SQLite database FILE "
+        "the content of the cluster at URL.",
+    ),
+    "export": (
+        "bedrockish.cli.database",
+        "export_database",
+        "Write the contents of the cluster at URL into the new SQLite database FILE, while clients go on.",
+    ),
+    "batch": (
+        "bedrockish.cli.batch",
+        "batch",
+        "Run SQL over all of TABLE, a range of keys at a time, each in a transaction of its own.",
+    ),
+    "clock": (
+        "bedrockish.cli.upkeep",
+        "clock",
+        "Print the clocks of all members, or let them follow the wall clock (on), or only count (off).",
+    ),
+    "schema": (
+        "bedrockish.cli.schema",
+        "schema",
+        "Read the versions of the schema, and try a change without making it.",
+    ),
+    "user": ("bedrockish.cli.user", "user", "See and change the users of the cluster."),
+    "member": ("bedrockish.cli.member", "member", "See and change who belongs to the cluster."),
+    "password": (
+        "bedrockish.cli.secure",
+        "password",
+        "Ask for the password of USER and print the line for the section [users] of each node's configuration.",
+    ),
+    "tls": ("bedrockish.cli.secure", "tls", "Make certificates for nodes, and for clients, in DIRECTORY."),
+    "changes": (
+        "bedrockish.cli.changes",
+        "changes",
+        "Print every committed transaction once, in the order of the cluster's clock, up to safe time.",
+    ),
+    "publish": (
+        "bedrockish.cli.publish",
+        "publish",
+        "Send each change of a row as a message, in order, at least once; its id is the same if it comes again.",
+    ),
+    "journal": (
+        "bedrockish.cli.journal",
+        "journal",
+        "Read, verify and replay the journal in a node's file; make it shorter in running ones.",
+    ),
+    "export-journal": (
+        "bedrockish.cli.export",
+        "export_journal",
+        "Write journals as Parquet into a directory, or bring it up to the journals' newest commits.",
+    ),
+    "lake": (
+        "bedrockish.cli.lake",
+        "lake",
+        "Write every change of every row into DIRECTORY, once: a typed table for each table, and one of all commits.",
+    ),
+    "audit": ("bedrockish.cli.audit", "audit", "Audit journals: one file of each node, or its URL, or exports."),
+    "anchor": (
+        "bedrockish.cli.anchor",
+        "anchor",
+        "Add a line to FILE: the present end of each timeline of the journals, signed by the nodes' certificates.",
+    ),
+    "compact": (
+        "bedrockish.cli.compact",
+        "compact_file",
+        "Rewrite the FILE of a stopped node without free pages and without the bytes of deleted data.",
+    ),
+    "leftovers": (
+        "bedrockish.cli.leftovers",
+        "leftovers_of",
+        "Look for values in PATHS: nodes' files, backups, exports, lakes, and directories of them.",
+    ),
 }
 
 
@@ -65,21 +157,20 @@ GROUPS = {
     "Audit": ("journal", "audit", "anchor"),
 }
 """The commands as the help lists them."""
-HELP_CHARACTERS_MAX = 10_000  # longer than any first sentence
 
 
 class Program(click.Group):
     """The group of all commands, which never shows a traceback unless BEDROCKISH_DEBUG=1 asks for it."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of all commands."""
-        return [name for name in COMMANDS if self.get_command(ctx, name) is not None]
+        return [name for name, (module, _, _) in COMMANDS.items() if find_spec(module) is not None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import and return a command, or None if this installation lacks it."""
         if cmd_name not in COMMANDS:
             return None
-        module, name = COMMANDS[cmd_name]
+        module, name, _ = COMMANDS[cmd_name]
         try:
             command = getattr(import_module(module), name)
         except ModuleNotFoundError as error:
@@ -91,9 +182,9 @@ class Program(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in groups, each with its whole first sentence."""
+        known = set(self.list_commands(ctx))
         for title, names in GROUPS.items():
-            commands = [(name, self.get_command(ctx, name)) for name in names]
-            rows = [(name, one.get_short_help_str(HELP_CHARACTERS_MAX)) for name, one in commands if one is not None]
+            rows = [(name, COMMANDS[name][2]) for name in names if name in known]
             with formatter.section(title):
                 formatter.write_dl(rows)
 

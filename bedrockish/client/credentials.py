@@ -4,17 +4,19 @@ import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bedrockish.api.url import SYSTEM, Address, Target
 from bedrockish.common.access_token import read_token
 from bedrockish.errors import ConfigError
-from bedrockish_net import handshake, socket_link
+from bedrockish_net import socket_link
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import Limits
 from bedrockish_net.socket_link import SocketLink
-from bedrockish_net.stream import Link
 from bedrockish_net.tls import CertificateError, client_context
+
+if TYPE_CHECKING:
+    from bedrockish_net.stream import Link
 
 PASSWORD_VARIABLE = "BEDROCKISH_PASSWORD"
 
@@ -47,8 +49,11 @@ class Entry:
         # Not as a password: a release that knows no tokens on links would count it as a wrong one.
         return {"user": self.user, "password" if read_token(password) is None else "token": password}
 
-    async def dial(self, address: Address, hello: Hello, seconds: float, limits: Limits) -> Link:
+    async def dial(self, address: Address, hello: Hello, seconds: float, limits: Limits) -> "Link":
         """Open a link. Raises what ``Link.dial`` says."""
+        from bedrockish_net import handshake  # not with the module: the blocking client needs no event loop
+        from bedrockish_net.stream import Link
+
         host, port = address
         said = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self._login()})
         shaken = await handshake.dial(host, port, said, seconds, limits, self.ssl_context)

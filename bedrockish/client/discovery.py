@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import trio
-
 from bedrockish.api.url import NEAREST, RANDOM, Address, Target, parse_address
 from bedrockish.client.credentials import Entry
 from bedrockish.errors import ConfigError
@@ -39,6 +37,8 @@ def _as_chosen(target: Target) -> tuple[Address, ...]:
 
 async def by_distance(target: Target, entry: Entry, hello: Hello) -> tuple[Address, ...]:
     """Return the nodes of a URL, those first that say HELLO soonest: network, TLS and the node's own delay count."""
+    import trio  # not with the module: the blocking client needs no event loop
+
     took: dict[Address, float] = {}
 
     async def measure(address: Address) -> None:

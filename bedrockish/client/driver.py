@@ -12,25 +12,18 @@ from bedrockish.api.url import Target
 from bedrockish.api.wire import Answered, Ask, Told
 from bedrockish.client import tracing
 from bedrockish.client.credentials import Entry
+from bedrockish.client.link_end import LIMITS, explain_end
 from bedrockish.client.sansio.core import open_core
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.common.deadline_timer import Alarm
 from bedrockish.errors import (
-    AuthenticationError,
     BedrockishError,
     ClientClosedError,
-    ProtocolMismatchError,
-    UnavailableError,
 )
-from bedrockish_net.errors import Code, LinkClosedError, NetError, RefusedError, RemoteProtocolError, TlsError
+from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
-from bedrockish_net.limits import Limits
 from bedrockish_net.stream import Link
-
-# Stricter than between nodes: an answer that is given up too early is asked for again elsewhere, at little cost.
-LIMITS = Limits(ping_seconds=1.0, silence_seconds=4.0)
-FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # another node of the list may fit, waiting will not
 
 
 class Driver:
@@ -174,16 +167,3 @@ class Driver:
     def _close(self) -> None:
         self._is_closed = True
         self._perform(self._core.close())
-
-
-def explain_end(error: Exception) -> BedrockishError:
-    """Say what a link's end means to a caller."""
-    if isinstance(error, RefusedError) and error.code in (Code.AUTHENTICATION, Code.CERTIFICATE, Code.REVOKED):
-        return AuthenticationError(error.message.removeprefix("the other end refused: "))
-    if isinstance(error, TlsError):
-        return AuthenticationError(str(error))
-    if isinstance(error, RefusedError | LinkClosedError | RemoteProtocolError) and error.code in FOREIGN_CODES:
-        return ProtocolMismatchError(str(error))
-    if isinstance(error, RemoteProtocolError):
-        return ProtocolMismatchError(f"what answers is no node: {error}")
-    return UnavailableError(str(error), **({"reason": error.code} if isinstance(error, LinkClosedError) else {}))

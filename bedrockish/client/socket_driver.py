@@ -26,8 +26,8 @@ from bedrockish.api.wire import NODES, Answered, Ask, Told
 from bedrockish.client import tracing
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
-from bedrockish.client.driver import LIMITS, explain_end
 from bedrockish.client.fork import watch_forks
+from bedrockish.client.link_end import LIMITS, explain_end
 from bedrockish.client.sansio.core import ClientCore, open_core
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.transaction_steps import What

@@ -6,12 +6,11 @@ not happen; and COMMIT, whose answer may be lost like any other, has an id by wh
 """
 
 import random
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
-
-import trio
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bedrockish.api.requests import Params, Request, Rows, Statement, check_params, check_timeout, rows_of
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
@@ -22,6 +21,9 @@ from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.single_statement import check_statement
 
+if TYPE_CHECKING:
+    import trio
+
 T = TypeVar("T")
 Call = Callable[[What, float], Awaitable[Answered | Told]]
 
@@ -30,8 +32,10 @@ BATCH = 1_000  # statements that go in one round trip
 FAREWELL_S = 2.0  # how long a rollback on the way out may take: it is only a courtesy to the node
 
 
-def shielded() -> trio.CancelScope:
+def shielded() -> "trio.CancelScope":
     """Let what is done on the way out end, for a moment, whatever is cancelled around."""
+    import trio  # not with the module: the blocking client needs no event loop
+
     return trio.move_on_after(FAREWELL_S, shield=True)
 
 
@@ -218,7 +222,9 @@ class Transaction:
             if not isinstance(error, UsageError) or error.details.get("ended") or isinstance(error, ClientClosedError):
                 self._is_open, self._error = False, error
             raise
-        except trio.Cancelled:
+        except BaseException as error:
+            if not _is_cancelled(error):
+                raise
             if op == COMMIT:
                 self._is_open = False
             if op == BEGIN:  # whether it was begun is not known; the client rolls it back if so
@@ -227,6 +233,11 @@ class Transaction:
         assert isinstance(reply, Answered)
         self._is_begun = True
         return reply
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    trio = sys.modules.get("trio")
+    return trio is not None and isinstance(error, trio.Cancelled)
 
 
 @asynccontextmanager
@@ -250,6 +261,8 @@ async def run_transaction(
         OutcomeUnknownError: a COMMIT may or may not have happened, so it cannot be run again.
         BedrockishError: it did not happen.
     """
+    import trio
+
     backoff = Backoff(ms_min=5.0, ms_max=500.0)
     deadline = trio.current_time() + options.timeout_s
     tries = 0

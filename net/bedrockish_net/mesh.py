@@ -19,9 +19,10 @@ from bedrockish_net import handshake
 from bedrockish_net.doors import Doors
 from bedrockish_net.errors import Code, LinkClosedError, ListenError, NetError, RefusedError
 from bedrockish_net.events import Hello
-from bedrockish_net.handshake import Admits, Trusts, address_text
+from bedrockish_net.handshake import Admits, Trusts
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
+from bedrockish_net.link_texts import address_text
 from bedrockish_net.read_loop import ReadLoop
 from bedrockish_net.stream import Link
 

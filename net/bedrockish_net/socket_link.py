@@ -11,8 +11,8 @@ from time import monotonic
 from bedrockish_net.connection import Connection, Side
 from bedrockish_net.errors import Code, DialError, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
 from bedrockish_net.events import Closed, Data, Goodbye, Hello, Ping
-from bedrockish_net.handshake import READ_BYTES, READ_FIRST_BYTES, WAY_TO_TLS, address_text, broken_off, error_text
 from bedrockish_net.limits import Limits
+from bedrockish_net.link_texts import READ_BYTES, READ_FIRST_BYTES, WAY_TO_TLS, address_text, broken_off, error_text
 from bedrockish_net.local_socket import connect, is_path
 from bedrockish_net.loopback import is_loopback
 

@@ -20,9 +20,10 @@ from bedrockish_net import handshake
 from bedrockish_net.connection import Connection
 from bedrockish_net.errors import Code, LinkClosedError, RemoteProtocolError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
-from bedrockish_net.handshake import BROKEN, READ_BYTES, READ_FIRST_BYTES, error_text, hang_up
+from bedrockish_net.handshake import BROKEN, hang_up
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
+from bedrockish_net.link_texts import READ_BYTES, READ_FIRST_BYTES, error_text
 from bedrockish_net.read_loop import ReadLoop
 
 MESSAGE_OVERHEAD_BYTES = 64  # an empty message takes room too

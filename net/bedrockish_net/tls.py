@@ -8,11 +8,12 @@ A client knows no names of nodes; it looks for the name or address that it has d
 import ssl
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
-
-import trio
+from typing import TYPE_CHECKING, Any
 
 from bedrockish_net.errors import Code, NetError, RefusedError
+
+if TYPE_CHECKING:
+    import trio
 
 
 class CertificateError(NetError):
@@ -82,13 +83,20 @@ def read_revoked(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def check_revoked(stream: trio.abc.Stream, revoked: AbstractSet[int]) -> None:
+def _shown(stream: "trio.abc.Stream") -> Mapping[str, Any] | None:
+    """Return the certificate that the other end has shown, empty if none; None for a stream without TLS."""
+    import trio  # not with the module: a program without an event loop makes contexts only
+
+    return (stream.getpeercert() or {}) if isinstance(stream, trio.SSLStream) else None
+
+
+def check_revoked(stream: "trio.abc.Stream", revoked: AbstractSet[int]) -> None:
     """Make sure that the certificate of the other end, if it has one, is not on a list of revoked ones.
 
     Raises:
         RefusedError: it is.
     """
-    certificate = stream.getpeercert() if isinstance(stream, trio.SSLStream) else None
+    certificate = _shown(stream)
     if certificate and int(certificate["serialNumber"], 16) in revoked:
         names, serial = ", ".join(sorted(certificate_names(certificate))) or "nobody", certificate["serialNumber"]
         raise RefusedError(
@@ -96,17 +104,17 @@ def check_revoked(stream: trio.abc.Stream, revoked: AbstractSet[int]) -> None:
         )
 
 
-def has_certificate(stream: trio.abc.Stream) -> bool:
+def has_certificate(stream: "trio.abc.Stream") -> bool:
     """Whether the other end of a TLS stream has shown a certificate; it is a valid one then."""
-    return isinstance(stream, trio.SSLStream) and bool(stream.getpeercert())
+    return bool(_shown(stream))
 
 
-def certificate_holders(stream: trio.abc.Stream) -> list[str]:
+def certificate_holders(stream: "trio.abc.Stream") -> list[str]:
     """Return whose certificate the other end of a TLS stream has shown: its common name first, and all other names.
 
     Empty if it has shown none; an empty text for a certificate without names.
     """
-    certificate = stream.getpeercert() if isinstance(stream, trio.SSLStream) else None
+    certificate = _shown(stream)
     if not certificate:
         return []
     common = [str(value) for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
@@ -149,15 +157,16 @@ def certificate_names(certificate: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(names)
 
 
-def check_certificate(stream: trio.abc.Stream, node: str) -> None:
+def check_certificate(stream: "trio.abc.Stream", node: str) -> None:
     """Make sure that a peer on a TLS stream is the node that it says it is.
 
     Raises:
         RefusedError: the certificate is of another node.
     """
-    if not isinstance(stream, trio.SSLStream):
+    shown = _shown(stream)
+    if shown is None:
         return
-    names = certificate_names(stream.getpeercert() or {})
+    names = certificate_names(shown)
     # Certificate authorities may change the case of DNS names.
     if node.lower() not in {name.lower() for name in names}:
         raise RefusedError(Code.CERTIFICATE, f"{node!r} showed a certificate of {', '.join(sorted(names)) or 'nobody'}")

@@ -4,6 +4,8 @@ import io
 import json
 import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from bedrockish.errors import ConfigError, SqlError, UsageError
 from bedrockish.node.departure import Departure
 from tests.client.scripted import ScriptedNode
 from tests.client.test_blocking_client import in_background
+from tools.cluster import clean_environment
 
 
 def run(*args: str, stdin: str | None = None, **env: str) -> Result:
@@ -261,6 +264,46 @@ def test_help_lists_each_command_in_one_group_and_cuts_no_sentence() -> None:
     for title, names in GROUPS.items():
         part = shown.partition(f"{title}:\n")[2].partition("\n\n")[0]
         assert all(re.search(rf"^  {name} ", part, re.MULTILINE) for name in names)
+
+
+def test_listed_sentences_are_those_of_the_commands() -> None:
+    context = click.Context(main)
+    for name, (_, _, sentence) in COMMANDS.items():
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.get_short_help_str(10_000) == sentence
+
+
+HELP = """
+import sys
+from bedrockish.cli.main import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    assert not end.code
+"""
+DIAL = """
+import sys
+import bedrockish
+try:
+    bedrockish.connect("bedrockish://127.0.0.1:1/?connect_timeout=0.1")
+except bedrockish.UnavailableError:
+    pass
+else:
+    raise AssertionError("nobody listens there")
+"""
+
+
+@pytest.mark.parametrize(("program", "most"), [(HELP, 170), (DIAL, 230)], ids=["help", "connect"])
+def test_program_that_is_run_often_imports_little(program: str, most: int) -> None:
+    """Modules are counted, because seconds depend on the machine."""
+    told = "\nprint(len(sys.modules), *(name for name in sys.modules if name.partition('.')[0] in TOO_MUCH))"
+    too_much = "\nTOO_MUCH = {'trio', 'apsw', 'asyncio', 'rich', 'prompt_toolkit', 'cryptography', 'attr'}"
+    command = [sys.executable, "-c", program + too_much + told]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True)
+    count, *imported = done.stdout.splitlines()[-1].split()
+    assert not imported
+    assert int(count) <= most
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

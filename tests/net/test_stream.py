@@ -17,9 +17,10 @@ from bedrockish_net.codec import encode_event
 from bedrockish_net.errors import Code, DialError, LinkClosedError, LocalProtocolError, RefusedError, TlsError
 from bedrockish_net.events import Hello
 from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_frame
-from bedrockish_net.handshake import READ_BYTES, READ_FIRST_BYTES, dial_on
+from bedrockish_net.handshake import dial_on
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.limits import Limits
+from bedrockish_net.link_texts import READ_BYTES, READ_FIRST_BYTES
 from bedrockish_net.stream import SLICE_BYTES, Link
 
 A = Hello("A", "shop", to="B")

@@ -21,7 +21,7 @@ from bedrockish.api.requests import ADD, PROMOTE, MemberChange
 from bedrockish.api.url import Address, Target, hide_password, parse_url
 from bedrockish.api.wire import JOIN, SNAPSHOT, Ask, AskChunk, Failed, Told, decode_reply, encode_call
 from bedrockish.client.credentials import Entry, entry_of
-from bedrockish.client.driver import explain_end
+from bedrockish.client.link_end import explain_end
 from bedrockish.client.request_builder import new_command
 from bedrockish.client.trio_client import open_client
 from bedrockish.config.config import Config

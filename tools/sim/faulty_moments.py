@@ -23,6 +23,7 @@ _State, _Voting, _Recovery, _Rollbacks = state.State, voter.Voting, recovery.Rec
 _BALLOTS, _CLAUSES = "tests.core.test_ballots", "tests.core.test_judge:clauses_hold"
 _TOGETHER = "tests.core.test_together"
 _RETIRED = "tests.core.test_retired"
+_SHARED = "tests.core.test_shared_reads"
 _RESERVED, _Reservations = "tests.core.test_reservations", reservations.Reservations
 _OTHER_BALLOT = " or round_.ballot != message.ballot"
 
@@ -469,6 +470,20 @@ MOMENTS: dict[str, Moment] = {
             (reads.Reading, "begin", "state.roster.certifies_reads and can_tell", "state.roster.certifies_reads"),
         ),
         "tests.core.test_dropped:test_strict_read_is_not_certified_against_dropped_commits",
+    ),
+    "a strict read joins an older question": Moment(
+        fault(
+            "a strict read shares only a question that is asked after it arrived",
+            (reads.Reading, "begin", "self.waiting.append(read)", "self.questions[self._shared].reads.append(read)"),
+        ),
+        f"{_SHARED}:test_read_that_arrives_after_a_question_is_not_answered_by_it",
+    ),
+    "a shared question is about one read": Moment(
+        fault(
+            "a question is about all reads that share it",
+            (reads.Reading, "_ask", "if len(reads) > 1:", "if False:"),
+        ),
+        f"{_SHARED}:test_one_read_in_the_way_of_a_commit_does_not_spoil_the_others",
     ),
     "strict refusals ask nobody": Moment(
         fault(

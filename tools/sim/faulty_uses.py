@@ -122,14 +122,6 @@ USES: dict[str, Fault] = {
         "a strict read asks a majority",
         (reading.Reading, "begin", "if len(read.clear) >= state.roster.majority:", "if True:"),
     ),
-    "a strict read joins an older question": fault(
-        "a strict read shares only a question that is asked after it arrived",
-        (reading.Reading, "begin", "self.waiting.append(read)", "self.questions[self._shared].reads.append(read)"),
-    ),
-    "a shared question is about one read": fault(
-        "a question is about all reads that share it",
-        (reading.Reading, "_ask", "if len(reads) > 1:", "if False:"),
-    ),
     "two voters at once": fault(
         "one voter at a time comes or goes",
         (

@@ -234,6 +234,15 @@ class ResultLostError(UnavailableError):
     code = "result_lost"
 
 
+class TemporaryLostError(BedrockishError):
+    """Raised when the TEMP objects of a session are gone: with their node, with the link to it, or idle for too long.
+
+    The statement or transaction did not happen. A session that makes the objects again goes on.
+    """
+
+    code = "temporary_lost"
+
+
 class OutcomeUnknownError(BedrockishError):
     """Raised when the answer was lost and cannot be had now: the command may have happened, or may yet.
 

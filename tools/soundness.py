@@ -90,6 +90,12 @@ class Bench:
                 self.db.execute(sql, params).fetchall()
             except apsw.Error:
                 continue
+        self.is_statement = False
+        self.db.create_scalar_function("is_statement", lambda *_: int(self.is_statement), 0)
+        for sql in case.temporary:
+            with contextlib.suppress(apsw.Error):  # a column may be a generated one
+                self.db.execute(sql)
+        self.has_temporary = bool(self.db.execute("SELECT 1 FROM sqlite_temp_schema").fetchone())
         self._log.clear()
 
     def _hook(self, update: apsw.PreUpdate) -> None:
@@ -125,6 +131,7 @@ class Bench:
         self._unseen.clear()
         last_ids = self._last_ids()
         before = self._rows_of_blind()
+        self.is_statement = not keep
         try:
             rows = self.db.execute(sql, params).fetchall()
             after = self._rows_of_blind()
@@ -133,7 +140,8 @@ class Bench:
             blurred = [name for name, count in self._unseen.items() if count != len(_of(changes, name))]
             fresh: Set[tuple[str, int | None]] = {(name, rowid) for name, _, rowid, old, _ in changes if old is None}
             shown = [_shown(one, self.schema, fresh if autoid else frozenset()) for one in changes]
-            visible, failed = repr((rows, shown)), False
+            own = self.db.execute("SELECT * FROM own").fetchall() if self.has_temporary else []
+            visible, failed = repr((rows, shown, own)), False
         except apsw.Error as error:
             visible, failed, changes = f"{type(error).__name__}: {error}", True, []
             blurred = []
@@ -280,6 +288,7 @@ def _report(
 ) -> str:
     lines = ["UNSOUND: a change that no key of the statement meets changed what the statement does", *case.ddl]
     lines += [f"  {sql} {params!r}" for sql, params in case.rows]
+    lines += case.temporary
     lines += [f"statement: {query[0]} {query[1]!r}", f"change:    {change[0]} {change[1]!r}"]
     lines += [f"before: {outcomes[0].visible}", f"after:  {outcomes[1].visible}"]
     lines += [f"statement's access set: {mine}", f"change's access set:    {theirs}"]
@@ -316,7 +325,7 @@ def _smallest(case: Case) -> Case:
     smaller = True
     while smaller:
         smaller = False
-        for part in ("queries", "changes", "rows", "ddl"):
+        for part in ("queries", "changes", "temporary", "rows", "ddl"):
             for place in reversed(range(len(getattr(case, part)))):
                 items = getattr(case, part)
                 less = replace(case, **{part: items[:place] + items[place + 1 :]})

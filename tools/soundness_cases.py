@@ -4,8 +4,9 @@ Everything is chosen through a ``Source`` from a few values and columns that a c
 statements and changes have much to do with each other.
 """
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -65,12 +66,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Case:
-    """A database and what to try on it."""
+    """A database and what to try on it.
+
+    Attributes:
+        temporary: statements that make TEMP objects once the rows are there.
+    """
 
     ddl: list[str]
     rows: list[tuple[str, tuple[Any, ...]]]
     queries: list[tuple[str, tuple[Any, ...]]]
     changes: list[tuple[str, tuple[Any, ...]]]
+    temporary: list[str] = field(default_factory=list)
 
 
 def make_case(source: Source) -> Case:
@@ -81,7 +87,38 @@ def make_case(source: Source) -> Case:
     rows += [("insert or ignore into log(k, n) values (?, 0)", (source.value(),)) for _ in range(source.below(4))]
     queries = [_query(source, ddl) for _ in range(4 - source.below(4))]
     changes = [_change(source) for _ in range(8 - source.below(8))]
-    return Case(ddl, rows, queries, changes)
+    if not source.chance(20):
+        return Case(ddl, rows, queries, changes)
+    table = source.choice(("t", "t", "u", "log"))
+    queries = [(_with_temporary(source, sql, table), params) for sql, params in queries]
+    return Case(ddl, rows, queries, changes, _temporary(source, table))
+
+
+def _temporary(source: Source, table: str) -> list[str]:
+    """Return what makes a TEMP table with the rows of a table, perhaps with an index and triggers."""
+    column = {"t": source.choice(("id", *COLUMNS)), "u": "t_id", "log": "k"}[table]
+    found = [f"create temp table own as select * from {table}"]
+    found += [f"create index temp.own_column on own({column})"] if source.chance(50) else []
+    if source.chance(40):
+        found.append(
+            "create temp trigger own_trigger after insert on log when is_statement() "
+            f"begin insert into own({column}) select new.k from u where t_id = new.k; end"
+        )
+    if source.chance(40):
+        found.append(
+            "create temp trigger other_trigger after insert on own begin "
+            f"insert or ignore into log(k, n) select u.z, 1 from u where u.t_id = new.{column}; end"
+        )
+    return found
+
+
+def _with_temporary(source: Source, sql: str, table: str) -> str:
+    """Return a statement with the TEMP table at one of the places where it names the table."""
+    places = [found.span() for found in re.finditer(rf"\b{table}\b(?!\()", sql)]
+    if not places:
+        return sql
+    start, end = source.choice(places)
+    return f"{sql[:start]}own as {table}{sql[end:]}" if source.chance(60) else f"{sql[:start]}own{sql[end:]}"
 
 
 def _schema(source: Source) -> list[str]:

@@ -86,6 +86,12 @@ def partners_need_only_be_there() -> list[Patch]:
     return [(loop_stops._Row, "told_partners", lambda self: tuple(replace(one, filters=()) for one in told(self)))]
 
 
+def temporary_rows_are_its_own() -> list[Patch]:
+    """A TEMP table has the rows that the statement puts into it, and no others."""
+    made = registers.Program
+    return [(seeks, "Program", lambda ops, cursors, private, _temporary: made(ops, cursors, private, set()))]
+
+
 def records_are_nothing() -> list[Patch]:
     """The rows of a view that are about to be changed have no values."""
     fill = registers.PrivateRecords._fill
@@ -433,6 +439,7 @@ FAULTS: dict[str, Fault] = {
         ends_are_converted, cursors_stay_where_they_were, max_is_null, partners_need_only_be_there, records_are_nothing,
         columns_are_forgotten, filters_need_no_columns, rows_are_there, one_cursor_tells_of_all, columns_do_not_change,
         equal_columns_are_the_same, keys_change_alone, rows_come_and_go, computed_columns_stay,
+        temporary_rows_are_its_own,
     )
 }  # fmt: skip
 

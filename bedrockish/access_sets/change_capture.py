@@ -41,7 +41,13 @@ class Touched:
 
 
 class Capture:
-    """Collects changes while a request runs; deaf otherwise."""
+    """Collects changes while a request runs; deaf otherwise.
+
+    Attributes:
+        failure: the error that ends the running statement.
+        has_temporary: the connection may have TEMP tables, whose rows are its own.
+        changed_temporary: rows of one have changed since ``start``.
+    """
 
     def __init__(self, db: apsw.Connection, limit_bytes: int) -> None:
         self._db, self._limit = db, limit_bytes
@@ -52,6 +58,7 @@ class Capture:
         self._touched: dict[str, Touched] = {}
         self._size = 0
         self.failure: BedrockishError | None = None
+        self.has_temporary = self.changed_temporary = False
         db.preupdate_hook(self._hook)
 
     @contextmanager
@@ -83,6 +90,7 @@ class Capture:
     def start(self, size: int = 0) -> None:
         """Start to listen for a new request; ``size`` bytes count towards its limit already."""
         self._log, self._touched, self._size, self.failure = [], {}, size, None
+        self.changed_temporary = False
 
     def stop(self) -> tuple[list[Change], dict[str, Touched]]:
         """Stop listening; return the changes, and the rowids touched in tables whose rows the hook cannot show."""
@@ -123,6 +131,9 @@ class Capture:
 
     def _hook(self, update: apsw.PreUpdate) -> None:
         log = self._log
+        if self.has_temporary and update.database_name == "temp":
+            self.changed_temporary = True
+            return
         if log is None or self.failure is not None:
             if self._noticed is not None:
                 self._noticed.add(update.table_name)

@@ -40,6 +40,7 @@ from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
 _NOT_TOLD = "index on a collation of the application, or on an expression that is not understood"
 _BEFORE_SEEK = frozenset({"IsNull", "Affinity", "Column", "Rowid", "IdxRowid", "SCopy", "Copy", "Variable", "Integer"})
+TEMPORARY = 1  # P3 of OpenRead and OpenWrite: the database of the connection's TEMP tables
 REGISTER_ROOT = 0x10  # P5 of OpenRead and OpenWrite: the root page is in a register
 
 COLUMNS_MAX = 9  # columns of a row from which on a read of it is one of the whole row
@@ -245,10 +246,12 @@ class _Reader:
         self._out = ProgramReads()
         self._cursors: dict[int, set[int]] = {}
         self._private: set[int] = set()
+        self._temporary: set[int] = set()
         self._unknown: str | None = None
         self._sequences: set[int] = set()
         self._survey()
-        self.program = Program(ops, self._cursors, self._private)
+        self._with_stops = self._with_stops and not self._temporary  # a query for the last key would not find its rows
+        self.program = Program(ops, self._cursors, self._private, self._temporary)
         self._constraints = constraint_probes(ops, check, main=number == 0)
         self._targets = jump_targets(ops)
         self._steps: dict[int, list[Op]] = {}  # by cursor
@@ -271,6 +274,10 @@ class _Reader:
         for op in self._program:
             if op.name in OPENS:
                 if self._keeps_sequence(op):
+                    continue
+                if op.p3 == TEMPORARY and not op.p5 & REGISTER_ROOT:
+                    self._temporary.add(op.p1)
+                    self._private.add(op.p1)
                     continue
                 if op.p3 != 0 or op.p5 & REGISTER_ROOT or op.p2 not in self._schema.roots:
                     self._give_up(f"{op.name} of an unknown table")

@@ -25,7 +25,15 @@ import apsw
 
 from bedrockish.access_sets.call_costs import CALLS, OF_SCHEMA, Lengths, lengths
 from bedrockish.access_sets.catalog import Schema, Table
-from bedrockish.access_sets.cursor_ranges import REGISTER_ROOT, Access, Fields, FieldValues, points_of, statement_reads
+from bedrockish.access_sets.cursor_ranges import (
+    REGISTER_ROOT,
+    TEMPORARY,
+    Access,
+    Fields,
+    FieldValues,
+    points_of,
+    statement_reads,
+)
 from bedrockish.access_sets.dependent_reads import DependentReads, Resolution
 from bedrockish.access_sets.effort import Check, checked, unlimited
 from bedrockish.access_sets.key_encoding import Spec, encoder, object_prefix
@@ -237,6 +245,8 @@ def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int
     readonly, everything = True, False
     for row in _rows(cursor):
         name = row[1]
+        if name in ALL_OPENS and row[4] == TEMPORARY and not row[6] & REGISTER_ROOT:
+            continue
         if name in ALL_OPENS or name == "Clear":
             found = schema.roots.get(row[2 if name == "Clear" else 3])
             if name != "Clear" and (found is None or row[4] != 0 or row[6] & REGISTER_ROOT):

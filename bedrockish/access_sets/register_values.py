@@ -53,12 +53,14 @@ class Program(NamedTuple):
 
     Attributes:
         cursors: cursor -> root pages of the tables and indexes that it is opened on.
-        private: cursors on objects that only this statement can see.
+        private: cursors on objects that only this statement, or only its connection, can see.
+        temporary: those of them that are on TEMP tables, which have rows from before the statement.
     """
 
     ops: list[Op]
     cursors: dict[int, set[int]]
     private: set[int]
+    temporary: set[int]
 
 
 Slot = int | tuple[str, int] | tuple[str, int, int]
@@ -101,7 +103,8 @@ class Registers:
             self._number, self._base, self._address = number, number * _STRIDE, 0
             self._cursors, self._private = program.cursors, program.private
             self._nulls = {op.p1 for op in program.ops if op.name == "NullRow"}
-            self._records = PrivateRecords(program.ops, program.private - set(program.cursors), check)
+            filled_here = program.private - set(program.cursors) - program.temporary
+            self._records = PrivateRecords(program.ops, filled_here, check)
             for op in checked(program.ops, check):
                 self._address = op.address
                 self._step(op, program.ops)

@@ -210,6 +210,8 @@ class Request:
         user: the authenticated user; empty in a cluster without users. No client can set it.
         trace: the ``traceparent`` of the span of which it is a part; empty if no trace is recorded.
         digest: the digest of the request of which this is a step; empty: ``digest_of`` computes its own.
+        temporary: names the TEMP objects of its session, which are at the node; with a ``+`` before the name if they
+            are made only now; empty: the session has none.
     """
 
     command: str
@@ -225,6 +227,7 @@ class Request:
     user: str = ""
     trace: str = ""
     digest: bytes = b""
+    temporary: str = ""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -247,6 +250,7 @@ class Request:
             self.user,
             self.trace,
             self.digest,
+            self.temporary,
         )
 
 

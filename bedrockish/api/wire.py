@@ -9,6 +9,7 @@ call's: a reply with it is about the link itself. Unknown fields are ignored, un
     {"id": 7, "op": "member", "command": "c0…", "change": {"action": "add", "node": "D", "address": "host:port", …},
      "token": bytes | null, "timeout": 10.0}
     {"id": 7, "op": "begin" | "statements" | "commit" | "rollback", …}                        like "execute"
+    {"id": 7, "op": "begin" | "statements", "temporary": "+f3…", …}      in a session with TEMP objects (of that name)
     {"id": 7, "op": "commit", "prepared": bytes, …}           of a transaction that a program has executed
     {"id": 7, "op": "settle", "digest": bytes, …}         like "execute", with the digest of the command's request
     {"id": 7, "op": "stream" | "fetch" | "close", …}      like "execute"; the reply to a stream has "more": true | false
@@ -60,7 +61,7 @@ OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
 CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
 CLUSTER_ID = "cluster_id"  # the key of the cluster's id in a node's HELLO
 UNTAKEN = "untaken"  # a detail of the last error of a link: the node has executed nothing that it has not answered
-LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX = 0, 10_000, 200
+LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX, TEMPORARY_CHARACTERS_MAX = 0, 10_000, 200, 100
 
 
 @value
@@ -283,7 +284,15 @@ def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1) -> Req
         user,
         read_traceparent(packed["traceparent"]) if "traceparent" in packed else "",
         _digest(packed) if packed["op"] == SETTLE and "digest" in packed else b"",
+        _temporary(packed) if "temporary" in packed else "",
     )
+
+
+def _temporary(packed: Mapping[str, Any]) -> str:
+    name = packed["temporary"]
+    if not isinstance(name, str) or not 0 < len(name) <= TEMPORARY_CHARACTERS_MAX:
+        raise UsageError(f"the name of TEMP objects should be a text of 1 to {TEMPORARY_CHARACTERS_MAX} characters")
+    return name
 
 
 def _digest(packed: Mapping[str, Any]) -> bytes:
@@ -339,7 +348,7 @@ def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"
     """
     token, named = request.token, request.call
     count = 8 + (named is not None) + bool(request.longest_s) + bool(request.trace) + bool(request.digest)
-    count += bool(prepared)
+    count += bool(prepared) + bool(request.temporary)
     parts = [
         _encode_head(_MAP, count),
         b"\x62id",
@@ -369,6 +378,8 @@ def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"
         parts += (b"\x67longest", _FLOAT.pack(0xFB, request.longest_s))
     if request.trace:
         parts += (b"\x6btraceparent", cbor2.dumps(request.trace))
+    if request.temporary:
+        parts += (b"\x69temporary", cbor2.dumps(request.temporary))
     if request.digest:
         parts += (b"\x66digest", cbor2.dumps(request.digest))
     return b"".join(parts)

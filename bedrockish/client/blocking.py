@@ -218,9 +218,14 @@ class Connection:
         session has seen.
         """
         local, core = self._client.local, self._client._core
-        found = None if local is None else local.read(((sql, params),), read, core.token)
+        found = None if local is None or core.temporary.name else local.read(((sql, params),), read, core.token)
         rows = self._client.take_read(found)
         return None if rows is None else rows[0]
+
+    @property
+    def has_temporary(self) -> bool:
+        """Return whether this session has made TEMP objects."""
+        return bool(self._client._core.temporary.name)
 
     @property
     def file(self) -> "LocalReads | None":

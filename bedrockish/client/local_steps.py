@@ -83,7 +83,8 @@ class LocalSteps:
         core = self._session._core
         at_node, self._node_next = self._node_next, False
         address = core.address
-        if at_node or address is None or address.host != self._socket:
+        # TEMP objects are at the node, which keeps them also while the program holds no snapshot.
+        if at_node or request.temporary or address is None or address.host != self._socket:
             return None
         one = await self._session._in_place(self.transactions.begin, replace(request, statements=(), token=core.token))
         if one is not None:

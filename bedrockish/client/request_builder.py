@@ -118,6 +118,13 @@ def command_rows(command: str, answer: Answer, statements: int) -> list[Rows]:
     return rows_of(answer, statements)
 
 
+def texts_of(statements: Statements) -> list[str]:
+    """Return the SQL of statements as a caller gives them."""
+    if isinstance(statements, str):
+        return [statements]
+    return [one if isinstance(one, str) else one[0] for one in statements]
+
+
 def with_values(statements: tuple[Statement, ...], values: SessionValues) -> tuple[Statement, ...]:
     """Return the statements of a request with the values of its session written into them."""
     texts = [statement.sql for statement in statements]

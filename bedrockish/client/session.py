@@ -30,6 +30,7 @@ from bedrockish.client.request_builder import (
     make_request,
     new_command,
     seen,
+    texts_of,
     with_values,
 )
 from bedrockish.client.sansio.core import ClientCore
@@ -39,6 +40,7 @@ from bedrockish.client.transaction import Call, Farewell, Options, Transaction, 
 from bedrockish.errors import (
     BedrockishError,
     CommandIdError,
+    ConflictError,
     ForgottenError,
     OutcomeUnknownError,
     UnavailableError,
@@ -46,6 +48,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.sqltext.session_values import SessionValues
+from bedrockish.sqltext.temporary import make_temporary
 
 if TYPE_CHECKING:
     from bedrockish.client.local_steps import LocalSteps
@@ -137,7 +140,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
-        if self.local is not None and command is None:
+        if self.local is not None and command is None and not self._core.temporary.name:
             found = await self._read_here(((sql, params),), read)
             if found is not None:
                 return found[0]
@@ -171,7 +174,11 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
-        if self.local is not None and command is None and len(statements) > 1 and not isinstance(statements, str):
+        if command is None and (self._core.temporary.name or make_temporary(texts_of(statements))):
+            done = await self._transact_with_temporary(statements, self._options(isolation, read, timeout))
+            if done is not None:
+                return done
+        elif self.local is not None and command is None and len(statements) > 1 and not isinstance(statements, str):
             found = await self._read_here([(s, None) if isinstance(s, str) else s for s in statements], read)
             if found is not None:
                 return found
@@ -182,6 +189,23 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             request = request if written is request.statements else replace(request, statements=written)
         found = await self._command(request, timeout_s, resend=resend, named=command is not None)
         return seen(found, self._core.values)
+
+    async def _transact_with_temporary(self, statements: Statements, options: Options) -> list[Rows] | None:
+        """Run statements as a transaction that sees the session's TEMP objects; None: they change the schema."""
+        given = [statements] if isinstance(statements, str) else statements
+        until = self._now() + options.timeout_s
+        while True:  # each try takes a round trip, so that no pause is needed between two
+            opened = Transaction(self._steps, options, self._farewell)
+            try:
+                results = await opened.run(given)
+                await opened.commit()
+                return results
+            except BedrockishError as error:
+                await opened.rollback()
+                if isinstance(error, UnsupportedError) and error.details.get("of_schema"):
+                    return None
+                if not isinstance(error, ConflictError) or self._now() >= until:
+                    raise
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process if they only read and its file may show them; None: the node is to be asked.
@@ -421,7 +445,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
     def _options(self, isolation: str, read: str | None, timeout_s: float | None) -> Options:
         read = read or self.target.read
         check_modes(read, isolation)
-        return Options(read, isolation, self._seconds(timeout_s), self._core.values)
+        return Options(read, isolation, self._seconds(timeout_s), self._core.values, self._core.temporary)
 
     async def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:  # noqa: ASYNC109
         """Return the results of a command that happened; None if the node that was asked does not know of it (yet).

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bedrockish.api.requests import Params, Request, Rows, Statement, check_params, check_timeout, rows_of
+from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, EXPLAIN, ROLLBACK, STATEMENTS, Answered, Ask, Step, Told
 from bedrockish.client.request_builder import columns_of, new_command, seen, with_values
 from bedrockish.client.sansio.retry import Backoff
@@ -20,6 +21,7 @@ from bedrockish.client.sansio.transaction_steps import What
 from bedrockish.errors import BedrockishError, ClientClosedError, UsageError
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.single_statement import check_statement
+from bedrockish.sqltext.temporary import makes_temporary
 
 if TYPE_CHECKING:
     import trio
@@ -50,6 +52,7 @@ class Options:
     isolation: str
     timeout_s: float
     values: SessionValues = field(default_factory=SessionValues)
+    temporary: Temporary = field(default_factory=Temporary)
 
 
 class Transaction:
@@ -126,6 +129,8 @@ class Transaction:
         values = self._options.values
         made = list(with_values(tuple(made), values))
         self._check_open()
+        if any(makes_temporary(one.sql) for one in made):
+            self._options.temporary.begin(self.command)
         if not self._is_begun:
             reply = await self._step(BEGIN, tuple(made), timeout)
         else:
@@ -214,10 +219,14 @@ class Transaction:
     async def _step(self, op: str, statements: tuple[Statement, ...], timeout_s: float | None) -> Answered:
         options = self._options
         seconds = options.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        request = Request(self.command, statements, options.read, options.isolation, timeout_s=seconds)
+        temporary = options.temporary.asked if statements else ""
+        request = Request(
+            self.command, statements, options.read, options.isolation, timeout_s=seconds, temporary=temporary
+        )
         try:
             reply = await self._call(Step(0, request, op), seconds)
         except BedrockishError as error:
+            options.temporary.note(error)
             self._is_begun = self._is_begun or bool(error.details.get(BEGUN))
             if not isinstance(error, UsageError) or error.details.get("ended") or isinstance(error, ClientClosedError):
                 self._is_open, self._error = False, error
@@ -232,6 +241,8 @@ class Transaction:
             raise
         assert isinstance(reply, Answered)
         self._is_begun = True
+        if temporary:
+            options.temporary.note()
         return reply
 
 

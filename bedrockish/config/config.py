@@ -46,6 +46,9 @@ class Bounds:
         open_transactions_max: interactive transactions that are open at the same time.
         idle_transaction_ms: how long one may be idle before it is rolled back, in milliseconds; at most the conflict
             window.
+        temporary_max: sessions with TEMP objects at the same time; one link has at most a quarter of them.
+        temporary_bytes_max: size of the TEMP tables of one session, in bytes.
+        idle_temporary_ms: how long they are kept between two uses, in milliseconds.
         streams_max: streamed results that are open at the same time.
         idle_stream_ms: how long one may stay unread before it is ended, in milliseconds.
         stream_ms_max: how long one may be read, in milliseconds; the write-ahead log cannot restart during that time.
@@ -63,6 +66,9 @@ class Bounds:
     in_flight_max: int = 128
     open_transactions_max: int = 500
     idle_transaction_ms: int = 60_000
+    temporary_max: int = 16
+    temporary_bytes_max: int = 256 << 20
+    idle_temporary_ms: int = 3_600_000
     streams_max: int = 64
     idle_stream_ms: int = 60_000
     stream_ms_max: int = 600_000

@@ -31,6 +31,7 @@ from bedrockish.sqltext.statement_kinds import (
     kind_of,
     switch_of,
 )
+from bedrockish.sqltext.temporary import makes_temporary
 from bedrockish.sqltext.transaction_control import (
     BEGIN,
     COMMIT,
@@ -49,6 +50,7 @@ REPLAYS, REPLAYED_MAX = 5, 1_000  # times that a lost transaction is run again; 
 FIRST_TRIES = 5  # times that a first statement is run, as long as it is lost, before a caller hears of it
 NOTHING = Rows((), [])
 KEYS_OFF = "PRAGMA foreign_keys = OFF"
+BEGIN_ONLY = "SELECT 1 WHERE 0"  # a transaction begins at its node with its first statement
 
 
 class Session:
@@ -124,7 +126,8 @@ class Session:
             self._trace(sql)
             return self._switch(*switch)
         self._prepare(kind, sql)
-        if kind == SCHEMA and not self.foreign_keys and not self._unchecked and not self._is_switched:
+        is_as_ever = self.foreign_keys or self._unchecked or self._is_switched
+        if kind == SCHEMA and not is_as_ever and not makes_temporary(sql):
             rows = self._unenforced(sql, params)
         elif self._open is None and not self._begins(kind):
             rows = self.link.execute(sql, params, timeout=self.timeout_s, read=self.read, isolation=self.isolation)
@@ -135,8 +138,8 @@ class Session:
 
     @property
     def has_own_schema(self) -> bool:
-        """Whether the open transaction has changed the schema, so that it sees other tables than other clients."""
-        return self._open is not None and self._changes_schema
+        """Whether the session sees other tables than other clients: TEMP ones, or those of its open transaction."""
+        return self.link.has_temporary or (self._open is not None and self._changes_schema)
 
     def columns(self, sql: str) -> list[tuple[str, str | None]]:
         """Return name and declared type of each column of a statement's result, as the session sees the tables.
@@ -144,8 +147,15 @@ class Session:
         Raises:
             BedrockishError: see the client's.
         """
-        if self._open is not None and self._changes_schema:
+        if self._open is not None and self.has_own_schema:
             return self._open.columns(sql, timeout=self.timeout_s)
+        if self.link.has_temporary:
+            opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
+            try:
+                opened.run([BEGIN_ONLY], timeout=self.timeout_s)
+                return opened.columns(sql, timeout=self.timeout_s)
+            finally:
+                opened.rollback()
         return self.link.columns(sql, timeout=self.timeout_s)
 
     def stream(self, sql: str, params: Any) -> BlockingRowStream:

@@ -47,7 +47,8 @@ class StreamingCursor(Cursor):
             Error: as for ``Cursor.execute``.
         """
         self._check_sql(sql)
-        if kind_of(sql) != READ or self._connection.in_transaction:
+        is_whole = kind_of(sql) != READ or self._connection.in_transaction
+        if is_whole or self._connection._run(lambda session: session.has_own_schema):
             return super().execute(sql, parameters)
         params = adapt_all(parameters, sql) if parameters else None
         self._forget()

@@ -47,7 +47,7 @@ from bedrockish.local.page import SERVING, Facts, Published
 from bedrockish.local.program_functions import Give
 from bedrockish.local.reads import LocalReads, interrupted, may_see, seen_by
 from bedrockish.sqltext.statement_ends import first_word
-from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, parse_control
+from bedrockish.sqltext.transaction_control import parse_control
 
 IDLE_MAX = 8  # workspaces that are kept for the next transaction
 OPEN_S = 60.0  # after which a transaction is rolled back: its snapshot holds up the node's checkpoints
@@ -246,18 +246,10 @@ class LocalTransaction:
     def _run(self, statement: Statement) -> Result:
         control = parse_control(statement.sql)
         if control is None:
-            if self._work._interactive.is_schema(statement) or first_word(statement.sql) == "EXPLAIN":
+            if self._work.interactive.is_schema(statement) or first_word(statement.sql) == "EXPLAIN":
                 raise NodeNeededError("the schema changes at the node")
             return self._work.run(statement)
-        match control.kind:
-            case _ if control.kind == SAVEPOINT:
-                self._work.mark(control.name)
-            case _ if control.kind == RELEASE:
-                self._session.release(control.name)
-            case _ if control.kind == ROLLBACK_TO:
-                self._work.rollback_to(control.name)
-            case _:
-                raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
+        self._work.interactive.control(self._session, control)
         return Result((), [], -1, self.lastrowid)
 
     def _note(self, one: Logged) -> None:
@@ -308,7 +300,7 @@ class LocalTransaction:
         with self._lock:
             if self._ended is None:
                 given(self._place.reader)
-                given(self._work._writer.db)
+                given(self._work.db)
 
     def stop(self, error: BedrockishError) -> None:
         """Have the statement that another thread runs end with this error."""

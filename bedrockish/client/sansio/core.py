@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 from bedrockish.api.requests import STRICT, Request, Token, check_cluster, open_token
+from bedrockish.api.temporary import Temporary
 from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import (
     CLOSE,
@@ -141,6 +142,7 @@ class ClientCore:
         self.token = token or Token()
         self.cluster_id = ""
         self.values = SessionValues()
+        self.temporary = Temporary()
         self._inherited: frozenset[str] = frozenset()  # transactions and streams that are open in the parent process
         self.is_bound = False  # to the cluster of that id, by a token or a cursor
         self.route = Route(target, backoff or Backoff(), draw)
@@ -221,6 +223,7 @@ class ClientCore:
         """Return the core of the same session in a forked child, which has none of its links and transactions."""
         core = ClientCore(self._target, self._draw, self.token, self._backoff)
         core.cluster_id, core.is_bound, core.values = self.cluster_id, self.is_bound, replace(self.values)
+        core.temporary = replace(self.temporary)
         core._inherited = self._inherited | frozenset(self._homes)
         return core
 

@@ -152,10 +152,15 @@ class Executor:
         self._guard.expansion = Expansion(tables.definitions, self._guard.expansion)
         self.analysis = Analysis(self._db, self._prepare, self.analysis.schema, tables.definitions)
         self.analysis.patience = self._patience
-        self._forget_texts()
+        self.forget_texts()
         self._views = self._view_names()
 
-    def _forget_texts(self) -> None:
+    def allow_temporary(self) -> None:
+        """Let statements make TEMP objects: the connection is one session's."""
+        self._guard.allows_temporary = self.capture.has_temporary = True
+
+    def forget_texts(self) -> None:
+        """Forget what was compiled: the connection has other tables, or remembers too much."""
         for known in (self._texts, self._limited_texts, self.only_writes):
             known.clear()
         self.analysis.forget()
@@ -425,7 +430,7 @@ class Executor:
             if piece.kind == WRITE:
                 piece.auto = self._rewritten(piece)
             found.append(piece)
-            until_schema = until_schema and piece.kind != SCHEMA
+            until_schema = until_schema and piece.kind != SCHEMA and not piece.defines
             yield piece, binder.take(piece.names)
         if not found:
             raise SqlError("the text holds no statement, only blanks or comments")
@@ -434,7 +439,7 @@ class Executor:
             until_schema and len(statement.sql) <= TEXT_CHARACTERS
         ):  # what follows a schema statement was compiled for a schema that is rolled back
             if len(texts) >= TEXTS_MAX:
-                self._forget_texts()
+                self.forget_texts()
             texts[statement.sql] = tuple(found)
             if "transaction_" not in statement.sql.lower() and all(
                 piece.kind == WRITE and not piece.setting for piece in found

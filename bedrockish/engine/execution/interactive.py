@@ -19,16 +19,17 @@ from typing import Any
 from bedrockish.access_sets import partial_failure as kept
 from bedrockish.access_sets.change_capture import Touched
 from bedrockish.access_sets.growing import Growing
+from bedrockish.access_sets.readset import ResolvedReads
 from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.executor import Recipe
 from bedrockish.engine.execution.interfaces import Lends
-from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.open_transaction import Mark, Session
 from bedrockish.engine.execution.snapshot import Readers
 from bedrockish.engine.sqlite.deferred_keys import children, violations
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import READ, SCHEMA, WRITE, Piece
+from bedrockish.engine.statements.classify import READ, SCHEMA, TEMPORARY, WRITE, Piece
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -38,6 +39,8 @@ from bedrockish.errors import (
     told_too_early,
 )
 from bedrockish.sqltext.statement_ends import first_word
+from bedrockish.sqltext.temporary import filling_select
+from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.changes import Change, encode_changes
 from bedrockish_journal.model.transaction import ROWS
 
@@ -50,7 +53,10 @@ class Interactive:
 
     Attributes:
         inside: the transaction whose rows are in the engine's open batch, until another user needs the batch; or None.
+        no_schema: why a statement in the midst of a text may not change the schema.
     """
+
+    no_schema = "a schema statement in a transaction must be a text of its own"
 
     def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
         self.engine, self._overtaken = engine, overtaken
@@ -87,7 +93,7 @@ class Interactive:
             if piece.setting and pragmas.is_keys_off(piece.sql):
                 raise UnsupportedError(pragmas.KEYS_OFF, sql=piece.sql)
             if piece.kind == SCHEMA:
-                raise UnsupportedError("a schema statement in a transaction must be a text of its own", sql=piece.sql)
+                raise UnsupportedError(self.no_schema, sql=piece.sql, of_schema=True)
             yield piece, params
 
     def is_schema(self, statement: Statement) -> bool:
@@ -149,7 +155,7 @@ class Interactive:
             if self.engine.scope.locked:
                 session.sets.lock(self.engine.scope.take_locked())
             return Result(piece.columns, rows, -1, session.lastrowid or None), size
-        self._enter(session)
+        self.enter(session)
         if not session.serializable:
             error = self._overtaken(session.sets.alone(piece, params), session.base or {})
             if error is not None:
@@ -161,7 +167,7 @@ class Interactive:
                 return Result(piece.columns, rows, -1, session.lastrowid or None), size
             return self._write(session, piece, params, room)
         except TakesLongError:
-            if not self._restore() and piece.kind == WRITE:
+            if not self._restore() and piece.kind != READ:
                 self._capture.deafen()
                 self._db.execute("ROLLBACK TO statement")
                 self._db.execute("RELEASE statement")
@@ -195,7 +201,7 @@ class Interactive:
         self.start(session)
         assert session.sets is not None
         self.engine.scope.begin(session.command, session.clock, session.base)
-        self._enter(session)
+        self.enter(session)
         self.parts.applier.loud()
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
@@ -222,6 +228,23 @@ class Interactive:
         session.looked_behind = session.looked_behind or recipe.piece.looks_behind
         return [result for result, _ in found]
 
+    def control(self, session: Session, control: Control) -> None:
+        """Run SAVEPOINT, RELEASE or ROLLBACK TO.
+
+        Raises:
+            SqlError: there is no such savepoint.
+            UnsupportedError: it is another statement.
+        """
+        match control.kind:
+            case _ if control.kind == SAVEPOINT:
+                session.mark(control.name)
+            case _ if control.kind == RELEASE:
+                session.release(control.name)
+            case _ if control.kind == ROLLBACK_TO:
+                self.rollback_to(session, control.name)
+            case _:
+                raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
+
     def rollback_to(self, session: Session, name: str) -> None:
         """Run ROLLBACK TO name; the access set keeps the reads made since then.
 
@@ -235,6 +258,11 @@ class Interactive:
             return
         if self.inside is session:
             self.leave()
+        self.cut(session, mark)
+
+    @staticmethod
+    def cut(session: Session, mark: Mark) -> None:
+        """Forget the changes that were made after a savepoint."""
         del session.changes[mark.changes :], session.blurred[mark.blurred :]
         session.size = mark.size
         assert session.sets is not None
@@ -334,7 +362,11 @@ class Interactive:
                 "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
             )
 
-    def _enter(self, session: Session) -> None:
+    def overtaken(self, session: Session) -> BedrockishError | None:
+        """Return the error of a transaction that rests on data which was changed since its base; None if none was."""
+        return None if session.sets is None or session.base is None else self._overtaken(session.sets, session.base)
+
+    def enter(self, session: Session) -> None:
         """Swap the transaction in, on what is committed now.
 
         Raises:
@@ -391,14 +423,16 @@ class Interactive:
         return rows, size
 
     def _write(self, session: Session, piece: Piece, params: tuple[Any, ...], room: int) -> tuple[Result, int]:
-        assert piece.kind == WRITE
+        assert piece.kind in (WRITE, TEMPORARY)
         assert session.sets is not None
         db, capture = self._db, self._capture
         self._control("SAVEPOINT statement")
         capture.start(session.size)
         try:
-            resolved = session.sets.resolve(piece, params, self._executor.query)
+            resolved = self._resolve(session, piece, params)
             rows, size = self._executor.run_piece(piece, params, room)
+            if capture.has_temporary and capture.blind:
+                self._check_blind()
         except BedrockishError as error:
             self._failed(session, piece, params, error)
             raise
@@ -408,8 +442,34 @@ class Interactive:
         if self.engine.scope.locked:
             session.sets.lock(self.engine.scope.take_locked())
         self._keep(session, changes, touched)
-        session.wrote = True
+        session.wrote = session.wrote or piece.kind == WRITE
         return Result(piece.columns, rows, rowcount, session.lastrowid or None), size
+
+    def _resolve(self, session: Session, piece: Piece, params: tuple[Any, ...]) -> ResolvedReads | None:
+        """Return the reads of a statement that is about to run; that of a TEMP object reads by its SELECT alone."""
+        assert session.sets is not None
+        if piece.defines:
+            select = filling_select(piece.sql)
+            if select:
+                filling, _ = self._executor.compiled(select, session.user)
+                session.sets.saw(filling, params, self._executor.query)
+            return None
+        return session.sets.resolve(piece, params, self._executor.query)
+
+    def _check_blind(self) -> None:
+        """Refuse a statement whose rows are found by rolling it back, if its session's TEMP objects may be part of it.
+
+        Raises:
+            UnsupportedError: they may.
+        """
+        triggers = "SELECT 1 FROM sqlite_temp_schema WHERE type = 'trigger' LIMIT 1"
+        if self._capture.changed_temporary or self._broken_keys() or self._db.execute(triggers).fetchone():
+            names = ", ".join(self._capture.blind)
+            raise UnsupportedError(
+                f"{names}: rows of a virtual table, or of one with VIRTUAL columns, cannot be changed together with "
+                "TEMP tables, under a TEMP trigger or while a deferred foreign key is broken; copy them in a statement "
+                "of their own"
+            )
 
     def _keep(self, session: Session, changes: list[Change], touched: dict[str, Touched]) -> None:
         """Add the changes of the statement that has just run to those of the transaction."""
@@ -484,7 +544,7 @@ class Interactive:
             tables = children(self._executor.analysis.schema, session.changes)
             self.leave()
             before = violations(self._db, tables)
-            self._enter(session)
+            self.enter(session)
             broken = bool(violations(self._db, tables) - before)
         if broken:
             raise ConstraintError("FOREIGN KEY constraint failed: a deferred one is still broken at COMMIT")

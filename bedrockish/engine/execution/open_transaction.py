@@ -40,7 +40,10 @@ class SchemaCopy(Protocol):
     """The private copy of the database on which a transaction changes the schema, as far as its end goes."""
 
     version: int
-    is_over: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether SQLite itself has ended it."""
 
     def stop(self, error: BedrockishError) -> None:
         """Let what runs end soon."""

@@ -53,6 +53,7 @@ class Workspace:
     Attributes:
         is_broken: it must not be used again.
         scope: the values of the clock's functions here.
+        temporary_bytes: how much the TEMP tables of its one session may take; 0: many use it, and none may make any.
     """
 
     def __init__(self, beside: Beside) -> None:
@@ -64,6 +65,7 @@ class Workspace:
         self._version = 0
         self.is_broken = False
         self.scope = Scope(locks=beside.locks)
+        self.temporary_bytes = 0
         self._applied_clock = 0
         self._wal = os.dup(beside.wal)
         try:
@@ -226,6 +228,16 @@ class Workspace:
         if self._writer is not None:
             self._leave(self._writer)
 
+    def keep_work(self) -> None:
+        """Commit the overlay, which is dropped, and with it the TEMP tables, which stay.
+
+        Raises:
+            apsw.Error: SQLite has not committed.
+        """
+        assert self._writer is not None
+        self._writer.db.execute("COMMIT")
+        self._writer.file.note_commit()
+
     def hold(self, limit_bytes: int) -> "_Writer":
         """Return the connection that writes, inside its transaction until ``leave``; with memory for so many bytes.
 
@@ -258,6 +270,8 @@ class Workspace:
                 give_functions(self._writer.db, Holder(self.scope))
                 unpack_on(self._writer.db)
                 self._writer.executor.scope = self.scope
+                if self.temporary_bytes:
+                    self._writer.allow_temporary(self.temporary_bytes)
             else:
                 self._writer.move(self._moment, pages)
             self._writer.learn(self._version)
@@ -308,6 +322,12 @@ class _Writer:
         self.db.execute("BEGIN")
         self.db.execute("SAVEPOINT request")
 
+    def allow_temporary(self, most_bytes: int) -> None:
+        """Let statements make TEMP objects that take so many bytes."""
+        self.executor.allow_temporary()
+        page_bytes = self.db.execute("PRAGMA temp.page_size").fetchone()[0]  # type: ignore[index]
+        self.db.execute(f"PRAGMA temp.max_page_count = {max(most_bytes // page_bytes, 16)}").fetchall()
+
     def move(self, moment: Moment, pages: int) -> None:
         """Move to another moment."""
         self.file.move(moment, pages)
@@ -347,9 +367,19 @@ class Work:
         self.applied, self.schema_version = dict(base), version
         self.flushed = Flushed(self.applied, version, applied_clock)
         self._room = writer.limits.result_bytes  # of each statement: only the caller keeps its rows
-        self._interactive = Interactive(self, lambda _access_set, _base: None)
+        self.interactive = Interactive(self, lambda _access_set, _base: None)
         self.session = session
         self._end: BedrockishError | None = None
+
+    @property
+    def db(self) -> apsw.Connection:
+        """The connection that writes."""
+        return self._writer.db
+
+    @property
+    def executor(self) -> Executor:
+        """The executor of the statements."""
+        return self._writer.executor
 
     def come_back(self) -> None:
         """Return at once: the writer is not shared."""
@@ -368,7 +398,7 @@ class Work:
             BedrockishError: as ``Interactive.run``; the transaction can go on after a usage error, unless
                 ``session.over``.
         """
-        session, interactive, executor = self.session, self._interactive, self._writer.executor
+        session, interactive, executor = self.session, self.interactive, self._writer.executor
         error = executor.stopped or self._end
         if error is not None:
             raise error
@@ -404,7 +434,7 @@ class Work:
         """
         if self._end is not None:
             raise self._end
-        return self._interactive.finish(self.session)
+        return self.interactive.finish(self.session)
 
     def resume(self, begun: "Begun", statement: Statement | tuple[Piece, tuple[Any, ...]]) -> "Resumed":
         """Run a statement of a transaction that is open in the loop, after doing its changes again.
@@ -422,13 +452,13 @@ class Work:
         result: Result | None = None
         error: BedrockishError | None = None
         try:
-            pieces = self._interactive.pieces(session, statement) if isinstance(statement, Statement) else [statement]
+            pieces = self.interactive.pieces(session, statement) if isinstance(statement, Statement) else [statement]
             for piece, params in pieces:
                 session.looked_behind = session.looked_behind or piece.looks_behind
-                result, _ = self._interactive.run(session, piece, params, self._room)
+                result, _ = self.interactive.run(session, piece, params, self._room)
         except BedrockishError as caught:
             error = caught
-        self._interactive.leave()
+        self.interactive.leave()
         return Resumed(session, result, error)
 
     def mark(self, name: str) -> None:
@@ -437,7 +467,7 @@ class Work:
 
     def rollback_to(self, name: str) -> None:
         """Roll back what was written since a savepoint."""
-        self._interactive.rollback_to(self.session, name)
+        self.interactive.rollback_to(self.session, name)
 
     def execute(self, request: Request) -> Prepared:  # noqa: ARG002
         """Schema statements are not for here."""

@@ -28,7 +28,7 @@ from bedrockish_journal.storage.packing import UNPACKED
 from bedrockish_journal.storage.table_layout import is_hidden
 from bedrockish_journal.storage.virtual_tables import REPLICATED
 
-READ, WRITE, SCHEMA, EMPTY = "read", "write", "schema", "empty"
+READ, WRITE, SCHEMA, EMPTY, TEMPORARY = "read", "write", "schema", "empty", "temporary"
 
 _DDL = {
     apsw.SQLITE_CREATE_TABLE,
@@ -54,10 +54,21 @@ _TEMP = {
     apsw.SQLITE_CREATE_TEMP_VIEW,
     apsw.SQLITE_CREATE_TEMP_TRIGGER,
 }
+_TEMP_DDL = _TEMP | {
+    apsw.SQLITE_DROP_TEMP_TABLE,
+    apsw.SQLITE_DROP_TEMP_INDEX,
+    apsw.SQLITE_DROP_TEMP_VIEW,
+    apsw.SQLITE_DROP_TEMP_TRIGGER,
+}
+_TEMPORARY = (
+    "temporary objects live in a session: on a connection of the client, of the DB-API, of SQLAlchemy or of libSQL, "
+    "outside of a transaction that changes the schema; here, use WITH ... AS (...) or an ordinary table"
+)
+_TEMPORARY_MODULE = "a virtual table cannot be temporary; use an ordinary TEMP table, or leave TEMP out"
 _OF_SCHEMA = frozenset(  # PRAGMAs that show definitions only
     {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"}
 )
-_NEEDS = {READ: READER, WRITE: WRITER, SCHEMA: OWNER, EMPTY: 0}
+_NEEDS = {READ: READER, TEMPORARY: READER, WRITE: WRITER, SCHEMA: OWNER, EMPTY: 0}
 _CATALOGUE = {"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema", "sqlite_sequence"}
 _SEQUENCE = (
     "sqlite_sequence: each node keeps its own; leave it out, or load a dump or a file of SQLite, which writes it, with "
@@ -83,9 +94,7 @@ _REFUSED = {
     apsw.SQLITE_SAVEPOINT: _BEGIN,
     apsw.SQLITE_ATTACH: "other files are not replicated; leave out ATTACH and copy the rows in with INSERTs",
     apsw.SQLITE_DETACH: "other files are not replicated; leave out DETACH",
-    **dict.fromkeys(
-        _TEMP, "temporary objects are not kept between requests; use WITH ... AS (...) or an ordinary table"
-    ),
+    **dict.fromkeys(_TEMP, _TEMPORARY),
 }
 # Values for a statement whose number of parameters is not known yet; apsw.ext.query_info uses the same.
 _NO_VALUES: Any = apsw._null_bindings  # type: ignore[attr-defined]
@@ -97,7 +106,8 @@ class Piece:
 
     Attributes:
         sql: its own text.
-        kind: ``read``, ``write``, ``schema`` or ``empty`` (only blanks and comments).
+        kind: ``read``, ``write``, ``schema``, ``temporary`` (it changes TEMP tables, and nothing else) or ``empty``
+            (only blanks and comments).
         names: name of each parameter, None for one without.
         columns: names of the result's columns.
         tables: tables that it touches, by the names in the schema.
@@ -113,6 +123,7 @@ class Piece:
         named: the input of ``virtual_reads`` for it.
         configures: it makes a change that SQLite's counter of schema changes does not count.
         fills: it makes a table and its rows, CREATE TABLE ... AS SELECT.
+        defines: it makes, changes or drops a TEMP object.
     """
 
     sql: str
@@ -132,6 +143,7 @@ class Piece:
     named: frozenset[str] = frozenset()
     configures: bool = False
     fills: bool = False
+    defines: bool = False
     _behind: bool | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -169,6 +181,8 @@ class _Seen:
     inner: set[tuple[str, str]] = field(default_factory=set)
     given: set[str] = field(default_factory=set)
     ours: bool = False
+    temporary: bool = False
+    defines: bool = False
     catalogue: bool = False
     analyzes: bool = False
     reads_catalogue: bool = False
@@ -188,6 +202,7 @@ class Guard:
 
     Attributes:
         virtual: the virtual tables of the schema.
+        allows_temporary: the connection is one session's, which may make TEMP objects on it.
         expansion: what the names in a statement stand for.
         is_in_loop: tells whether others wait while a statement is compiled.
     """
@@ -196,6 +211,7 @@ class Guard:
         self._db = db
         self._seen: _Seen | None = None
         self.virtual = VirtualLayout()
+        self.allows_temporary = False
         self.expansion = Expansion()
         self.is_in_loop: Callable[[], bool] = lambda: False
         db.authorizer = self._authorize
@@ -242,7 +258,7 @@ class Guard:
             TakesLongError: compiling it would hold up the loop.
         """
         sql = self._admitted(sql, ours=ours, is_limited=is_limited)
-        seen = self._seen = _Seen(ours=ours, analyzes=first_word(sql) == "ANALYZE")
+        seen = self._seen = _Seen(ours=ours, analyzes=first_word(sql) == "ANALYZE", temporary=self.allows_temporary)
         piece: Piece | None = None
         deferred = self._db.pragma(pragmas.DEFER) if first_word(sql) == "PRAGMA" else None
 
@@ -294,7 +310,7 @@ class Guard:
 
     def _complete(self, piece: Piece, seen: _Seen) -> None:
         """Note whether a statement fills a table or gathers statistics, and which virtual tables it uses."""
-        piece.configures = seen.analyzes
+        piece.configures, piece.defines = seen.analyzes, seen.defines
         piece.fills = piece.kind == SCHEMA and seen.actions >= _FILLS and apsw.SQLITE_ALTER_TABLE not in seen.actions
         if piece.fills and seen.reads_catalogue:
             seen.refusal = seen.refusal or _OF_NODE
@@ -339,6 +355,8 @@ class Guard:
             return READ
         if seen.given:
             return SCHEMA if seen.given & {*pragmas.REPLICATED} else READ
+        if seen.temporary and (seen.defines or (not actions & _DDL and first_word(text) in ("CREATE", "DROP"))):
+            return TEMPORARY
         # IF EXISTS of nothing, and CREATE INDEX IF NOT EXISTS of one that is there, do nothing, silently.
         if actions & _DDL or seen.analyzes or first_word(text) in ("CREATE", "DROP"):
             return SCHEMA
@@ -349,7 +367,7 @@ class Guard:
                 f"{first_word(text) or 'this statement'} works on a whole file and cannot run inside a transaction; "
                 "leave it out, or run it on a backup"
             )
-        return WRITE
+        return WRITE if seen.writes or not seen.temporary else TEMPORARY
 
     def _authorize(
         self, action: int, first: str | None, second: str | None, database: str | None, inside: str | None
@@ -361,7 +379,11 @@ class Guard:
         if inside is not None and action in (apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE):
             seen.inner.add((first or "", second or ""))
         refusal = _REFUSED.get(action)
-        if refusal is None:
+        where = first if action == apsw.SQLITE_ALTER_TABLE else database
+        is_temporary = seen.temporary and (action in _TEMP_DDL or (where == "temp" and not is_ours(first or "")))
+        if is_temporary and action not in (apsw.SQLITE_PRAGMA, apsw.SQLITE_FUNCTION):
+            refusal = _of_temporary(seen, action, first or "", second or "")
+        elif refusal is None:
             refusal = self._refusal(seen, action, first or "", second, database, inside)
         if refusal:
             seen.refusal = seen.refusal or refusal
@@ -422,5 +444,18 @@ class Guard:
         if action in _DDL and (is_ours(name) or is_ours(second or "")):
             return _OUR_NAMES
         if action in _DDL and database == "temp":
-            return _REFUSED[apsw.SQLITE_CREATE_TEMP_TABLE]
+            return _TEMPORARY
         return None
+
+
+def _of_temporary(seen: _Seen, action: int, first: str, second: str) -> str | None:
+    """Return why an action on a TEMP object is refused, or None."""
+    name = (second if action == apsw.SQLITE_ALTER_TABLE else first).lower()
+    if action in _TEMP_DDL or action in _DDL:
+        seen.defines = True
+        if action in _OF_MODULES:
+            return _TEMPORARY_MODULE
+        return _OUR_NAMES if is_ours(name) or is_ours(second) else None
+    if action == apsw.SQLITE_READ and name in _CATALOGUE:
+        seen.catalogue = True
+    return None

@@ -30,6 +30,7 @@ _UNNAMED = (
     | apsw.SQLITE_OPEN_EXCLUSIVE
     | apsw.SQLITE_OPEN_DELETEONCLOSE
 )
+_FAR = 0x9E3779B1  # an odd number: its multiples are all different, and far from each other
 MEMORY_BYTES = 32 << 20  # of changed pages
 _numbers = itertools.count(1)
 
@@ -167,6 +168,7 @@ class OverlayFile(apsw.VFSFile):
         self._written = Written(page_bytes)
         self._pages = self._pages_now = 0
         self._version = b""
+        self._commits = 0
         self.limit_bytes: float = float("inf")  # bound on written pages; beyond it, the disk counts as full
         self.was_full = False
 
@@ -175,7 +177,11 @@ class OverlayFile(apsw.VFSFile):
         self._frames.move(moment)
         self._written.clear()
         self._pages = self._pages_now = pages
-        self._version = struct.pack(">I", (moment.version + 1) & 0xFFFFFFFF)
+        self._version = struct.pack(">I", (moment.version + 1 + _FAR * self._commits) & 0xFFFFFFFF)
+
+    def note_commit(self) -> None:
+        """Note a COMMIT of the connection, which counts its pages on: no moment to come may have that number."""
+        self._commits += 1
 
     @property
     def written_bytes(self) -> int:

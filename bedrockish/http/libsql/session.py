@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from bedrockish.api.requests import Answer, Request, Result, Statement, Token, decode_results
+from bedrockish.api.temporary import Temporary
 from bedrockish.api.wire import BEGIN, COMMIT, ROLLBACK, STATEMENTS
-from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.errors import BedrockishError, ConflictError, UnavailableError, UnsupportedError, UsageError
 from bedrockish.http.libsql.structures import (
     Json,
     Step,
@@ -37,9 +38,11 @@ from bedrockish.sqltext.session_values import SessionValues, shown_names
 from bedrockish.sqltext.single_statement import check_statement
 from bedrockish.sqltext.statement_ends import split
 from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, switch_of, verb_of
+from bedrockish.sqltext.temporary import makes_temporary
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 TIMEOUT_S = 30.0
+TRIES = 20  # of a statement outside of BEGIN that meets conflicts, in a stream with TEMP objects
 KEYS_OFF, KEYS_ON = Statement("PRAGMA foreign_keys = OFF"), Statement("PRAGMA foreign_keys = ON")
 LAST = (
     "this call, in which nothing follows; send {} and what it is for in one batch, one executeMultiple(), migrate() or "
@@ -126,6 +129,7 @@ class Session:
         self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
         self._changes_schema = False  # the open transaction, so that the node knows less of its tables than itself
         self._values = SessionValues()
+        self._temporary = Temporary()
         self.closed = False
 
     @property
@@ -222,7 +226,9 @@ class Session:
 
     async def _types(self, sql: str) -> list[str | None]:
         """Return the declared types of a result's columns; nothing where they cannot be told."""
-        if not self._changes_schema:
+        if self._open is None and self._temporary.name:
+            return []  # another client's tables may have these names
+        if not (self._changes_schema or self._temporary.name):
             return await self._declared.of(sql, self.user)
         try:
             return [kind for _, kind in (await self._columns(sql))["columns"]]
@@ -259,8 +265,10 @@ class Session:
         self._check_readonly(statement.sql)
         statement = replace(statement, sql=self._values.write(statement.sql))
         statements = self._with_keys((statement,))
+        if makes_temporary(statement.sql):
+            self._temporary.begin(uuid.uuid4().hex)
         if self._open is None:
-            answer = await self._node.submit(self._request(statements))
+            answer = await self._run_alone(statements)
             self._token = answer.token
         else:
             changes = kind_of(statement.sql) == SCHEMA
@@ -268,6 +276,27 @@ class Session:
             self._unchecked = self._unchecked or len(statements) > 1
             self._changes_schema = self._changes_schema or changes
         return self._results(answer)[-1]
+
+    async def _run_alone(self, statements: tuple[Statement, ...]) -> Answer:
+        """Run statements as a transaction of their own, which sees the stream's TEMP objects."""
+        for tries in range(TRIES) if self._temporary.name else ():
+            self._open = self._request()
+            try:
+                answer = await self._step(BEGIN, statements)
+                done = await self._step(COMMIT)
+                return replace(answer, token=done.token, place=done.place)
+            except ConflictError:
+                if tries == TRIES - 1:
+                    raise
+            except UnsupportedError as error:
+                if not error.details.get("of_schema"):
+                    raise
+                break
+            finally:
+                opened, self._open, self._lost = self._open, None, None
+                if opened is not None:
+                    await self._node.transactions.handle(self._owner, ROLLBACK, opened)
+        return await self._node.submit(self._request(statements))
 
     def _check_readonly(self, sql: str) -> None:
         if self._open is not None and self._open.read_only and kind_of(sql) in (WRITE, SCHEMA):
@@ -337,10 +366,15 @@ class Session:
     async def _step(self, op: str, statements: tuple[Statement, ...] = ()) -> Answer:
         """Do one step in the open transaction; note the end of the transaction if the step ends it."""
         assert self._open is not None
-        step = Request(self._open.command, statements, timeout_s=TIMEOUT_S, user=self.user)
+        temporary = self._temporary.asked if statements else ""
+        step = replace(self._open, statements=statements, temporary=temporary)
         try:
-            return await self._node.transactions.handle(self._owner, op, step)
+            answer = await self._node.transactions.handle(self._owner, op, step)
+            if temporary:
+                self._temporary.note()
+            return answer
         except BedrockishError as error:
+            self._temporary.note(error)
             if not isinstance(error, UsageError) or error.details.get("ended"):
                 # After COMMIT the program knows that it is over; after anything else it has yet to say ROLLBACK.
                 self._open, self._lost = None, error if op == STATEMENTS else None
@@ -382,7 +416,7 @@ class Session:
             steps: what to run.
             streamed: read the rows of a SELECT outside of a transaction in pieces, at the reader's pace.
         """
-        whole = whole_transaction(steps) if self.autocommit else None
+        whole = whole_transaction(steps) if self.autocommit and not self._temporary.name else None
         at_once = await self._at_once(steps, whole) if whole is not None else None
         if at_once is not None:
             for entry in at_once:
@@ -395,7 +429,8 @@ class Session:
             try:
                 if step.problem is not None:
                     raise step.problem
-                if streamed and self.autocommit and step.want_rows and kind_of(step.statement.sql) == READ:
+                is_read = step.want_rows and kind_of(step.statement.sql) == READ
+                if streamed and is_read and self.autocommit and not self._temporary.name:
                     async with aclosing(self._read(place, step.statement)) as rows:
                         async for entry in rows:
                             yield entry

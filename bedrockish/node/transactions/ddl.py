@@ -13,6 +13,7 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import LOG_BYTES, LOG_MAX, Session
+from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.errors import ConflictError, TooLargeError, UnavailableError
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.sqltext.transaction_control import Control
@@ -87,7 +88,7 @@ class SchemaTransactions:
                 f"a transaction may have {LOG_MAX} statements and {LOG_BYTES >> 20} MiB of results before it changes "
                 "the schema, and this one has more; change the schema first, or in a transaction of its own"
             )
-        self._open = {one for one in self._open if one.draft is not None}
+        self._open = {one for one in self._open if isinstance(one.draft, Draft)}
         if len(self._open) >= DRAFTS_MAX:
             raise UnavailableError(
                 f"{len(self._open)} transactions change the schema at this node now, which is its limit; try again"
@@ -126,7 +127,7 @@ class SchemaTransactions:
         self._interactive.forget(session)
         begun.set()
 
-    def _draft(self, session: Session) -> Draft:
+    def _draft(self, session: Session) -> Draft | TemporaryTransaction:
         """Return a transaction's copy, if it has one and that is still of the schema in force.
 
         Raises:
@@ -139,7 +140,7 @@ class SchemaTransactions:
             raise ConflictError(
                 "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
             )
-        assert isinstance(session.draft, Draft)
+        assert isinstance(session.draft, Draft | TemporaryTransaction)
         return session.draft
 
     async def _in_thread(self, session: Session, action: Callable[[], T]) -> T:

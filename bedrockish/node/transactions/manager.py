@@ -40,6 +40,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Logged, Session
+from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.statements.classify import READ
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import (
@@ -51,7 +52,6 @@ from bedrockish.errors import (
     ForgottenError,
     SqlError,
     UnavailableError,
-    UnsupportedError,
     UsageError,
 )
 from bedrockish.local.prepared import check_prepared, decode_prepared
@@ -69,7 +69,8 @@ from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
 from bedrockish.node.transactions.open import Open
 from bedrockish.node.transactions.statements import StatementRunner
-from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control, parse_control
+from bedrockish.node.transactions.temporary import TemporaryObjects
+from bedrockish.sqltext.transaction_control import parse_control
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.transaction import ROWS
@@ -109,6 +110,7 @@ class Transactions:
         self.builds = Builds(engine, core.state, durable, self.boundary)
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
         self._schema_transactions = SchemaTransactions(engine, self._interactive, durable, self.boundary)
+        self._temporary = TemporaryObjects(engine, self._interactive, durable, boundary, workers, bounds)
         self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
         self._open: dict[str, Open] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
@@ -133,6 +135,7 @@ class Transactions:
         while True:
             await trio.sleep(min(1.0, idle_s / 4, self._bounds.idle_stream_ms / 4000))
             self.streams.end_late()
+            self._temporary.end_late()
             now = time.monotonic()
             for one in list(self._open.values()):
                 if not one.busy and now - one.touched > idle_s:
@@ -154,6 +157,7 @@ class Transactions:
         self.streams.end_owner(owner)
         for one in [one for one in self._open.values() if one.owner is owner]:
             self._end(one, UnavailableError("the client has gone; it did not happen"))
+        self._temporary.end_owner(owner)
 
     def close(self) -> None:
         """End all of them: the node leaves."""
@@ -161,6 +165,7 @@ class Transactions:
         self.streams.close()
         for one in list(self._open.values()):
             self._end(one, UnavailableError("the node is leaving; it did not happen"))
+        self._temporary.close()
         self._interactive.close()
 
     # -- what operators do -----------------------------------------------------------------------------------------
@@ -169,17 +174,7 @@ class Transactions:
         """Return the open transactions, the oldest first, as plain values."""
         now = time.monotonic()
         found = sorted(self._open.values(), key=lambda one: one.since)[:TOLD_MAX]
-        return [
-            {
-                "command": one.id,  # not the command's own id, with which a reader could settle it
-                "client": str(getattr(getattr(one.owner, "remote", None), "node", "HTTP")),
-                "open_ms": round(1000 * (now - one.since)),
-                "idle_ms": 0 if one.busy else round(1000 * (now - one.touched)),
-                "changed": len(one.session.changes),
-                "statement": one.last,
-            }
-            for one in found
-        ]
+        return [one.described(now) for one in found]
 
     async def end_by_order(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """End an open transaction; its client is told that it did not happen.
@@ -459,6 +454,10 @@ class Transactions:
         last = len(request.statements) - 1
         until = began + _turn_s(one.session) if last > 0 else 0.0
         try:
+            if request.temporary and one.session.draft is None:
+                lend = partial(self._temporary.lend, one.owner, one.session, request.temporary)
+                one.told = yield from steps.wait(lend)
+                self._find(one.owner, one.name)
             place = alone = 0
             while place <= last:
                 statement = request.statements[place]
@@ -507,8 +506,9 @@ class Transactions:
 
     def _check_writes(self, session: Session) -> None:
         """Raise the error of a transaction that writes at a learner, which could not commit it."""
-        state = self._core.state
-        if (session.wrote or session.draft is not None) and not state.roster.is_voter(state.me):
+        state, running = self._core.state, self._temporary.of(session)
+        wrote = session.wrote or session.draft is not None if running is None else running.session.wrote
+        if wrote and not state.roster.is_voter(state.me):
             raise write_elsewhere(state)
 
     def _statement(self, one: Open, statement: Statement, room: int, results: list[Result]) -> steps.Steps[int]:
@@ -520,7 +520,7 @@ class Transactions:
             if session.draft is not None:
                 yield partial(self._schema_transactions.control, session, control)
             else:
-                self._control(session, control)
+                interactive.control(session, control)
                 session.note(Logged(control))
             results.append(Result((), [], -1, session.lastrowid or None))
         elif session.draft is not None or interactive.is_schema(statement):
@@ -614,17 +614,6 @@ class Transactions:
         # Newer than the clock that a majority has moved up to, and than all that the statement is going to see now.
         one.session.clock = self._engine.scope.take()
 
-    def _control(self, session: Session, control: Control) -> None:
-        match control.kind:
-            case _ if control.kind == SAVEPOINT:
-                session.mark(control.name)
-            case _ if control.kind == RELEASE:
-                session.release(control.name)
-            case _ if control.kind == ROLLBACK_TO:
-                self._interactive.rollback_to(session, control.name)
-            case _:
-                raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
-
     def _snapshot(self, one: Open) -> steps.Steps[None]:
         """Take a snapshot of the last batch, or wait for the next if that lacks entries that the session has seen."""
         engine, flushed = self._engine, self._engine.flushed
@@ -691,6 +680,9 @@ class Transactions:
     def _commit(self, one: Open, request: Request) -> steps.Steps[Answer]:
         begun, session = one.request, one.session
         last = replace(begun, statements=(), digest=OPEN, timeout_s=request.timeout_s, longest_s=request.longest_s)
+        running = self._temporary.of(session)
+        if running is not None:
+            return (yield from self._commit_temporary(one, running, last))
         if begun.read_only and session.draft is not None:
             raise UsageError("the transaction was begun to read only, and it has changed the schema; roll it back")
         if session.draft is not None:
@@ -703,13 +695,29 @@ class Transactions:
             except UsageError as error:  # the data forbade it when it was to come into force
                 raise type(error)(error.message, **{**error.details, "ended": True}) from error
         prepared = self._interactive.finish(session)
-        if begun.read_only and not prepared.readonly:
-            raise UsageError("the transaction was begun to read only, and it has written; roll it back")
+        self._check_readonly(begun, prepared)
         token = self._token(one)
         self._close(one)
         if prepared.readonly and begun.read != STRICT and not prepared.clock:
             return Answer(prepared.result, token)
         return (yield from steps.wait(partial(self._submit, last, lambda: prepared, once=True)))
+
+    @staticmethod
+    def _check_readonly(begun: Request, prepared: Prepared) -> None:
+        if begun.read_only and not prepared.readonly:
+            raise UsageError("the transaction was begun to read only, and it has written; roll it back")
+
+    def _commit_temporary(self, one: Open, running: TemporaryTransaction, last: Request) -> steps.Steps[Answer]:
+        """Commit a transaction of a session with TEMP objects, which keep its rows if it happens."""
+        prepared = yield from steps.wait(partial(self._temporary.finish, one.session))
+        self._find(one.owner, one.name)
+        self._check_readonly(one.request, prepared)
+        answer = Answer(prepared.result, self._token(one))
+        one.session.draft = None  # else it would be rolled back there
+        self._close(one)
+        is_led = not prepared.readonly or one.request.read == STRICT
+        submit = partial(self._submit, last, lambda: prepared, once=True) if is_led else None
+        return (yield from steps.wait(partial(self._temporary.settle, running, submit, answer)))
 
     async def _settle(self, request: Request) -> Answer:
         """Make sure that a command has happened, or never will: an empty transaction takes its place.

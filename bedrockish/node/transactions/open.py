@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -42,3 +43,14 @@ class Open:
     def name(self) -> str:
         """The id of its command."""
         return self.request.command
+
+    def described(self, now: float) -> dict[str, Any]:
+        """Return it as plain values for operators; ``now`` is in seconds."""
+        return {
+            "command": self.id,  # not the command's own id, with which a reader could settle it
+            "client": str(getattr(getattr(self.owner, "remote", None), "node", "HTTP")),
+            "open_ms": round(1000 * (now - self.since)),
+            "idle_ms": 0 if self.busy else round(1000 * (now - self.touched)),
+            "changed": len(self.session.changes),
+            "statement": self.last,
+        }

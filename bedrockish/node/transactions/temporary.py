@@ -1,0 +1,234 @@
+"""Sessions with TEMP objects at one node: their workspaces, the bounds of these, and their transactions, in threads."""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from bedrockish.config.config import Bounds
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.temporary import TemporaryTransaction, TemporaryWorkspace
+from bedrockish.errors import (
+    BedrockishError,
+    OutcomeUnknownError,
+    TemporaryLostError,
+    UnavailableError,
+    UnsupportedError,
+)
+from bedrockish.node.scheduling.snapshots import Boundary
+from bedrockish.node.scheduling.workers import WorkerPool
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+FRESH = "+"
+ENDED_MAX = 1_000  # workspaces whose end is remembered, to tell a client why
+_ELSEWHERE = "they were at another node, or on a link that was lost"
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """The TEMP objects of one session.
+
+    Attributes:
+        touched: seconds at which its last transaction began.
+    """
+
+    owner: object
+    workspace: TemporaryWorkspace
+    touched: float
+
+
+class TemporaryObjects:
+    """The TEMP objects of all sessions at one node.
+
+    Args:
+        engine: has the file on which their transactions run.
+        interactive: the code shared with other open transactions.
+        durable: returns when all that the node has written so far is.
+        boundary: when a snapshot can begin.
+        workers: gives threads values of the clock.
+        bounds: the node's limits.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        interactive: Interactive,
+        durable: Callable[[], Awaitable[None]],
+        boundary: Boundary,
+        workers: WorkerPool,
+        bounds: Bounds,
+    ) -> None:
+        self._engine, self._interactive, self._durable, self._boundary = engine, interactive, durable, boundary
+        self._workers, self._bounds = workers, bounds
+        self._held: dict[str, _Held] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def lend(self, owner: object, session: Session, name: str) -> Mapping[str, int] | None:
+        """Let an open transaction go on in the workspace of its session; return the commits that it sees.
+
+        Args:
+            owner: the client's link.
+            session: the transaction.
+            name: that of the TEMP objects.
+
+        Raises:
+            TemporaryLostError: the session's TEMP objects are gone.
+            UnavailableError: the node has no room for those of another session.
+            ConflictError: what the transaction rests on has changed.
+        """
+        self._interactive.check_schema(session)
+        held = self._find(owner, name)
+        if held.workspace.transaction is not None:
+            raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
+        tick = self._workers.scope(session.command, session.clock).tick
+        assert tick is not None
+        running = session.draft = TemporaryTransaction(held.workspace, session, tick)
+        session.lent = True
+        try:
+            if self._engine.dirty:
+                begun = trio.Event()
+                self._boundary.call(partial(self._begin, session, running, begun))
+                await self._durable()
+                await begun.wait()
+            else:
+                self._begin(session, running, trio.Event())
+            await self._durable()  # its client is going to be told of its contents
+        finally:
+            self._back(session)
+        await self._in_thread(session, running, running.open)
+        return running.session.base
+
+    def _begin(self, session: Session, running: TemporaryTransaction, begun: trio.Event) -> None:
+        engine = self._engine
+        begun.set()
+        if session.ended:
+            return
+        try:
+            running.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+        except UnavailableError as refused:
+            running.stop(refused)
+        except Exception as failure:  # this runs in the node's loop, which must not get the error
+            logger.exception("a workspace for TEMP objects could not be opened")
+            running.stop(UnavailableError(f"the node has no room for a workspace ({failure}); try again"))
+        error = self._interactive.overtaken(session)
+        if error is not None:
+            running.stop(error)
+        self._interactive.forget(session)
+
+    async def finish(self, session: Session) -> Prepared:
+        """Return the prepared transaction, to be led. It stays open if this raises a usage error."""
+        running = self.of(session)
+        assert running is not None
+        return await self._in_thread(session, running, running.finish)
+
+    @staticmethod
+    async def settle(running: TemporaryTransaction, submit: Callable[[], Awaitable[T]] | None, read: T) -> T:
+        """End a prepared transaction, and return its answer.
+
+        Its rows in TEMP tables stay if it happens, and go if it does not. If that is unknown, all TEMP objects go.
+
+        Args:
+            running: the transaction.
+            submit: has it decided; None: it has only read.
+            read: the answer if it has only read.
+
+        Raises:
+            BedrockishError: what ``submit`` raises.
+        """
+        try:
+            answer = read if submit is None else await submit()
+        except BaseException as error:
+            is_known = isinstance(error, BedrockishError) and not isinstance(error, OutcomeUnknownError)
+            running.close(is_lost=not is_known)
+            raise
+        await trio.to_thread.run_sync(running.keep)
+        running.close()
+        return answer
+
+    @staticmethod
+    def of(session: Session) -> TemporaryTransaction | None:
+        """Return an open transaction's part in the workspace of its session; None: it is not there."""
+        return session.draft if isinstance(session.draft, TemporaryTransaction) else None
+
+    def end_late(self) -> None:
+        """Throw away the TEMP objects that were idle for too long."""
+        late = time.monotonic() - self._bounds.idle_temporary_ms / 1000
+        for name, held in list(self._held.items()):
+            if held.workspace.transaction is None and held.touched < late:
+                self._close(
+                    name, f"nobody used them for {self._bounds.idle_temporary_ms / 1000:g} s (idle_temporary_ms)"
+                )
+
+    def end_owner(self, owner: object) -> None:
+        """Throw away the TEMP objects of a client that has gone; its transactions have ended."""
+        for name, held in list(self._held.items()):
+            if held.owner is owner and held.workspace.transaction is None:
+                self._close(name, _ELSEWHERE)
+            elif held.owner is owner:
+                held.owner, held.touched = None, 0.0  # a thread is still at work; ``end_late`` throws it away
+
+    def close(self) -> None:
+        """Throw all away: the node leaves."""
+        for name, held in list(self._held.items()):
+            if held.workspace.transaction is None:  # else a thread is at work, which was told to stop
+                self._close(name, "the node is leaving")
+
+    def _find(self, owner: object, name: str) -> _Held:
+        held = self._held.get(name.removeprefix(FRESH))
+        if held is not None and held.owner is owner and held.workspace.is_broken:
+            self._close(name.removeprefix(FRESH), "their connection at the node failed, or may not be used any more")
+            held = None
+        if held is not None and held.owner is owner:
+            held.touched = time.monotonic()
+            return held
+        if not name.startswith(FRESH) or held is not None:
+            why = self._ended.get(name, _ELSEWHERE)
+            raise TemporaryLostError(
+                f"the TEMP objects of the session are gone: {why}; it did not happen: make them again"
+            )
+        mine = sum(one.owner is owner for one in self._held.values())
+        most = self._bounds.temporary_max
+        if len(self._held) >= most or mine >= max(most // 4, 1):
+            raise UnavailableError(
+                f"{mine} sessions with TEMP objects on this link and {len(self._held)} at this node: its limit is "
+                f"{most}, a quarter of them on one link (temporary_max); close some"
+            )
+        made = _Held(
+            owner, TemporaryWorkspace(self._engine.beside(), self._bounds.temporary_bytes_max), time.monotonic()
+        )
+        self._held[name.removeprefix(FRESH)] = made
+        return made
+
+    def _close(self, name: str, why: str) -> None:
+        held = self._held.pop(name)
+        held.workspace.close()
+        self._ended[name] = why
+        while len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    async def _in_thread(self, session: Session, running: TemporaryTransaction, action: Callable[[], T]) -> T:
+        session.lent = True
+        try:
+            return await trio.to_thread.run_sync(action)
+        finally:
+            session.over, session.size = session.over or running.is_over, running.session.size
+            self._back(session)
+
+    def _back(self, session: Session) -> None:
+        """Take a transaction back from its thread; if it has ended since, roll it back."""
+        session.lent = False
+        if session.ended:
+            self._interactive.end(session)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, TypeVar, assert_never, cast
 
 from bedrockish.api.url import Target
-from bedrockish.api.wire import NODES, Answered, Ask, Told
+from bedrockish.api.wire import NODES, Answered, Ask, Step, Told
 from bedrockish.client import tracing
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
@@ -148,6 +148,10 @@ class SocketDriver:
                 self._is_inherited = False
                 KEEPER.add(self)
             self._calls_made += not isinstance(what, Ask)
+            if isinstance(what, Step) and what.prepared and not self._is_reading:
+                # A node that was restarted has closed its link, and no thread has read that yet. A COMMIT that is sent
+                # over such a link counts as lost; the new process takes it.
+                self._move(0)
             number, effects = self._core.call(what, timeout_s, time.monotonic())
             self._waiting[number] = None
             self._perform(effects)

@@ -17,6 +17,7 @@ import bedrockish
 from bedrockish import dbapi
 from bedrockish.api.requests import Request, Token
 from bedrockish.api.wire import COMMIT, Step
+from bedrockish.client import socket_driver
 from bedrockish.client.blocking import Connection
 from bedrockish.client.socket_driver import run
 from bedrockish.core.protocol.records import Prepared
@@ -550,8 +551,27 @@ def test_commit_after_a_restart_of_the_node_did_not_happen(tmp_path: Path) -> No
             with pytest.raises(UnavailableError, match="since the transaction began"):
                 opened.commit()
             opened.rollback()
-            # The first COMMIT may meet the socket of the process before, and runs again.
-            db.run_transaction(lambda tx: tx.execute("INSERT INTO t VALUES (2)"))
+            again = db.begin()
+            again.execute("INSERT INTO t VALUES (2)")
+            again.commit()
+            assert db.execute("SELECT id FROM t").rows == [(2,)]
+
+
+def test_first_commit_after_a_restart_reaches_the_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if no thread has read the end of the link to the process before."""
+    monkeypatch.setattr(socket_driver, "TICK_S", 60.0)
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        with bedrockish.connect(node.database) as db:
+            db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+            node.kill()
+            node.start()
+            trio.run(cluster.wait_ready, 0)
+            assert db.execute("SELECT id FROM t").rows == []
+            again = db.begin()
+            again.execute("INSERT INTO t VALUES (2)")
+            again.commit()
             assert db.execute("SELECT id FROM t").rows == [(2,)]
 
 

@@ -33,7 +33,9 @@ from bedrockish.access_sets.writeset import _agree
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT, Request, Statement
 from bedrockish.core.coordinator.revalidation import first_conflict
 from bedrockish.core.protocol.records import Member, Membership, Prepared
-from bedrockish.core.state.certifier import CommitWindow, Pending, claim, prepare_commit
+from bedrockish.core.state.certifier import claim, prepare_commit
+from bedrockish.core.state.commit_window import CommitWindow
+from bedrockish.core.state.pending import Pending
 from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session

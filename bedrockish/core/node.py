@@ -70,7 +70,7 @@ from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.safe_time import SafeTime
 from bedrockish.core.replica.staging import Staging
 from bedrockish.core.replica.voter import Voting
-from bedrockish.core.state.certifier import Place
+from bedrockish.core.state.packed_commits import Place
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import AccessSet

@@ -7,7 +7,7 @@ from bedrockish.core.protocol.effects import Send
 from bedrockish.core.protocol.events import Event, Now, PeerUp, Received, Woken
 from bedrockish.core.protocol.messages import Approve, Begin, Commit, Gossip, Promise, Recover, Standing
 from bedrockish.core.protocol.records import Member, Membership, Recovered
-from bedrockish.core.state import certifier
+from bedrockish.core.state import commit_window, packed_commits
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
@@ -69,7 +69,7 @@ class Story:
         return Now(self.ms / 1000, WALL + self.ms)
 
     @property
-    def window(self) -> certifier.CommitWindow:
+    def window(self) -> commit_window.CommitWindow:
         return self.node.state.commit_window
 
     def step(self, event: Event) -> list[object]:
@@ -86,7 +86,7 @@ class Story:
 
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> Story:
-    monkeypatch.setattr(certifier, "SEGMENT", 4)
+    monkeypatch.setattr(packed_commits, "SEGMENT", 4)
     return Story()
 
 

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bedrockish.core.state import access_index, certifier
-from bedrockish.core.state.certifier import SEGMENT, CommitWindow, Pending, claim
+from bedrockish.core.state import access_index, commit_window, packed_commits
+from bedrockish.core.state.certifier import claim
+from bedrockish.core.state.commit_window import CommitWindow
+from bedrockish.core.state.packed_commits import SEGMENT
+from bedrockish.core.state.pending import Pending
 from bedrockish_journal.model.access_set import MANY, AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
@@ -34,9 +37,9 @@ def segment(request: pytest.FixtureRequest) -> Iterator[int]:
     """
     count, large, many = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certifier, "SEGMENT", count)
-        patch.setattr(certifier, "LATEST", count)
-        patch.setattr(certifier, "MANY", many)
+        patch.setattr(packed_commits, "SEGMENT", count)
+        patch.setattr(commit_window, "LATEST", count)
+        patch.setattr(packed_commits, "MANY", many)
         patch.setattr(access_index, "LARGE", large)
         yield count
 
@@ -196,7 +199,7 @@ def test_packed_commits_inside_the_base_cost_nothing(segment: int, monkeypatch: 
     last = made[-1].txid.clock
     with monkeypatch.context() as patch:
         for asked in ("is_in", "owner_of", "add_place", "conflicts"):
-            patch.delattr(certifier.Segment, asked)
+            patch.delattr(packed_commits.Segment, asked)
         recent.add(("A", last), made[-1])
         assert not list(recent.conflicts(made[0].access_set, {"A": last}))
     assert [found.other for found in recent.conflicts(made[0].access_set, {"A": 0})] == [made[0].txid]
@@ -204,10 +207,10 @@ def test_packed_commits_inside_the_base_cost_nothing(segment: int, monkeypatch: 
 
 def test_few_newer_commits_are_found_by_their_ticks() -> None:
     recent = CommitWindow()
-    for tick in range(1, certifier.LATEST + 4):
+    for tick in range(1, commit_window.LATEST + 4):
         recent.add(("A", tick), transaction(tick, AccessSet()))
     recent.add(("B", 1), transaction(2, AccessSet()))  # known already, from A
-    last = certifier.LATEST + 3
+    last = commit_window.LATEST + 3
     assert recent.newer_than({"A": last}) == []
     newer = recent.newer_than({"A": last - 2, "B": 0})
     assert newer is not None
@@ -240,8 +243,8 @@ def test_a_large_commit_takes_little_more_than_its_keys_below_safe_time() -> Non
 
 @pytest.mark.parametrize("many", [1, MANY])
 def test_large_commit_is_found_by_its_keys_and_ranges(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certifier, "SEGMENT", 2)
-    monkeypatch.setattr(certifier, "MANY", many)
+    monkeypatch.setattr(packed_commits, "SEGMENT", 2)
+    monkeypatch.setattr(packed_commits, "MANY", many)
     monkeypatch.setattr(access_index, "LARGE", 4)
     read, written = (frozenset(b"t:%s\0%d" % (name, key) for key in range(5)) for name in (b"read", b"written"))
     span = (b"t:span\0", b"t:span\0\xff")

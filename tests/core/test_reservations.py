@@ -16,7 +16,8 @@ from bedrockish.core.coordinator.request import InFlight, Stage, did_not_happen
 from bedrockish.core.coordinator.reservations import Reservation, short, without_names
 from bedrockish.core.protocol.events import Event, Executed, Failed, MovedToWorker, Overtaken
 from bedrockish.core.protocol.messages import Approve, Gossip, Message, decode, encode
-from bedrockish.core.state.certifier import EVERYTHING, Conflict, claim
+from bedrockish.core.state.access_index import Conflict
+from bedrockish.core.state.certifier import EVERYTHING, claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError
 from bedrockish_journal.model.access_set import AccessSet, Range, conflict, object_range

@@ -9,8 +9,9 @@ from bedrockish.api.requests import ADDRESS, MemberChange
 from bedrockish.core.protocol.effects import Send
 from bedrockish.core.protocol.messages import Approve, Begin, Check, Checked, Gossip
 from bedrockish.core.protocol.records import Recovered, decode_membership, encode_membership
-from bedrockish.core.state.certifier import SEGMENT, CommitWindow
+from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.membership import Facts, change_members
+from bedrockish.core.state.packed_commits import SEGMENT
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import Entry

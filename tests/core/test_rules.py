@@ -34,7 +34,8 @@ from bedrockish.core.protocol.messages import (
 from bedrockish.core.protocol.records import Joining, Member, Membership, Prepared, Recovered, Vote
 from bedrockish.core.recovery import Round
 from bedrockish.core.replica.voter import COMPARING_S
-from bedrockish.core.state.certifier import CommitWindow, claim
+from bedrockish.core.state.certifier import claim
+from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.pieces import Assembling
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet

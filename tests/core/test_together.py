@@ -8,7 +8,8 @@ from bedrockish.core.coordinator.wait_queue import SIZE_MAX
 from bedrockish.core.protocol.events import Event, MovedToWorker
 from bedrockish.core.protocol.messages import Begin
 from bedrockish.core.protocol.records import FORGOTTEN
-from bedrockish.core.state.certifier import Conflict, command_key
+from bedrockish.core.state.access_index import Conflict
+from bedrockish.core.state.certifier import command_key
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import Transaction, Txid
 from tests.core.net import Net, add

@@ -4,11 +4,12 @@ from random import Random
 
 import pytest
 
-from bedrockish.core.state import access_index, certifier
-from bedrockish.core.state.certifier import CommitWindow
+from bedrockish.core.state import access_index
+from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers
+from tools.sim.options import WINDOW_CONSTANTS
 
 WORLDS, STEPS = 150, 150
 NODES = "ABC"
@@ -140,8 +141,8 @@ class World:
 @pytest.mark.parametrize("large", [2, access_index.LARGE])
 def test_a_base_conflicts_with_exactly_the_commits_that_it_lacks(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second label counts as seen under the first one, also if that was dropped from the window long ago."""
-    for name, value in (("SEGMENT", 4), ("LATEST", 6), ("FEW", 5)):
-        monkeypatch.setattr(certifier, name, value)
+    for (module, name), value in zip(WINDOW_CONSTANTS, (4, 6, 5), strict=True):
+        monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(access_index, "LARGE", large)
     for seed in range(WORLDS):
         world = World(seed)

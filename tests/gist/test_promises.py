@@ -8,8 +8,10 @@ from itertools import combinations
 
 import pytest
 
-from bedrockish.core.state.certifier import CommitWindow, Pending, prepare_commit
+from bedrockish.core.state.certifier import prepare_commit
 from bedrockish.core.state.certifier import test_conflict as meets
+from bedrockish.core.state.commit_window import CommitWindow
+from bedrockish.core.state.pending import Pending
 from bedrockish.core.state.settings import approvals_needed
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.order import all_orders, draws

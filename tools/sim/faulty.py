@@ -11,7 +11,7 @@ from bedrockish.core.coordinator import abort as rollback
 from bedrockish.core.coordinator import coordinator
 from bedrockish.core.replica import apply_queue, safe_time, times
 from bedrockish.core.replica import voter as voting
-from bedrockish.core.state import certifier, roster, state, votes
+from bedrockish.core.state import pending, roster, state, votes
 from tools.sim import disk, machine
 from tools.sim.editing import Fault, fault
 from tools.sim.faulty_damage import DAMAGES
@@ -19,7 +19,7 @@ from tools.sim.faulty_uses import DUELS, USES
 
 _State, _Coordinator, _Voting, _Recovery = state.State, coordinator.Coordinator, voting.Voting, recovery.Recovery
 _SafeTime, _ApplyQueue, _Rollbacks = safe_time.SafeTime, apply_queue.ApplyQueue, rollback.Rollbacks
-_OwnEnds = certifier.OwnEnds
+_OwnEnds = pending.OwnEnds
 _NOW = "self.world.leave(self.name, peer, message, data); return\n    self.disk.then"
 _HELD = "self.disk.then"
 _LOWER = "message.ballot < vote.promised"

@@ -15,7 +15,7 @@ from bedrockish.core.coordinator import (
     wait_queue,
 )
 from bedrockish.core.replica import apply_queue, safe_time, times, voter
-from bedrockish.core.state import certifier, clock, roster, state, timelines, votes
+from bedrockish.core.state import clock, commit_window, pending, roster, state, timelines, votes
 from tools.sim.editing import Moment, fault
 from tools.sim.faulty_single import SINGLE
 
@@ -227,14 +227,14 @@ MOMENTS: dict[str, Moment] = {
     "own ends are forgotten with safe time": Moment(
         fault(
             "an own end is kept until its time is closed",
-            (certifier.OwnEnds, "forget", "self._ended and self._ended[0][0] <= closed", "self._ended"),
+            (pending.OwnEnds, "forget", "self._ended and self._ended[0][0] <= closed", "self._ended"),
         ),
         f"{_BALLOTS}:test_an_end_is_kept_until_its_time_is_closed",
     ),
     "test 5 passes what is equal": Moment(
         fault(
             "an end learned at a transaction's clock counts",
-            (certifier.OwnEnds, "vetoes", "self._at[txid] >= transaction", "self._at[txid] > transaction"),
+            (pending.OwnEnds, "vetoes", "self._at[txid] >= transaction", "self._at[txid] > transaction"),
         ),
         "trace race_counted_out_too_early",
     ),
@@ -382,7 +382,7 @@ MOMENTS: dict[str, Moment] = {
     "what is dropped leaves no floor": Moment(
         fault(
             "who has dropped commits knows how far",
-            (certifier.CommitWindow, "_drop", "self.floor[leader] = max(tick, self.floor.get(leader, 0))", "pass"),
+            (commit_window.CommitWindow, "_drop", "self.floor[leader] = max(tick, self.floor.get(leader, 0))", "pass"),
         ),
         f"{_BALLOTS}:test_dropped_commits_leave_a_floor",
     ),

@@ -15,7 +15,7 @@ from bedrockish.core.coordinator import (
     schema_barrier,
 )
 from bedrockish.core.replica import apply_queue, voter
-from bedrockish.core.state import certifier, clock, membership, roster, state, votes
+from bedrockish.core.state import clock, commit_window, membership, packed_commits, roster, state, votes
 from tools.sim.editing import Moment, fault
 
 _State, _Voting, _Recovery = state.State, voter.Voting, recovery.Recovery
@@ -149,13 +149,13 @@ SINGLE: dict[str, Moment] = {
     ),
     "a restart knows no floor": _here(
         "a node knows how far its window reaches",
-        *(certifier.CommitWindow, "reaches_back_to", "self.floor[leader] = ", "_ = "),
+        *(commit_window.CommitWindow, "reaches_back_to", "self.floor[leader] = ", "_ = "),
         "test_a_restart_knows_how_far_its_window_reaches",
     ),
     "a second place does not count": Moment(
         fault(
             "a commit is in a base under any of its places",
-            (certifier.Known, "is_in", "in self.places)", "in self.places[:1])"),
+            (packed_commits.Known, "is_in", "in self.places)", "in self.places[:1])"),
         ),
         "trace race_rolled_back_counted_out",
     ),

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bedrockish.common.levels import LEVEL
-from bedrockish.core.state import certifier
+from bedrockish.core.state import commit_window, packed_commits
 from bedrockish.core.state.settings import Settings
 
 FAULTS = (
@@ -33,6 +33,7 @@ FAULTS = (
 )
 OLDER = 5  # what a seed leaves over, divided by 7, whose cluster begins a level below
 COMINGS = 3  # what a seed leaves over, divided by 11, in whose cluster nodes come as voters, and go, all the time
+WINDOW_CONSTANTS = ((packed_commits, "SEGMENT"), (commit_window, "LATEST"), (commit_window, "FEW"))
 STEADY = 6  # what a seed leaves over, divided by 13, in whose cluster nothing goes wrong for 12 s
 GATHER_MS = (0.0, 0.0, 2.0, 20.0)
 VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
@@ -179,8 +180,9 @@ class Options:
     def constants(self) -> Iterator[None]:
         """Have the constants of the conflict window in force that this world is drawn with."""
         with ExitStack() as stack:
-            for name in ("SEGMENT", "LATEST", "FEW") if self.segment else ():
-                stack.enter_context(patch.object(certifier, name, self.segment))
+            if self.segment:
+                for module, name in WINDOW_CONSTANTS:
+                    stack.enter_context(patch.object(module, name, self.segment))
             yield
 
     @property

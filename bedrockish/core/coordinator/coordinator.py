@@ -25,8 +25,10 @@ from bedrockish.core.protocol.records import FORGOTTEN, Prepared
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.staging import Staging
 from bedrockish.core.replica.voter import Voting
-from bedrockish.core.state.certifier import Conflict, Known, claim, command_key
+from bedrockish.core.state.access_index import Conflict
+from bedrockish.core.state.certifier import claim, command_key
 from bedrockish.core.state.contention import note_conflict
+from bedrockish.core.state.packed_commits import Known
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ReadOnlyError, UsageError, forgotten, told_too_early

@@ -8,7 +8,7 @@ from enum import Enum
 from bedrockish.api.requests import Answer, Request, Token, digest_of
 from bedrockish.core.protocol.messages import Begin, Reason, Reject
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.core.state.certifier import Conflict
+from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State

@@ -10,7 +10,9 @@ from typing import Protocol
 
 from bedrockish.core.coordinator.request import MEMBERS_OR_USERS, InFlight, readable
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.core.state.certifier import CommitWindow, Conflict, claim
+from bedrockish.core.state.access_index import Conflict
+from bedrockish.core.state.certifier import claim
+from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError

@@ -13,7 +13,7 @@ from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.effects import Apply, Halt, SendEntries, SetMembers
 from bedrockish.core.protocol.messages import Ask, Commit, Entries, Fetch, Outcome, Removed
 from bedrockish.core.protocol.records import Membership, decode_membership
-from bedrockish.core.state.certifier import Place
+from bedrockish.core.state.packed_commits import Place
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.roster import Peer
 from bedrockish.core.state.state import State

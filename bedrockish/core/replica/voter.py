@@ -10,7 +10,8 @@ from bedrockish.core.protocol.effects import SendOutcome
 from bedrockish.core.protocol.messages import Accepted, Approve, Ask, Begin, Outcome, Reason, Refused, Reject, Rollback
 from bedrockish.core.protocol.records import FORGOTTEN
 from bedrockish.core.replica.apply_queue import ApplyQueue
-from bedrockish.core.state.certifier import Conflict, prepare_commit
+from bedrockish.core.state.access_index import Conflict
+from bedrockish.core.state.certifier import prepare_commit
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import conflict
 from bedrockish_journal.model.clock import moved

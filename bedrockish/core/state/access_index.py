@@ -9,9 +9,10 @@ set, each of which looks up the few keys of another set among its many.
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from bedrockish_journal.model.access_set import MANY, AccessSet, Range, clocks_from, conflict
+from bedrockish_journal.model.access_set import MANY, AccessSet, Range, clocks_from, conflict, object_of
+from bedrockish_journal.model.transaction import Txid
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -19,6 +20,18 @@ LARGE = 4_000  # an access set with more keys than this is held whole
 UNUSED_MAX = 1_000  # changes without a range query after which the sorted keys are dropped
 _CLOCKS, _CLOCKS_END = clocks_from(0)
 _CLOCK_PREFIX = _CLOCKS[:3]  # of the keys that satisfy is_clock(); a call for each key costs more than all the rest
+
+
+class Conflict(NamedTuple):
+    """The transaction that another one conflicts with, and the key."""
+
+    other: Txid
+    key: bytes
+
+    @property
+    def object(self) -> str:
+        """The table or index of the key."""
+        return object_of(self.key)
 
 
 class _One(dict[Name, None]):

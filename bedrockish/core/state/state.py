@@ -14,10 +14,13 @@ from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.health import Health
 from bedrockish.core.protocol.messages import Reserved
 from bedrockish.core.protocol.records import Membership, Recovered
-from bedrockish.core.state.certifier import CommitWindow, Conflict, Place, command_key
+from bedrockish.core.state.access_index import Conflict
+from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.clock import Clock
+from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.contention import Contests
 from bedrockish.core.state.outbox import Outbox, Timers
+from bedrockish.core.state.packed_commits import Place
 from bedrockish.core.state.pieces import Pieces
 from bedrockish.core.state.roster import Peer, Roster
 from bedrockish.core.state.schema import Schema

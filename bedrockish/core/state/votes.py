@@ -5,9 +5,10 @@ from collections.abc import Collection
 from bedrockish.core.protocol.effects import Forget, Persist
 from bedrockish.core.protocol.records import ENDED, Vote
 from bedrockish.core.state.access_index import AccessIndex
-from bedrockish.core.state.certifier import EVERYTHING, OwnEnds, Pending
+from bedrockish.core.state.certifier import EVERYTHING
 from bedrockish.core.state.clock import Clock
 from bedrockish.core.state.outbox import Outbox
+from bedrockish.core.state.pending import OwnEnds, Pending
 from bedrockish.core.state.pieces import Pieces
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import Transaction, Txid

@@ -1,0 +1,301 @@
+"""The conflict window: the commits that some snapshot in use may not have seen.
+
+Every BEGIN is compared with the commits above safe time, which are kept as they came, by key. Only long transactions
+ask for the commits below it, a minute back and more: their access sets are packed (``packed_commits``).
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
+
+from bedrockish.core.state import packed_commits
+from bedrockish.core.state.access_index import AccessIndex, Conflict
+from bedrockish.core.state.packed_commits import Known, Place, Segment
+from bedrockish_journal.model.access_set import AccessSet, Range, conflict
+from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.model.vector import Vector, covers, merge
+
+FEW = 32  # commits that are compared one by one, where some of them have ranges
+LATEST = 128  # commits of each timeline that are found by their ticks
+MEMBER_CHANGES_MAX = 100
+
+
+class _Line:
+    """The last commits of one timeline, one after the other: the first of them has the tick ``first``."""
+
+    __slots__ = ("commits", "first")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.commits: deque[Known] = deque()
+
+    @property
+    def next(self) -> int:
+        """The tick after the last commit of the line."""
+        return self.first + len(self.commits)
+
+    def add(self, known: Known) -> None:
+        """Add the next one."""
+        self.commits.append(known)
+        # The base of a frequent reader or writer lacks a few commits; one that lacks more is tested by key.
+        if len(self.commits) > LATEST:
+            self._drop()
+
+    def let_go(self, known: Container[Txid]) -> None:
+        """Drop the first ones that are packed: they shall not be kept as they came."""
+        while self.commits and self.commits[0].txid not in known:
+            self._drop()
+
+    def let_go_up_to(self, txid: Txid) -> None:
+        """Drop a commit if it is here, with all before it: of its places, it does not know the last one."""
+        if any(known.txid == txid for known in self.commits):
+            while self.commits[0].txid != txid:
+                self._drop()
+            self._drop()
+
+    def _drop(self) -> None:
+        self.commits.popleft()
+        self.first += 1
+
+
+class CommitWindow:
+    """The commits of the conflict window.
+
+    Args:
+        recovered: the last tick of each timeline that was applied before the start.
+
+    Attributes:
+        known: the commits that are not settled, and up to a few hundred settled ones.
+        floor: the last tick of each timeline that is the first place of a dropped commit.
+        member_changes: the last changes of the members, each with whether open transactions go on over it.
+    """
+
+    def __init__(self, recovered: Vector | None = None) -> None:
+        self.member_changes: dict[Txid, bool] = {}
+        self.known: dict[Txid, Known] = {}
+        self.floor: dict[str, int] = {}
+        self._index: AccessIndex[Txid] = AccessIndex()
+        self._by_clock: list[Txid] = []  # a heap of those that may not be settled
+        self._below: list[Txid] = []  # those that are, and are not packed yet
+        self._segments: deque[Segment] = deque()
+        self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
+        self._packed_newest = -1  # the greatest clock in any segment
+        self._retired: set[str] = set()
+        self._recovered = recovered or {}
+        self._lines = {leader: _Line(tick + 1) for leader, tick in self._recovered.items()}
+
+    def retire(self, leaders: AbstractSet[str]) -> None:
+        """Mark the commits of these timelines as seen by every base, which has all of them and names them no more.
+
+        A transaction with an older base conflicts with the change of the membership, which is here as well.
+        """
+        self._retired |= leaders
+        for known in self.known.values():
+            known.everywhere = known.everywhere or any(leader in leaders for leader, _ in known.places)
+        for segment in self._segments:
+            segment.retire(leaders)
+        self._sum_up()
+        for leader in leaders:
+            self.floor.pop(leader, None)
+            self._lines.pop(leader, None)
+
+    def note_member_change(self, txid: Txid, *, harmless: bool) -> None:
+        """Note a change of the members.
+
+        It is harmless if it retires no timeline and leaves users and the release level as they are: then a transaction
+        that lacks it reads and writes the same after it, and can be certified again on a base that has it.
+        """
+        self.member_changes[txid] = harmless
+        if len(self.member_changes) > MEMBER_CHANGES_MAX:
+            del self.member_changes[next(iter(self.member_changes))]
+
+    def _sum_up(self) -> None:
+        """Note what holds for all segments, after one has changed: hardly any commit or base needs to ask each."""
+        self._packed = merge(*(segment.last for segment in self._segments))
+        self._packed_newest = max((segment.newest for segment in self._segments), default=-1)
+
+    def pass_over(self, place: Place, txid: Txid, *, is_repeat: bool = False) -> bool:
+        """Leave out a commit that would be dropped at once; return False if it is here under another place.
+
+        A repeat is left out as well if its first place was dropped: under its second place alone it would look as if a
+        base with the first one lacked it. It needs no floor, for the floor of its first place stands for it.
+        """
+        if txid in self.known or self._packed_in(txid) is not None:
+            return False
+        if not is_repeat:
+            self._drop(place)
+        self._restart_line(place)
+        return True
+
+    def add(self, place: Place, transaction: Transaction) -> None:
+        """Note a commit, or a further place of one that is here."""
+        txid = transaction.txid
+        known = self.known.get(txid)
+        if known is None:
+            segment = self._packed_in(txid)
+            if segment is not None:
+                self._add_packed_place(segment, txid, place)
+                return
+            known = self.known[txid] = Known(transaction)
+            self._index.add(txid, known.access_set)
+            heapq.heappush(self._by_clock, txid)
+        known.places.append(place)
+        if place[0] in self._retired:  # read again after a restart; no base names this timeline
+            known.everywhere = True
+        else:
+            self._extend_line(place, known)
+
+    def _extend_line(self, place: Place, known: Known) -> None:
+        leader, tick = place
+        if tick <= self._recovered.get(leader, 0):
+            return  # of before the restart, which reads only some
+        line = self._lines.setdefault(leader, _Line(tick))
+        # By its length a line tells how many commits a base lacks: neither a gap nor an older tick may get into it.
+        assert tick == line.next, f"{leader}{tick} comes after {leader}{line.next - 1}"
+        line.add(known)
+
+    def _restart_line(self, place: Place) -> None:
+        """Begin the line of a timeline after a commit that is not among those kept one by one."""
+        leader, tick = place
+        if leader not in self._retired and tick > self._recovered.get(leader, 0):
+            self._lines[leader] = _Line(tick + 1)
+
+    def _packed_in(self, txid: Txid) -> Segment | None:
+        """Return the segment that has a commit, or None."""
+        if txid.clock > self._packed_newest:
+            return None
+        return next((segment for segment in self._segments if segment.owner_of(txid) is not None), None)
+
+    def _add_packed_place(self, segment: Segment, txid: Txid, place: Place) -> None:
+        """Note a further place of a commit that is packed."""
+        segment.add_place(txid, place)
+        if place[0] in self._retired:
+            segment.retire({place[0]})
+        for line in self._lines.values():
+            line.let_go_up_to(txid)  # one that is needed for its outcome has kept it there
+        self._restart_line(place)
+
+    def newer_than(self, base: Vector) -> list[Known] | None:
+        """Return the commits that a base has not seen; None if a search by key is quicker.
+
+        The base of a frequent reader or writer is hardly older than the newest commits: its list is short or empty.
+        """
+        found: list[Known] = []
+        for leader, line in self._lines.items():
+            seen = base.get(leader, 0) + 1 - line.first
+            # The line begins later than the next commit that this base lacks, so it does not have all newer ones.
+            if seen < 0:
+                return None
+            if seen < len(line.commits):
+                found += [known for known in islice(line.commits, seen, None) if not known.is_in(base)]
+        return found
+
+    def oldest_outside(self, base: Vector) -> int | None:
+        """Return the smallest clock of the commits that a base has not seen; None if it has seen all."""
+        newer = self.newer_than(base)
+        if newer is None:
+            newer = [known for known in self.known.values() if not known.is_in(base)]
+            packed = [segment.oldest_outside(base) for segment in self._segments if not segment.is_in(base)]
+        else:
+            packed = []
+        return min((*(known.txid.clock for known in newer), *filter(None, packed)), default=None)
+
+    def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
+        """Set the floor after a restart: of the timelines, up to ``applied``, only these ticks were added here."""
+        found: dict[str, set[int]] = {}
+        for leader, tick in ticks:
+            found.setdefault(leader, set()).add(tick)
+        for leader, last in applied.items():
+            known = found.get(leader, set())
+            if leader not in self._retired:
+                # From the end backwards to the first gap: a base below it may lack commits that are not known here.
+                self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in known), 0)
+
+    def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
+        """Yield the commits that ``base`` has not seen under any of their places and that conflict, without ``own``."""
+        # Queue workloads scan ranges full of deleted keys. If the base lacks only a few commits, compare with those
+        # directly instead of looking up the commit of every key.
+        newer = self.newer_than(base) if access_set.has_ranges or self._index.has_ranges() else None
+        if newer is not None and len(newer) <= FEW:
+            for known in dict.fromkeys(newer):  # one that was adopted stands in two timelines
+                key = None if known.txid == own else conflict(access_set, known.access_set)
+                if key is not None:
+                    yield Conflict(known.txid, key)
+            return
+        for txid, key in self._index.conflicts(access_set, own):
+            if not self.known[txid].is_in(base):
+                yield Conflict(txid, key)
+        if covers(base, self._packed):
+            return  # nearly always: it has seen all that is packed
+        # The newest first: a base that is a little old has not seen these.
+        for segment in reversed(self._segments):
+            if not segment.is_in(base):
+                yield from segment.conflicts(access_set, base, own)
+
+    def readers(self, ranges: Sequence[Range], base: Vector) -> Iterator[Conflict]:
+        """Yield the commits that ``base`` has not seen and that have read in these ranges; compare one by one, for this
+        is seldom called.
+        """
+        for txid, known in self.known.items():
+            found = None if known.is_in(base) else known.access_set.read_in(ranges)
+            if found is not None:
+                yield Conflict(txid, found)
+        for segment in self._segments:
+            if not segment.is_in(base):
+                yield from segment.readers(ranges, base)
+
+    def any_conflicts(self, access_set: AccessSet, above: int) -> Iterator[Txid]:
+        """Yield the commits with a clock above ``above``, safe time or more, that conflict, seen or not."""
+        for txid, _ in self._index.conflicts(access_set):
+            if txid.clock > above:
+                yield txid
+
+    def writers_of(self, key: bytes) -> list[Txid]:
+        """Return the commits that write a key as such, of those that are not packed yet."""
+        return self._index.writers_of(key)
+
+    def pack(self, settled: int, needed: Container[Txid]) -> None:
+        """Pack the settled commits, except those whose outcome is still ``needed``."""
+        kept: list[Txid] = []
+        while self._by_clock and self._by_clock[0].clock <= settled:
+            txid = heapq.heappop(self._by_clock)
+            # Taken and not applied yet, or ended in this very step: its place is still asked for.
+            (kept if txid in needed else self._below).append(txid)
+        for txid in kept:
+            heapq.heappush(self._by_clock, txid)
+        while len(self._below) >= packed_commits.SEGMENT:
+            packed, self._below = self._below[: packed_commits.SEGMENT], self._below[packed_commits.SEGMENT :]
+            segment = Segment([self._take(txid) for txid in packed])
+            # Packed after the retirement, its commits still have the places of before.
+            segment.retire(self._retired)
+            self._segments.append(segment)
+            self._sum_up()
+            for line in self._lines.values():
+                line.let_go(self.known)
+
+    def _take(self, txid: Txid) -> Known:
+        self._index.remove(txid)
+        return self.known.pop(txid)
+
+    def forget(self, clock: int) -> None:
+        """Drop the commits up to a clock that is settled: at once or with those that were packed with them."""
+        before = len(self._segments)
+        while self._segments and self._segments[0].newest <= clock:
+            for place in self._segments.popleft().last.items():
+                self._drop(place)
+        if len(self._segments) < before:
+            self._sum_up()
+        gone = [txid for txid in self._below if txid.clock <= clock]
+        if gone:
+            self._below = [txid for txid in self._below if txid.clock > clock]
+            for txid in gone:
+                self._drop(self._take(txid).places[0])
+
+    def _drop(self, place: Place) -> None:
+        """Raise the floor to the first place of a commit; the journal judges a base that has another place alone."""
+        leader, tick = place
+        # A base names no retired timeline, and would look as if it lacked all of it.
+        if leader not in self._retired:
+            self.floor[leader] = max(tick, self.floor.get(leader, 0))

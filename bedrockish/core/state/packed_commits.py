@@ -1,0 +1,278 @@
+"""Commits of the conflict window: as they came, and packed, a few hundred at a time, into sorted segments.
+
+A commit with ten keys takes less than 400 bytes in a segment; as Python's own objects it would take ten times that.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import accumulate, chain
+from zlib import crc32
+
+from bedrockish.core.state.access_index import Conflict, is_large
+from bedrockish_journal.model.access_set import MANY, READS, WRITES, AccessSet, Range, conflict
+from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.model.vector import Vector
+
+SEGMENT = 256  # commits that are packed together
+FILTER_BYTES = 4_096  # of a segment: one key in ten that is not there passes it
+_READ, _WRITE = 1, 2
+Place = tuple[str, int]
+
+
+class Known:
+    """A commit above safe time.
+
+    Attributes:
+        txid: the transaction.
+        kind: ``rows``, ``schema`` or ``members``.
+        command: its first command.
+        access_set: its access set.
+        places: where: more than one if it was adopted and its own label turned up.
+    """
+
+    __slots__ = ("access_set", "command", "everywhere", "kind", "places", "txid")
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.txid, self.kind, self.command = transaction.txid, transaction.kind, transaction.command
+        self.access_set = transaction.access_set
+        self.places: list[Place] = []
+        self.everywhere = False  # it stands in a timeline that is retired: every base has seen it
+
+    def is_in(self, base: Vector) -> bool:
+        """Return whether a base has seen it, under any of its places."""
+        return self.everywhere or any(base.get(leader, 0) >= tick for leader, tick in self.places)
+
+
+class Keys:
+    """Keys in order, packed: a few bytes more than they have themselves."""
+
+    __slots__ = ("_bytes", "_ends")
+
+    def __init__(self, ordered: Sequence[bytes]) -> None:
+        self._bytes = b"".join(ordered)
+        self._ends = array("I", accumulate(map(len, ordered)))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, number: int) -> bytes:
+        return self._bytes[self._ends[number - 1] if number else 0 : self._ends[number]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        begin = 0
+        for end in self._ends:
+            yield self._bytes[begin:end]
+            begin = end
+
+    def place(self, key: bytes) -> int:
+        """Return the place of the first that is not smaller than a key."""
+        return bisect_left(range(len(self._ends)), key, key=self.__getitem__)
+
+    def first_among(self, points: AbstractSet[bytes], ranges: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+        """Return one of them that is among some keys or in some ranges, or None."""
+        if len(points) > MANY:
+            found = next((key for key in self if key in points), None)
+            if found is not None:
+                return found
+            points = frozenset()
+        for low, high in chain(((key, key + b"\0") for key in sorted(points)), ranges):
+            place = self.place(low)
+            if place < len(self._ends) and self[place] < high:
+                return self[place]
+        return None
+
+
+class Segment:
+    """Packed access sets of a few hundred commits: all keys in order, each with its commit and how that touched it.
+
+    A filter of bits sorts out most keys that no commit here has touched. The keys of large access sets are kept apart.
+    """
+
+    __slots__ = (
+        "_bits",
+        "_clocks",
+        "_keys",
+        "_large",
+        "_last",
+        "_more",
+        "_names",
+        "_origins",
+        "_owners",
+        "_places",
+        "_ranged",
+        "newest",
+        "oldest",
+    )
+
+    def __init__(self, commits: Sequence[Known]) -> None:
+        assert len(commits) <= SEGMENT
+        names = sorted({name for one in commits for name in (one.txid.leader, *(leader for leader, _ in one.places))})
+        numbers = {name: number for number, name in enumerate(names)}
+        self._names = names
+        self._clocks = array("Q", [one.txid.clock for one in commits])
+        self._origins = array("H", [numbers[one.txid.leader] for one in commits])
+        self._places = (
+            array("H", [numbers[one.places[0][0]] for one in commits]),
+            array("Q", [one.places[0][1] for one in commits]),
+        )
+        # Second places are rare: a dictionary of those that have one.
+        self._more = {owner: one.places[1:] for owner, one in enumerate(commits) if len(one.places) > 1}
+        self._last: dict[str, int] = {}
+        # One comparison for a few hundred commits tells most bases that they have seen all of it. First places are
+        # enough: a base that has another place alone is compared commit by commit.
+        for one in commits:
+            leader, tick = one.places[0]
+            self._last[leader] = max(tick, self._last.get(leader, 0))
+        self.oldest, self.newest = min(self._clocks), max(self._clocks)
+        self._ranged = {
+            owner: AccessSet(read_ranges=one.access_set.read_ranges, write_ranges=one.access_set.write_ranges)
+            for owner, one in enumerate(commits)
+            if one.access_set.has_ranges
+        }
+        self._large = {
+            owner: (Keys(one.access_set.ordered(READS)), Keys(one.access_set.ordered(WRITES)))
+            for owner, one in enumerate(commits)
+            if is_large(one.access_set)
+        }
+        self._pack(commits)
+
+    def _pack(self, commits: Sequence[Known]) -> None:
+        touched: list[tuple[bytes, int]] = []
+        for owner, one in enumerate(commits):
+            # Its keys would be most of the segment, and are compared by themselves.
+            if owner in self._large:
+                continue
+            reads, writes = one.access_set.read_points, one.access_set.write_points
+            # The number of one of 256 commits and two bits: that fits into the 16 of an array's item.
+            touched += [(key, owner << 2 | _WRITE | _READ * (key in reads)) for key in writes]
+            touched += [(key, owner << 2 | _READ) for key in reads - writes]
+        touched.sort()
+        self._keys = Keys([key for key, _ in touched])
+        self._owners = array("H", [owner for _, owner in touched])
+        # A lookup costs a search through packed keys; of keys that are not there, the filter sorts nine in ten out.
+        bits = bytearray(FILTER_BYTES)
+        for key, _ in touched:
+            bit = _bit(key)
+            bits[bit >> 3] |= 1 << (bit & 7)
+        self._bits = bytes(bits)
+
+    @property
+    def last(self) -> Vector:
+        """The last tick of each timeline among the first places."""
+        return self._last
+
+    def is_in(self, base: Vector) -> bool:
+        """Return whether a base has seen each commit under its first place."""
+        return all(base.get(leader, 0) >= tick for leader, tick in self._last.items())
+
+    def oldest_outside(self, base: Vector) -> int | None:
+        """Return the smallest clock of the commits here that a base has not seen, or None."""
+        clocks = enumerate(self._clocks)
+        return min((clock for owner, clock in clocks if not self._owner_is_in(owner, base)), default=None)
+
+    def owner_of(self, txid: Txid) -> int | None:
+        """Return the number of a commit in this segment, None if it is not here."""
+        # Clocks are in no order inside: without this every late place would be looked for in every segment.
+        if not self.oldest <= txid.clock <= self.newest:
+            return None
+        clocks = enumerate(self._clocks)
+        return next((owner for owner, clock in clocks if clock == txid.clock and self._txid(owner) == txid), None)
+
+    def add_place(self, txid: Txid, place: Place) -> None:
+        """Note a further place of a commit of this segment."""
+        owner = self.owner_of(txid)
+        assert owner is not None, f"{txid} is not in this segment"
+        self._more.setdefault(owner, []).append(place)
+
+    def retire(self, leaders: AbstractSet[str]) -> None:
+        """Mark the commits of these timelines as seen by every base."""
+        firsts, ticks = self._places
+        for owner, first in enumerate(firsts):
+            if self._names[first] in leaders or any(leader in leaders for leader, _ in self._more.get(owner, ())):
+                # Every base has seen tick 0 of any timeline.
+                ticks[owner] = 0
+        # No base names them any more, so they may not stand in a comparison with one.
+        for leader in leaders:
+            self._last.pop(leader, None)
+
+    def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None) -> Iterator[Conflict]:
+        """Yield the commits outside a base that conflict, once each."""
+        seen: set[int] = set()
+        for key, owner in self._touching(access_set):
+            if owner not in seen:
+                seen.add(owner)
+                if not self._owner_is_in(owner, base) and self._txid(owner) != own:
+                    yield Conflict(self._txid(owner), key)
+        for owner in (*self._large, *self._ranged):
+            if owner not in seen and not self._owner_is_in(owner, base) and self._txid(owner) != own:
+                found = self._conflict_with(owner, access_set)
+                if found is not None:
+                    seen.add(owner)
+                    yield Conflict(self._txid(owner), found)
+
+    def readers(self, ranges: Sequence[Range], base: Vector) -> Iterator[Conflict]:
+        """Yield the commits outside a base that have read in these ranges."""
+        for low, high in ranges:
+            for key, owner in self._between(low, high, _READ):
+                if not self._owner_is_in(owner, base):
+                    yield Conflict(self._txid(owner), key)
+        for owner in (*self._large, *self._ranged):
+            if not self._owner_is_in(owner, base):
+                ranged = self._ranged.get(owner)
+                found = ranged.read_in(ranges) if ranged is not None else None
+                if found is None and owner in self._large:
+                    found = self._large[owner][0].first_among(frozenset(), ranges)
+                if found is not None:
+                    yield Conflict(self._txid(owner), found)
+
+    def _conflict_with(self, owner: int, access_set: AccessSet) -> bytes | None:
+        """Return a key at which an access set conflicts with the ranges of a commit, or the keys of a large one."""
+        ranged = self._ranged.get(owner)
+        found = conflict(access_set, ranged) if ranged is not None else None
+        if found is not None or owner not in self._large:
+            return found
+        reads, writes = self._large[owner]
+        found = writes.first_among(access_set.write_points, access_set.write_ranges)
+        if found is None:
+            found = writes.first_among(access_set.read_points, access_set.read_ranges)
+        return reads.first_among(access_set.write_points, access_set.write_ranges) if found is None else found
+
+    def _touching(self, access_set: AccessSet) -> Iterator[tuple[bytes, int]]:
+        """Yield the keys that were touched in a way that conflicts, each with the number of its commit."""
+        for points, wanted in ((access_set.write_points, _READ | _WRITE), (access_set.read_points, _WRITE)):
+            for key in self._known_of(points):
+                # The next key after it in order: so the range holds this key alone.
+                yield from self._between(key, key + b"\0", wanted)
+        for ranges, wanted in ((access_set.write_ranges, _READ | _WRITE), (access_set.read_ranges, _WRITE)):
+            for low, high in ranges:
+                yield from self._between(low, high, wanted)
+
+    def _known_of(self, points: AbstractSet[bytes]) -> list[bytes]:
+        """Return those of some keys that may be here, in order."""
+        if len(points) > len(self._keys):
+            return sorted({key for key in self._keys if key in points})
+        return sorted([key for key in points if self._bits[_bit(key) >> 3] & 1 << (_bit(key) & 7)])
+
+    def _between(self, low: bytes, high: bytes, wanted: int) -> Iterator[tuple[bytes, int]]:
+        for number in range(self._keys.place(low), len(self._keys)):
+            key = self._keys[number]
+            if key >= high:
+                return
+            if self._owners[number] & wanted:
+                yield key, self._owners[number] >> 2
+
+    def _txid(self, owner: int) -> Txid:
+        return Txid(self._clocks[owner], self._names[self._origins[owner]])
+
+    def _owner_is_in(self, owner: int, base: Vector) -> bool:
+        leaders, ticks = self._places
+        # Under any of its places it counts as seen: a base may have it by its first label, and we by the adopted one.
+        if base.get(self._names[leaders[owner]], 0) >= ticks[owner]:
+            return True
+        return any(base.get(leader, 0) >= tick for leader, tick in self._more.get(owner, ()))
+
+
+def _bit(key: bytes) -> int:
+    return crc32(key) & (8 * FILTER_BYTES - 1)

@@ -5,7 +5,7 @@ follows the wall while that goes forward, counts when it does not, and is never 
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.state.settings import Settings
@@ -60,7 +60,7 @@ class Clock:
         self.wall_ms = now.wall_ms
         self.believed_ms = self.leap_ms = 0
         self._pace: int | None = None  # the wall that was believed last, less our monotonic clock
-        self._pace_count = 0  # the most walls from which it was taken so far
+        self._pace_count = 0  # the most of the others' walls with which it was taken so far
         # No value above the ceiling ever left this node: who begins at it is later than all that did.
         self.value = self.ceiling = self.floor = ceiling
         self.follows_wall = follows_wall
@@ -70,7 +70,7 @@ class Clock:
         self.safe, self.settled = safe, max(safe, settled)
         self.lag = ClosingLag(settings)
         self.reading: Now | None = None
-        self.walls: list[int] = []  # the other voters' wall clocks, less our monotonic one
+        self.walls: list[int] = []  # the other voters' wall clocks, less our monotonic one, in order
         self._wall = 0  # what the wall is as a value of the clock
 
     # -- the wall --------------------------------------------------------------------------------------------------
@@ -93,10 +93,16 @@ class Clock:
             self.believed_ms, now = 0, Now(now.seconds, 0)
         elif needed:
             seconds_ms = int(now.seconds * 1000)
-            known = sorted([*self.walls, now.wall_ms - seconds_ms])
             # The lower middle: of two walls the one behind. A clock that is late only waits; one that is ahead takes
             # all others with it, for good.
-            self.believed_ms = max(0, self._without_leap(known) + seconds_ms)
+            walls, place = self.walls, len(self.walls) // 2
+            middle = min(now.wall_ms - seconds_ms, walls[place])
+            if place and middle < walls[place - 1]:
+                middle = walls[place - 1]
+            self.leap_ms = 0
+            if middle != self._pace or len(walls) > self._pace_count:
+                middle = self._without_leap(middle)
+            self.believed_ms = max(0, middle + seconds_ms)
             most = self.believed_ms + self.settings.clock_offset_ms
             now = Now(now.seconds, max(0, min(now.wall_ms, most)))
         self.now = now
@@ -105,29 +111,30 @@ class Clock:
             self.follow_wall(follows=False)
         self._wall = pack(min(now.wall_ms, WALL_MS_MAX)) if self.follows_wall else 0
 
-    def _without_leap(self, known: Sequence[int]) -> int:
+    def _without_leap(self, middle: int) -> int:
         """Return the middle wall clock less our monotonic one, or its earlier value if it has leapt ahead too far.
 
         A clock that a majority has put an hour ahead, for a moment, would leave the cluster's clock there for an hour.
         Only a start takes such walls as they are.
 
         Args:
-            known: all walls that are known, sorted, less our monotonic clock, in milliseconds.
+            middle: of all walls that are known, less our monotonic clock, in milliseconds.
         """
-        middle = known[(len(known) - 1) // 2]
-        pace, self.leap_ms = self._pace, 0
+        pace = self._pace
         # The first walls that a node hears after its start may all be behind: with each further one the middle moves,
         # and no wall has leapt.
-        is_start = len(known) > self._pace_count
+        is_start = len(self.walls) > self._pace_count
         if pace is not None and not is_start and middle - pace > self.settings.clock_leap_ms:
             self.leap_ms = middle - pace
             return pace
-        self._pace, self._pace_count = middle, max(self._pace_count, len(known))
+        self._pace = middle
+        if is_start:
+            self._pace_count = len(self.walls)
         return middle
 
     def hear_walls(self, ahead: Iterable[int | None]) -> None:
         """Note how far the other voters' walls are ahead of our monotonic clock, as far as they have told."""
-        self.walls = [one for one in ahead if one is not None]
+        self.walls = sorted(one for one in ahead if one is not None)
 
     def follow_wall(self, *, follows: bool) -> None:
         """Follow the wall from now on, or only count."""

@@ -31,11 +31,6 @@ class _Line:
         self.first = first
         self.commits: deque[Known] = deque()
 
-    @property
-    def next(self) -> int:
-        """The tick after the last commit of the line."""
-        return self.first + len(self.commits)
-
     def add(self, known: Known) -> None:
         """Add the next one."""
         self.commits.append(known)
@@ -134,7 +129,7 @@ class CommitWindow:
         txid = transaction.txid
         known = self.known.get(txid)
         if known is None:
-            segment = self._packed_in(txid)
+            segment = self._packed_in(txid) if txid.clock <= self._packed_newest else None
             if segment is not None:
                 self._add_packed_place(segment, txid, place)
                 return
@@ -153,7 +148,7 @@ class CommitWindow:
             return  # of before the restart, which reads only some
         line = self._lines.setdefault(leader, _Line(tick))
         # By its length a line tells how many commits a base lacks: neither a gap nor an older tick may get into it.
-        assert tick == line.next, f"{leader}{tick} comes after {leader}{line.next - 1}"
+        assert tick == line.first + len(line.commits), f"{leader}{tick} is not the next of its line"
         line.add(known)
 
     def _restart_line(self, place: Place) -> None:

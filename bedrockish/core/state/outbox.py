@@ -104,6 +104,9 @@ def _size(message: Message) -> int:
             return len(getattr(message, "body", b"") or b"")
 
 
+DROPPED_MAX = 8  # timers that are dropped and still in the heap, where it has few others
+
+
 class Timers:
     """The calls to make later, by the seconds at which they are due."""
 
@@ -124,7 +127,7 @@ class Timers:
         """Drop a timer that was set once, and is not set again, for a subject."""
         self._dropped.add((name, subject))
         # A heap gives up its middle only as a whole. Half of it at a time, a drop costs as little as a set.
-        if 2 * len(self._dropped) > len(self._timers):
+        if len(self._dropped) > DROPPED_MAX and 2 * len(self._dropped) > len(self._timers):
             self._timers = [one for one in self._timers if one[2:] not in self._dropped]
             heapq.heapify(self._timers)
             self._dropped.clear()

@@ -356,9 +356,11 @@ class State:
         self.timelines.take(entry)
         # Each transaction that this node begins from now on has a later clock than all that it knows of.
         self.clock.adjust(txid.clock)
-        self._note_pending(entry)
-        # Before its end is noted: was it committed at another place already?
-        is_repeat = txid.clock <= self.clock.safe or self.outcome(txid) is True
+        since = self.votes.pending.since.get(txid)
+        if since is not None:
+            self._note_pending(entry, since)
+        # Before its end is noted: was it committed at another place already? Then it is not pending.
+        is_repeat = txid.clock <= self.clock.safe or (since is None and self.outcome(txid) is True)
         # Out of ``pending`` and into the commit window within one step: no conflict test falls between the two.
         self.votes.end(txid, commit=True)
         # Compared with nothing any more: a base that lacks anything so old is refused (V16).
@@ -369,11 +371,11 @@ class State:
         if not ((is_late or is_repeat) and window.pass_over(place, txid, is_repeat=is_repeat)):
             window.add(place, entry.transaction)
 
-    def _note_pending(self, entry: Entry) -> None:
+    def _note_pending(self, entry: Entry, since: float) -> None:
         """Note how long a commit of another leader was pending here: a slow leader is asked about its own later."""
-        since, peer = self.votes.pending.since.get(entry.txid), self.roster.peers.get(entry.leader)
+        peer = self.roster.peers.get(entry.leader)
         # An adopted transaction has waited for a dead leader.
-        if since is not None and peer is not None and entry.leader == entry.txid.leader:
+        if peer is not None and entry.leader == entry.txid.leader:
             peer.pending_s += WEIGHT * (self.clock.now.seconds - since - peer.pending_s)
 
     def note_answer(self, seconds: float) -> None:

@@ -271,7 +271,7 @@ def decode_transaction(body: bytes) -> Transaction:
             f"this transaction has version {packed[0]}, and this program reads versions up to {VERSION}; install the "
             "release of the node that wrote it"
         )
-    if not isinstance(packed, list) or len(packed) < 14:
+    if not isinstance(packed, list) or (count := len(packed)) < 14:
         raise EntryMalformedError("a transaction should be a list of 14 fields")
     (
         version,
@@ -288,7 +288,7 @@ def decode_transaction(body: bytes) -> Transaction:
         changes,
         result,
     ) = packed[:13]
-    activates = packed[14] if len(packed) > 14 else 0
+    activates = packed[14] if count > 14 else 0
     numbers = (version, clock, safe, schema, config, activates)
     if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) >= CLOCK_READ_LIMIT:
         raise EntryMalformedError(
@@ -298,7 +298,8 @@ def decode_transaction(body: bytes) -> Transaction:
         raise EntryMalformedError(f"a transaction cannot be of kind {kind!r} or have fields that are not text")
     if type(changes) is not bytes or type(result) is not bytes:
         raise EntryMalformedError("changes and result of a transaction should be bytes")
-    joined = _joined(packed[15]) if len(packed) > 15 else ()
+    # Most of the later fields are empty lists.
+    joined = _joined(packed[15]) if count > 15 and packed[15] != [] else ()
     return Transaction(
         Txid(clock, leader),
         check(base),
@@ -311,12 +312,12 @@ def decode_transaction(body: bytes) -> Transaction:
         AccessSet.unpack(access_set),
         changes,
         result,
-        tuple(map(check_txid, _list(packed[13]))),
+        tuple(map(check_txid, _list(packed[13]))) if packed[13] != [] else (),
         activates,
         joined,
-        _shares(packed[16], 1 + len(joined)) if len(packed) > 16 else (),
+        _shares(packed[16], 1 + len(joined)) if count > 16 and packed[16] != [] else (),
         # Before the digests, users and digests alike are absent, or say something of each command.
-        _users(packed[17], 1 + len(joined)) if len(packed) > 17 and (packed[17] or len(packed) == 18) else (),
-        _digests(packed[18], 1 + len(joined)) if len(packed) > 18 else (),
+        _users(packed[17], 1 + len(joined)) if count == 18 or (count > 18 and packed[17] != []) else (),
+        _digests(packed[18], 1 + len(joined)) if count > 18 else (),
         bytes(body),
     )

@@ -222,6 +222,7 @@ class Node:
         check_invariants(self.state, self.apply_queue, self.coordinator)
 
     def _answer(self) -> list[Effect]:
+        self.coordinator.advance()
         if self.coordinator.together.leading:
             self.coordinator.together.settle()
         self._settle()
@@ -247,6 +248,7 @@ class Node:
         state, voting, recovery = self.state, self.voting, self.recovery
         # The entries taken in this step, before the requests that wait for them.
         self.apply_queue.settle()
+        self.coordinator.advance()
         while state.votes.ended or state.votes.released or state.progress or voting.approved:
             approved, voting.approved = voting.approved, []
             replies = self.coordinator.replies
@@ -277,6 +279,7 @@ class Node:
                 if recovery.rounds:
                     recovery.released(txid)
             self.apply_queue.settle()
+            self.coordinator.advance()
 
     def _receive(self, peer: str, message: Message) -> None:
         state = self.state

@@ -1,6 +1,7 @@
 """Requests that wait for a schema change are not executed while they wait."""
 
 from bedrockish.api.requests import STRICT, Answer, Request, Statement
+from bedrockish.core.coordinator.ready import Ready
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import InFlight, Stage, retry_pause_ms
 from bedrockish.core.coordinator.wait_queue import WaitQueue
@@ -33,29 +34,39 @@ def request_id(number: int) -> InFlight:
     return InFlight(number, Request(f"c{number}", (Statement("UPDATE"),)), 10.0)
 
 
-def queues(count: int) -> tuple[WaitQueue, list[int]]:
-    """Return the requests that wait for a transaction of B, and the executed ones."""
-    executed: list[int] = []
-    replies = Replies(Net("ABC").places["A"].core.state, lambda one: executed.append(one.number))
+def queues(count: int) -> tuple[WaitQueue, Ready]:
+    """Return the requests that wait for a transaction of B, and the ready ones."""
+    replies = Replies(Net("ABC").places["A"].core.state)
     in_flight, found = replies.in_flight, replies.wait_queue
     in_flight.update({number: request_id(number) for number in range(count)})
     for one in in_flight.values():
         found.wait(one, Txid(7, "B"))
-    return found, executed
+    return found, replies.ready
 
 
 def test_one_of_the_requests_that_waited_for_rows_goes_on() -> None:
     """The others would only conflict with it: they stay behind it."""
-    found, executed = queues(3)
+    found, ready = queues(3)
     found.released(Txid(7, "B"), ROWS)
-    assert executed == [0]
+    assert [one.number for one in ready.take()] == [0]
 
 
 def test_requests_that_waited_for_a_schema_change_go_on_at_once() -> None:
     """They have nothing in common but the change."""
-    found, executed = queues(3)
+    found, ready = queues(3)
     found.released(Txid(7, "B"), SCHEMA)
-    assert executed == [0, 1, 2]
+    assert [one.number for one in ready.take()] == [0, 1, 2]
+
+
+def test_ready_request_whose_time_is_over_in_this_step_is_not_taken_up() -> None:
+    """Another request of the same step ended it between its release and its turn."""
+    ready, one, two = Ready(), request_id(1), request_id(2)
+    for inflight in (one, two):
+        inflight.move(Stage.WAITING)
+        ready.add(inflight)
+        ready.add(inflight)
+    one.move(Stage.ENDING)
+    assert list(ready.take()) == [two]
 
 
 def test_request_rejected_for_an_unknown_schema_change_pauses_for_its_delay() -> None:
@@ -80,7 +91,8 @@ def test_request_that_must_wait_for_a_change_is_not_executed_again() -> None:
     node.state.schema.scheduled = transaction(SCHEMA)
     effects = []
     waiting.move(Stage.PAUSED)  # its attempt was given up
-    node.coordinator._execute(waiting)
+    node.coordinator.replies.ready.add(waiting)
+    node.coordinator.advance()
     assert waiting.stage is Stage.SCHEMA
     assert not [effect for effect in node.state.outbox.effects if isinstance(effect, Execute)]
 

@@ -45,14 +45,14 @@ class Coordinator:
         self, state: State, apply_queue: ApplyQueue, voting: Voting, reading: Reading, staging: Staging
     ) -> None:
         self.state = state
-        self.replies = Replies(state, self._execute)
-        self.checking = Checking(state, reading, self.replies, self._execute)
+        self.replies = Replies(state)
+        self.checking = Checking(state, reading, self.replies)
         self.apply_queue = apply_queue
         self.voting = voting
         self.rollbacks = Rollbacks(state)
         self.clock_quorum = ClockQuorum(state)
         self.offers = Offers(state, staging)
-        self.together = Together(self.replies.in_flight, self._execute)
+        self.together = Together(self.replies.in_flight, self.replies.ready)
         self.attempts: dict[Txid, Attempt] = {}
         self._behind: dict[int, InFlight] = {}  # those whose session has seen more than this node
 
@@ -84,21 +84,30 @@ class Coordinator:
         if len(ready) > 1:
             self.together.start(ready)
         elif ready:
-            self._execute(ready[0])
+            self.replies.ready.add(ready[0])
 
     def settle(self) -> None:
         """Start the requests whose session, and whose schema, this node has caught up with."""
         barrier = self.replies.schema_barrier
         for inflight in barrier.released() if barrier.waiting else ():
-            self._execute(inflight)
+            self.replies.ready.add(inflight)
         for inflight in list(self._behind.values()):
             if inflight.stage is not Stage.TOKEN or inflight.number not in self.replies.in_flight:
                 del self._behind[inflight.number]  # its time was over
             elif self.state.has_seen(inflight.request.token):
                 del self._behind[inflight.number]
-                self._execute(inflight)
+                self.replies.ready.add(inflight)
 
-    def _execute(self, inflight: InFlight) -> None:
+    def advance(self) -> None:
+        """Take up the requests that are ready, one after the other, until none is.
+
+        A request is executed, or begun again as it is, from here alone. It leaves this loop for a stage in which it
+        waits; the event that ends that stage makes it ready again.
+        """
+        for inflight in self.replies.ready.take():
+            self._take_up(inflight)
+
+    def _take_up(self, inflight: InFlight) -> None:
         inflight.is_free = False
         # A first execution may be a read that need not wait. A request that is executed again now would only have to
         # be executed once more when the change is in force.
@@ -162,7 +171,7 @@ class Coordinator:
         inflight = self.replies.in_flight.get(number)
         if inflight is not None and inflight.stage is Stage.EXECUTING:
             inflight.wants_clock = True
-            self._execute(inflight)
+            self.replies.ready.add(inflight)
 
     def clock_told(self, peer: str, message: ToldClock) -> None:
         """Count a voter's clock; with those of a majority, execute the request, or answer it if it only read."""
@@ -206,7 +215,7 @@ class Coordinator:
                 return
             prepared = moved
         if prepared.schema != state.schema.version and (inflight.request.read == STRICT or not prepared.readonly):
-            self._execute(inflight)  # a schema change has come into force since
+            self.replies.ready.add(inflight)  # a schema change has come into force since
             return
         if prepared.readonly:
             # A clock that is told has to be below the clock of the next request that asks, at any node: before the
@@ -244,7 +253,7 @@ class Coordinator:
         if inflight.goes_first:
             self.replies.pause(inflight, 1)
         else:
-            self._execute(inflight)
+            self.replies.ready.add(inflight)
 
     def arrived(self, number: int) -> None:
         """Begin a large transaction whose pieces are at a quorum, unless its reads have been overwritten since."""
@@ -269,7 +278,7 @@ class Coordinator:
             self.replies.end(inflight, moved)
         else:
             self.replies.reservations.in_vain(inflight, prepared.access_set, prepared.kind)
-            self._execute(inflight)
+            self.replies.ready.add(inflight)
 
     def _lead(self, inflight: InFlight, prepared: Prepared) -> None:
         """Test a transaction on ourselves, and begin it."""
@@ -407,7 +416,7 @@ class Coordinator:
         if prepared.joined:
             joined = self.replies.wait_queue.joined(inflight, [command for command, _ in prepared.joined])
         if joined is None:
-            self._execute(inflight)  # one of them is over: its time, or it was answered
+            self.replies.ready.add(inflight)  # one of them is over: its time, or it was answered
             return
         # Nothing can stop it from here on: what follows is one step, durable before BEGIN leaves.
         txid = transaction.txid
@@ -576,7 +585,7 @@ class Coordinator:
         if inflight.error is not None:
             self.replies.end(inflight, inflight.error)
         else:
-            self._execute(inflight)
+            self.replies.ready.add(inflight)
 
     def abort_conflicting(self, committed: Known) -> None:
         """Give up what conflicts with a commit that arrived and is not in its base."""

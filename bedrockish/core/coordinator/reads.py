@@ -10,7 +10,6 @@ between is unknown to its answers.
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import cbor2
@@ -236,14 +235,12 @@ class Checking:
         state: of this node.
         reading: asks a majority whether a read is valid.
         replies: answers the requests.
-        execute: executes a request again.
     """
 
-    def __init__(self, state: State, reading: Reading, replies: Replies, execute: Callable[[InFlight], None]) -> None:
+    def __init__(self, state: State, reading: Reading, replies: Replies) -> None:
         self.state = state
         self.reading = reading
         self.replies = replies
-        self._execute = execute
 
     def waits_for_schema(self, inflight: InFlight) -> bool:
         """Let a request wait for a schema change before it is executed again, if need be; return whether it waits."""
@@ -291,7 +288,7 @@ class Checking:
         elif inflight.request.read != STRICT:
             self.replies.end(inflight, lagging(error) if self.reading.may_lag(read) else error)
         elif read.schema != self.state.schema.version:
-            self._execute(inflight)  # a schema change has come into force since
+            self.replies.ready.add(inflight)  # a schema change has come into force since
         else:
             inflight.refused = error
             self._check_read(inflight, read)

@@ -1,9 +1,8 @@
 """The requests of our clients that are under way, and their ends: what each is told, and when."""
 
-from collections.abc import Callable
-
 from bedrockish.api.requests import Answer, Token
 from bedrockish.core.coordinator import request as requests
+from bedrockish.core.coordinator.ready import Ready
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.reservations import Reservations
 from bedrockish.core.coordinator.schema_barrier import SchemaBarrier
@@ -21,15 +20,19 @@ class Replies:
 
     Args:
         state: of this node.
-        execute: executes a request again.
+
+    Attributes:
+        in_flight: the requests, by number.
+        ready: those to execute in this step.
     """
 
-    def __init__(self, state: State, execute: Callable[[InFlight], None]) -> None:
+    def __init__(self, state: State) -> None:
         self.state = state
         self.in_flight: dict[int, InFlight] = {}
+        self.ready = Ready()
         self.schema_barrier = SchemaBarrier(state)
         self.turns = Turns(state)
-        self.wait_queue = WaitQueue(self.in_flight, execute, self.wait_for_turn, self.turns)
+        self.wait_queue = WaitQueue(self.in_flight, self.ready, self.wait_for_turn, self.turns)
         self.reservations = Reservations(state, self.in_flight, self.wait_queue, self.pause)
 
     def pause(self, inflight: InFlight, after_ms: float) -> None:

@@ -9,6 +9,7 @@ wait for it in turn, and the rest are executed.
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from bedrockish.core.coordinator.ready import Ready
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.state.access_index import AccessIndex
 from bedrockish.core.state.state import State
@@ -103,7 +104,7 @@ class WaitQueue:
 
     Args:
         in_flight: all requests that are under way.
-        execute: executes a request again.
+        ready: takes those that can go on.
         pause: executes it again after so many milliseconds, when it is its turn.
         turns: the order of the leaders that want the same keys.
     """
@@ -111,11 +112,11 @@ class WaitQueue:
     def __init__(
         self,
         in_flight: Mapping[int, InFlight],
-        execute: Callable[[InFlight], None],
+        ready: Ready,
         pause: Callable[[InFlight, float], None],
         turns: Turns,
     ) -> None:
-        self._in_flight, self._execute, self._pause, self._turns = in_flight, execute, pause, turns
+        self._in_flight, self._ready, self._pause, self._turns = in_flight, ready, pause, turns
         self.waits: dict[Txid, deque[int]] = {}
         self.heads: dict[int, InFlight] = {}  # those that pause, as their access sets tell; others line up behind them
         self._head_keys: AccessIndex[int] = AccessIndex()
@@ -143,7 +144,7 @@ class WaitQueue:
         for number in self.waits.pop(txid, ()):
             inflight = self._in_flight.get(number)
             if inflight is not None and inflight.stage is Stage.WAITING:
-                self._execute(inflight)
+                self._ready.add(inflight)
 
     def take_out(self, inflight: InFlight) -> None:
         """Take a request that waits out of the queue that it stands in."""
@@ -193,7 +194,7 @@ class WaitQueue:
             if other.access_set is not None and conflict(other.access_set, transaction.access_set) is not None:
                 queue.append(number)
             else:
-                self._execute(other)
+                self._ready.add(other)
         # They would only conflict with it: they go on when its end is known.
         if queue:
             self.waits.setdefault(transaction.txid, deque()).extend(queue)
@@ -269,13 +270,13 @@ class WaitQueue:
             if first is None or first.stage is not Stage.WAITING:
                 continue
             if first.read is not None:  # a strict read, which blocks no other request
-                self._execute(first)
+                self._ready.add(first)
                 continue
             first.behind = queue
             if pause_ms and not first.goes_first:
                 self._pause(first, pause_ms)
             else:
-                self._execute(first)
+                self._ready.add(first)
             return
 
 
@@ -302,15 +303,15 @@ class Together:
 
     Args:
         in_flight: all requests that are under way.
-        execute: executes a request, and those behind it with it.
+        ready: takes those that can go on, each with those behind it.
 
     Attributes:
         size: the largest size of the next group.
         leading: the first request of each group, by number, as long as the others stand behind it.
     """
 
-    def __init__(self, in_flight: Mapping[int, InFlight], execute: Callable[[InFlight], None]) -> None:
-        self._in_flight, self._execute = in_flight, execute
+    def __init__(self, in_flight: Mapping[int, InFlight], ready: Ready) -> None:
+        self._in_flight, self._ready = in_flight, ready
         self.leading: dict[int, InFlight] = {}
         self.size = SIZE_MAX
 
@@ -325,7 +326,7 @@ class Together:
                 other.writes, other.is_free = True, True
                 other.move(Stage.WAITING)
             first.behind.extend(other.number for other in others)
-            self._execute(first)
+            self._ready.add(first)
 
     def goes_first(self, inflight: InFlight) -> None:
         """Note a request that is executed with its group, which is not to wait longer than that execution takes."""
@@ -344,7 +345,7 @@ class Together:
         inflight.behind = deque(other.number for other in self._behind(inflight) if not other.is_free)
         for one in (inflight, *free) if again and free else free:
             one.is_free = False
-            self._execute(one)
+            self._ready.add(one)
         return bool(free)
 
     def settle(self) -> None:

@@ -1,4 +1,4 @@
-"""The transactions that conflict tests meet beside the commits: pending ones, and our own that were rolled back."""
+"""Transactions that conflict tests compare besides the commits: pending ones, and our own that were rolled back."""
 
 import heapq
 from collections import deque

@@ -7,6 +7,7 @@ from bedrockish.core import judge, node, recovery
 from bedrockish.core.coordinator import (
     abort,
     commit_clock,
+    contention,
     coordinator,
     reads,
     replies,
@@ -185,7 +186,7 @@ MOMENTS: dict[str, Moment] = {
     "waits for its own given up one": Moment(
         fault(
             "what a leader has given up is not in its own way",
-            (coordinator.Coordinator, "_certify", "if found.other not in self.rollbacks:", "if True:"),
+            (contention.Contention, "before", "if found.other not in self.rollbacks:", "if True:"),
         ),
         "trace own_run_is_no_rival",
     ),
@@ -459,7 +460,7 @@ MOMENTS: dict[str, Moment] = {
     "who goes first waits for nobody": Moment(
         fault(
             "who goes first waits for what others had begun",
-            (coordinator.Coordinator, "_execute", "inflight.goes_first and self._waits_for_the_last", "False and bool"),
+            (coordinator.Coordinator, "_take_up", "inflight.goes_first and self._waits_for_the_last", "False and bool"),
         ),
         f"{_RESERVED}:test_reserving_request_pauses_for_transactions_begun_earlier",
     ),

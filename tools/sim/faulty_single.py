@@ -7,6 +7,7 @@ from bedrockish.core import judge, recovery
 from bedrockish.core.coordinator import (
     abort,
     commit_clock,
+    contention,
     coordinator,
     reads,
     replies,
@@ -76,8 +77,8 @@ SINGLE: dict[str, Moment] = {
     "own transactions do not meet": _here(
         "a leader tests against its own pending transactions",
         *(
-            _Coordinator,
-            "_certify",
+            contention.Contention,
+            "before",
             "if found.other not in",
             "if found.other.leader != state.me and found.other not in",
         ),

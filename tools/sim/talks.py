@@ -40,7 +40,7 @@ class Talks:
             elif found.place is not None:
                 answer(UnavailableError(f"command {request.command} has happened before"))
             else:
-                self._run(request, answer)
+                self.machine.guarded(lambda _: self._run(request, answer))
 
         nothing = replace(request, read=SESSION, statements=())
         return self.machine.submit(nothing, ready, lambda: self._empty(readonly=True), once=True)

@@ -5,13 +5,13 @@ waits for the transactions that it conflicts with, and is then executed again on
 "did not happen" only when every attempt that it made is known to have been rolled back.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from bedrockish.api.requests import STRICT, Request
 from bedrockish.core.coordinator import request as requests
 from bedrockish.core.coordinator.abort import Rollbacks
 from bedrockish.core.coordinator.commit_clock import ClockQuorum
+from bedrockish.core.coordinator.contention import Contention, Obstacle, Pause, WaitFor
 from bedrockish.core.coordinator.offers import Offers
 from bedrockish.core.coordinator.reads import Checking, Reading
 from bedrockish.core.coordinator.replies import Replies
@@ -50,6 +50,7 @@ class Coordinator:
         self.apply_queue = apply_queue
         self.voting = voting
         self.rollbacks = Rollbacks(state)
+        self.contention = Contention(state, self.replies, self.rollbacks)
         self.clock_quorum = ClockQuorum(state)
         self.offers = Offers(state, staging)
         self.together = Together(self.replies.in_flight, self.replies.ready)
@@ -134,7 +135,7 @@ class Coordinator:
         assert held is not None, "a request goes first as long as its reservation is honoured here"
         for found in self.state.votes.pending.conflicts(held.access_set):
             if found.other not in self.rollbacks:  # its own earlier attempt
-                self._wait(inflight, found.other)
+                self.contention.wait(inflight, WaitFor(found.other))
                 return True
         return False
 
@@ -313,11 +314,11 @@ class Coordinator:
             self.replies.pause(inflight, 20)  # a new cluster's first commits would have the clocks of 1970
             return
         inflight.refusal = ""
-        wait = self._certify(inflight, prepared)
-        if wait is None:
+        obstacle = self._certify(inflight, prepared)
+        if obstacle is None:
             self._begin(inflight, prepared, clock, activates)
         elif not self._goes_alone(inflight, prepared):
-            wait()
+            self.contention.wait(inflight, obstacle)
 
     def _refuse_write(self, inflight: InFlight) -> None:
         """Refuse what writes: this node may lead nothing."""
@@ -348,14 +349,14 @@ class Coordinator:
         self.together.shrink()
         return True
 
-    def _certify(self, inflight: InFlight, prepared: Prepared) -> Callable[[], None] | None:
-        """Certify a transaction here; return a call that lets it wait for its blocker, or None if it may begin."""
+    def _certify(self, inflight: InFlight, prepared: Prepared) -> Obstacle | None:
+        """Certify a transaction here; return what it has to wait for, or None if it may begin."""
         state, access_set, reservations = self.state, inflight.access_set, self.replies.reservations
         assert access_set is not None
         if not covers(prepared.base, state.commit_window.floor):
             reservations.in_vain(inflight, access_set, prepared.kind)
             # Something was committed and dropped since it was executed: what cannot be compared counts as a conflict.
-            return partial(self.replies.pause, inflight, 1)
+            return Pause(1)
         # Final, unlike what is pending: so it is asked first, as by the voters (V9).
         found = next(state.commit_window.conflicts(access_set, prepared.base), None)
         if found is not None:
@@ -363,32 +364,8 @@ class Coordinator:
             reservations.in_vain(inflight, access_set, prepared.kind)
             # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.
             after_ms = max(1, state.settings.schema_delay_ms * is_clock(found.key))
-            return partial(self.replies.pause, inflight, after_ms)
-        queue = self.replies.wait_queue
-        held = reservations.blocks(inflight, access_set, prepared.kind)
-        if held is not None:
-            state.counts["held_back"] += 1
-            return partial(queue.hold_back, inflight, held)
-        # Our own vote would reject it (V9), so a BEGIN could only disturb the others: it waits for their end here.
-        for found in state.votes.pending.conflicts(access_set):
-            if found.other not in self.rollbacks:  # else our own, given up: our BEGIN carries its rollback
-                inflight.lost = found
-                reservations.in_vain(inflight, access_set, prepared.kind)
-                return partial(self._wait, inflight, found.other)
-        # The others that want its keys are held back for its sake: were it to wait for one of them, both would wait.
-        if inflight.goes_first:
-            return None
-        # Another request of this node that pauses for the same keys was here before: it goes first, or the newest would
-        # always be the quickest.
-        head = queue.head(inflight, access_set) if queue.heads else None
-        if head is not None:
-            return partial(queue.line_up, inflight, head)
-        left_ms = self.replies.turns.left_ms(access_set) if self.replies.turns.until else 0
-        return partial(self.replies.wait_for_turn, inflight, left_ms) if left_ms else None
-
-    def _wait(self, inflight: InFlight, other: Txid) -> None:
-        self.state.counts["waited"] += 1
-        self.replies.wait_queue.wait(inflight, other)
+            return Pause(after_ms)
+        return self.contention.before(inflight, prepared.kind)
 
     def _begin(self, inflight: InFlight, prepared: Prepared, clock: int, activates: int) -> None:
         state = self.state

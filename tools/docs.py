@@ -23,6 +23,7 @@ from bedrockish.node.admin.troubles import KINDS
 from bedrockish_journal.model.laws import ANCHORS, LAWS, TABLES
 from tools.compliance.page import compliance_page
 from tools.reference import reference_page
+from tools.sql_surface import surface
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by `python -m tools.docs`; do not edit. -->"
@@ -271,6 +272,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/laws.md": laws_page,
     "docs/protocol.md": protocol_page,
     "docs/reference.md": lambda: reference_page(NOTE),
+    "docs/sql.md": lambda: filled("sql.md", {"surface": surface}),
     "docs/troubles.md": troubles_page,
 }
 

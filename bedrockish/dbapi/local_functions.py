@@ -126,7 +126,7 @@ class LocalFunctions:
     def explained(self, error: Error) -> Error:
         """Return the error to raise for one that a node has answered: another one if it lacks what was registered."""
         found = _MISSING.search(str(error))
-        what = self._what.get(found[1].lower()) if found is not None else None
+        what = self._what.get(found[1].rstrip(";").lower()) if found is not None else None
         return error if what is None else NotSupportedError(elsewhere(what), details=error.details)
 
 
@@ -134,5 +134,5 @@ def elsewhere(what: str) -> str:
     """Return the text for a function that exists in the program only."""
     return (
         f"{what} would exist in this program only, but SQL runs on the nodes; put it into a plugin of the nodes "
-        "(docs/commands.md), or compute in Python"
+        "(docs/commands.md), or connect by the path of a node's file, where it is used (docs/local.md)"
     )

@@ -29,6 +29,7 @@ from bedrockish.sqltext.statement_kinds import (
     compares_like,
     exact_like_of,
     kind_of,
+    query_only_of,
     switch_of,
 )
 from bedrockish.sqltext.temporary import makes_temporary
@@ -66,6 +67,7 @@ class Session:
         foreign_keys: whether transactions that change the schema enforce them; all others always do.
         changes: rows changed since the connection was opened.
         replay: run a transaction that was lost to another one again, and go on if it is told the same.
+        query_only: the program has set PRAGMA query_only, so that its connection only reads.
         exact_like: the program has set PRAGMA case_sensitive_like, so that statements with LIKE are refused.
     """
 
@@ -77,7 +79,7 @@ class Session:
         self.schema_commits = False
         self.foreign_keys = True
         self.changes = 0
-        self.exact_like = self.replay = False
+        self.query_only = self.exact_like = self.replay = False
         self._replayed: list[tuple[list[Statement], list[Rows]]] = []  # of the open transaction
         self._values = SessionValues()  # as the open transaction found them
         self._open: BlockingTransaction | None = None
@@ -110,6 +112,13 @@ class Session:
         if control is not None:
             self._trace(sql)
             return self._control(control, sql)
+        asked = query_only_of(sql) if kind == PRAGMA else None
+        if asked is not None:
+            self._trace(sql)
+            if asked[0] is None:
+                return Rows(("query_only",), [(int(self.query_only),)])
+            self.query_only = asked[0]
+            return NOTHING
         exact = exact_like_of(sql) if kind == PRAGMA else None
         if exact is not None:
             self._trace(sql)
@@ -213,6 +222,8 @@ class Session:
 
     def _prepare(self, kind: str, sql: str) -> None:
         """Make room for a schema statement, if it is to be a transaction of its own; tell who traces what is done."""
+        if self.query_only and kind in (WRITE, SCHEMA):
+            raise SqlError("attempt to write a readonly database: PRAGMA query_only is on; switch it off", sql=sql)
         if kind == SCHEMA and self.schema_commits and self._open is not None and self._implicit and not self._marks:
             self.commit()
         if self._open is None and self._begins(kind):

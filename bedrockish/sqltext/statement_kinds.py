@@ -22,6 +22,9 @@ _SWITCH = re.compile(
 )
 
 
+_QUERY_ONLY = re.compile(
+    r"\s*PRAGMA\s+(?:main\s*\.\s*)?query_only\s*(?:[=(]\s*['\"]?(\w+)['\"]?\s*\)?)?\s*;?\s*", re.IGNORECASE
+)
 _EXACT_LIKE = re.compile(
     r"\s*PRAGMA\s+(?:main\s*\.\s*)?case_sensitive_like\s*[=(]\s*['\"]?(\w+)['\"]?\s*\)?\s*;?\s*", re.IGNORECASE
 )
@@ -44,6 +47,16 @@ def exact_like_of(sql: str) -> bool | None:
     """Return what a statement sets PRAGMA case_sensitive_like to; None if it is another statement."""
     found = _EXACT_LIKE.fullmatch(sql)
     return None if found is None else found[1].lower() in ("1", "on", "yes", "true")
+
+
+def query_only_of(sql: str) -> tuple[bool | None] | None:
+    """Return the value that a statement gives PRAGMA query_only, None if it asks; None for another statement.
+
+    >>> query_only_of("PRAGMA query_only = 1"), query_only_of("PRAGMA query_only"), query_only_of("SELECT 1")
+    ((True,), (None,), None)
+    """
+    found = _QUERY_ONLY.fullmatch(sql)
+    return None if found is None else (None if found[1] is None else found[1].lower() in ("1", "on", "yes", "true"),)
 
 
 def compares_like(sql: str) -> bool:

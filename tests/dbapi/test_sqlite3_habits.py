@@ -77,12 +77,39 @@ def test_common_pragmas_are_answered_truthfully(connection: db.Connection, pragm
 
 
 @pytest.mark.parametrize(
-    "pragma", ["trusted_schema=OFF", "ignore_check_constraints=ON", "query_only=ON", "writable_schema=ON"]
+    "pragma", ["trusted_schema=OFF", "ignore_check_constraints=ON", "legacy_alter_table=ON", "writable_schema=ON"]
 )
 def test_pragmas_that_would_change_the_meaning_of_sql_are_refused(connection: db.Connection, pragma: str) -> None:
     """Silence would let the program believe that the pragma took effect."""
     with pytest.raises(db.NotSupportedError, match="would change this node only"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def test_query_only_refuses_writes_of_its_connection(made: db.Connection) -> None:
+    """Reads go on; switched off, the connection writes again."""
+    made.execute("PRAGMA query_only = ON")
+    assert made.execute("PRAGMA query_only").fetchone() == (1,)
+    before = made.execute("SELECT count(*) FROM thing").fetchone()
+    for sql in ("DELETE FROM thing", "CREATE TABLE other(a)"):
+        with pytest.raises(db.OperationalError, match="readonly database"):
+            made.execute(sql)
+    with pytest.raises(db.OperationalError, match="readonly database"):
+        made.executemany("INSERT INTO thing(a) VALUES (?)", [(7,), (8,)])
+    assert made.execute("SELECT count(*) FROM thing").fetchone() == before
+    made.execute("PRAGMA query_only = OFF")
+    made.execute("CREATE TABLE other(a)")
+    made.execute("INSERT INTO other VALUES (1)")
+    assert made.execute("SELECT a FROM other").fetchone() == (1,)
+
+
+def test_missing_functions_name_the_two_ways_out(connection: db.Connection) -> None:
+    """A function of a program is not at the nodes: a plugin, or a connection by path."""
+    for sql in ("SELECT mine(1)", "SELECT 'a' COLLATE mine ORDER BY 1 COLLATE mine"):
+        with pytest.raises(db.OperationalError, match="by a plugin, or connect by the path"):
+            connection.execute(sql)
+    connection.create_function("mine", 1, abs)
+    with pytest.raises(db.NotSupportedError, match=r"into a plugin of the nodes .* by the path"):
+        connection.execute("SELECT mine(1)")
 
 
 def test_errors_have_sqlites_codes_and_classes(made: db.Connection) -> None:

@@ -183,7 +183,8 @@ def test_documented_statements_are_accepted(pair: tuple[TestNode, TestNode], tex
 
 
 def test_every_line_of_the_page_is_run() -> None:
-    lines = re.findall(r"^\| (?!statement|---)([^|]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    page = PAGE.read_text(encoding="utf-8").partition("<!-- surface -->")[0]  # what follows is run by another test
+    lines = re.findall(r"^\| (?!statement|---)([^|]+) \|", page, re.MULTILINE)
     assert len(lines) > 20
     for line in lines:
         assert any(line.startswith(begin) for begin in (*REFUSED, *AS_IN_SQLITE)), line

@@ -35,6 +35,13 @@ WITHOUT_PLUGIN = (
 )
 
 
+_LACKS = re.compile("no such (?:function|collation sequence): ")
+ELSEWHERE = (
+    "a function or collation of a program exists in its process only: register it at the nodes, by a plugin, or "
+    "connect by the path of a node's file"
+)
+
+
 def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
     """Return the error to raise to the client for SQLite's error about a statement.
 
@@ -61,6 +68,7 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
             return DamagedError(f"the database file failed: {text}; check the disk, or fill the node again")
         case _:
             offset = getattr(error, "error_offset", -1)
+            text += f"; {ELSEWHERE}" if _LACKS.match(text) else ""
             return SqlError(text, sql=sql, **_code(error), **({"offset": offset} if offset >= 0 else {}))
 
 

@@ -16,15 +16,31 @@ READABLE = frozenset(
         *("quick_check", "schema_version", "table_info", "table_list", "table_xinfo", "user_version"),
         *("auto_vacuum", "automatic_index", "busy_timeout", "cache_size", "defer_foreign_keys", "journal_mode"),
         *("legacy_alter_table", "locking_mode", "query_only", "read_uncommitted", "recursive_triggers", "synchronous"),
-        *("temp_store", "wal_autocheckpoint"),
+        *("temp_store", "wal_autocheckpoint", "cache_spill", "case_sensitive_like", "count_changes"),
+        *("full_column_names", "ignore_check_constraints", "short_column_names", "trusted_schema", "writable_schema"),
+        "temp_store_directory",
     }
 )
 WITH_ARGUMENT = frozenset(
     {
         *("foreign_key_check", "foreign_key_list", "index_info", "index_list", "index_xinfo", "integrity_check"),
         *("quick_check", "table_info", "table_list", "table_xinfo"),
+        # Which SQLite takes and ignores.
+        *("collation_list", "compile_options", "data_version", "database_list", "freelist_count", "function_list"),
+        *("module_list", "page_count", "pragma_list"),
     }
 )
+_AS_EVER = {
+    "case_sensitive_like": False,
+    "count_changes": False,
+    "full_column_names": False,
+    "ignore_check_constraints": False,
+    "query_only": False,
+    "short_column_names": True,
+    "trusted_schema": True,
+    "writable_schema": False,
+}
+"""For each PRAGMA that would change what statements mean, the value that it has at the nodes, and may be set to."""
 REPLICATED = ("user_version", "application_id")
 """Kept in the file and set on every node, like a definition: migrations note there how far they came."""
 
@@ -49,6 +65,7 @@ ANSWERED = {
     "cache_spill": None,
     "cell_size_check": "0 AS cell_size_check",
     "checkpoint_fullfsync": "0 AS checkpoint_fullfsync",
+    "empty_result_callbacks": "0 AS empty_result_callbacks",
     "encoding": None,
     "fullfsync": "0 AS fullfsync",
     "hard_heap_limit": "0 AS hard_heap_limit",
@@ -62,18 +79,25 @@ ANSWERED = {
     "page_size": None,
     "read_uncommitted": None,
     "recursive_triggers": None,
+    "reverse_unordered_selects": "0 AS reverse_unordered_selects",
     "secure_delete": "0 AS secure_delete",
     "shrink_memory": None,
     "soft_heap_limit": "0 AS soft_heap_limit",
     "synchronous": "2 AS synchronous",
     "temp_store": None,
+    "temp_store_directory": None,
     "threads": "0 AS threads",
     "wal_autocheckpoint": "1000 AS wal_autocheckpoint",
     "wal_checkpoint": "0 AS busy, -1 AS log, -1 AS checkpointed",
 }
 """For each PRAGMA what it answers; None: setting it answers nothing, asking is SQLite's."""
 
-_SETS_SILENTLY = frozenset({"cell_size_check", "checkpoint_fullfsync", "fullfsync", "synchronous"})
+_SETS_SILENTLY = frozenset(
+    {
+        *("cell_size_check", "checkpoint_fullfsync", "empty_result_callbacks", "fullfsync"),
+        *("reverse_unordered_selects", "synchronous"),
+    }
+)
 _ACTS = frozenset({"incremental_vacuum", "optimize", "shrink_memory"})  # without a value, they ask for nothing
 
 
@@ -113,6 +137,8 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
     known = name.lower()
     if argument is None or known in WITH_ARGUMENT:
         allowed = known in READABLE
+    elif known in _AS_EVER:
+        allowed = _is_on(argument) == _AS_EVER[known]
     elif known in REPLICATED:
         allowed = database in (None, "main")
     else:
@@ -147,9 +173,12 @@ def is_replicated(sql: str) -> bool:
 
 def turns_on(sql: str) -> bool:
     """Return whether a PRAGMA of ``SETTINGS`` switches it on; SQLite takes numbers but 0 for that, too."""
-    value = given(sql)[1]
+    return _is_on(given(sql)[1])
+
+
+def _is_on(value: str) -> bool:
     digits = value.lstrip("+-")
-    return value in _ON or (digits.isdecimal() and digits.strip("0") != "")
+    return value.lower() in _ON or (digits.isdecimal() and digits.strip("0") != "")
 
 
 def is_keys_off(sql: str) -> bool:

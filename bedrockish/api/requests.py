@@ -3,7 +3,7 @@ results are kept, so that a retried command gets its first answer).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -17,7 +17,7 @@ from bedrockish.common.levels import LEVEL
 from bedrockish.common.trace_context import came_with
 from bedrockish.errors import ForeignClusterError, ProtocolMismatchError, UsageError
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import DIGEST_BYTES
+from bedrockish_journal.model.transaction import DIGEST_BYTES, LONG_BYTES, head
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, check
 
@@ -38,6 +38,7 @@ USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
 )
 MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, VOID, *USER_ACTIONS)
 
+FEW_STATEMENTS = 10  # of so many, each is looked at for long values
 MANY_RESULTS = 23  # the length of longer arrays takes more than a byte
 NAMES_CHARACTERS_MAX = 1_000  # of columns' names that are remembered as they were encoded: a name may be a long text
 
@@ -270,15 +271,51 @@ def digest_of(request: Request) -> bytes:
     elif request.change is not None:
         change = request.change
         given = ["change", *(getattr(change, one.name) for one in fields(change))]
+    elif len(request.statements) <= FEW_STATEMENTS and any(map(_has_long_value, request.statements)):
+        return _hashed(_parts(request.statements))
     else:
         # No parameters are the same, whether a client sends none or an empty list.
         given = ["statements", *((one.sql, one.params or None) for one in request.statements)]
     return _digest(given)
 
 
+def _has_long_value(statement: Statement) -> bool:
+    if type(statement.params) is list:
+        for one in statement.params:
+            if (type(one) is str or type(one) is bytes) and len(one) > LONG_BYTES:
+                return True
+    return False
+
+
+def _parts(statements: Sequence[Statement]) -> Iterator[bytes]:
+    """Yield the canonical bytes of statements, none of which has an empty list; long values are not copied for that."""
+    yield head(4, 1 + len(statements)) + cbor2.dumps("statements")
+    for statement in statements:
+        yield b"\x82" + cbor2.dumps(statement.sql)
+        params = statement.params or None
+        if type(params) is not list:
+            yield cbor2.dumps(params, canonical=True)
+            continue
+        yield head(4, len(params))
+        for one in params:
+            if (type(one) is str or type(one) is bytes) and len(one) > LONG_BYTES:
+                data = one if isinstance(one, bytes) else one.encode()
+                yield head(2 if data is one else 3, len(data))
+                yield data
+            else:
+                yield cbor2.dumps(one, canonical=True)
+
+
 def _digest(given: list[object]) -> bytes:
+    return _hashed(cbor2.dumps(one, canonical=True) for one in (given,))
+
+
+def _hashed(parts: Iterable[bytes]) -> bytes:
+    found = sha256()
     try:
-        return sha256(cbor2.dumps(given, canonical=True)).digest()[:DIGEST_BYTES]
+        for part in parts:
+            found.update(part)
+        return found.digest()[:DIGEST_BYTES]
     except (cbor2.CBORError, ValueError) as error:
         raise UsageError(f"a text in the request is no Unicode: {error}; send it as bytes") from error
 

@@ -2,7 +2,9 @@
 
 import pytest
 
+from bedrockish.api import requests
 from bedrockish.api.requests import Named, Params, Request, Statement, digest_of
+from bedrockish.errors import UsageError
 
 
 def digest(sql: str, params: Params = None) -> bytes:
@@ -23,3 +25,19 @@ def test_other_requests_have_other_digests() -> None:
     found = [digest("SELECT ?", [1]), digest("SELECT ?", [2]), digest("SELECT ?", ["1"]), digest("SELECT ? ", [1])]
     found += [digest("SELECT ?", [None]), digest("SELECT ?"), digest_of(Request("c", (), call=Named("SELECT ?", [1])))]
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("long", ["x" * 200_000, "é" * 140_000, b"\0" * 150_000])
+def test_digest_with_long_values_equals_that_of_encoder(monkeypatch: pytest.MonkeyPatch, long: str | bytes) -> None:
+    lists: list[list[Params]] = [[[1, long, 0.5, None, b"", "é"]], [None, [long, -7], [], {"a": 1, "é": 2.5}, [1.1]]]
+    for many in lists:
+        request = Request("c", tuple(Statement("SELECT ?", params) for params in many))
+        found = digest_of(request)
+        with monkeypatch.context() as patch:
+            patch.setattr(requests, "FEW_STATEMENTS", 0)
+            assert digest_of(request) == found
+
+
+def test_long_text_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(UsageError, match="no Unicode"):
+        digest("SELECT ?", ["x" * 200_000 + "\udc80"])

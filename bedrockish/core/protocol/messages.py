@@ -28,7 +28,7 @@ from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.records import ENDED
 from bedrockish_journal.model.clock import CLOCK_READ_LIMIT
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import Transaction, Txid, check_txid, decode_transaction
+from bedrockish_journal.model.transaction import Transaction, Txid, check_txid, decode_transaction, pack
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, check
 
@@ -490,7 +490,7 @@ _REQUIRED = {
 def encode(message: Message) -> bytes:
     """Return a message as it travels."""
     cls = type(message)
-    return cbor2.dumps([NUMBERS[cls], *map(getattr, repeat(message), _NAMES[cls])])
+    return pack([NUMBERS[cls], *map(getattr, repeat(message), _NAMES[cls])])
 
 
 @value

@@ -17,7 +17,7 @@ from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, canonical, check
 
 VERSION = 1
-LONG_BYTES = 1 << 20
+LONG_BYTES = 1 << 17  # from here on a copy costs more than the work of avoiding it
 DIGEST_BYTES = 16
 """The version of a transaction's form, and the highest that is read. A field that changes what a transaction does is
 appended together with a new version, which is written only where the field is used, and only when the cluster's level
@@ -72,7 +72,7 @@ def check_txid(value: object) -> Txid:
 
 
 def head(kind: int, count: int) -> bytes:
-    """Return the canonical head of a CBOR byte string (2) or array (4)."""
+    """Return the canonical head of a CBOR byte string (2), text (3) or array (4)."""
     if count < 24:
         return bytes([kind << 5 | count])
     size = next(size for size in (1, 2, 4, 8) if count < 1 << 8 * size)

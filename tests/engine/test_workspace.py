@@ -70,6 +70,13 @@ REQUESTS: list[tuple[Sql, ...]] = [
     ("SELECT nothing FROM nowhere",),
     ("ATTACH 'x' AS y",),
     ("DELETE FROM word", "INSERT INTO word SELECT name, age FROM person"),
+    tuple(("INSERT INTO word VALUES (?, ?)", (f"w{number}", number)) for number in range(300)),
+    tuple(("INSERT INTO word VALUES (?, 0)", (f"w{number % 290}",)) for number in range(300)),
+    (
+        *[("INSERT INTO pet(owner, kind) VALUES (?, 'bird')", (number % 3 + 1,)) for number in range(9)],
+        "DELETE FROM log",
+    ),
+    tuple(("INSERT OR ROLLBACK INTO person VALUES (?, ?, 1)", (number % 8, f"{number}")) for number in range(20)),
 ]
 
 

@@ -24,7 +24,7 @@ from bedrockish.api.requests import Request, Result, Statement
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.cursor import compile_read
 from bedrockish.engine.execution.ddl_execution import execute_mixed
-from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, refused_on
+from bedrockish.engine.execution.executor import PROGRESS_STEPS, Executor, MixesError, OneByOneError, refused_on
 from bedrockish.engine.execution.explain import explain
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
@@ -140,15 +140,18 @@ class Workspace:
             BedrockishError: as there, or the error that ``stop`` was given.
         """
         try:
-            prepared = self._inside(lambda writer: self._execute(writer.executor, request))
+            try:
+                prepared = self._inside(lambda writer: self._execute(writer.executor, request, at_once=True))
+            except OneByOneError:
+                prepared = self._inside(lambda writer: self._execute(writer.executor, request, at_once=False))
         finally:
             self._unlock()
         return replace(prepared, clock=self.scope.clock) if self.scope.used else prepared
 
-    def _execute(self, executor: Executor, request: Request) -> Prepared:
+    def _execute(self, executor: Executor, request: Request, *, at_once: bool) -> Prepared:
         base = dict(self._base)
         try:
-            return executor.execute(request, base, self._version)
+            return executor.execute(request, base, self._version, at_once=at_once)
         except MixesError:
             return execute_mixed(executor, request, base, self._version)
 

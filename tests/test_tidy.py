@@ -36,7 +36,6 @@ MAY_IMPORT = {
     "journal/bedrockish_journal/feed": f"{MODEL} bedrockish_journal.feed cbor2 {IO}",
     "journal/bedrockish_journal": f"{JOURNAL} apsw cbor2",
     "journal/bedrockish_journal/arrow.py": "bedrockish_journal.spark pyarrow",
-    "journal/bedrockish_journal/spark/analysis/plots.py": "bedrockish_journal.spark pyspark matplotlib numpy",
     # The one file that reads running nodes instead of files, as any client does.
     "journal/bedrockish_journal/spark/source/live.py": (
         "bedrockish_journal bedrockish.api bedrockish.client bedrockish.errors"

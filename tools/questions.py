@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PAGE = ROOT / "docs" / "questions.md"
-PICTURES = ROOT / "docs" / "images"
 NOTE = "<!-- Written by `python -m tools.questions`; do not edit. -->"
 ACCOUNTS, CLIENTS, TRANSFERS = 12, 6, 80
 KILLS, DIES = 4, 1
@@ -41,7 +40,7 @@ Six clients move money between twelve accounts, while B is killed and started ag
 
 ```python
 from pyspark.sql import functions as F
-from bedrockish_journal.spark.analysis import plots, questions
+from bedrockish_journal.spark.analysis import questions
 from bedrockish_journal.spark.source.inputs import find_inputs, read_table
 from bedrockish_journal.spark.session import quiet_session
 
@@ -56,15 +55,11 @@ access_sets = questions.one_node(read_table(spark, inputs, "footprints"), "A")
 
 @dataclass(frozen=True)
 class Question:
-    """One section: what is asked, how, and where the picture goes if there is one.
-
-    The code leaves a DataFrame in ``answer``; with a picture, it draws it to ``picture``.
-    """
+    """One section: what is asked, and how. The code leaves a DataFrame in ``answer``."""
 
     title: str
     prose: str
     code: str
-    picture: str | None = None
 
 
 QUESTIONS = [
@@ -87,15 +82,13 @@ QUESTIONS = [
     Question(
         "Who meets whom?",
         "How often a transaction of one leader used a key that one of another leader had just written, or the reverse. "
-        "High counts off the grey diagonal mean: send related data to one node.",
-        "answer = questions.meetings(access_sets, within_ms=1000)\nplots.meetings_heat_map(answer, picture)",
-        "meetings.png",
+        "High counts between two leaders mean: send related data to one node.",
+        "answer = questions.meetings(access_sets, within_ms=1000)",
     ),
     Question(
         "Who committed how much, and when?",
         "By the leader that began a transaction; `adopted` of them were finished by another node.",
-        'answer = questions.commits_over_time(commits, "250 milliseconds")\nplots.commits_timeline(answer, picture)',
-        "commits.png",
+        'answer = questions.commits_over_time(commits, "250 milliseconds")',
     ),
     Question(
         "How long do approvals take?",
@@ -110,26 +103,22 @@ QUESTIONS = [
     ),
     Question(
         "What follows what?",
-        "The causal graph of the window in which most leaders meet: an arrow to each commit from those that it "
-        "directly follows. A hollow circle is a commit that was adopted. Commits without a path between "
-        "them are concurrent.",
+        "The causal graph of the window in which most leaders meet: a row for each commit and each of those that it "
+        "directly follows. Commits without a path between them are concurrent.",
         "window = questions.telling_window(commits, 24)\n"
         'low, high = window.agg(F.min("clock"), F.max("clock")).first()\n'
-        "answer = questions.causes(commits, low, high)\n"
-        "plots.causal_graph(answer, window, picture)",
-        "causes.png",
+        "answer = questions.causes(commits, low, high)",
     ),
 ]
 
 
-def ask(question: Question, tables: "dict[str, DataFrame]", pictures: Path) -> "DataFrame":
+def ask(question: Question, tables: "dict[str, DataFrame]") -> "DataFrame":
     """Run the code of a question and return its answer."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from bedrockish_journal.spark.analysis import plots, questions
+    from bedrockish_journal.spark.analysis import questions
 
-    names: dict[str, Any] = {"F": F, "plots": plots, "questions": questions, **tables}
-    names["picture"] = str(pictures / (question.picture or ""))
+    names: dict[str, Any] = {"F": F, "questions": questions, **tables}
     exec(question.code, names)
     answer: DataFrame = names["answer"]
     return answer
@@ -173,8 +162,6 @@ def render(answers: list[str]) -> str:
     parts = ["# Questions to a journal", NOTE, INTRODUCTION]
     for question, answer in zip(QUESTIONS, answers, strict=True):
         parts += [f"## {question.title}", question.prose, f"```python\n{question.code}\n```", f"```text\n{answer}\n```"]
-        if question.picture is not None:
-            parts.append(f"![{question.title}](images/{question.picture})")
     return "\n\n".join(parts) + "\n"
 
 
@@ -214,8 +201,7 @@ async def _move_money(cluster: LocalCluster, number: int) -> None:
 
 
 def main() -> None:
-    """Write the page and its pictures."""
-    PICTURES.mkdir(exist_ok=True)
+    """Write the page."""
     with tempfile.TemporaryDirectory(prefix="bedrockish-questions-") as place:
         with local_cluster(Path(place, "nodes")) as cluster:
             trio.run(partial(live, cluster))
@@ -223,7 +209,7 @@ def main() -> None:
         tables = tables_of(spark, [node.database for node in cluster.nodes])
         answers = []
         for question in QUESTIONS:
-            answers.append(show(ask(question, tables, PICTURES)))
+            answers.append(show(ask(question, tables)))
             print(f"{question.title}\n{answers[-1]}\n", file=sys.stderr)
         spark.stop()
     PAGE.write_text(render(answers))

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.worlds import honest
-from tools.questions import PAGE, PICTURES, QUESTIONS, ask, render, show, tables_of
+from tools.questions import PAGE, QUESTIONS, ask, render, show, tables_of
 
 
 def answers() -> list[str]:
@@ -17,18 +17,13 @@ def answers() -> list[str]:
 def test_the_page_is_current_but_for_its_answers() -> None:
     """Run ``python -m tools.questions`` after changing the questions."""
     assert PAGE.read_text() == render(answers())
-    wanted = {question.picture for question in QUESTIONS} - {None}
-    assert {path.name for path in PICTURES.iterdir()} >= wanted
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_answers_have_the_columns_that_the_page_shows(spark: SparkSession, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pip install 'bedrockish[plots]'")
     tables = tables_of(spark, honest(30).write(tmp_path))
     for question, answer in zip(QUESTIONS, answers(), strict=True):
-        header = show(ask(question, tables, tmp_path)).split("\n")[0].split()
+        header = show(ask(question, tables)).split("\n")[0].split()
         # The columns of a user's table, and the nodes that approve, are those of the cluster that was asked.
         assert header == answer.split("\n")[0].split(), question.title
-        if question.picture is not None:
-            assert (tmp_path / question.picture).read_bytes().startswith(b"\x89PNG")

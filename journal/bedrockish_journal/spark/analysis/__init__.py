@@ -1,1 +1,1 @@
-"""Questions to a cluster's history, and their pictures."""
+"""Questions to a cluster's history."""

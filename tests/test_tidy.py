@@ -139,6 +139,7 @@ FLOORS = (
     "bedrockish.core.state",
     "bedrockish.core.replica",
     "bedrockish.core.coordinator",
+    "bedrockish.core.recovery",
     "bedrockish.core",
     "bedrockish.engine.sqlite",
     "bedrockish.engine.derived",

@@ -65,7 +65,7 @@ from bedrockish.core.protocol.messages import (
     Want,
 )
 from bedrockish.core.protocol.records import Recovered
-from bedrockish.core.recovery import PATIENCE_MAX, Recovery
+from bedrockish.core.recovery.recovery import PATIENCE_MAX, Recovery
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.safe_time import SafeTime
 from bedrockish.core.replica.staging import Staging

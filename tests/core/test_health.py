@@ -1,6 +1,5 @@
 """A node with damaged tables, or one that only reads: its permitted and forbidden messages and actions."""
 
-
 import cbor2
 import pytest
 

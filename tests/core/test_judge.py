@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from bedrockish.core import judge as judging
-from bedrockish.core.judge import ABORT, COMMIT, Answer, First, Verdict, judge
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Promise, Standing
 from bedrockish.core.protocol.records import Member, Membership, Recovered
-from bedrockish.core.recovery import Round
+from bedrockish.core.recovery import judge as judging
+from bedrockish.core.recovery.judge import ABORT, COMMIT, Answer, First, Verdict, judge
+from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.state.settings import Settings, approvals_needed, majority
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid

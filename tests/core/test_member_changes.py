@@ -28,7 +28,7 @@ from bedrockish.core.protocol.messages import (
     ToldClock,
 )
 from bedrockish.core.protocol.records import Joining, Member, Membership, Prepared, Recovered, encode_membership
-from bedrockish.core.recovery import Round
+from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import LearnerError, UnavailableError

@@ -32,7 +32,7 @@ from bedrockish.core.protocol.messages import (
     ToldClock,
 )
 from bedrockish.core.protocol.records import Joining, Member, Membership, Prepared, Recovered, Vote
-from bedrockish.core.recovery import Round
+from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.replica.voter import COMPARING_S
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.commit_window import CommitWindow

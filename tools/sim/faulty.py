@@ -6,9 +6,9 @@ a fault that no longer fits the code is an error, not a fault that was missed.
 This file has the rules by which nodes agree; ``faulty_uses`` has those on top of the agreement.
 """
 
-from bedrockish.core import judge, recovery
 from bedrockish.core.coordinator import abort as rollback
 from bedrockish.core.coordinator import coordinator
+from bedrockish.core.recovery import judge, recovery
 from bedrockish.core.replica import apply_queue, safe_time, times
 from bedrockish.core.replica import voter as voting
 from bedrockish.core.state import pending, roster, state, votes

@@ -1,7 +1,8 @@
 """Deliberate faults of the rules that confine damage to one node. See ``faulty``."""
 
-from bedrockish.core import node, recovery
+from bedrockish.core import node
 from bedrockish.core.coordinator import coordinator
+from bedrockish.core.recovery import recovery
 from bedrockish.core.replica import voter
 from bedrockish.core.state import roster
 from tools.sim import database, operator

@@ -3,7 +3,7 @@
 Each has a test, or a conversation of ``tests/traces``, that was written for it: it must fail without the rule.
 """
 
-from bedrockish.core import judge, node, recovery
+from bedrockish.core import node
 from bedrockish.core.coordinator import (
     abort,
     commit_clock,
@@ -15,6 +15,7 @@ from bedrockish.core.coordinator import (
     reservations,
     wait_queue,
 )
+from bedrockish.core.recovery import judge, recovery
 from bedrockish.core.replica import apply_queue, safe_time, times, voter
 from bedrockish.core.state import clock, commit_window, pending, roster, state, timelines, votes
 from tools.sim.editing import Moment, fault

@@ -3,7 +3,6 @@
 Each has a test of ``tests.core.test_one_node``, or of its neighbours, which must fail without the rule.
 """
 
-from bedrockish.core import judge, recovery
 from bedrockish.core.coordinator import (
     abort,
     commit_clock,
@@ -15,6 +14,7 @@ from bedrockish.core.coordinator import (
     revalidation,
     schema_barrier,
 )
+from bedrockish.core.recovery import judge, recovery
 from bedrockish.core.replica import apply_queue, voter
 from bedrockish.core.state import clock, commit_window, membership, packed_commits, roster, state, votes
 from tools.sim.editing import Moment, fault

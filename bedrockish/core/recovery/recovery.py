@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bedrockish.core.coordinator.coordinator import Coordinator
-from bedrockish.core.judge import COMMIT, Answer, First, judge
 from bedrockish.core.protocol.health import Mode
 from bedrockish.core.protocol.messages import (
     Accept,
@@ -23,6 +22,7 @@ from bedrockish.core.protocol.messages import (
     Standing,
 )
 from bedrockish.core.protocol.records import ENDED, FORGOTTEN, Vote
+from bedrockish.core.recovery.judge import COMMIT, Answer, First, judge
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.voter import ASKED_MAX, Voting
 from bedrockish.core.state.repeat import Repeat

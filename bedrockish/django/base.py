@@ -68,12 +68,20 @@ class DatabaseFeatures(features.DatabaseFeatures):
 
     test_db_allows_multiple_connections = True
     can_clone_databases = False
-    has_select_for_update = False  # a transaction that loses is told so when it commits
+    has_select_for_update = True  # a transaction that loses is told so when it commits
+    has_select_for_update_nowait = True  # no transaction waits for a row
+    has_select_for_no_key_update = True
     supports_sequence_reset = False  # ids that nodes give only rise
 
 
 class DatabaseOperations(operations.DatabaseOperations):
     """The SQL of a cluster."""
+
+    compiler_module = "bedrockish.django.compiler"
+
+    def for_update_sql(self, *_args: Any, **_kwargs: Any) -> str:
+        """Return nothing: the compiler writes the rows instead."""
+        return ""
 
     def _quote_params_for_last_executed_query(self, params: Sequence[Any]) -> tuple[str, ...]:
         """Return values as SQLite writes them, for Django's log of queries.

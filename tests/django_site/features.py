@@ -121,20 +121,40 @@ def _transactions() -> None:
     assert seen == [1]
     tries = []
 
+    def elsewhere(sql: str) -> None:
+        other = connections.create_connection("default")
+        other.ensure_connection()
+        with other.cursor() as cursor:
+            cursor.execute(sql)
+        other.close()
+
     def contended() -> None:
         user = User.objects.get(username="User3")
         tries.append(user.last_name)
         if len(tries) == 1:  # another session takes the row in between
-            other = connections.create_connection("default")
-            other.ensure_connection()
-            with other.cursor() as cursor:
-                cursor.execute("UPDATE auth_user SET last_name = 'other' WHERE username = 'User3'")
-            other.close()
+            elsewhere("UPDATE auth_user SET last_name = 'other' WHERE username = 'User3'")
         user.last_name += "+mine"
         user.save()
 
     run_transaction(contended)
     assert (tries, User.objects.get(username="User3").last_name) == (["", "other"], "other+mine")
+    held = []
+
+    def holds() -> None:
+        """Only read, for update: a transaction that takes the row in between is in its way nevertheless."""
+        held.append(
+            [one.last_name for one in User.objects.select_for_update().filter(username="User2").order_by("id")[:1]]
+        )
+        if len(held) == 1:
+            elsewhere("UPDATE auth_user SET last_name = 'taken' WHERE username = 'User2'")
+
+    run_transaction(holds)
+    assert held == [[""], ["taken"]]
+    try:
+        list(User.objects.select_for_update())
+        raise AssertionError("a query for update outside of a transaction holds nothing")
+    except transaction.TransactionManagementError:
+        pass
     missing = _raised(OperationalError, lambda: User.objects.raw("SELECT * FROM nowhere")[0])
     assert "no such table" in str(missing)
 

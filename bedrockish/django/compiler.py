@@ -1,0 +1,36 @@
+"""Django's SQL compilers, of which that of queries honours ``select_for_update()``.
+
+SQLite has no FOR UPDATE, and here no row is locked: the rows that such a query selects are written, with the values
+that they have, just before they are read. So of two transactions that select one row for update, the one that commits
+later loses and can run again, in snapshot isolation as well.
+"""
+
+from typing import Any
+
+from django.db.models import F
+from django.db.models.sql import UpdateQuery, compiler
+from django.db.models.sql.compiler import SQLAggregateCompiler, SQLDeleteCompiler, SQLInsertCompiler, SQLUpdateCompiler
+
+__all__ = ["SQLAggregateCompiler", "SQLCompiler", "SQLDeleteCompiler", "SQLInsertCompiler", "SQLUpdateCompiler"]
+
+
+class SQLCompiler(compiler.SQLCompiler):
+    """The compiler of queries."""
+
+    def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the query; before that, write the rows that it selects for update."""
+        if self.query.select_for_update and self.query.model is not None:
+            self.as_sql()  # refuses what no backend honours, such as a query outside of a transaction
+            self._claim()
+        return super().execute_sql(*args, **kwargs)
+
+    def _claim(self) -> None:
+        selected = self.query.clone()
+        selected.select_for_update = False
+        selected.clear_select_clause()
+        key = selected.get_meta().pk
+        selected.add_fields([key.name])
+        update = UpdateQuery(self.query.model)
+        update.add_filter("pk__in", selected)
+        update.add_update_fields([(key, None, F(key.name))])
+        update.get_compiler(self.using, self.connection).execute_sql(None)

@@ -35,7 +35,7 @@ from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, Usag
 from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.membership import prepare_change
 from bedrockish.node.plugins import Plugins
-from bedrockish.node.recalling import again
+from bedrockish.node.recalling import again, find_command
 from bedrockish.node.rights import check_change
 from bedrockish.node.scheduling.durability import Waiter
 from bedrockish.node.scheduling.faults import Faults
@@ -97,7 +97,7 @@ class Executions:
         request = waiter.request
         node.counts["executions"] += 1
         try:
-            entry = node.engine.journal.find_command(request.command)
+            entry = find_command(node.engine, request)
             if entry is None:
                 prepared = self._prepare(request_id, waiter, clock, self._others(group) if group else [])
                 if prepared is not None:

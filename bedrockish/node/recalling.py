@@ -6,8 +6,8 @@ from bedrockish.api.requests import Answer, Request, Token
 from bedrockish.core.coordinator.request import schema_failed
 from bedrockish.core.protocol.events import Decided
 from bedrockish.engine.engine import Engine
-from bedrockish.errors import VoidedError
-from bedrockish.node.transactions.command_ids import check_owner, check_request, is_settled, settled
+from bedrockish.errors import ForgottenError, VoidedError
+from bedrockish.node.transactions.command_ids import check_owner, check_removed, check_request, is_settled, settled
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import SCHEMA
 from bedrockish_journal.model.vector import merge
@@ -35,6 +35,22 @@ def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
     return Answer(entry.transaction.result_of(command), Token(vector, clock), entry.place)
 
 
+def find_command(engine: Engine, request: Request) -> Entry | None:
+    """Return the entry that a request's command became; None if it never happened.
+
+    Raises:
+        CommandIdError: the entry was removed, and was another user's or another request's.
+        ForgottenError: it was removed, or its id is too old to tell.
+    """
+    try:
+        return engine.journal.find_command(request.command)
+    except ForgottenError:
+        removed = engine.journal.removed_command(request.command)
+        if removed is not None:
+            check_removed(engine.access, removed, request)
+        raise
+
+
 async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], command: str, user: str) -> Answer | None:
     """Return the answer of a command that happened, as far as this node knows, to a user.
 
@@ -50,7 +66,13 @@ async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], com
     """
     if engine.is_away:
         await durable()
-    entry = engine.journal.find_command(command)
+    try:
+        entry = engine.journal.find_command(command)
+    except ForgottenError:
+        removed = engine.journal.removed_command(command)
+        if removed is not None:
+            check_owner(engine.access, removed[0], command, user)
+        raise
     await durable()
     if entry is None:
         return None

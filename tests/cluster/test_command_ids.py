@@ -1,7 +1,10 @@
 """A command's id belongs to its user and to one request, at every door: nobody is told that another request was his."""
 
 import json
+import sqlite3
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -10,18 +13,20 @@ import trio
 from bedrockish import CommandIdError, connect
 from bedrockish.api.requests import USER_ADD, USER_GRANT, MemberChange, digest_of
 from bedrockish.api.wire import Answered
+from bedrockish.cli.upkeep import everywhere
 from bedrockish.client.blocking import Connection
 from bedrockish.client.request_builder import make_request
 from bedrockish.client.sansio.transaction_steps import settled
 from bedrockish.client.socket_driver import run
 from bedrockish.common.password_hash import hash_password
-from bedrockish.errors import BedrockishError, UnavailableError, UsageError
+from bedrockish.errors import BedrockishError, ForgottenError, UnavailableError, UsageError
 from tests.cluster.doors import Caller, RefusedAtTheDoorError
 from tests.cluster.story import ready
 from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
+KEEPS_LITTLE = {"timings": {"conflict_window_ms": 1_000}}
 PAY = "UPDATE account SET balance = balance - 10 WHERE id = 1"
 
 
@@ -29,7 +34,7 @@ PAY = "UPDATE account SET balance = balance - 10 WHERE id = 1"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes and four users: an admin, a reader, and two writers, of which one may write one table only."""
     users = {"adam": str(hash_password("adam!", bytes(16)))}
-    cluster = LocalCluster(tmp_path_factory.mktemp("ids") / "three", settings={"users": users})
+    cluster = LocalCluster(tmp_path_factory.mktemp("ids") / "three", settings={"users": users, **KEEPS_LITTLE})
     cluster.add_http()
     cluster.write_files()
     cluster.login = "adam:adam!@"
@@ -198,3 +203,42 @@ def test_admins_and_doors_have_no_way_around(cluster: LocalCluster) -> None:
         db.execute("INSERT INTO pub(x) VALUES ('will')", command="wills")
     with pytest.raises(RefusedAtTheDoorError, match="command_id"):
         caller.post("/db/execute?command=wills", ["INSERT INTO pub(x) VALUES ('will')"])
+
+
+def test_id_of_a_command_whose_entry_was_removed_stays_its_user_s_and_its_request_s(cluster: LocalCluster) -> None:
+    """Nobody is told that another request under that id has happened."""
+    with as_user(cluster, "una") as una, as_user(cluster, "will", 1) as will, as_user(cluster, "adam") as adam:
+        una.execute("INSERT INTO pub(x) VALUES ('old')", command="old-1")
+        will.execute("INSERT INTO pub(x) VALUES (?)", ("old",), command="old-2")
+        una.settle("old-3")
+
+        told: Any = None
+        url, until_s = Caller(cluster, 0, "adam", "adam!").url, time.monotonic() + 15
+        while removed(cluster) < 3:  # the last entry of a timeline, and what may be younger than safe time, stay
+            assert time.monotonic() < until_s, told
+            for one in (una, will, adam):
+                one.execute("INSERT INTO pub(x) VALUES ('later')")
+            time.sleep(0.5)
+            asked = {"do": "prune", "older_than_s": 0.0, "larger_than_mb": None, "force": False}
+            told = trio.run(everywhere, url, asked)
+        before = balance(cluster)
+        for ask in (lambda: will.execute(PAY, command="old-1"), lambda: will.outcome("old-1")):
+            with pytest.raises(CommandIdError, match="another user's command"):
+                ask()
+        with pytest.raises(CommandIdError, match="other statements or other parameters"):
+            will.execute(PAY, command="old-2")
+        with pytest.raises(CommandIdError, match="was settled before it happened"):
+            una.execute("INSERT INTO pub(x) VALUES ('old')", command="old-3")
+        with pytest.raises(ForgottenError, match="has happened"):
+            will.execute("INSERT INTO pub(x) VALUES (?)", ("old",), command="old-2")
+        assert balance(cluster) == before
+
+
+def removed(cluster: LocalCluster) -> int:
+    """Return how many of the commands the nodes keep as those of removed entries, at the node that has fewest."""
+    query = "SELECT count(*) FROM bedrockish_past WHERE command LIKE 'old-%' AND digest <> x''"
+    counts = []
+    for node in cluster.nodes:
+        with closing(sqlite3.connect(f"file:{node.database}?mode=ro", uri=True)) as file:
+            counts.append(int(file.execute(query).fetchone()[0]))
+    return min(counts)

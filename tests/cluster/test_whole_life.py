@@ -1,10 +1,15 @@
 """The whole life of a cluster: founded with ``init``, grown, upgraded, given users, its secrets exchanged, restored
-elsewhere, made smaller; and clients at work all the time, of which none sees an error.
+elsewhere, restarted node by node, with a full and with a lost disk, made smaller; and clients at work all the time.
+
+None sees an error, but those with an open transaction whose node ended, or over which a user changed or a member was
+removed: they are told so, and that it did not happen.
 
 ``pytest --slow -s tests/cluster/test_whole_life.py`` prints, for each part of it, how long commits took.
 """
 
 import json
+import resource
+import shutil
 import signal
 import ssl
 import subprocess
@@ -23,10 +28,11 @@ import trio
 
 from bedrockish import connect, open_client
 from bedrockish.common.levels import LEVEL
-from bedrockish.errors import BedrockishError
+from bedrockish.errors import BedrockishError, UnavailableError
 from tests.cluster.releases import unpack_last_release
 from tests.cluster.story import judge_files, level, ready, rows, send_signal, status_of, until
 from tests.cluster.test_security import program
+from tests.cluster.test_waiting import LIMIT_BYTES, limit_files
 from tools.cluster import SOURCES, LocalCluster, LocalNode, clean_environment, free_ports
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -52,17 +58,21 @@ class Shop:
         web: the token of those who come by HTTP, and their URL.
         done: the orders that were acknowledged.
         errors: what clients were told, after all that they try by themselves.
+        cut: what clients were told whose open transaction ended with its node, or by a change of members or users.
         times: phase -> seconds that each commit took, from the call to its answer.
+        gone: the orders of these transactions, which did not happen.
         phase: what is done to the cluster just now.
     """
 
     url: str
     web: tuple[str, str] = ("", "")
     trusted: ssl.SSLContext | None = None
+    gone: set[str] = field(default_factory=set)
     phase: str = "start"
     stopping: bool = False
     done: set[str] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
     times: dict[str, list[float]] = field(default_factory=dict)
 
     async def customer(self, name: str) -> None:
@@ -80,6 +90,27 @@ class Shop:
         while not self.stopping:
             await self._order(f"{name}-{count}", self._visit)
             count += 1
+
+    async def cashier(self, name: str) -> None:
+        """One open transaction of two orders after the other."""
+        count = 0
+        while not self.stopping:
+            async with open_client(url := self.url) as client:
+                while url == self.url and not self.stopping:
+                    orders = [f"{name}-{count}-{half}" for half in "ab"]
+                    count += 1
+                    try:
+                        async with client.transaction() as transaction:
+                            for order in orders:
+                                await transaction.execute(INSERT, [order])
+                                await trio.sleep(0.02)
+                    except BedrockishError as error:
+                        is_cut = isinstance(error, UnavailableError) or MEMBERS_CHANGED in error.message
+                        is_cut = is_cut and "did not happen" in error.message
+                        (self.cut if is_cut else self.errors).append(f"{self.phase}: {orders[0]}: {error!r}")
+                        self.gone.update(orders if is_cut else ())
+                        continue
+                    self.done.update(orders)
 
     async def _order(self, order: str, send: Callable[[str], Any]) -> None:
         began = time.perf_counter()
@@ -133,9 +164,11 @@ class Shop:
             ordered = sorted(took)
             marks = [1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (0.5, 0.99, 1)]
             lines.append(f"{phase:42} {len(ordered):8} " + " ".join(f"{mark:8.0f}" for mark in marks))
-        return "\n".join([*lines, f"errors that a client saw: {len(self.errors)}", *self.errors[:20]])
+        lines += [f"open transactions that ended with their node or by a change of members or users: {len(self.cut)}", *self.cut[:20]]
+        return "\n".join([*lines, f"other errors that a client saw: {len(self.errors)}", *self.errors[:20]])
 
 
+MEMBERS_CHANGED = "has changed the members or users of the cluster"
 INSERT = "INSERT INTO orders(name) VALUES (?)"
 
 
@@ -203,10 +236,11 @@ class Life:
             self.backup.kill()
             self.backup.wait()
 
-    async def grow(self, name: str) -> None:
+    async def grow(self, name: str, address: str = "") -> None:
         """Let a further machine join as a voter, with the certificate that the authority gives it."""
         await self.do("tls", str(self.home / "authority"), f"{name}=127.0.0.1")
-        node = Home(name, free_ports(1)[0], self.home / name, sources=self.last)
+        port = int(address.rpartition(":")[2]) if address else free_ports(1)[0]
+        node = Home(name, port, self.home / name, sources=self.last)
         self.bring(node, "ca.pem", f"{name}.pem", f"{name}-key.pem")
         text = f'node = "{name}"\ndatabase = "{name}.db"\nlisten = "127.0.0.1:{node.port}"\n[security]\ntls = "certs"\n'
         node.config.write_text(text.replace("[security]", 'cluster = "shop"\n[security]'))
@@ -279,10 +313,15 @@ async def test_a_whole_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             life.follow()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(shop.visitor, "web")
+                nursery.start_soon(shop.cashier, "eve")
+                nursery.start_soon(shop.cashier, "fay")
                 await shop.moves()
                 await exchanges_secrets(life, shop)
                 await exchanges_the_authority(life, shop)
                 await is_restored_elsewhere(life, shop)
+                await is_restarted(life, shop)
+                await has_no_room(life, shop)
+                await loses_a_disk(life, shop)
                 await shrinks(life, shop)
                 shop.phase = "three are left"
                 await shop.moves()
@@ -292,6 +331,7 @@ async def test_a_whole_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         for node in life.cluster.nodes:
             found = [name for (name,) in rows(node, "SELECT name FROM orders")]
             assert shop.done <= set(found)
+            assert not shop.gone & set(found), "what did not happen did not happen"
         judge_files(life.cluster)
         with capsys.disabled():
             print(f"\n{shop.report()}")
@@ -450,11 +490,51 @@ async def is_restored_elsewhere(life: Life, shop: Shop) -> None:
         node.kill()
 
 
+async def is_restarted(life: Life, shop: Shop) -> None:
+    """Node after node, in order."""
+    for node in life.cluster.nodes:
+        shop.phase = "nodes are restarted"
+        await life.in_the_end("upgrade", "check", life.own)
+        await life.end(node)
+        node.start()
+        await ready(life.cluster)
+    await shop.moves()
+
+
+async def has_no_room(life: Life, shop: Shop) -> None:
+    """The disk of one node is full, and it goes on by itself when there is room."""
+    shop.phase = "a disk is full"
+    node = life.cluster.nodes[2]
+    limit_files(node, LIMIT_BYTES)
+
+    async def waits() -> bool:
+        return "cannot_write" in {one["code"] for one in (await status_of(life.cluster, 2))["troubles"]}
+
+    await until("C waits", waits)
+    await shop.moves()
+    limit_files(node, resource.RLIM_INFINITY)
+    await ready(life.cluster)
+    await shop.moves()
+
+
+async def loses_a_disk(life: Life, shop: Shop) -> None:
+    """The machine of one node is gone with its disk; another one takes its place."""
+    shop.phase = "a disk is lost"
+    lost = life.cluster.nodes.pop(4)
+    lost.kill()
+    shutil.rmtree(lost.directory)
+    life.last = SOURCES
+    successor = f"127.0.0.1:{free_ports(1)[0]}"
+    await life.do("member", "replace", life.own, lost.name, "F", successor)
+    await life.grow("F", successor)
+    await shop.moves()
+
+
 async def shrinks(life: Life, shop: Shop) -> None:
     """One node leaves in order, one dies and is removed."""
-    shop.phase = "E leaves"
-    await life.do("member", "demote", life.own, "E", "--force")
-    await life.do("member", "remove", life.own, "E")
+    shop.phase = "F leaves"
+    await life.do("member", "demote", life.own, "F", "--force")
+    await life.do("member", "remove", life.own, "F")
     await life.end(life.cluster.nodes[4])
     await shop.moves()
     shop.phase = "D dies and is removed"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import trio
 
+from bedrockish import connect
 from tests.cluster.story import ready
 from tests.http.browser import Browser, find_browser, open_browser
 from tests.http.test_page import Writers
@@ -123,6 +124,8 @@ def test_dashboard_agrees_with_status_in_each_state(browser: Browser, cluster: L
             )
             assert later == colours, "a dead node keeps its colour, and others do not get it"
             assert browser.run("document.querySelectorAll('#hour-commits .line').length") == 3
+            last_of_b = [row[-1] for row in rows_shown(browser, "slow") if row[1] == "B"]
+            assert not [one for one in last_of_b if one.endswith(" ms ago")], "its age grows while B is silent"
             check(browser, "one-dead", folder)
             cluster.nodes[2].kill()
             browser.wait("document.querySelector('#summary').innerText.startsWith('Nothing can be committed')")
@@ -154,3 +157,24 @@ def test_rows_of_an_earlier_statement_do_not_stay_under_an_error(browser: Browse
         browser.run("document.querySelector('#console button').click()")
         browser.wait("!['', 'running…'].includes(document.querySelector('#console-said').innerText)")
         browser.wait(f"document.querySelectorAll('#result tr').length === {rows}")
+
+
+def test_open_transaction_tells_how_long_it_is_idle(browser: Browser, cluster: LocalCluster) -> None:
+    browser.open(f"http://127.0.0.1:{cluster.nodes[0].http_port}/")
+    with connect(cluster.url(1)) as db:
+        db.execute("CREATE TABLE t(x)")
+        with db.transaction() as transaction:
+            transaction.execute("INSERT INTO t VALUES (1)")
+            browser.wait("document.querySelectorAll('#open button').length === 1")
+            _, node, _, _, idle, changes, statement, _ = rows_shown(browser, "open")[0]
+    assert (node, changes, statement) == ("B", "1", "INSERT INTO t VALUES (1)")
+    assert idle.endswith(("ms", "s"))
+    assert idle != "busy"
+
+
+def rows_shown(browser: Browser, table: str) -> list[list[str]]:
+    """Return the texts of a table's rows, without its head."""
+    found = browser.run(
+        f"[...document.querySelectorAll('#{table} tr')].map((row) => [...row.cells].map((one) => one.innerText))"
+    )
+    return [row for row in found[1:] if len(row) > 1]

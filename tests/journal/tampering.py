@@ -522,7 +522,9 @@ def past(command: str | None, clock: int) -> Callable[[Forger], None]:
     def do(file: Forger) -> None:
         file.db.execute("CREATE TABLE IF NOT EXISTS bedrockish_past(command, clock, origin)")
         file.run(
-            "INSERT INTO bedrockish_past VALUES (?, ?, 'A')", command or file.row("A", MIDDLE).body[COMMAND], clock
+            "INSERT INTO bedrockish_past(command, clock, origin) VALUES (?, ?, 'A')",
+            command or file.row("A", MIDDLE).body[COMMAND],
+            clock,
         )
 
     return do

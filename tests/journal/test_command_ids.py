@@ -60,7 +60,8 @@ def test_ids_that_only_look_like_it_are_not_in_the_way() -> None:
     wrong += [real[0].upper().replace("A", "B"), "0" * 12 + "7" + "é" * 19]
     wrong = [one for one in wrong if time_ms(one) is None]
     assert len(wrong) >= 4
-    db.executemany("INSERT INTO bedrockish_past VALUES (?, 1, 'A')", [(one,) for one in [*real, *wrong]])
+    query = "INSERT INTO bedrockish_past(command, clock, origin) VALUES (?, 1, 'A')"
+    db.executemany(query, [(one,) for one in [*real, *wrong]])
     forgotten = 0
     while old := pruning.old_commands(db, MADE_MS, 2):
         pruning.forget_commands(db, old)

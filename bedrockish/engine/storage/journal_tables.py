@@ -299,6 +299,10 @@ class Journal:
             raise forgotten(command, None if found == FORGOTTEN else found)
         return entry
 
+    def removed_command(self, command: str) -> tuple[str | None, bytes] | None:
+        """Return the user and the digest of a command whose entry was removed; see ``store.removed_command``."""
+        return store.removed_command(self._db, command)
+
     def save_hold(self, name: str, times: int, clock: int) -> None:
         """Keep in the open batch from which clock on a reader needs the journal."""
         self._write(system.set_meta, self._db, HOLD + name, f"{times}:{clock}")

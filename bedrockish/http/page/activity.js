@@ -23,7 +23,7 @@ async function poll() {
     const told = await answer.json();
     if (!answer.ok) throw new Error(told.message);
     found = told;
-    for (const [name, one] of Object.entries(found.nodes)) if (one.slices) kept.set(name, one);
+    for (const [name, one] of Object.entries(found.nodes)) if (one.slices) kept.set(name, { ...one, at: performance.now() });
     show();
     $("activity-state").textContent = "";
   } catch (error) {
@@ -116,17 +116,17 @@ function showSlowest() {
 }
 
 function showSlow() {
-  const rows = known().flatMap(([name, one]) => one.slow.map((slow) => [name, slow]))
+  const rows = known().flatMap(([name, one]) => one.slow.map((slow) => [name, slow, one]))
     .sort(([, a], [, b]) => b.total_ms - a.total_ms).slice(0, SLOW_SHOWN)
-    .map(([name, slow]) => [[clipped(slow.sql), "mono wide"], [name], [number(slow.times), "num"], [span(slow.longest_ms), "num"], [span(slow.total_ms), "num"], [span(slow.ago_ms) + " ago", "num"]]);
+    .map(([name, slow, one]) => [[clipped(slow.sql), "mono wide"], [name], [number(slow.times), "num"], [span(slow.longest_ms), "num"], [span(slow.total_ms), "num"], [span(slow.ago_ms + performance.now() - one.at) + " ago", "num"]]);
   table($("slow"), [["statement"], ["node"], ["times", "num"], ["longest", "num"], ["together", "num"], ["last", "num"]], rows, "no statement took a tenth of a second in the last hour");
 }
 
 function showOpen() {
   const focused = document.activeElement?.dataset?.key;
-  const rows = known().flatMap(([name, one]) => one.transactions.map((open) => [name, open]))
+  const rows = known().filter(([name]) => found.nodes[name].transactions).flatMap(([name, one]) => one.transactions.map((open) => [name, open]))
     .sort(([, a], [, b]) => b.open_ms - a.open_ms).slice(0, 2 * SHOWN)
-    .map(([name, open]) => [[open.command, "mono"], [name], [open.client], [span(open.open_ms), "num"], [open.commandle_ms ? span(open.commandle_ms) : "busy", "num"], [number(open.changed), "num"], [clipped(open.statement), "mono wide"], [button(name, open.command)]]);
+    .map(([name, open]) => [[open.command, "mono"], [name], [open.client], [span(open.open_ms), "num"], [open.idle_ms ? span(open.idle_ms) : "busy", "num"], [number(open.changed), "num"], [clipped(open.statement), "mono wide"], [button(name, open.command)]]);
   table($("open"), [["transaction"], ["node"], ["client"], ["open for", "num"], ["idle for", "num"], ["changes", "num"], ["last statement"], ["action"]], rows, "none");
   if (focused) [...$("open").querySelectorAll("button")].find((one) => one.dataset.key === focused)?.focus();
 }

@@ -22,16 +22,37 @@ def check_request(access: Access, entry: Entry, request: Request) -> None:
         return
     if is_settled(entry, command):
         raise settled(command)
-    check_digest(entry, command, digest_of(request))
+    check_digest(entry.transaction.digest_of(command), command, digest_of(request))
 
 
-def check_digest(entry: Entry, command: str, digest: bytes) -> None:
-    """Make sure that a command was a request with this digest, as far as the entry tells.
+def check_removed(access: Access, removed: tuple[str | None, bytes], request: Request) -> None:
+    """Make sure, as ``check_request`` does, that a command whose entry was removed was a request.
+
+    Args:
+        access: the rights of all users.
+        removed: the user and the digest that are kept of the command.
+        request: has its id.
+
+    Raises:
+        ForbiddenError: the cluster does not know the user.
+        CommandIdError: as ``check_request``.
+    """
+    owner, kept = removed
+    check_owner(access, owner, request.command, request.user)
+    if request.digest == SETTLED:
+        return
+    if kept == SETTLED:
+        raise settled(request.command)
+    check_digest(kept, request.command, digest_of(request))
+
+
+def check_digest(kept: bytes, command: str, digest: bytes) -> None:
+    """Make sure that a command was a request with this digest; ``kept`` is that of the command, empty if unknown.
 
     Raises:
         CommandIdError: it was another request.
     """
-    if entry.transaction.digest_of(command) not in (b"", digest):
+    if kept not in (b"", digest):
         raise CommandIdError(
             f"command {command} has happened before, with other statements or other parameters; this request did not "
             "happen: send it under a new id, and send a request again only as it was",

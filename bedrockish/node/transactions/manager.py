@@ -740,7 +740,7 @@ class Transactions:
         if request.digest and answer.results != NOTHING:  # else it was settled now or earlier
             entry = self._engine.journal.find_command(request.command)
             if entry is not None:
-                check_digest(entry, request.command, request.digest)
+                check_digest(entry.transaction.digest_of(request.command), request.command, request.digest)
         return answer
 
 

@@ -20,7 +20,7 @@ from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.command_id import time_ms
 from bedrockish_journal.model.entry import decode_entry
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import MEMBERS, SCHEMA
+from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage import packing
 
@@ -171,16 +171,21 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
         later = (transaction.activates, transaction.txid.leader)
         query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
         db.execute(query, (*later, leader))
-    db.execute(
-        f"""INSERT OR IGNORE INTO bedrockish_past
-            SELECT command, clock, origin {where} AND repeat = 0
-            UNION ALL SELECT further.command, clock, origin FROM bedrockish_journal JOIN bedrockish_joined AS further
-              USING (seq) WHERE leader = ? AND tick <= ?""",
-        (leader, upto, leader, upto),
-    )
+    for row in db.execute(f"SELECT prev, label, body {where} AND repeat = 0", (leader, upto)):  # one after the other
+        _keep_commands(db, decode_entry(*row).transaction)
     db.execute(f"DELETE FROM bedrockish_joined WHERE seq IN (SELECT seq {where} AND repeat = 0)", (leader, upto))
     db.execute("DELETE FROM main.bedrockish_journal WHERE leader = ? AND tick <= ?", (leader, upto))
     packing.cut(db, leader, upto)
+
+
+def _keep_commands(db: apsw.Connection, transaction: Transaction) -> None:
+    """Remember the commands of a transaction that is removed, so that none runs again and none is taken for another."""
+    rows = [
+        (one, *transaction.txid, transaction.user_of(one), transaction.digest_of(one)) for one in transaction.commands
+    ]
+    db.executemany(
+        "INSERT OR IGNORE INTO bedrockish_past(command, clock, origin, owner, digest) VALUES (?,?,?,?,?)", rows
+    )
 
 
 def forgotten_ms(db: apsw.Connection) -> int:

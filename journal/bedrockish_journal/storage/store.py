@@ -68,9 +68,12 @@ PAST_DDL = """
 CREATE TABLE IF NOT EXISTS bedrockish_past(
   command TEXT PRIMARY KEY,           -- a command whose entry was removed from the journal
   clock INTEGER NOT NULL,             -- what it had become: (clock, origin)
-  origin TEXT NOT NULL
+  origin TEXT NOT NULL,
+  owner TEXT,                         -- the user whose command it was; NULL: none was required, or it is not known
+  digest BLOB NOT NULL DEFAULT x''    -- of the request that it was; empty if it is not known
 ) WITHOUT ROWID;
 """
+_PAST_LATER = (("owner", "TEXT"), ("digest", "BLOB NOT NULL DEFAULT x''"))  # columns that older files lack
 
 BUSY_MS = 5_000  # how long a reader waits for another one that is recovering the WAL
 
@@ -102,6 +105,7 @@ _COMMAND_TXID = """SELECT clock, origin FROM bedrockish_journal WHERE command = 
   UNION ALL SELECT clock, origin FROM bedrockish_journal
     WHERE seq = (SELECT seq FROM bedrockish_joined WHERE command = ?1)
   UNION ALL SELECT clock, origin FROM bedrockish_past WHERE command = ?1"""
+_REMOVED_COMMAND = "SELECT owner, digest FROM bedrockish_past WHERE command = ?"
 _JOIN = "INSERT INTO bedrockish_joined(command, seq) VALUES (?, ?)"
 # The constant repeat = 0 and repeat = 1 are what lets SQLite use the two partial indexes.
 _TXID = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE seq IN (
@@ -124,6 +128,10 @@ def create(db: apsw.Connection) -> None:
 def complete(db: apsw.Connection) -> None:
     """Create what the journal of an earlier version does not have yet."""
     db.execute(PRUNED_DDL + JOINED_DDL + PAST_DDL + PACKED_DDL).fetchall()
+    known = {name for _, name, *_ in db.execute("PRAGMA table_info(bedrockish_past)")}
+    for name, kind in _PAST_LATER:
+        if name not in known:
+            db.execute(f"ALTER TABLE bedrockish_past ADD COLUMN {name} {kind}")
 
 
 def append(db: apsw.Connection, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
@@ -223,6 +231,15 @@ def command_txid(db: apsw.Connection, command: str) -> Txid | None:
     """Return the transaction that a client's command became, also if it was removed from the journal; or None."""
     row = db.execute(_COMMAND_TXID, (command,)).fetchone()
     return None if row is None else Txid(*row)
+
+
+def removed_command(db: apsw.Connection, command: str) -> tuple[str | None, bytes] | None:
+    """Return the user of a command whose entry was removed, and the digest of its request; None for any other command.
+
+    The user is None if none was required or if it is not known, and the digest is empty if it is not known.
+    """
+    found: tuple[str | None, bytes] | None = db.execute(_REMOVED_COMMAND, (command,)).fetchone()
+    return found
 
 
 def find_places(db: apsw.Connection, txid: Txid) -> list[tuple[str, int]]:

@@ -81,7 +81,7 @@ class Authority:
         )
         _write_pair((ca_key, _pem(key)), (ca, certificate.public_bytes(Encoding.PEM)))
 
-    def issue(self, name: str, hosts: list[str], days: int, *, for_node: bool) -> str:
+    def issue(self, name: str, hosts: list[str], days: float, *, for_node: bool) -> str:
         """Make a certificate and its key, and return which files they are.
 
         Args:
@@ -127,7 +127,7 @@ class Authority:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

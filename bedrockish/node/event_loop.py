@@ -303,8 +303,8 @@ class Runtime:
             "certificates": self.credentials.ends if self.credentials is not None else {},
             "certificates_revoked": len(self.credentials.revoked) if self.credentials is not None else 0,
             "wall_s": time.time(),
-            "left_alone": self.mesh.left_alone if self.mesh is not None else {},
-            **self.faults.describe(),
+            **(self.mesh.describe() if self.mesh is not None else {}),
+            **(self.faults.describe() | self._fsync.describe()),
         }
         troubles = self._troubles.look(told, time.monotonic())
         worst = next((one["text"] for one in troubles if one["useless"]), None)

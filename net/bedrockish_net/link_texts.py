@@ -2,7 +2,6 @@
 wait for their own sockets imports no event loop.
 """
 
-import os
 import ssl
 
 from bedrockish_net.errors import DialError, TlsError
@@ -51,9 +50,8 @@ def error_text(error: BaseException) -> str:
     while isinstance(cause, BaseExceptionGroup):  # one for each address of a name; people want to read one
         cause = cause.exceptions[0]
     if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, ssl.SSLError):
-        # Trio's text repeats the address, which the caller names.
-        is_repeated = cause.errno is not None and cause.errno > 0 and cause.strerror.startswith("Error connecting to ")
-        return os.strerror(cause.errno) if is_repeated else cause.strerror
+        is_repeated = cause.strerror.startswith("Error connecting to ")  # Trio's text has the address, as the caller's
+        return cause.strerror.rpartition(": ")[2] if is_repeated else cause.strerror
     return str(cause) or str(error) or type(cause).__name__
 
 

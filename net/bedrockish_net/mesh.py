@@ -25,6 +25,7 @@ from bedrockish_net.limits import Limits
 from bedrockish_net.link_texts import address_text
 from bedrockish_net.read_loop import ReadLoop
 from bedrockish_net.stream import Link
+from bedrockish_net.tls import certificate_end
 
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 2.0
@@ -283,6 +284,13 @@ class Mesh:
         """The peers whose links are refused for a while because they sent nonsense: seconds that are left."""
         now = trio.current_time()
         return {node: peer.alone_until - now for node, peer in self._peers.items() if peer.alone_until > now}
+
+    def describe(self) -> dict[str, dict[str, float]]:
+        """Return which peers are left alone, and when the certificates end that peers have shown, as plain values."""
+        links = {node: peer.outgoing for node, peer in self._peers.items() if peer.outgoing is not None}
+        ends = {node: certificate_end(link.stream) for node, link in links.items()}
+        shown = {node: end for node, end in ends.items() if end is not None}
+        return {"left_alone": self.left_alone, "peer_certificates": shown}
 
     def use_certificates(self, dial: ssl.SSLContext, listen: ssl.SSLContext) -> None:
         """Show and ask for other certificates from now on, and end the links that are no longer trusted."""

@@ -109,6 +109,12 @@ def has_certificate(stream: "trio.abc.Stream") -> bool:
     return bool(_shown(stream))
 
 
+def certificate_end(stream: "trio.abc.Stream") -> float | None:
+    """Return when the certificate ends that the other end has shown, in seconds since 1970; None if it showed none."""
+    certificate = _shown(stream)
+    return ssl.cert_time_to_seconds(str(certificate["notAfter"])) if certificate else None
+
+
 def certificate_holders(stream: "trio.abc.Stream") -> list[str]:
     """Return whose certificate the other end of a TLS stream has shown: its common name first, and all other names.
 

@@ -206,7 +206,7 @@ def test_admins_and_doors_have_no_way_around(cluster: LocalCluster) -> None:
 
 
 def test_id_of_a_command_whose_entry_was_removed_stays_its_user_s_and_its_request_s(cluster: LocalCluster) -> None:
-    """Nobody is told that another request under that id has happened."""
+    """Another request under that id is an error, and is not told that it has happened."""
     with as_user(cluster, "una") as una, as_user(cluster, "will", 1) as will, as_user(cluster, "adam") as adam:
         una.execute("INSERT INTO pub(x) VALUES ('old')", command="old-1")
         will.execute("INSERT INTO pub(x) VALUES (?)", ("old",), command="old-2")
@@ -214,7 +214,7 @@ def test_id_of_a_command_whose_entry_was_removed_stays_its_user_s_and_its_reques
 
         told: Any = None
         url, until_s = Caller(cluster, 0, "adam", "adam!").url, time.monotonic() + 15
-        while removed(cluster) < 3:  # the last entry of a timeline, and what may be younger than safe time, stay
+        while removed(cluster) < 3:  # young entries, and the last one of a timeline, stay
             assert time.monotonic() < until_s, told
             for one in (una, will, adam):
                 one.execute("INSERT INTO pub(x) VALUES ('later')")

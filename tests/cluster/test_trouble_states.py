@@ -1,18 +1,24 @@
 """The views of each state of a node: docs/trouble-states.md has the table that is measured here.
 
-``WRITE=1`` writes the page; otherwise the page must be what is measured.
+``WRITE=1`` writes the rows that a test measures; otherwise the page must be what is measured.
 """
 
+import errno
+import json
 import os
 import re
 import resource
+import shutil
 import signal
+import sqlite3
+import ssl
 import subprocess
 import sys
+import textwrap
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,19 +27,50 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.api.requests import DEMOTE, PROMOTE, MemberChange
+from bedrockish.cli.certificates import Authority
+from bedrockish.core.protocol.health import UNPROVEN, Alarm, Mode, encode_alarm
+from bedrockish.engine.storage.system_tables import ALARM
 from bedrockish.errors import BedrockishError
 from bedrockish.node.admin.troubles import BY_CODE
-from tests.cluster.story import ready, status_of, until
+from tests.cluster.releases import unpack_last_release
+from tests.cluster.story import level, ready, status_of, until
+from tests.cluster.test_damage import fill as fill_marked
+from tests.cluster.test_damage import flip, stop
 from tests.cluster.test_waiting import LIMIT_BYTES, fill, limit_files
-from tools.cluster import LocalCluster, clean_environment, local_cluster
+from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
 
 pytestmark = pytest.mark.cluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "trouble-states.md"
-NOISE = {"safe_time", "in_doubt", "node_behind", "behind", "node_slow", "disk_filling"}  # they come and go with load
+COMING_AND_GOING = frozenset({"safe_time", "in_doubt", "node_behind", "behind", "node_slow", "disk_filling"})
 HEAD = (
     "| state of C | `status` of C | `status` of the others | mode of C in `nodes` | `/livez` of C | `/readyz` of C "
-    "| `/readyz` of the others | alerts |"
+    "| `/readyz` of the others | alerts | dashboard of A |"
+)
+ROWS = ("<!-- states -->\n\n", "\n\n<!-- end of states -->")
+REMEDIES = ("<!-- remedies -->\n\n", "\n\n<!-- end of remedies -->")
+PATIENCE_S = 90.0
+HEALTHY = "all is well"
+NAMES = (
+    HEALTHY,
+    "killed, or its machine is gone",
+    "stopped by SIGTERM",
+    "paused (SIGSTOP), or cut off",
+    "dead, and B as well: no quorum",
+    "the only voter of three members",
+    "its disk is full",
+    "its quota is used up",
+    "its file system became read-only",
+    "its file reached a limit of size (`ulimit -f`)",
+    "its disk takes seconds for each sync",
+    "its clock is four seconds behind",
+    "its certificate ends within 30 days",
+    "its certificate has ended, and it runs on",
+    "its certificate has ended, and it was started again",
+    "its tables are a copy that is not compared yet",
+    "its tables are damaged, and `repair_automatic` is off",
+    "it holds a transaction of A in doubt, and A and B are paused",
+    "an older release, started when all others had gone on",
 )
 
 
@@ -47,76 +84,147 @@ class Seen(NamedTuple):
     readyz: str
     others_readyz: str
     alerts: str
+    dashboard: str
 
 
-def probe(cluster: LocalCluster, index: int, path: str) -> str:
-    """Return the status of an answer of HTTP, or ``no answer``."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{cluster.nodes[index].http_port}{path}", timeout=3) as reply:
-            return str(reply.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return str(error.code)
-    except OSError:
-        return "no answer"
+class View:
+    """Looks at C from everywhere, through another node.
 
+    Args:
+        cluster: three nodes with HTTP.
+        other: the index of the node that is asked for the others.
+        keep: codes to show although they come and go with load.
+    """
 
-def metrics_of(cluster: LocalCluster) -> str:
-    """Return the metrics of the first node."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.nodes[0].http_port}/metrics", timeout=10) as reply:
-        return str(reply.read().decode())
+    def __init__(self, cluster: LocalCluster, other: int = 0, keep: frozenset[str] = frozenset()) -> None:
+        self.cluster, self.other, self._hidden = cluster, other, COMING_AND_GOING - keep
 
-
-def codes(status: dict[str, Any]) -> set[str]:
-    return {one["code"] for one in status["troubles"]} - NOISE
-
-
-async def told(cluster: LocalCluster, index: int) -> dict[str, Any] | None:
-    """Return the status of a node; None if it does not answer."""
-    with trio.move_on_after(3):
+    def get(self, index: int, path: str) -> tuple[str, bytes]:
+        """Return the status of an answer of HTTP, or ``no answer``, and the answer."""
+        trusted = re.search(r"ca=([^&]*)", self.cluster.options)
+        context = ssl.create_default_context(cafile=trusted[1]) if trusted else None
+        if context is not None:
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        url = f"http{'s' * bool(trusted)}://127.0.0.1:{self.cluster.nodes[index].http_port}{path}"
         try:
-            return await status_of(cluster, index)
-        except BedrockishError:
+            with urllib.request.urlopen(url, timeout=5, context=context) as reply:
+                return str(reply.status), reply.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return str(error.code), error.read()
+        except OSError:
+            return "no answer", b""
+
+    def codes(self, status: dict[str, Any] | None) -> set[str] | None:
+        """Return the troubles of a status; None without one. Each says what to do."""
+        if status is None:
             return None
-    return None
+        assert all(one["do"] == BY_CODE[one["code"]].do for one in status["troubles"])
+        return {one["code"] for one in status["troubles"]} - self._hidden
+
+    async def told(self, index: int) -> dict[str, Any] | None:
+        """Return the status of a node; None if it does not answer."""
+        with trio.move_on_after(3):
+            try:
+                return await status_of(self.cluster, index)
+            except BedrockishError:
+                return None
+        return None
+
+    def alerts(self, index: int) -> set[str]:
+        """Return the troubles in the metrics of a node, each of which has a rule."""
+        found = set(re.findall(r'bedrockish_trouble{code="(\w+)"} 1', self.get(index, "/metrics")[1].decode()))
+        rules = (PAGE.parent / "alerts.yml").read_text()
+        assert all(f'code="{code}"' in rules for code in found)
+        return found - self._hidden
+
+    def dashboard(self, index: int) -> set[str]:
+        """Return the troubles that the dashboard of a node is given to show."""
+        status, body = self.get(index, "/cluster")
+        if status == "no answer":
+            return set()
+        nodes = json.loads(body)["nodes"].values()
+        return {code for one in nodes for code in self.codes(one.get("status")) or ()}
+
+    async def until(self, own: set[str] | None, others: set[str] | None) -> Seen:
+        """Wait until C and the others tell these troubles; return all views, which agree."""
+
+        async def there() -> bool:
+            found = self.codes(await self.told(2)), self.codes(await self.told(self.other))
+            if found == (own, others):
+                return True
+            seen.append(found)
+            return False
+
+        seen: list[Any] = []
+        try:
+            await until(f"{own} at C and {others} at the others", there, PATIENCE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; last seen: {seen[-1:]}") from None
+        return await trio.to_thread.run_sync(self._look, own, others, await self.told(self.other))
+
+    def _look(self, own: set[str] | None, others: set[str] | None, status: dict[str, Any] | None) -> Seen:
+        told, ready_of = {2: own, self.other: others}, {}
+        alerts: set[str] = set()
+        for index, codes in told.items():
+            ready_of[index] = self.get(index, "/readyz")[0]
+            if codes is not None:
+                assert (ready_of[index] == "503") is any(BY_CODE[code].useless for code in codes)
+                found = self.alerts(index)
+                assert found == codes
+                alerts |= found
+        dashboard = self.dashboard(self.other)
+        assert dashboard >= (others or set())
+        return Seen(
+            shown(own),
+            shown(others),
+            status["nodes"]["C"]["mode"] if status else "no answer",
+            self.get(2, "/livez")[0],
+            ready_of[2],
+            ready_of[self.other],
+            shown(alerts),
+            shown(dashboard) if others is not None else "no answer",
+        )
 
 
-async def look(cluster: LocalCluster) -> Seen:
-    """Look at C from everywhere, and check that all views agree."""
-    own, other = await told(cluster, 2), await status_of(cluster, 0)
-    mine = codes(own) if own is not None else set()
-    theirs = codes(other)
-    ready_of = {index: await trio.to_thread.run_sync(probe, cluster, index, "/readyz") for index in (0, 2)}
-    assert (ready_of[0] == "503") is any(BY_CODE[code].useless for code in theirs)
-    if own is not None:
-        assert (ready_of[2] == "503") is any(BY_CODE[code].useless for code in mine)
-    metrics = await trio.to_thread.run_sync(metrics_of, cluster)
-    alerts = set(re.findall(r'bedrockish_trouble{code="(\w+)"} 1', metrics)) - NOISE
-    assert alerts == theirs
-    rules = (PAGE.parent / "alerts.yml").read_text()
-    assert all(f'code="{code}"' in rules for code in mine | theirs)
-    return Seen(
-        shown(mine) if own is not None else "no answer",
-        shown(theirs),
-        other["nodes"]["C"]["mode"],
-        await trio.to_thread.run_sync(probe, cluster, 2, "/livez"),
-        ready_of[2],
-        ready_of[0],
-        shown(mine | theirs),
-    )
-
-
-def shown(found: set[str]) -> str:
+def shown(found: set[str] | None) -> str:
+    if found is None:
+        return "no answer"
     return ", ".join(f"`{code}`" for code in sorted(found)) or "nothing"
 
 
-async def until_seen(cluster: LocalCluster, *, own: set[str] | None, others: set[str]) -> Seen:
-    async def there() -> bool:
-        mine = await told(cluster, 2)
-        return (codes(mine) if mine is not None else None) == own and codes(await status_of(cluster, 0)) == others
+def check_row(name: str, seen: Seen) -> None:
+    """Compare a row of the page with a measured state, or write it."""
+    assert name in NAMES
+    line = f"| {name} | " + " | ".join(seen) + " |"
+    if os.environ.get("WRITE"):
+        rows = {**rows_of_page(), name: line}
+        replace(ROWS, [HEAD, "| " + "--- | " * 8 + "--- |", *(rows[one] for one in NAMES if one in rows)])
+        replace(REMEDIES, remedies())
+    else:
+        assert rows_of_page().get(name) == line
 
-    await until(f"{own} at C and {others} at A", there)
-    return await look(cluster)
+
+def rows_of_page() -> dict[str, str]:
+    lines = section(ROWS).splitlines()[2:]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+
+
+def remedies() -> list[str]:
+    """Return a table of the troubles in the rows, with their remedies."""
+    codes = set(re.findall(r"`(\w+)`", " ".join(rows_of_page().values()))) & BY_CODE.keys()
+    lines = [f"| `{code}` | {kind.do} |" for code, kind in BY_CODE.items() if code in codes]
+    return ["| trouble | what to do |", "| --- | --- |", *lines]
+
+
+def section(marks: tuple[str, str]) -> str:
+    return PAGE.read_text().partition(marks[0])[2].partition(marks[1])[0]
+
+
+def replace(marks: tuple[str, str], lines: list[str]) -> None:
+    before, _, rest = PAGE.read_text().partition(marks[0])
+    after = rest.partition(marks[1])[2]
+    PAGE.write_text(before + marks[0] + "\n".join(lines) + marks[1] + after)
 
 
 def send(cluster: LocalCluster, index: int, number: signal.Signals) -> None:
@@ -140,44 +248,41 @@ async def started_again(cluster: LocalCluster, *arguments: str) -> AsyncIterator
 async def without_room(cluster: LocalCluster) -> Seen:
     limit_files(cluster.nodes[2], LIMIT_BYTES)
     await fill(cluster)
-    seen = await until_seen(cluster, own={"cannot_write"}, others={"node_trouble"})
+    seen = await View(cluster).until({"cannot_write"}, {"node_trouble"})
     limit_files(cluster.nodes[2], resource.RLIM_INFINITY)
     return seen
 
 
 async def paused(cluster: LocalCluster) -> Seen:
     send(cluster, 2, signal.SIGSTOP)
-    seen = await until_seen(cluster, own=None, others={"node_away"})
+    seen = await View(cluster).until(None, {"node_away"})
     send(cluster, 2, signal.SIGCONT)
     return seen
 
 
 async def dead(cluster: LocalCluster) -> Seen:
     cluster.nodes[2].kill()
-    seen = await until_seen(cluster, own=None, others={"node_away"})
+    seen = await View(cluster).until(None, {"node_away"})
     cluster.nodes[2].start()
     return seen
 
 
 async def stopped(cluster: LocalCluster) -> Seen:
-    process = cluster.nodes[2].process
-    assert process is not None
-    process.terminate()
-    await trio.to_thread.run_sync(process.wait)
-    seen = await until_seen(cluster, own=None, others={"node_away"})
+    await stop(cluster.nodes[2])
+    seen = await View(cluster).until(None, {"node_away"})
     cluster.nodes[2].start()
     return seen
 
 
 async def clock_behind(cluster: LocalCluster) -> Seen:
     async with started_again(cluster, "--set", "wall_offset_ms=-4000"):
-        return await until_seen(cluster, own={"clock_skew"}, others={"clock_skew"})
+        return await View(cluster).until({"clock_skew"}, {"clock_skew"})
 
 
 async def no_quorum(cluster: LocalCluster) -> Seen:
     send(cluster, 1, signal.SIGSTOP)
     cluster.nodes[2].kill()
-    seen = await until_seen(cluster, own=None, others={"no_quorum", "node_away"})
+    seen = await View(cluster).until(None, {"no_quorum", "node_away"})
     send(cluster, 1, signal.SIGCONT)
     cluster.nodes[2].start()
     return seen
@@ -187,9 +292,80 @@ async def one_voter(cluster: LocalCluster) -> Seen:
     async with open_client(cluster.url(0)) as client:
         for node in "AB":
             await client.change_members(MemberChange(DEMOTE, node, force=True))
-        seen = await until_seen(cluster, own={"one_voter"}, others={"one_voter"})
+        seen = await View(cluster).until({"one_voter"}, {"one_voter"})
         for node in "AB":
             await client.change_members(MemberChange(PROMOTE, node))
+    return seen
+
+
+async def in_doubt(cluster: LocalCluster) -> Seen:
+    """C hears of a transaction of A, and neither A nor B can tell it any more."""
+    async with open_client(cluster.url(0)) as client:
+        await client.execute("CREATE TABLE IF NOT EXISTS d(x)")
+        await level(cluster)
+        send(cluster, 2, signal.SIGSTOP)
+        send(cluster, 1, signal.SIGSTOP)
+        with trio.move_on_after(0.5):  # A asks both, and its words wait in their sockets
+            await client.execute("INSERT INTO d VALUES (1)", timeout=60)
+        send(cluster, 0, signal.SIGSTOP)
+        send(cluster, 2, signal.SIGCONT)
+        view = View(cluster, keep=frozenset({"in_doubt"}))
+        seen = await view.until({"in_doubt", "no_quorum", "node_away"}, None)
+        send(cluster, 0, signal.SIGCONT)
+        send(cluster, 1, signal.SIGCONT)
+    return seen
+
+
+async def slow_disk(cluster: LocalCluster) -> Seen:
+    with run_as(cluster.nodes[2], SLOW_SYNCS):
+        cluster.nodes[2].kill()
+        cluster.nodes[2].start()
+        await ready(cluster)
+        async with open_client(cluster.url(0)) as client, trio.open_nursery() as nursery:
+            await client.execute("CREATE TABLE IF NOT EXISTS d(x)")
+            nursery.start_soon(write_on, client)
+            seen = await View(cluster).until({"disk_slow"}, set())
+            nursery.cancel_scope.cancel()
+        cluster.nodes[2].kill()
+    cluster.nodes[2].start()
+    return seen
+
+
+async def write_on(client: Any) -> None:
+    while True:
+        await client.execute("INSERT INTO d VALUES (2)")
+        await trio.sleep(0.1)
+
+
+async def unproven(cluster: LocalCluster) -> Seen:
+    """The comparison of a copy is waiting: its scratch file is in the way."""
+    node = cluster.nodes[2]
+    scratch = node.database.with_name(node.database.name + ".proof")
+    await stop(node)
+    alarm = encode_alarm(Alarm(Mode.READ_ONLY, "the tables are a copy, which is not compared with its journal yet", {}))
+    with closing(sqlite3.connect(node.database)) as db, db:
+        db.execute("INSERT INTO bedrockish_meta(key, value) VALUES (?, ?)", (ALARM + UNPROVEN, alarm))
+    scratch.mkdir()
+    node.start()
+    seen = await View(cluster).until({"read_only", "unproven_copy"}, {"node_trouble"})
+    node.kill()
+    scratch.rmdir()
+    node.start()
+    return seen
+
+
+async def damaged(cluster: LocalCluster) -> Seen:
+    node = cluster.nodes[2]
+    await fill_marked(cluster)
+    await stop(node)
+    flip(node, b"MARK-050-aaaa")
+    node.start("serve", "--set", "repair_automatic=false")
+    await ready(cluster)
+    async with open_client(cluster.url(0)) as client:
+        await client.execute("UPDATE t SET v = v || '' WHERE id = 50")
+    seen = await View(cluster).until({"out_of_service"}, {"node_trouble"})
+    node.kill()
+    node.start()  # it fills itself from the others
     return seen
 
 
@@ -197,35 +373,177 @@ STATES: dict[str, Callable[[LocalCluster], Awaitable[Seen]]] = {
     "killed, or its machine is gone": dead,
     "stopped by SIGTERM": stopped,
     "paused (SIGSTOP), or cut off": paused,
-    "disk full, quota used up or read-only file system": without_room,
+    "its file reached a limit of size (`ulimit -f`)": without_room,
     "its clock is four seconds behind": clock_behind,
     "dead, and B as well: no quorum": no_quorum,
     "the only voter of three members": one_voter,
+    "it holds a transaction of A in doubt, and A and B are paused": in_doubt,
+    "its tables are a copy that is not compared yet": unproven,
+    "its disk takes seconds for each sync": slow_disk,
+    "its tables are damaged, and `repair_automatic` is off": damaged,
 }
 
 
-async def test_every_view_of_a_state_agrees_and_is_on_the_page(tmp_path: Path) -> None:
-    lines = [HEAD, "| " + "--- | " * 8]
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("states") / "three", http=True) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("name", [HEALTHY, *STATES])
+async def test_every_view_of_a_state_agrees_and_is_on_the_page(three: LocalCluster, name: str) -> None:
+    await ready(three)
+    well = await View(three).until(set(), set())
+    check_row(name, await STATES[name](three) if name in STATES else well)
+
+
+def test_page_has_every_state_and_the_remedies_of_its_troubles() -> None:
+    assert tuple(rows_of_page()) == NAMES
+    assert section(REMEDIES).splitlines() == remedies()
+
+
+# -- C under another program, or with other files ------------------------------------------------------------------
+
+SLOW_SYNCS = """
+    import os, runpy, time
+    sync = os.fdatasync
+    def slow(file):
+        time.sleep(5)
+        sync(file)
+    os.fdatasync = slow
+    runpy.run_module("bedrockish.cli.main", run_name="__main__")
+"""
+REFUSING = """
+    #define _GNU_SOURCE
+    #include <dlfcn.h>
+    #include <errno.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <sys/stat.h>
+    #include <sys/types.h>
+    /* Refuse each pwrite to a regular file with the number in the file $REFUSED, while there is one. */
+    static int refused(int fd) {
+        struct stat found;
+        int number = 0;
+        FILE *told = fopen(getenv("REFUSED"), "r");
+        if (!told) return 0;
+        if (fscanf(told, "%d", &number) != 1) number = 0;
+        fclose(told);
+        return fstat(fd, &found) == 0 && S_ISREG(found.st_mode) ? number : 0;
+    }
+    ssize_t pwrite64(int fd, const void *data, size_t size, off64_t place) {
+        static ssize_t (*real)(int, const void *, size_t, off64_t);
+        if (!real) real = dlsym(RTLD_NEXT, "pwrite64");
+        if ((errno = refused(fd))) return -1;
+        return real(fd, data, size, place);
+    }
+    ssize_t pwrite(int fd, const void *data, size_t size, off_t place) { return pwrite64(fd, data, size, place); }
+"""
+REFUSALS = {
+    "its disk is full": errno.ENOSPC,
+    "its quota is used up": errno.EDQUOT,
+    "its file system became read-only": errno.EROFS,
+}
+
+
+@contextmanager
+def run_as(node: LocalNode, text: str) -> Iterator[None]:
+    """Start a node by another Python program in this block."""
+    program = node.directory.parent / f"{node.name}-program.py"
+    program.write_text(textwrap.dedent(text))
+    before, node.program = node.program, (str(program),)
+    yield
+    node.program = before
+
+
+def refusing(directory: Path, flag: Path) -> str:
+    """Return a program that runs a node whose writes are refused with the number in a file, while there is one."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler here, so writes cannot be refused by their number")
+    source, shim = directory / "refusing.c", directory / "refusing.so"
+    source.write_text(textwrap.dedent(REFUSING))
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    return f"""
+        import os, sys
+        os.environ |= {{"LD_PRELOAD": {str(shim)!r}, "REFUSED": {str(flag)!r}}}
+        os.execv(sys.executable, [sys.executable, "-m", "bedrockish.cli.main", *sys.argv[1:]])
+    """
+
+
+async def test_node_whose_disk_refuses_writes_is_told_alike_everywhere(tmp_path: Path) -> None:
+    flag = tmp_path / "refused"
+    program = refusing(tmp_path, flag)
+    cluster = LocalCluster(tmp_path / "three")
+    cluster.add_http()
+    with run_as(cluster.nodes[2], program), cluster.running():
+        for name, number in REFUSALS.items():
+            await ready(cluster)
+            await View(cluster).until(set(), set())
+            flag.write_text(str(number))
+            await fill(cluster)
+            seen = await View(cluster).until({"cannot_write"}, {"node_trouble"})
+            flag.unlink()
+            await ready(cluster)
+            check_row(name, seen)
+
+
+def certify(certs: Path) -> Path:
+    """Make the certificates of three nodes and a client in a folder; return it."""
+    hosts = [f"{node}=127.0.0.1" for node in "ABC"]
+    command = [sys.executable, "-m", "bedrockish.cli.main", "tls", str(certs), *hosts, "--client", "app"]
+    subprocess.run(command, env=clean_environment(), check=True, capture_output=True)
+    return certs
+
+
+def issue(certs: Path, node: str, days: float) -> None:
+    """Give a node another certificate, which ends in so many days."""
+    for suffix in (".pem", "-key.pem"):
+        (certs / f"{node}{suffix}").unlink()
+    Authority.at(certs, 400).issue(node, ["127.0.0.1"], days, for_node=True)
+
+
+async def test_certificate_near_and_past_its_end_is_told_alike_everywhere(tmp_path: Path) -> None:
+    certs = certify(tmp_path / "certs")
+    cluster = LocalCluster(tmp_path / "three", settings={"security": {"tls": str(certs)}})
+    cluster.add_http()
+    files = (("ca", "ca"), ("cert", "app"), ("key", "app-key"))
+    cluster.options = "&".join(f"{option}={certs / name}.pem" for option, name in files)
+    with cluster.running():
+        await ready(cluster)
+        await View(cluster).until(set(), set())
+        issue(certs, "C", 25 / 86_400)
+        async with started_again(cluster):
+            near = await View(cluster).until({"certificate"}, {"certificate"})
+            check_row("its certificate ends within 30 days", near)
+            past = await View(cluster).until(None, {"certificate"})
+            check_row("its certificate has ended, and it runs on", past)
+            told = next(one for one in (await status_of(cluster, 0))["troubles"] if one["code"] == "certificate")
+            assert told["text"] == "the certificate of C has expired"
+            cluster.nodes[2].kill()
+            cluster.nodes[2].start()
+            seen = await View(cluster).until(None, {"node_away"})
+            check_row("its certificate has ended, and it was started again", seen)
+
+            async def why() -> bool:
+                told = (await status_of(cluster, 0))["troubles"]
+                return any(one["code"] == "node_away" and "certificate has expired" in one["text"] for one in told)
+
+            await until("A tells why C is away", why)
+            issue(certs, "C", 400)
+
+
+async def test_older_release_that_comes_too_late_is_told_alike_everywhere(tmp_path: Path) -> None:
+    last = unpack_last_release(tmp_path / "last")
     with local_cluster(tmp_path / "three", http=True) as cluster:
         await ready(cluster)
-        lines.append(row("all is well", await until_seen(cluster, own=set(), others=set())))
-        for name, make in STATES.items():
-            lines.append(row(name, await make(cluster)))
-            await ready(cluster)
-            await until_seen(cluster, own=set(), others=set())
-    text = PAGE.read_text()
-    opening, closing = "<!-- states -->\n\n", "\n\n<!-- end of states -->"
-    before, _, rest = text.partition(opening)
-    found, _, after = rest.partition(closing)
-    table = "\n".join(line.rstrip() for line in lines)
-    if os.environ.get("WRITE"):
-        PAGE.write_text(before + opening + table + closing + after)
-    else:
-        assert found == table
-
-
-def row(name: str, seen: Seen) -> str:
-    return f"| {name} | " + " | ".join(seen) + " |"
+        await level(cluster)
+        node = cluster.nodes[2]
+        await stop(node)
+        node.sources = last
+        node.start()
+        seen = await View(cluster).until(None, {"node_away"})
+        check_row("an older release, started when all others had gone on", seen)
 
 
 def test_status_of_the_command_line_ends_with_one_for_each_trouble(tmp_path: Path) -> None:

@@ -164,7 +164,8 @@ class Shop:
             ordered = sorted(took)
             marks = [1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (0.5, 0.99, 1)]
             lines.append(f"{phase:42} {len(ordered):8} " + " ".join(f"{mark:8.0f}" for mark in marks))
-        lines += [f"open transactions that ended with their node or by a change of members or users: {len(self.cut)}", *self.cut[:20]]
+        why = "ended with their node or by a change of members or users"
+        lines += [f"open transactions that {why}: {len(self.cut)}", *self.cut[:20]]
         return "\n".join([*lines, f"other errors that a client saw: {len(self.errors)}", *self.errors[:20]])
 
 

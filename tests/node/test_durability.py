@@ -56,8 +56,11 @@ class Wire:
         self.left: list[tuple[str, Any]] = []
         self.up = frozenset({"B", "C"})
         self.rejected: list[tuple[str, str]] = []
-        self.left_alone: dict[str, float] = {}
+        self.unreachable: dict[str, str] = {}
         self.inflow = Inflow(INFLOW_BYTES, time.monotonic)
+
+    def describe(self) -> dict[str, dict[str, float]]:
+        return {"left_alone": {}, "peer_certificates": {}}
 
     def waiting_bytes(self) -> int:
         return 0

@@ -77,6 +77,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("upgrade_unfinished", {"level": 2, "cluster_level": 1} | others(level=1), "at release level 1, .* B has told 1"),
     ("certificate", {"certificates": {"a.pem": 110 * 86_400.0}}, "a.pem expires in 10 days"),
     ("certificate", {"certificates": {"a.pem": 86_400.0}}, "a.pem has expired"),
+    ("certificate", {"peer_certificates": {"B": 86_400.0}}, "the certificate of B has expired"),
+    ("disk_slow", {"sync_ms": 4_990}, "the disk takes 5.0 s for each sync"),
     ("disk_failing", {"disk_errors_recent": 2, "disk_error_last": "at a backup"}, "2 times .* last one: at a backup"),
     ("internal_errors", {"internal_errors_recent": 2, "internal_error_last": "TypeError"}, "2 in .*TypeError"),
 ]
@@ -158,3 +160,11 @@ def test_a_learner_whose_copy_is_not_compared_yet_is_of_use() -> None:
     learner = voter | {"nodes": {**WELL["nodes"], "A": {**WELL["nodes"]["A"], "role": "learner"}}}
     assert not_ready({"troubles": Troubles().look(voter, 100.0)})
     assert not not_ready({"troubles": Troubles().look(learner, 100.0)})
+
+
+def test_node_whose_messages_are_as_late_as_its_clock_seems_behind_is_slow() -> None:
+    """An operator must not set a clock that is right."""
+    late = {**NODE, "wall_offset_ms": -5_200, "report_lag_ms": 5_500}
+    assert set(lasting(WELL | {"nodes": {"A": NODE, "B": NODE, "C": late}})) == {"node_slow"}
+    behind = {**NODE, "wall_offset_ms": -5_200, "report_lag_ms": 100}
+    assert set(lasting(WELL | {"nodes": {"A": NODE, "B": NODE, "C": behind}})) == {"clock_skew"}

@@ -19,6 +19,7 @@ IN_DOUBT_MS_MAX = 10_000
 SAFE_LAG_MS_MAX = 10_000
 SLOW_MS_MAX = 3_000  # how old what a node closes may be when it comes here
 SKEW_MS_MAX = 1_000
+SYNC_MS_MAX = 1_000  # how long the disk may take for a sync, on average
 CLOCK_AHEAD_S_MAX = 10.0  # above clock_offset_ms: so far a single node may be ahead of the others
 DISK_FREE_PARTS = 10  # a disk that is freer than one part in so many …
 DISK_FREE_BYTES = 5 << 30  # … or than this is not about to be full
@@ -152,13 +153,21 @@ def _own_offset_ms(status: Status) -> float:
     return offsets[len(offsets) // 2] if offsets else 0.0
 
 
-def _report_lag_ms(node: Mapping[str, Any]) -> float:
+def _report_lag_ms(status: Status, node: Mapping[str, Any]) -> float:
     """Return the age of a node's reports at their arrival, in ms.
 
     This machine's clock measures it. If that clock is ahead, all reports look old and none is: that is another trouble,
     and this one would lead an operator to the wrong machine.
     """
-    return (node.get("report_lag_ms") or 0.0) + min(0.0, node.get("wall_offset_ms") or 0.0)
+    return (node.get("report_lag_ms") or 0.0) + min(0.0, _own_offset_ms(status))
+
+
+def _comes_late(status: Status, node: Mapping[str, Any]) -> bool:
+    """Whether a node's messages are as old as its clock seems to be behind: the clock is right, and the node is slow.
+
+    A message has the time at which it was made, and leaves when its node's disk has synced.
+    """
+    return -(node["wall_offset_ms"] or 0.0) - SKEW_MS_MAX < _report_lag_ms(status, node)
 
 
 def _safe_time(status: Status) -> str:
@@ -171,7 +180,9 @@ def _safe_time(status: Status) -> str:
     if status.get("mode") in OUT_OF_SERVICE or status.get("blocked") or _behind(status):
         return ""
     late = [
-        name for name, node in _others(status).items() if node["role"] == "voter" and _report_lag_ms(node) > lag / 2
+        name
+        for name, node in _others(status).items()
+        if node["role"] == "voter" and _report_lag_ms(status, node) > lag / 2
     ]
     because = f"; it waits for {', '.join(late)}" if late else ""
     return f"safe time has stood for {lag / 1000:.0f} s{because}"
@@ -183,8 +194,11 @@ def _clock(status: Status) -> str:
     }
     if not offsets:
         return ""
-    off = {name: offset for name, offset in offsets.items() if abs(offset) > SKEW_MS_MAX}
     ours = _own_offset_ms(status)
+    off = {name: offset for name, offset in offsets.items() if abs(offset) > SKEW_MS_MAX}
+    if abs(ours) <= SKEW_MS_MAX:
+        nodes = status["nodes"]
+        off = {name: offset for name, offset in off.items() if offset > 0 or not _comes_late(status, nodes[name])}
     if len(offsets) > 1 and len(off) * 2 > len(offsets) and abs(ours) > SKEW_MS_MAX:
         way = "behind" if ours > 0 else "ahead of"
         return f"this machine's clock is {abs(ours) / 1000:.1f} s {way} most others'"
@@ -266,9 +280,9 @@ def _left_behind(status: Status) -> str:
 
 def _slow(status: Status) -> str:
     return _each(
-        f"what {name} says is {_report_lag_ms(node) / 1000:.1f} s old when it comes"
+        f"what {name} says is {_report_lag_ms(status, node) / 1000:.1f} s old when it comes"
         for name, node in sorted(_others(status).items())
-        if reaches(node) and _report_lag_ms(node) > SLOW_MS_MAX and not _only_counts(status)
+        if reaches(node) and _report_lag_ms(status, node) > SLOW_MS_MAX and not _only_counts(status)
     )
 
 
@@ -289,7 +303,9 @@ def _upgrade(status: Status) -> str:
 
 
 def _certificates(status: Status) -> str:
-    left = {name: (end - status["wall_s"]) / DAY_S for name, end in status.get("certificates", {}).items()}
+    peers = {f"the certificate of {node}": end for node, end in status.get("peer_certificates", {}).items()}
+    ends = {**status.get("certificates", {}), **peers}
+    left = {name: (end - status["wall_s"]) / DAY_S for name, end in ends.items()}
     return _each(
         f"{name} {'has expired' if days < 0 else f'expires in {days:.0f} days'}"
         for name, days in left.items()
@@ -321,6 +337,11 @@ def _nonsense(status: Status) -> str:
 def _internal(status: Status) -> str:
     count = status.get("internal_errors_recent", 0)
     return f"{count} in the last ten minutes, the last one: {status.get('internal_error_last')}" if count else ""
+
+
+def _disk_slow(status: Status) -> str:
+    sync_ms = status.get("sync_ms") or 0
+    return f"the disk takes {sync_ms / 1000:.1f} s for each sync lately" if sync_ms > SYNC_MS_MAX else ""
 
 
 def _disk_failing(status: Status) -> str:
@@ -501,6 +522,13 @@ KINDS = (
         "a certificate is about to expire",
         "make a new one ('bedrockish tls certs') before that day: after it no link can be opened",
         _certificates,
+    ),
+    Kind(
+        "disk_slow",
+        "the disk takes long for each sync, and every commit here waits for it",
+        "look what else uses the disk, and at the metric bedrockish_sync_seconds; move the node to a quicker disk",
+        _disk_slow,
+        after_s=10.0,
     ),
     Kind(
         "disk_failing",

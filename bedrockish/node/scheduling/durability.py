@@ -125,6 +125,10 @@ class FsyncThread:
         self._untold = None
         done(error)
 
+    def describe(self) -> dict[str, int]:
+        """Return how long a sync takes lately, in milliseconds; 0 before the first."""
+        return {"sync_ms": round(1000 * self.mean_s) if math.isfinite(self.mean_s) else 0}
+
     @property
     def is_quick(self) -> bool:
         """Whether the next sync is worth waiting for in the loop: it costs less than two changes of threads.

@@ -84,7 +84,7 @@ ENDED_MAX = 1_000  # transactions whose end is remembered, to tell a client why
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before others get their turn
 AGAIN_S = 0.005  # a read that was quicker is done again if its rows were written in the moment before
 LEASE_MAX = 1_000  # ids that a program gets at a time
-REDO_S = 10e-6  # per row: a turn lasts longer than to do the rows again that it begins with
+REDO_S = 5e-6  # per row: a turn lasts longer than to do the rows again that it begins with
 
 
 class Transactions:

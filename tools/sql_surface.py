@@ -54,7 +54,8 @@ SETUP = (
 """Run before each line."""
 
 _ONE_FILE = (
-    "every node would need that file; copy the rows in by INSERTs, or attach in a copy of the node's file (a backup)"
+    "not every node has that file; attach it on a connection by [the path of a node's file](local.md#other-files), or "
+    "copy its rows in by INSERTs"
 )
 _DEFINITION = "a node's schema is what the cluster agreed on; change it by ALTER, DROP and CREATE"
 

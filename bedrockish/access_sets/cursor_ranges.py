@@ -40,7 +40,7 @@ from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
 _NOT_TOLD = "index on a collation of the application, or on an expression that is not understood"
 _BEFORE_SEEK = frozenset({"IsNull", "Affinity", "Column", "Rowid", "IdxRowid", "SCopy", "Copy", "Variable", "Integer"})
-TEMPORARY = 1  # P3 of OpenRead and OpenWrite: the database of the connection's TEMP tables
+TEMPORARY = 1  # P3 of OpenRead and OpenWrite: the TEMP tables; higher: files that the connection has attached
 REGISTER_ROOT = 0x10  # P5 of OpenRead and OpenWrite: the root page is in a register
 
 COLUMNS_MAX = 9  # columns of a row from which on a read of it is one of the whole row
@@ -275,7 +275,7 @@ class _Reader:
             if op.name in OPENS:
                 if self._keeps_sequence(op):
                     continue
-                if op.p3 == TEMPORARY and not op.p5 & REGISTER_ROOT:
+                if op.p3 >= TEMPORARY and not op.p5 & REGISTER_ROOT:
                     self._temporary.add(op.p1)
                     self._private.add(op.p1)
                     continue

@@ -245,7 +245,7 @@ def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int
     readonly, everything = True, False
     for row in _rows(cursor):
         name = row[1]
-        if name in ALL_OPENS and row[4] == TEMPORARY and not row[6] & REGISTER_ROOT:
+        if name in ALL_OPENS and row[4] >= TEMPORARY and not row[6] & REGISTER_ROOT:
             continue
         if name in ALL_OPENS or name == "Clear":
             found = schema.roots.get(row[2 if name == "Clear" else 3])

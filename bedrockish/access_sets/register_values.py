@@ -54,7 +54,7 @@ class Program(NamedTuple):
     Attributes:
         cursors: cursor -> root pages of the tables and indexes that it is opened on.
         private: cursors on objects that only this statement, or only its connection, can see.
-        temporary: those of them that are on TEMP tables, which have rows from before the statement.
+        temporary: those on TEMP tables and in attached files, which have rows from before the statement.
     """
 
     ops: list[Op]

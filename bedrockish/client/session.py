@@ -47,6 +47,7 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
+from bedrockish.sqltext.attach import order_of
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.temporary import make_temporary
 
@@ -140,6 +141,8 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
+        if self.local is not None and self._attaches(sql, params):
+            return Rows((), [])
         if self.local is not None and command is None and not self._core.temporary.name:
             found = await self._read_here(((sql, params),), read)
             if found is not None:
@@ -189,6 +192,17 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             request = request if written is request.statements else replace(request, statements=written)
         found = await self._command(request, timeout_s, resend=resend, named=command is not None)
         return seen(found, self._core.values)
+
+    def _attaches(self, sql: str, params: Params) -> bool:
+        """Attach or detach a file in this process if a statement says so; return whether it does.
+
+        Raises:
+            SqlError: the name is taken or unknown, or the file cannot be read.
+        """
+        order = order_of(sql, params)
+        if order is not None:
+            self._file().attach(order)
+        return order is not None
 
     async def _transact_with_temporary(self, statements: Statements, options: Options) -> list[Rows] | None:
         """Run statements as a transaction that sees the session's TEMP objects; None: they change the schema."""

@@ -38,7 +38,8 @@ def connect(published: Published, facts: Facts) -> apsw.Connection:
     place = facts.device, facts.inode
     _check_alone(published.database, place)
     try:
-        db = apsw.Connection(published.database, flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=STATEMENTS_KEPT)
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        db = apsw.Connection(published.database, flags=flags, statementcachesize=STATEMENTS_KEPT)
     except apsw.Error as error:
         raise UnavailableError(f"{published.database} cannot be opened: {error}; connect to a URL") from error
     with _lock:

@@ -33,10 +33,13 @@ from bedrockish.errors import (
     ResultLostError,
     SqlError,
     UnavailableError,
+    UsageError,
 )
 from bedrockish.local import connections
+from bedrockish.local.attached import Attached
 from bedrockish.local.page import READING, SILENT_NS, Facts, Published, now_ns
 from bedrockish.local.program_functions import Give, ProgramError
+from bedrockish.sqltext.attach import Order
 from bedrockish_journal.model.membership import ADMIN, read_membership
 from bedrockish_journal.model.vector import covers
 
@@ -132,6 +135,7 @@ class LocalReads:
     Attributes:
         published: the node's page; None before the first ``open``.
         given: registrations of the program's functions.
+        attached: the files that the session has attached.
         on_given: called with each further one.
         on_tick: called twice in ``IDLE_S``, by the thread that releases snapshots.
     """
@@ -141,6 +145,7 @@ class LocalReads:
         self.lock = threading.RLock()
         self.on_tick: Callable[[], None] = lambda: None
         self.given: list[Give] = []
+        self.attached = Attached()
         self.on_given: Callable[[Give], None] = lambda _: None
         self.published: Published | None = None
         self._readers: list[_Reader] = []  # the first holds what is read; the second what will be read next
@@ -175,6 +180,26 @@ class LocalReads:
                 reader.forget_texts()
             self.given.append(given)
         self.on_given(given)
+
+    def attach(self, order: Order) -> None:
+        """Attach a file to read, or detach it, on all connections of the session.
+
+        Raises:
+            UsageError: a block holds a snapshot.
+            SqlError: the name is taken or unknown, or the file cannot be read.
+        """
+        with self.lock:
+            if self._pins:
+                raise UsageError("files are attached and detached outside of a snapshot; leave its block first")
+            self.attached.note(order)
+            try:
+                for reader in self._readers:
+                    reader.end()
+                    self.attached.bring(reader.db)
+                    reader.forget_texts()
+            except apsw.Error as error:
+                self.attached.forget(order.name)
+                raise SqlError(f"unable to open database: {order.path}: {error}") from error
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -414,9 +439,10 @@ class LocalReads:
             facts = published.facts()
             for _ in range(2):
                 made.append(_Reader(connections.connect(published, facts), facts, self._is_late))
-            for given in self.given:
-                for one in made:
+            for one in made:
+                for given in self.given:
                     given(one.db)
+                self.attached.bring(one.db)
             made[0].look()
             made[1].end()
         except (BedrockishError, apsw.Error):

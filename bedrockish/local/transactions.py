@@ -43,6 +43,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.local import connections
+from bedrockish.local.attached import Attached
 from bedrockish.local.page import SERVING, Facts, Published
 from bedrockish.local.program_functions import Give
 from bedrockish.local.reads import LocalReads, interrupted, may_see, seen_by
@@ -125,6 +126,7 @@ class _Place:
         self._published, self.facts, self._owner = published, facts, owner
         self._dbs: list[apsw.Connection] = []
         self._wal = -1
+        self._attached = 0
         reader = self._connect()
         try:
             reader.execute("ROLLBACK")
@@ -165,6 +167,16 @@ class _Place:
     def reader(self) -> apsw.Connection:
         """The connection that holds the snapshot."""
         return self._dbs[0]
+
+    def attach(self, work: Work) -> None:
+        """Give the connections the files that the session has attached."""
+        attached = self._owner.attached
+        if self._attached == attached.version:
+            return
+        for db in (self.reader, work.db):
+            attached.bring(db)
+        work.executor.forget_texts()
+        self._attached = attached.version
 
     def close(self) -> None:
         """Close the files."""
@@ -207,6 +219,7 @@ class LocalTransaction:
         session = Session(request.isolation == SERIALIZABLE, request.command, request.user, base_clock=moment.clock)
         self._session = session
         self._work: Work = place.workspace.open_work(session)
+        place.attach(self._work)
 
     @property
     def lastrowid(self) -> int | None:
@@ -226,11 +239,19 @@ class LocalTransaction:
         try:
             with self._lock:
                 result = self._run(statement)
-        except (NodeNeededError, IdsNeededError):
-            raise
-        except ClockNeededError as error:
+        except (NodeNeededError, ClockNeededError) as error:
+            if self._owner.attached.has_any:
+                raise UnsupportedError(
+                    f"the statement needs the node ({error.message}), which has none of the attached files; detach "
+                    "them before the transaction begins",
+                    sql=statement.sql,
+                ) from error
             raise NodeNeededError(error.message) from error
+        except IdsNeededError:
+            raise
         except UnsupportedError as error:  # the node says so, or it knows a way
+            if self._owner.attached.has_any:
+                raise
             raise NodeNeededError(error.message) from error
         except SqlError as error:
             if "no such function" in error.message or "no such collation" in error.message:
@@ -327,6 +348,11 @@ class LocalTransactions:
         self._is_closed = False
         self._open: dict[str, LocalTransaction] = {}
         reads.on_tick, reads.on_given = self.end_late, self._give
+
+    @property
+    def attached(self) -> Attached:
+        """The files that the session has attached."""
+        return self._reads.attached
 
     def prepare(self, db: apsw.Connection) -> None:
         """Give a connection the functions of the program."""

@@ -92,7 +92,10 @@ _BEGIN = (
 _REFUSED = {
     apsw.SQLITE_TRANSACTION: _BEGIN,
     apsw.SQLITE_SAVEPOINT: _BEGIN,
-    apsw.SQLITE_ATTACH: "other files are not replicated; leave out ATTACH and copy the rows in with INSERTs",
+    apsw.SQLITE_ATTACH: (
+        "other files are not replicated; attach them to read on a connection by the path of a node's file, outside of "
+        "a transaction, or copy the rows in with INSERTs"
+    ),
     apsw.SQLITE_DETACH: "other files are not replicated; leave out DETACH",
     **dict.fromkeys(_TEMP, _TEMPORARY),
 }
@@ -424,6 +427,8 @@ class Guard:
             # SQLite writes its own catalogue for DDL, and refuses to do so for anybody's DML by itself.
             if name in _CATALOGUE and name != "sqlite_sequence":
                 return None
+            if database not in (None, "main", "temp"):
+                return f"{database} was attached to be read; write to it in a program of its own"
             seen.writes.add(first)
             seen.named.add(first if action != apsw.SQLITE_INSERT else f"-{first}")
             if is_ours(name) or (name.startswith("sqlite_") and not seen.analyzes and not seen.actions & _DDL):

@@ -277,7 +277,8 @@ class Overlay(apsw.VFS):
 
     def connect(self, start: Callable[[OverlayFile], None]) -> apsw.Connection:
         """Return the connection; ``start`` moves the file to a moment before anything is read."""
-        db = apsw.Connection(self._path, vfs=self._own, statementcachesize=256)
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+        db = apsw.Connection(self._path, flags=flags, vfs=self._own, statementcachesize=256)
         try:
             assert self.file is not None
             start(self.file)

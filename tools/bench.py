@@ -45,6 +45,8 @@ AUTO = "INSERT INTO bench_auto(note) VALUES (?)"
 NOTE = "what was ordered, and by whom"
 FILL = "INSERT INTO bench_row(id, value) VALUES (?, 0)"
 ADD = "UPDATE bench_row SET value = value + ? WHERE id = ?"
+READ = "SELECT value FROM bench_row WHERE id = ?"
+WRITES_OF_MIX = 0.05
 Statements = list[tuple[str, tuple[Any, ...]]]
 
 
@@ -82,6 +84,16 @@ class Draw:
         """Return an UPDATE of the one row that all clients write."""
         return [(ADD, (1, 1))]
 
+    def _read(self) -> Statements:
+        """Return a SELECT of one row by its key."""
+        return [(READ, (self._luck.randrange(ROWS) + 1,))]
+
+    _strict = _http = _read
+
+    def _mix(self) -> Statements:
+        """Return a SELECT, or now and then an UPDATE."""
+        return self._update() if self._luck.random() < WRITES_OF_MIX else self._read()
+
 
 WORKS = {
     "insert": "one new row",
@@ -90,6 +102,7 @@ WORKS = {
     "transfer": "two rows of many",
     "hot": "one row of all",
 }
+READS = {"read": "one row by its key", "strict": "the same, strictly", "mix": "95 reads and 5 updates"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +180,11 @@ class Tally:
     retries: int = 0
     failures: int = 0
     committed: int = 0  # warm-up included
+    written: int = 0  # warm-up included
 
 
 async def measure_cluster(cluster: LocalCluster, work: str, clients: int, seconds: float) -> tuple[Measured, int]:
-    """Run the work with clients spread evenly over the nodes; return what was measured and all that committed."""
+    """Run the work with clients spread evenly over the nodes; return what was measured, and how many have written."""
     tally = Tally([])
     async with AsyncExitStack() as stack:
         links: list[Client] = []
@@ -180,10 +194,11 @@ async def measure_cluster(cluster: LocalCluster, work: str, clients: int, second
         began, used_s = time.perf_counter(), cluster.processor_s()
 
         async def run(number: int, client: Client) -> None:
-            draw = Draw(work, number, clients)
+            draw, read = Draw(work, number, clients), work if work == "strict" else None
             while (start := time.perf_counter()) - began < WARM_UP_S + seconds:
+                statements = draw()
                 try:
-                    results = await client.transact(draw())
+                    results = await client.transact(statements, read=read)
                 except BedrockishError as error:
                     if error.code != "conflict":
                         raise
@@ -191,6 +206,7 @@ async def measure_cluster(cluster: LocalCluster, work: str, clients: int, second
                     continue
                 end = time.perf_counter()
                 tally.committed += 1
+                tally.written += statements[0][0] != READ
                 if start - began >= WARM_UP_S and end - began <= WARM_UP_S + seconds:
                     tally.took.append(end - start)
                     tally.retries += results[0].attempts - 1
@@ -203,7 +219,7 @@ async def measure_cluster(cluster: LocalCluster, work: str, clients: int, second
     measured = Measured(
         work, len(cluster.nodes), clients, len(tally.took), seconds, p50, p99, tally.retries, tally.failures, nodes_ms
     )
-    return measured, tally.committed
+    return measured, tally.written
 
 
 async def check(client: Client, expected: dict[str, int]) -> None:
@@ -215,7 +231,8 @@ async def check(client: Client, expected: dict[str, int]) -> None:
     items = (await client.execute("SELECT count(*) FROM bench_item", read="strict")).value()
     autos = (await client.execute("SELECT count(*) FROM bench_auto", read="strict")).value()
     total = (await client.execute("SELECT sum(value) FROM bench_row", read="strict")).value()
-    if items != expected["insert"] or autos != expected["auto"] or total != expected["update"] + expected["hot"]:
+    added = expected["update"] + expected["hot"] + expected["mix"]
+    if items != expected["insert"] or autos != expected["auto"] or total != added:
         raise DemoError(
             f"the nodes lost or doubled something: {items} and {autos} rows and the sum {total}, expected {expected}"
         )
@@ -227,7 +244,7 @@ async def measure_all(
     """Prepare the tables, measure every kind of work with every number of clients, and check the outcome."""
     for index in range(len(cluster.nodes)):
         await cluster.wait_ready(index)
-    measured, expected = list[Measured](), dict.fromkeys(WORKS, 0)
+    measured, expected = list[Measured](), dict.fromkeys(WORKS | READS, 0)
     async with open_client(cluster.url(options="/?timeout=60")) as client:
         for sql in SCHEMA:
             await client.execute(sql)
@@ -236,9 +253,9 @@ async def measure_all(
         for work in works:
             for count in clients:
                 tell(f"{work}, {len(cluster.nodes)} nodes, {count} clients")
-                result, committed = await measure_cluster(cluster, work, count, seconds)
+                result, written = await measure_cluster(cluster, work, count, seconds)
                 measured.append(result)
-                expected[work] += committed
+                expected[work] += written
         await check(client, expected)
     return measured
 

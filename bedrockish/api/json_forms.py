@@ -74,6 +74,8 @@ def read_pairs(query: bytes) -> list[tuple[str, str]]:
     Raises:
         UsageError: it is not UTF-8. Put in order by force, two ids of commands could become one.
     """
+    if not query:
+        return []
     try:
         return parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="strict")
     except UnicodeDecodeError as error:
@@ -174,7 +176,7 @@ def read_json(body: bytes) -> Any:
         UsageError: it is not JSON, or has an invalid text or an infinite number.
     """
     try:
-        value = json.loads(body.decode(), parse_constant=_no_constant, parse_float=_finite)
+        value = _decode(body.decode())
         if b"\\u" in body:  # the only source of lone surrogates, which are not text
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -197,6 +199,9 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise UsageError(f'the number {text[:40]} in the body is too large; write {{"{FLOAT}": "inf"}} for infinity')
     return value
+
+
+_decode = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite).decode
 
 
 def _statement(place: int, one: object) -> Statement:
@@ -304,9 +309,10 @@ def read_request(
 
 
 def _read_token(text: str, cluster_id: str) -> Token:
+    if not text:
+        return Token()
     token, given = open_token(_token_bytes(text))
-    if text:
-        check_cluster("the session token", given, cluster_id)
+    check_cluster("the session token", given, cluster_id)
     return token
 
 
@@ -322,12 +328,14 @@ def _token_bytes(text: str) -> bytes:
 
 def write_json(value: object) -> bytes:
     """Return a value as JSON. A text of the database that is not Unicode is written with escapes."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
-    return text.encode(errors="backslashreplace")
+    return _encode(value).encode(errors="backslashreplace")
 
 
 def _plain(value: object) -> object:
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain).encode
 
 
 def unique_names(columns: Sequence[str]) -> list[str]:

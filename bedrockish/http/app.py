@@ -342,14 +342,19 @@ class Handlers:
         statements, pairs = read_question(_pairs(request))
         objects, pairs = read_shape(pairs)
         asked = read_request(statements, pairs, None, new_command(), self._cluster_id, read_only=True)
-        return replace(asked, user=request.user), objects
+        return _by(request.user, asked), objects
 
     def _request(
         self, request: Request, work: tuple[Statement, ...] | Named, pairs: list[tuple[str, str]], *, read_only: bool
     ) -> Command:
         key = request.headers.get(KEY)
         asked = read_request(work, pairs, key, new_command(), self._cluster_id, read_only=read_only)
-        return replace(asked, user=request.user)
+        return _by(request.user, asked)
+
+
+def _by(user: str, command: Command) -> Command:
+    """Return a command with its user; at a node without logins, a command has none."""
+    return replace(command, user=user) if user else command
 
 
 def _number(text: str) -> int:

@@ -11,6 +11,7 @@ import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
+from functools import lru_cache
 from typing import Protocol
 
 from bedrockish.common.access_token import PREFIX
@@ -25,6 +26,7 @@ from bedrockish_net.handshake import BROKEN
 
 OPEN = ("/livez", "/", "/api", "/favicon.ico")  # and the page's files, in which no data is
 OPEN_BELOW = "/page/"
+HOST_CHARACTERS_MAX = 300  # a name has 253, and a port 5
 
 Headers = Mapping[str, str]
 
@@ -220,6 +222,11 @@ def is_foreign(headers: Headers) -> bool:
 
 def is_near(host: str, known: frozenset[str]) -> bool:
     """Whether a Host header is one that no foreign name server can have led here: an address, or a name of this net."""
+    return _is_near(host, known) if len(host) <= HOST_CHARACTERS_MAX else False
+
+
+@lru_cache(100)
+def _is_near(host: str, known: frozenset[str]) -> bool:
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     name = name.rstrip(".").lower()
     if "." not in name and ":" not in name:

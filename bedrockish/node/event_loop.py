@@ -264,7 +264,8 @@ class Runtime:
             over.set()
 
         self.begin(request, done, prepare, once=once)
-        await over.wait()
+        if not found:  # a read may have been answered at once; its caller waits for its link anyway
+            await over.wait()
         if isinstance(found[0], BedrockishError):
             raise found[0]
         return found[0]

@@ -78,7 +78,7 @@ async def _ask(stream: trio.SocketStream, body: bytes) -> None:
     """Send one query and read the whole answer.
 
     Raises:
-        DemoError: it is none.
+        DemoError: the node did not answer it.
     """
     await stream.send_all(HEAD % len(body) + body)
     answer, rest, missing = b"", b"", 1

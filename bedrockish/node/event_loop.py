@@ -256,8 +256,7 @@ class Runtime:
 
     async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
         """Run a command to its end; ``prepare`` executes it, if it is given, ``once`` if the same each time."""
-        found: list[Answer | BedrockishError] = []
-        over = trio.Event()
+        found, over = list[Answer | BedrockishError](), trio.Event()
 
         def done(answer: Answer | BedrockishError) -> None:
             found.append(answer)

@@ -3,7 +3,7 @@
 Nodes and clients run on this machine: ours with the trio client, Galera with its own client in C, a thread each; a
 transfer is one round trip at both. A strict read of Galera has ``wsrep_sync_wait=1``. Reads over HTTP are ours alone,
 by callers that keep their connections. Each round starts new clusters; the output has medians. The reader has to
-install Galera (see ``tools/peer_galera.py``). If a system loses or doubles an update, that is told below the table.
+install Galera (see ``tools/peer_galera.py``). A line below the table names each update that Galera has lost or doubled.
 """
 
 import json
@@ -94,7 +94,7 @@ async def _ask(stream: trio.SocketStream, body: bytes) -> None:
 
 
 def measure_galera(directory: Path, cells: list[Cell], seconds: float) -> tuple[list[Measured], str]:
-    """Run all cells on three nodes of Galera; return what was measured, and what the nodes have lost or doubled."""
+    """Run all cells on three nodes of Galera; return the measurements, and a text about lost or doubled updates."""
     found, inserted, added = list[Measured](), 0, 0
     with galera(directory) as cluster:
         for cell in cells:

@@ -93,7 +93,7 @@ _REFUSED = {
     apsw.SQLITE_TRANSACTION: _BEGIN,
     apsw.SQLITE_SAVEPOINT: _BEGIN,
     apsw.SQLITE_ATTACH: (
-        "other files are not replicated; attach them to read on a connection by the path of a node's file, outside of "
+        "ATTACH: other files are not replicated; read them on a connection by the path of a node's file, outside of "
         "a transaction, or copy the rows in with INSERTs"
     ),
     apsw.SQLITE_DETACH: "other files are not replicated; leave out DETACH",

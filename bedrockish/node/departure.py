@@ -23,6 +23,7 @@ DRAIN_S = 5.0  # for requests under way
 LONG_S = 1.0  # for those in a background worker: other nodes can execute them from the beginning
 FLUSH_S = 1.0  # for answers that links and HTTP still have to send
 POLL_S = 0.01
+LOOKS = 2  # that find a condition gone
 
 
 class Departure:
@@ -77,7 +78,12 @@ def _send_last(send: Callable[[bytes], None], payload: bytes) -> None:
 
 
 async def _poll(holds: Callable[[], bool], seconds: float) -> None:
-    """Return when a condition does not hold any more, or after some seconds."""
+    """Return when a condition does not hold twice in a row, or after some seconds.
+
+    A loop that was held up for long finds messages unread that renew the condition: it reads them between the two.
+    """
+    idle = 0
     with trio.move_on_after(seconds):
-        while holds():  # noqa: ASYNC110 (its parts are many, and a stop is rare)
+        while idle < LOOKS:  # its parts are many, and a stop is rare: nothing tells when it changes
+            idle = 0 if holds() else idle + 1
             await trio.sleep(POLL_S)

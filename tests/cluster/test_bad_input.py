@@ -77,7 +77,8 @@ async def test_bad_sql_is_refused_with_the_way_out(cluster: LocalCluster) -> Non
         for sql in (
             "ATTACH 'x' AS y",
             "VACUUM INTO 'x'",
-            "PRAGMA trusted_schema = 1",
+            "PRAGMA trusted_schema = 0",
+            "PRAGMA writable_schema = 1",
             "DELETE FROM bedrockish_journal",
         ):
             with pytest.raises(UnsupportedError):

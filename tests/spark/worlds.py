@@ -153,13 +153,15 @@ class World:
 
     def entries(self) -> dict[Place, Entry]:
         made: dict[Place, Entry] = {}
+        schemas = {draft.txid.clock for draft in self.drafts.values() if draft.kind == SCHEMA}
         for place in sorted(self.drafts):
             draft = self.drafts[place]
+            version = sum(clock < draft.txid.clock for clock in schemas)
             before = made.get((draft.leader, draft.tick - 1))
             transaction = Transaction(
-                draft.txid, draft.base, 0, 0, draft.config, draft.command, "serializable", draft.kind,
+                draft.txid, draft.base, 0, version, draft.config, draft.command, "serializable", draft.kind,
                 draft.access_set, draft.changes, b"", joined=tuple((command, b"") for command in draft.joined),
-                shares=draft.shares, users=draft.users,
+                shares=draft.shares, users=draft.users, activates=draft.txid.clock + 1 if draft.kind == SCHEMA else 0,
             )  # fmt: skip
             made[place] = Entry(
                 draft.leader, draft.tick, draft.quorum, transaction, draft.adopted_from,

@@ -1,0 +1,24 @@
+"""The drain of a node that stops."""
+
+import trio
+
+from bedrockish.node.departure import POLL_S, _poll
+
+
+async def test_drain_goes_on_when_a_message_was_still_unread(autojump_clock: trio.abc.Clock) -> None:
+    """A loop that was held up finds an idle transaction first, and its next step right after that."""
+    told = iter([True, False, True, False, False, True])
+    asked: list[bool] = []
+
+    def is_busy() -> bool:
+        asked.append(next(told))
+        return asked[-1]
+
+    await _poll(is_busy, 1.0)
+    assert asked == [True, False, True, False, False]
+
+
+async def test_drain_ends_after_its_time(autojump_clock: trio.abc.Clock) -> None:
+    began = trio.current_time()
+    await _poll(lambda: True, 1.0)
+    assert 1.0 <= trio.current_time() - began < 1.0 + 2 * POLL_S

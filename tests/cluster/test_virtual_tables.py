@@ -255,7 +255,7 @@ def use_sqlite_utils(url: str) -> None:
     """Do what its documentation shows of full-text search."""
     with closing(bedrockish.dbapi.connect(url)) as connection:
         like_sqlite3: Any = connection
-        db: Any = sqlite_utils.Database(like_sqlite3, recursive_triggers=False)
+        db: Any = sqlite_utils.Database(like_sqlite3)
         table = db["docs"]
         table.insert_all(
             [{"id": 1, "title": "alpha dogs", "body": "x"}, {"id": 2, "title": "beta", "body": "y"}], pk="id"

@@ -12,7 +12,7 @@ from bedrockish.node.admin.retention import PACKED_MS
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.command_id import make_id
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.transaction import Transaction, Txid
+from bedrockish_journal.model.transaction import SCHEMA, Transaction, Txid
 
 
 class AgedFile:
@@ -34,14 +34,18 @@ class AgedFile:
         request = Request(command, tuple(Statement(sql, params) for sql, params in statements))
         prepared = self.engine.execute(request)
         self._tick += 1
-        clock = moved(0, unix_ms) + self._tick  # which is less than a millisecond
+        clock = moved(0, unix_ms) + 2 * self._tick  # which is less than a millisecond
         what = (prepared.kind, prepared.access_set, prepared.changes, prepared.result)
+        activates = clock + 1 if prepared.kind == SCHEMA else 0
         transaction = Transaction(
-            Txid(clock, "A"), prepared.base, 0, prepared.schema, 0, command, "serializable", *what
+            *(Txid(clock, "A"), prepared.base, 0, prepared.schema, 0, command, "serializable", *what),
+            activates=activates,
         )
         entry = Entry("A", self._tick, {"A": self._tick}, transaction, None, self._head)
         self._head = entry.hash
         self.engine.apply(entry, repeat=False, applied_ms=unix_ms)
+        if activates:
+            assert self.engine.activate(transaction.txid) == ""
         if self._tick % 100 == 0:
             self.flush()
 

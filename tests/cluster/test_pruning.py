@@ -12,7 +12,7 @@ import pytest
 from bedrockish import open_client
 from bedrockish.client.feed import Changes
 from bedrockish.client.trio_client import Client
-from bedrockish.errors import BedrockishError, ForgottenError, PrunedError, UsageError
+from bedrockish.errors import BedrockishError, CommandIdError, ForgottenError, PrunedError, UsageError
 from bedrockish.transfer.load_database import commands_done
 from bedrockish_journal.feed.change_feed import Committed
 from bedrockish_journal.storage.pruning import marks
@@ -125,6 +125,8 @@ async def test_pruning_keeps_held_entries_and_tells_late_readers(cluster: LocalC
         for index in range(3):
             async with open_client(cluster.url(index, only=True)) as late_client:
                 with pytest.raises(ForgottenError, match="has happened") as forgotten:
+                    await late_client.execute("INSERT INTO t VALUES (0)", command="order-0", resend=True)
+                with pytest.raises(CommandIdError, match="with other statements"):
                     await late_client.execute("INSERT INTO t VALUES (99)", command="order-0", resend=True)
                 assert forgotten.value.details == {"command": "order-0", "happened": True}
                 assert await late_client.settle("order-0")

@@ -152,6 +152,7 @@ class Silent:
     """A mesh without peers: it drops the node's messages, and admits broken ones."""
 
     up = frozenset((LIAR, "B", "C"))
+    unreachable: Mapping[str, str] = {}
     left_alone: Mapping[str, float] = {}
 
     def __init__(self) -> None:
@@ -179,6 +180,10 @@ class Silent:
 
     def set_peers(self, _peers: object) -> None:
         """Stay as it is."""
+
+    def describe(self) -> dict[str, object]:
+        """Return the report of the links: there are none."""
+        return {}
 
 
 class Messages(Attack):

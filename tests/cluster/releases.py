@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bedrockish.common.levels import LEVEL
 from tools.cluster import ROOT
 
 NAMED = Path(__file__).with_name("last_release.txt")  # its version and its commit
@@ -29,3 +30,16 @@ def unpack_last_release(folder: Path) -> list[Path]:
     assert f'__version__ = "{version}"' in (folder / "bedrockish" / "__init__.py").read_text()
     rooms = [folder / name for name in SOURCES if (folder / name / f"bedrockish_{name}").is_dir()]
     return [folder, *rooms]
+
+
+def unpack_lower_level(folder: Path) -> list[Path]:
+    """Put the files of the last release into a folder, as a program of one release level less; return as above.
+
+    Until a release says something new, the last one has the level of today.
+    """
+    sources = unpack_last_release(folder)
+    file = folder / "bedrockish" / "common" / "levels.py"
+    text = file.read_text()
+    assert text.count(f"= {LEVEL}\n") == 2, "LEVEL and OLDEST"
+    file.write_text(text.replace(f"= {LEVEL}\n", f"= {LEVEL - 1}\n"))
+    return sources

@@ -32,7 +32,7 @@ from bedrockish.core.protocol.health import UNPROVEN, Alarm, Mode, encode_alarm
 from bedrockish.engine.storage.system_tables import ALARM
 from bedrockish.errors import BedrockishError
 from bedrockish.node.admin.troubles import BY_CODE
-from tests.cluster.releases import unpack_last_release
+from tests.cluster.releases import unpack_lower_level
 from tests.cluster.story import level, ready, status_of, until
 from tests.cluster.test_damage import fill as fill_marked
 from tests.cluster.test_damage import flip, stop
@@ -534,7 +534,7 @@ async def test_certificate_near_and_past_its_end_is_told_alike_everywhere(tmp_pa
 
 
 async def test_older_release_that_comes_too_late_is_told_alike_everywhere(tmp_path: Path) -> None:
-    last = unpack_last_release(tmp_path / "last")
+    last = unpack_lower_level(tmp_path / "last")
     with local_cluster(tmp_path / "three", http=True) as cluster:
         await ready(cluster)
         await level(cluster)

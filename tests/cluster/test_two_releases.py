@@ -11,11 +11,12 @@ import trio
 from bedrockish import open_client
 from bedrockish.api.requests import REMOVE, MemberChange
 from bedrockish.client.transaction import Transaction
+from bedrockish.common.levels import LEVEL
 from bedrockish.errors import ConstraintError
-from tests.cluster.releases import unpack_last_release
+from tests.cluster.releases import unpack_last_release, unpack_lower_level
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows, status_of, until
 from tests.cluster.test_members import Work, working
-from tools.cluster import SOURCES, LocalCluster, LocalNode, clean_environment, free_ports
+from tools.cluster import SOURCES, LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -244,3 +245,24 @@ async def test_large_transactions_beside_the_last_release(tmp_path: Path, last: 
         assert "Traceback" not in "".join(node.log.read_text() for node in cluster.nodes)
     finally:
         cluster.stop()
+
+
+async def test_node_of_a_lower_level_is_refused(tmp_path: Path) -> None:
+    """A node of it that joins is told what to install; one that is started on its file does no harm."""
+    lower = unpack_lower_level(tmp_path / "lower")
+    with local_cluster(tmp_path / "cluster") as cluster:
+        await ready(cluster)
+        node = LocalNode("D", free_ports(1)[0], cluster.directory)
+        node.config.write_text(f'node = "D"\ndatabase = "{node.database}"\nlisten = "127.0.0.1:{node.port}"\n')
+        done = program(lower, "join", cluster.url(), "--config", str(node.config), "--no-serve")
+        assert done.returncode != 0
+        assert f"D is of release level {LEVEL - 1}" in done.stderr
+        assert "install the release of its members on D" in done.stderr
+        cluster.nodes[2].kill()
+        cluster.nodes[2].sources = lower
+        cluster.nodes[2].start()
+        assert cluster.nodes[2].process is not None
+        assert await trio.to_thread.run_sync(cluster.nodes[2].process.wait) != 0
+        assert f"at release level {LEVEL}, and this program reads up to {LEVEL - 1}" in cluster.nodes[2].last_words()
+        async with open_client(cluster.url(0, options=PATIENT)) as client:
+            await client.execute("CREATE TABLE t(a)")

@@ -4,7 +4,7 @@ import apsw
 import pytest
 
 from bedrockish.access_sets.catalog import read_schema
-from bedrockish.access_sets.key_encoding import Spec, encode, index_prefix, prefix_range, table_key
+from bedrockish.access_sets.key_encoding import Spec, column_key, encode, index_prefix, prefix_range, table_key
 from bedrockish.access_sets.readset import EVERYTHING, analyse
 from bedrockish.api.requests import decode_results
 from bedrockish_journal.model.access_set import HIGH, Range, object_range
@@ -47,12 +47,22 @@ OWNER = (Spec("NOCASE"), Spec(descending=True), Spec())
         "SELECT * FROM accounts WHERE id = ?",
         "UPDATE accounts SET balance = balance - 1 WHERE id = ?",
         "DELETE FROM accounts WHERE id = ? RETURNING *",
-        "SELECT (SELECT balance FROM accounts WHERE id = ?)",
-        "WITH one AS (SELECT * FROM accounts WHERE id = ?) SELECT count(*) FROM one",
     ],
 )
 def test_a_row_by_its_rowid_is_one_point(db: apsw.Connection, sql: str) -> None:
     assert reads(db, sql, 5) == ([table_key("accounts", 5)], [])
+
+
+def row_key(rowid: int) -> bytes:
+    """Return the key under which a row of accounts is read by its columns."""
+    return b"u:accounts\0" + encode(rowid)
+
+
+def test_a_row_of_which_some_columns_are_needed_is_read_by_them(db: apsw.Connection) -> None:
+    points, ranges = reads(db, "SELECT (SELECT balance FROM accounts WHERE id = ?)", 5)
+    assert (set(points), ranges) == ({row_key(5), column_key(row_key(5), "balance")}, [])
+    counted = "WITH one AS (SELECT * FROM accounts WHERE id = ?) SELECT count(*) FROM one"
+    assert reads(db, counted, 5) == ([row_key(5)], [])
 
 
 def test_a_rowid_given_as_text_is_the_same_point(db: apsw.Connection) -> None:
@@ -223,11 +233,10 @@ def test_an_unknown_opcode_reads_everything(db: apsw.Connection, monkeypatch: py
 
 def test_a_blob_that_is_no_text_hides_nothing_that_is_read(db: apsw.Connection) -> None:
     """SQLite prints it as malformed text: in a statement it does not matter, in a definition it does for all."""
-    for sql in (
-        "SELECT x'ff00', balance FROM accounts WHERE id = 5",
-        "DELETE FROM accounts WHERE 1 AND id = 5 RETURNING X'FE'",
-    ):
-        assert reads(db, sql) == ([table_key("accounts", 5)], [])
+    points, ranges = reads(db, "SELECT x'ff00', balance FROM accounts WHERE id = 5")
+    assert (set(points), ranges) == ({row_key(5), column_key(row_key(5), "balance")}, [])
+    deleted = "DELETE FROM accounts WHERE 1 AND id = 5 RETURNING X'FE'"
+    assert reads(db, deleted) == ([table_key("accounts", 5)], [])
     _, ranges = reads(db, "SELECT '''x''ff''', id FROM accounts WHERE owner = x'ff' AND email = 'x''ff'")
     assert ranges
     db.execute("CREATE TABLE marked(id INTEGER PRIMARY KEY, mark DEFAULT x'ff')")

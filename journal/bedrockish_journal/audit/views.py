@@ -194,14 +194,17 @@ def _snapshots(dialect: Dialect) -> list[View]:
             "SELECT DISTINCT clock, origin, activates, ran_on FROM good WHERE kind = 'schema'",
             kept=True,
         ),
-        View("first_schema", "SELECT min(ran_on) AS version, count(*) AS many FROM schemas"),
+        # A change without a clock is in force from its commit on, at each node another moment.
+        View(
+            "first_schema", "SELECT min(ran_on) AS version, min(activates) AS activates, count(*) AS many FROM schemas"
+        ),
         View(
             "version_due",
             "SELECT eid, ran_on, version + made AS version FROM (SELECT eid, ran_on, "
             f"sum(makes) OVER (ORDER BY clock, asks {UP_TO}) AS made "
             f"FROM (SELECT {dialect.no_eid} AS eid, CAST(NULL AS BIGINT) AS ran_on, activates AS clock, 1 AS makes, "
             "0 AS asks FROM schemas UNION ALL SELECT eid, ran_on, clock, 0 AS makes, 1 AS asks FROM good) AS x) AS y "
-            "CROSS JOIN first_schema WHERE eid IS NOT NULL AND many > 0",
+            "CROSS JOIN first_schema WHERE eid IS NOT NULL AND many > 0 AND activates > 0",
         ),
         View(
             "usual_version",

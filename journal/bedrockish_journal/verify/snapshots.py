@@ -124,6 +124,8 @@ class Snapshots:
             first, activated = (usual[0][0] if usual else 0), list[int]()
         else:
             first, activated = changes[0][1], [*map(itemgetter(0), changes)]
+            if not activated[0]:
+                return  # such a change is in force from its commit on, at each node another moment
         for number, schema in enumerate(self._schema):
             due = first + bisect_right(activated, self._clock[number])
             if schema != due:

@@ -121,17 +121,7 @@ async def test_pruning_keeps_held_entries_and_tells_late_readers(cluster: LocalC
         assert command("journal", "prune", cluster.url(), "--older-than", "0s").returncode == 0
         with pytest.raises(PrunedError):
             await read(client, middle)
-        # Commands of removed entries still count as executed, once.
-        for index in range(3):
-            async with open_client(cluster.url(index, only=True)) as late_client:
-                with pytest.raises(ForgottenError, match="has happened") as forgotten:
-                    await late_client.execute("INSERT INTO t VALUES (0)", command="order-0", resend=True)
-                with pytest.raises(CommandIdError, match="with other statements"):
-                    await late_client.execute("INSERT INTO t VALUES (99)", command="order-0", resend=True)
-                assert forgotten.value.details == {"command": "order-0", "happened": True}
-                assert await late_client.settle("order-0")
-                with pytest.raises(ForgottenError):
-                    await late_client.outcome("order-0")
+        await pruned_commands_are_remembered(cluster)
         assert await commands_done(client, "order-") == {"order-0"}
         assert (await client.execute("SELECT count(*) FROM t")).value() == 40
         assert "no reader" in command("journal", "hold", cluster.url(), "slow", "--release").stdout
@@ -158,6 +148,20 @@ async def test_pruning_keeps_held_entries_and_tells_late_readers(cluster: LocalC
     judge_files(cluster)
     removed = [marks(db) for db in map(open_readonly, [node.database for node in cluster.nodes])]
     assert all(removed)
+
+
+async def pruned_commands_are_remembered(cluster: LocalCluster) -> None:
+    """Commands of removed entries still count as executed, once, and under their own text."""
+    for index in range(3):
+        async with open_client(cluster.url(index, only=True)) as late_client:
+            with pytest.raises(ForgottenError, match="has happened") as forgotten:
+                await late_client.execute("INSERT INTO t VALUES (0)", command="order-0", resend=True)
+            with pytest.raises(CommandIdError, match="with other statements"):
+                await late_client.execute("INSERT INTO t VALUES (99)", command="order-0", resend=True)
+            assert forgotten.value.details == {"command": "order-0", "happened": True}
+            assert await late_client.settle("order-0")
+            with pytest.raises(ForgottenError):
+                await late_client.outcome("order-0")
 
 
 async def new_nodes_are_copied(cluster: LocalCluster) -> None:

@@ -11,7 +11,7 @@ FAULT = FAULTS["no test 4"]
 
 
 def failing() -> Options:
-    for seed in range(1, 100):
+    for seed in range(22, 100):  # in the world of seed 21, which fails as well, nothing can be left out
         options = options_of(seed, FAULT)
         broken, _ = run_seed(options)
         if broken is not None:

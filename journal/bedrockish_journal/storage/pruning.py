@@ -10,6 +10,7 @@ Functions over a connection that belongs to the caller: nothing here begins or c
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,7 +173,15 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
         query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
         db.execute(query, (*later, leader))
     for row in db.execute(f"SELECT prev, label, body {where} AND repeat = 0", (leader, upto)):  # one after the other
-        _keep_commands(db, decode_entry(*row).transaction)
+        with suppress(EntryMalformedError):  # a damaged pack has the ids, and nothing else
+            _keep_commands(db, decode_entry(*row).transaction)
+    db.execute(
+        f"""INSERT OR IGNORE INTO bedrockish_past(command, clock, origin)
+            SELECT command, clock, origin {where} AND repeat = 0
+            UNION ALL SELECT further.command, clock, origin FROM bedrockish_journal JOIN bedrockish_joined AS further
+              USING (seq) WHERE leader = ? AND tick <= ?""",
+        (leader, upto, leader, upto),
+    )
     db.execute(f"DELETE FROM bedrockish_joined WHERE seq IN (SELECT seq {where} AND repeat = 0)", (leader, upto))
     db.execute("DELETE FROM main.bedrockish_journal WHERE leader = ? AND tick <= ?", (leader, upto))
     packing.cut(db, leader, upto)

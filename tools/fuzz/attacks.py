@@ -182,7 +182,7 @@ class Silent:
         """Stay as it is."""
 
     def describe(self) -> dict[str, object]:
-        """Return the report of the links: there are none."""
+        """Return an empty report: the mesh has no links."""
         return {}
 
 

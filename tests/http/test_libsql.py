@@ -4,8 +4,10 @@ import json
 import shutil
 import socket
 import time
+from collections.abc import AsyncGenerator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import libsql
@@ -15,6 +17,7 @@ from sqlalchemy import create_engine, text
 from bedrockish.api.requests import Statement
 from bedrockish.errors import TooLargeError, UsageError
 from bedrockish.http.libsql import protobuf
+from bedrockish.http.libsql.pipeline import Kept, Pipelines
 from bedrockish.http.libsql.session import parameter_names, whole_transaction
 from bedrockish.http.libsql.structures import STEPS_MAX, Step, Texts, read_batch, read_step
 from tests.http.conftest import Asker
@@ -346,3 +349,17 @@ def test_a_stream_that_is_left_is_rolled_back(node: Asker, left: str) -> None:
     assert node("/status").json["open_transactions"] == 0
     assert node("/v2/pipeline", {"baton": left, "requests": []}).status == 400
     assert rows(pipeline(node, execute("SELECT count(*) FROM left_open"), {"type": "close"})["results"][0]) == [["0"]]
+
+
+async def test_baton_of_a_cursor_is_good_before_its_last_line_leaves() -> None:
+    """A client that has the last line may go on over another connection at once."""
+    nothing: Any = None
+    session: Any = SimpleNamespace(closed=False, close=lambda: None)
+    pipelines, kept = Pipelines(nothing, nothing, nothing), Kept(session, b"")
+
+    async def entries() -> AsyncGenerator[dict[str, Any]]:
+        yield {"type": "step_begin", "step": 0, "cols": []}
+        yield {"type": "step_end", "affected_row_count": 0, "last_insert_rowid": None}
+
+    seen = [(json.loads(line), set(pipelines._kept)) async for line in pipelines._lines(kept, entries(), False)]
+    assert [good for _, good in seen] == [set(), set(), {seen[0][0]["baton"]}]

@@ -135,20 +135,20 @@ class Pipelines:
     async def _lines(
         self, kept: Kept, entries: AsyncGenerator[dict[str, Any]], is_protobuf: bool
     ) -> AsyncGenerator[bytes]:
-        """Write the answer of a cursor. Its baton is good once the answer was read to its end."""
-        baton = secrets.token_urlsafe(24)
+        """Write the answer of a cursor. Its baton is good as soon as its last line leaves."""
+        baton, is_kept = secrets.token_urlsafe(24), False
         head = {"baton": baton, "base_url": None}
-        whole = False
+        line = protobuf.delimited(protobuf.write_cursor_head(head)) if is_protobuf else write_json(head) + b"\n"
         try:
-            yield protobuf.delimited(protobuf.write_cursor_head(head)) if is_protobuf else write_json(head) + b"\n"
             async with aclosing(entries) as found:
                 async for entry in found:
-                    yield _line(entry, is_protobuf)
-            whole = True
+                    yield line
+                    line = _line(entry, is_protobuf)
+            # Before the last line leaves: a client may send the baton, over another connection, once it has that line.
+            is_kept = self._keep(kept, baton) is not None
+            yield line
         finally:
-            if whole and not kept.session.closed:
-                self._keep(kept, baton)
-            else:
+            if not is_kept:
                 kept.session.close()
 
     # -- batons ----------------------------------------------------------------------------------------------------

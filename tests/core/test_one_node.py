@@ -14,8 +14,8 @@ from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.revalidation import lost
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.effects import Apply, Execute, Halt, Malformed, Reply, Send
-from bedrockish.core.protocol.events import Executed, Failed, Now, PeerUp, Received, Submitted, Woken
+from bedrockish.core.protocol.effects import Apply, Halt, Malformed, Reply, Send
+from bedrockish.core.protocol.events import Executed, Now, PeerUp, Received, Submitted
 from bedrockish.core.protocol.messages import (
     Accept,
     Accepted,
@@ -37,7 +37,7 @@ from bedrockish.core.protocol.messages import (
 from bedrockish.core.protocol.records import Joining, Membership, Prepared, Recovered, Vote
 from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
 from bedrockish.core.state.settings import Settings
-from bedrockish.errors import CommandIdError, ConflictError, MembershipError, SqlError
+from bedrockish.errors import ConflictError, MembershipError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import milliseconds, moved, pack
 from bedrockish_journal.model.entry import GENESIS, Entry
@@ -289,20 +289,6 @@ def test_a_client_is_told_that_nothing_happened_when_the_last_attempt_is_over() 
     for made, told in ((one, 0), (other, 1)):
         replies.ended(request_id, made, commit=False)
         assert sum(isinstance(effect, Reply) for effect in core.state.outbox.effects) == told
-
-
-def test_request_that_fails_on_its_own_rows_is_answered_from_the_journal() -> None:
-    """It was sent to A as well, whose commit came here while it was executed."""
-    one = One(ABC)
-    made = transaction("A", 1)
-    one.step(Submitted(9, Request(made.command, (Statement("CREATE TABLE t(a)"),))))
-    one.hear("A", commit(made))
-    effects = one.step(Failed(9, SqlError("table t already exists")))
-    assert not any(isinstance(effect, Reply) for effect in effects)
-    again = one.node.step(Woken(), Now(0.5, WALL + 500))
-    assert [effect.request_id for effect in again if isinstance(effect, Execute)] == [9]
-    failed = one.node.step(Failed(9, CommandIdError("it had another text")), Now(0.5, WALL + 500))
-    assert [effect.request_id for effect in failed if isinstance(effect, Reply)] == [9]
 
 
 def executed(schema: int = 0) -> Prepared:

@@ -22,7 +22,7 @@ from bedrockish.core.coordinator.revalidation import move
 from bedrockish.core.protocol.messages import Check, Checked
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.state import State
-from bedrockish.errors import BedrockishError, CommandIdError, ForgottenError
+from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, clock_key
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
@@ -275,13 +275,6 @@ class Checking:
         """
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.stage is not Stage.EXECUTING:
-            return
-        # It was sent to another node as well, and happened while it was executed here, maybe on its own rows: the
-        # journal has its answer.
-        is_told = isinstance(error, CommandIdError | ForgottenError)
-        if not is_told and self.state.happened((inflight.request.command,)) is not None:
-            inflight.kept = None
-            self.replies.pause(inflight, 1)
             return
         # A refusal is an execution like any other, and counted like one.
         inflight.attempts += 1

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bedrockish.client.transaction import Transaction
     from bedrockish.client.trio_client import Client, open_client
 
-__version__ = "0.2.1"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "AuthenticationError",

@@ -186,7 +186,9 @@ class Connection:
         self._is_last = is_last
 
     async def _watch(self, writing: trio.CancelScope) -> None:
-        """End what is written to a reader that has gone; whatever it sends waits in the parser."""
+        """End what is written to a reader that has gone; the head of its next request waits in the parser."""
+        if self._request is not None and not self._request.is_whole:
+            return  # nothing takes the rest of its body, which would be kept without a bound
         with suppress(*BROKEN):
             while await self._read():
                 if self._parser.requests or self._parser.fault is not None:

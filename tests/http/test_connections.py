@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 import pytest
@@ -155,6 +156,40 @@ async def test_caller_that_does_not_send_the_rest_is_cut_off(monkeypatch: pytest
             with trio.fail_after(20), suppress(trio.BrokenResourceError):
                 while data := await caller.receive_some():
                     assert b"whole" not in data
+        nursery.cancel_scope.cancel()
+
+
+async def test_body_that_nobody_reads_is_not_kept_during_a_streamed_reply() -> None:
+    """A caller may send gigabytes while it is written to."""
+    asked: list[Request] = []
+    seen, goes_on = trio.Event(), trio.Event()
+
+    async def lines() -> AsyncGenerator[bytes]:
+        yield b"first"
+        seen.set()
+        await goes_on.wait()
+        yield b"last"
+
+    async def serve(request: Request, write: Write) -> None:
+        asked.append(request)
+        await write(Reply(lines()))
+
+    async def talk_never(_socket: WebSocket) -> None:
+        raise AssertionError
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            connections.serve_connections, serve, talk_never, listener, None, 60.0, set(), Memory(used=lambda: 0)
+        )
+        async with await trio.open_tcp_stream(*listener.getsockname()) as caller:
+            await caller.send_all(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000000\r\n\r\n")
+            await seen.wait()
+            with trio.move_on_after(0.5):  # it is taken only until the kernel's buffers are full
+                while True:
+                    await caller.send_all(bytes(1 << 20))
+            goes_on.set()
+            assert len(asked[0]._came) <= connections.READ_BYTES
         nursery.cancel_scope.cancel()
 
 

@@ -192,3 +192,16 @@ def test_counted_clocks_are_as_old_as_the_next_wall_clock(world: World) -> None:
     first = min(clock for clock in clocks(db) if clock >= COUNTED)
     assert clocks(db)[0] < COUNTED
     assert (aged(db, first - 1), aged(db, first), aged(db, first + 5)) == (0, first, first + 5)
+
+
+def test_bodies_bound_the_entries_that_are_removed_at_a_time(world: World) -> None:
+    """Each body is decoded in the node's loop."""
+    db = world.nodes["A"].db
+    first = int(db.execute("SELECT min(tick) FROM bedrockish_journal WHERE leader = 'B'").get)
+    upto = plan(db, max(clocks(db)))["B"]
+    whole = "SELECT sum(length(body)) FROM bedrockish_journal WHERE leader = 'B' AND tick < ?"
+    three = int(db.execute(whole, (first + 3,)).get)
+    assert remove(db, {"B": upto}, 100, three) == 3
+    assert remove(db, {"B": upto}, 100, 1) == 1, "a large one goes alone"
+    assert remove(db, {"B": upto}, 2) == 2
+    assert marks(db)["B"].tick == first + 5

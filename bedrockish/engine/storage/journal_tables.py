@@ -221,9 +221,9 @@ class Journal:
             clock = min(clock, waiting.txid.clock - 1)  # its statements are still to be run
         return pruning.plan(self._db, clock, held)
 
-    def remove(self, upto: Mapping[str, int], most: int) -> None:
-        """Remove some of the beginning in the open batch, ``most`` entries at a time."""
-        self._write(pruning.remove, self._db, dict(upto), most)
+    def remove(self, upto: Mapping[str, int], most: int, most_bytes: int) -> None:
+        """Remove some of the beginning in the open batch, up to so many entries, and bytes of bodies, at a time."""
+        self._write(pruning.remove, self._db, dict(upto), most, most_bytes)
         self.horizon = Txid(*pruning.horizon(self._db))
 
     def next_run(self, clock: int) -> packing.Run | None:

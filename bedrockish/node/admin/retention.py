@@ -34,7 +34,7 @@ PACK_LOOK_S = 60.0  # between two looks for entries that have become old enough 
 PACKED_MS = 3_600_000  # entries younger than an hour are not packed
 PACKING_S = 60.0  # packing runs at most so long before the journal's length and the file's size are looked at again
 PACK_REST = 4.0  # after a pack, for so many times as long as it took, nothing is packed
-SLICE = 200  # entries removed at a time: some milliseconds
+SLICE, SLICE_BYTES = 200, 4 << 20  # entries removed at a time, and bytes of their bodies: some milliseconds
 FREE_MAX, FREE_KEPT = 0.25, 0.1  # parts of a file: with more free pages than that it shrinks, until so many are left
 FREE_PAGES_MAX = 4_096  # so few free pages (16 MiB) are never worth the work
 SHRINK_PAGES = 100  # given back at a time: some milliseconds
@@ -287,7 +287,7 @@ class Upkeep:
         journal = self._engine.journal
         first = gone = journal.removed
         while any(gone.get(leader, 0) < tick for leader, tick in upto.items()):
-            journal.remove(upto, SLICE)
+            journal.remove(upto, SLICE, SLICE_BYTES)
             before, gone = gone, journal.removed
             if gone == before:
                 break  # it ends in a pack that cannot be read

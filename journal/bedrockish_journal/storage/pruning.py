@@ -120,25 +120,40 @@ def plan(db: apsw.Connection, clock: int, held: Vector | None = None) -> dict[st
     return found
 
 
-def remove(db: apsw.Connection, upto: Mapping[str, int], most: int = 1 << 62) -> int:
+def remove(db: apsw.Connection, upto: Mapping[str, int], most: int = 1 << 62, most_bytes: int = 1 << 62) -> int:
     """Remove the beginning of timelines, and set their marks; return how many entries were removed.
 
     Args:
         db: the node's connection, inside the caller's transaction.
         upto: the last tick to be removed of each timeline, as ``plan`` gave it.
         most: how many entries at most.
+        most_bytes: after how many bytes of bodies to stop; at least one entry is removed.
     """
     removed = 0
     for leader, tick in sorted(upto.items()):
-        if removed >= most:
+        if removed >= most or most_bytes <= 0:
             break
         row = db.execute("SELECT min(tick) FROM bedrockish_journal WHERE leader = ?", (leader,)).fetchone()
         first = row[0] if row is not None and row[0] is not None else tick + 1
-        last = packing.cuttable(db, leader, min(tick, first + most - removed - 1), tick)
+        wanted, most_bytes = _within(db, leader, first, min(tick, first + most - removed - 1), most_bytes)
+        last = packing.cuttable(db, leader, wanted, tick)
         if last >= first:
             removed += last - first + 1
             _remove(db, leader, last)
     return removed
+
+
+def _within(db: apsw.Connection, leader: str, first: int, last: int, most_bytes: int) -> tuple[int, int]:
+    """Return the last tick whose bodies from ``first`` on fit into some bytes, at least ``first``, and the bytes left.
+
+    Each body is decoded when it is removed. Packed ones are short, and count as nothing.
+    """
+    sizes = "SELECT tick, length(body) FROM main.bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ?"
+    for tick, size in db.execute(f"{sizes} ORDER BY tick", (leader, first, last)):
+        if size > most_bytes and tick > first:
+            return tick - 1, 0
+        most_bytes = max(0, most_bytes - size)
+    return last, most_bytes
 
 
 def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
@@ -189,8 +204,11 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
 
 def _keep_commands(db: apsw.Connection, transaction: Transaction) -> None:
     """Remember the commands of a transaction that is removed, so that none runs again and none is taken for another."""
+    count = len(transaction.commands)
+    users, digests = transaction.users or count * ("",), transaction.digests or count * (b"",)
     rows = [
-        (one, *transaction.txid, transaction.user_of(one), transaction.digest_of(one)) for one in transaction.commands
+        (command, *transaction.txid, user or None, digest)
+        for command, user, digest in zip(transaction.commands, users, digests, strict=True)
     ]
     db.executemany(
         "INSERT OR IGNORE INTO bedrockish_past(command, clock, origin, owner, digest) VALUES (?,?,?,?,?)", rows

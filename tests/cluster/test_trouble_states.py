@@ -356,6 +356,8 @@ async def unproven(cluster: LocalCluster) -> Seen:
 
 async def damaged(cluster: LocalCluster) -> Seen:
     node = cluster.nodes[2]
+    async with open_client(cluster.url(0)) as client:
+        await client.execute("DROP TABLE IF EXISTS t")  # of the state without room
     await fill_marked(cluster)
     await stop(node)
     flip(node, b"MARK-050-aaaa")

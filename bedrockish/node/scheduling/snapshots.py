@@ -33,6 +33,24 @@ class Boundary:
 
         self.call(stop)
 
+    async def begin(self, action: Callable[[], None], durable: Callable[[], Awaitable[None]], *, is_open: bool) -> None:
+        """Do something on committed rows, and return when these rows are durable.
+
+        Args:
+            action: begins it, in the node's loop.
+            durable: returns when all that was written so far is durable.
+            is_open: whether a batch is open, so that the action has to wait for the next boundary.
+        """
+        if is_open:
+            begun = trio.Event()
+            self.call(action)
+            self.call(begun.set)
+            await durable()
+            await begun.wait()
+        else:
+            action()
+        await durable()
+
     def reach(self) -> None:
         """Do it: everything that was applied has just been committed to the file."""
         actions, self.actions = self.actions, []

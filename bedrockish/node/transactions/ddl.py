@@ -97,14 +97,8 @@ class SchemaTransactions:
         self._open.add(session)
         session.lent = True
         try:
-            if self._engine.dirty:
-                begun = trio.Event()
-                self._boundary.call(partial(self._begin, session, draft, begun))
-                await self._durable()
-                await begun.wait()
-            else:
-                self._begin(session, draft, trio.Event())
-            await self._durable()  # its client is going to be told of its contents
+            # Its client is going to be told of its contents.
+            await self._boundary.begin(partial(self._begin, session, draft), self._durable, is_open=self._engine.dirty)
         finally:
             self._back(session)
         self._draft(session)  # by an operator, it may have been ended while it waited
@@ -112,10 +106,9 @@ class SchemaTransactions:
         session.log = []
         await self._in_thread(session, lambda: draft.open(log, room))
 
-    def _begin(self, session: Session, draft: Draft, begun: trio.Event) -> None:
+    def _begin(self, session: Session, draft: Draft) -> None:
         engine = self._engine
         if session.ended:  # its step was cancelled, too, so that nothing would throw the copy away
-            begun.set()
             return
         try:
             draft.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
@@ -125,7 +118,6 @@ class SchemaTransactions:
             logger.exception("a schema workspace could not be opened")
             draft.stop(UnavailableError(f"the node has no room for a schema workspace ({error}); try again"))
         self._interactive.forget(session)
-        begun.set()
 
     def _draft(self, session: Session) -> Draft | TemporaryTransaction:
         """Return a transaction's copy, if it has one and that is still of the schema in force.

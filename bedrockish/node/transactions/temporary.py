@@ -98,22 +98,17 @@ class TemporaryObjects:
         running = session.draft = TemporaryTransaction(held.workspace, session, tick)
         session.lent = True
         try:
-            if self._engine.dirty:
-                begun = trio.Event()
-                self._boundary.call(partial(self._begin, session, running, begun))
-                await self._durable()
-                await begun.wait()
-            else:
-                self._begin(session, running, trio.Event())
-            await self._durable()  # its client is going to be told of its contents
+            # Its client is going to be told of its contents.
+            await self._boundary.begin(
+                partial(self._begin, session, running), self._durable, is_open=self._engine.dirty
+            )
         finally:
             self._back(session)
         await self._in_thread(session, running, running.open)
         return running.session.base
 
-    def _begin(self, session: Session, running: TemporaryTransaction, begun: trio.Event) -> None:
+    def _begin(self, session: Session, running: TemporaryTransaction) -> None:
         engine = self._engine
-        begun.set()
         if session.ended:
             return
         try:

@@ -60,6 +60,8 @@ WITHOUT_FILE = (
     "a snapshot is of a node's file, which this session does not have; connect to its path, or add ?local=PATH"
 )
 
+APART = "statements of a session with TEMP objects run at the node, which does not have this program's files"
+
 
 class Session(ClockCalls, QuestionCalls, SchemaCalls):
     """The calls of a session with a cluster; a driver moves them."""
@@ -198,11 +200,17 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
 
         Raises:
             SqlError: the name is taken or unknown, or the file cannot be read.
+            UnsupportedError: the session has TEMP objects: all its statements run at the node, which lacks the file.
         """
         order = order_of(sql, params)
-        if order is not None:
-            self._file().attach(order)
-        return order is not None
+        if order is None:
+            return False
+        file, temporary = self._file(), self._core.temporary
+        if temporary.name and order.path is not None:
+            raise UnsupportedError(f"ATTACH: {APART}; attach the file on a connection of its own")
+        file.attach(order)
+        temporary.obstacle = f"TEMP objects: {APART}; DETACH the files first" if file.attached.has_any else ""
+        return True
 
     async def _transact_with_temporary(self, statements: Statements, options: Options) -> list[Rows] | None:
         """Run statements as a transaction that sees the session's TEMP objects; None: they change the schema."""

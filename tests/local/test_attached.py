@@ -76,3 +76,20 @@ def test_rows_are_copied_through_the_dbapi(other: Path) -> None:
         connection.commit()
         connection.execute("DETACH DATABASE other")
         assert connection.execute("SELECT * FROM t ORDER BY id").fetchall() == [(1, "one"), (2, "two")]
+
+
+def test_session_has_attached_files_or_temp_objects_and_not_both(other: Path) -> None:
+    """With TEMP objects its statements run at the node, where the file is not."""
+    with bedrockish.node() as node, node.connect() as db:
+        db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, word)")
+        db.execute("ATTACH ? AS other", [str(other)])
+        with pytest.raises(UnsupportedError, match=r"TEMP objects: .*; DETACH the files first"):
+            db.execute("CREATE TEMP TABLE short(a)")
+        with db.transaction() as tx, pytest.raises(UnsupportedError, match="DETACH the files first"):
+            tx.execute("CREATE TEMP TABLE short(a)")
+        assert db.execute("SELECT count(*) FROM other.x").value() == 2
+        db.execute("DETACH other")
+        db.execute("CREATE TEMP TABLE short(a)")
+        with pytest.raises(UnsupportedError, match=r"ATTACH: .*; attach the file on a connection of its own"):
+            db.execute("ATTACH ? AS other", [str(other)])
+        assert db.execute("SELECT count(*) FROM short").value() == 0

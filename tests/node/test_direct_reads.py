@@ -52,6 +52,14 @@ class Node:
         answer = await self.runtime.submit(replace(request(sql, name or os.urandom(8).hex()), **others))
         return decode_results(answer.results)[0].rows[0][0]
 
+    async def hold_a_row(self) -> None:
+        """Have a durable row in ``t``, and a second one that waits for its sync."""
+        await self.runtime.submit(request(INSERT, "first"))
+        assert await self.value() == 1
+        self.disk.gate.clear()
+        self.ask("second", INSERT)
+        await settled()
+
 
 @asynccontextmanager
 async def a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
@@ -83,11 +91,7 @@ async def test_stale_read_shows_only_durable_rows_and_waits_for_no_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
-        await node.runtime.submit(request(INSERT, "first"))
-        assert await node.value() == 1
-        node.disk.gate.clear()
-        node.ask("second", INSERT)
-        await settled()
+        await node.hold_a_row()
         assert node.engine.flushed.batches > node.runtime.durable_batches
         direct = node.direct
         assert await node.value(read=STALE) == 1
@@ -106,11 +110,7 @@ async def test_session_sees_commits_of_other_nodes_before_they_are_durable_here(
 ) -> None:
     """Their leader has them on its disk, and may have told its clients."""
     async with a_node(tmp_path, monkeypatch) as node:
-        await node.runtime.submit(request(INSERT, "first"))
-        assert await node.value() == 1
-        node.disk.gate.clear()
-        node.ask("second", INSERT)
-        await settled()
+        await node.hold_a_row()
         direct = node.direct
         with monkeypatch.context() as other:
             other.setattr(node.runtime._direct, "_me", "B")  # so that the node's own commit is another's
@@ -128,11 +128,7 @@ async def test_core_answers_while_own_and_other_commits_are_not_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
-        await node.runtime.submit(request(INSERT, "first"))
-        assert await node.value() == 1
-        node.disk.gate.clear()
-        node.ask("second", INSERT)
-        await settled()
+        await node.hold_a_row()
         direct = node.direct
         with monkeypatch.context() as other:
             other.setitem(node.engine.applied, "B", 1)
@@ -151,11 +147,7 @@ async def test_core_answers_clocks_and_errors_of_the_open_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
-        await node.runtime.submit(request(INSERT, "first"))
-        assert await node.value() == 1
-        node.disk.gate.clear()
-        node.ask("second", INSERT)
-        await settled()
+        await node.hold_a_row()
         direct = node.direct
         with monkeypatch.context() as other:
             other.setattr(node.runtime._direct, "_me", "B")

@@ -222,7 +222,9 @@ class Node:
         check_invariants(self.state, self.apply_queue, self.coordinator)
 
     def _answer(self) -> list[Effect]:
-        self.coordinator.advance()
+        # Empty at most steps, of which there are several to a commit: asked here, it costs no call.
+        if self.coordinator.replies.ready.queue:
+            self.coordinator.advance()
         if self.coordinator.together.leading:
             self.coordinator.together.settle()
         self._settle()
@@ -248,7 +250,9 @@ class Node:
         state, voting, recovery = self.state, self.voting, self.recovery
         # The entries taken in this step, before the requests that wait for them.
         self.apply_queue.settle()
-        self.coordinator.advance()
+        ready = self.coordinator.replies.ready
+        if ready.queue:
+            self.coordinator.advance()
         while state.votes.ended or state.votes.released or state.progress or voting.approved:
             approved, voting.approved = voting.approved, []
             replies = self.coordinator.replies
@@ -279,7 +283,8 @@ class Node:
                 if recovery.rounds:
                     recovery.released(txid)
             self.apply_queue.settle()
-            self.coordinator.advance()
+            if ready.queue:
+                self.coordinator.advance()
 
     def _receive(self, peer: str, message: Message) -> None:
         state = self.state

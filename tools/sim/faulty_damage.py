@@ -34,7 +34,7 @@ DAMAGES: dict[str, Fault] = {
     ),
     "a damaged node votes": fault(
         "a node with damaged tables is as if it were down",
-        (roster.Roster, "is_voter", "(self.barred or not self.health.writes)", "self.barred"),
+        (roster.Roster, "is_voter", " or not self.health.writes", ""),
         (node.Node, "_receive", "state.health.applies or isinstance(message, HEARD_WHEN_DAMAGED)", "True"),
         **_FLIPS,
     ),

@@ -209,7 +209,7 @@ SINGLE: dict[str, Moment] = {
     ),
     "any wall clock is believed": _here(
         "a wall clock is followed as far as most others are near",
-        *(clock.Clock, "set_now", "now = Now(now.seconds, max(0, min(now.wall_ms, most)))", "pass"),
+        *(clock.Clock, "set_now", "wall_ms = max(0, min(wall_ms, most))", "pass"),
         "test_a_wall_clock_is_followed_as_far_as_others_are_near",
     ),
     # -- members -----------------------------------------------------------------------------------------------------

@@ -105,7 +105,8 @@ class Coordinator:
         A request is executed, or begun again as it is, from here alone. It leaves this loop for a stage in which it
         waits; the event that ends that stage makes it ready again.
         """
-        for inflight in self.replies.ready.take():
+        ready = self.replies.ready
+        for inflight in ready.take() if ready.queue else ():
             self._take_up(inflight)
 
     def _take_up(self, inflight: InFlight) -> None:

@@ -9,18 +9,21 @@ class Ready:
     """A queue of requests to execute in this step.
 
     The parts of the coordinator that unblock a request add it here, and never execute it themselves.
+
+    Attributes:
+        queue: the requests by number, each with its stage when it was added. Empty at the end of most events.
     """
 
     def __init__(self) -> None:
-        self._queue: dict[int, tuple[InFlight, Stage]] = {}
+        self.queue: dict[int, tuple[InFlight, Stage]] = {}
 
     def add(self, inflight: InFlight) -> None:
         """Have a request executed before this step ends, unless its stage changes until then."""
-        self._queue[inflight.number] = inflight, inflight.stage
+        self.queue[inflight.number] = inflight, inflight.stage
 
     def take(self) -> Iterator[InFlight]:
         """Yield the requests, also those added during the loop, until the queue is empty."""
-        queue = self._queue
+        queue = self.queue
         while queue:
             number = next(iter(queue))
             inflight, stage = queue.pop(number)

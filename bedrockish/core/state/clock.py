@@ -26,7 +26,8 @@ class Clock:
         follows_wall: False is the safety valve: the clock then only counts and ignores the wall.
 
     Attributes:
-        now: the driver's clocks, with the wall as far as most voters would believe it.
+        now: the driver's clocks.
+        followed_ms: the wall, as far as most voters would believe it; 0 before that is known.
         wall_ms: Unix milliseconds, as our own machine has them.
         believed_ms: the wall by most voters' clocks; 0 before that is known.
         leap_ms: by how much they have leapt ahead, if that is more than the cluster's clock follows; else 0.
@@ -71,7 +72,8 @@ class Clock:
         self.lag = ClosingLag(settings)
         self.reading: Now | None = None
         self.walls: list[int] = []  # the other voters' wall clocks, less our monotonic one, in order
-        self._wall = 0  # what the wall is as a value of the clock
+        self.followed_ms = now.wall_ms
+        self._wall = 0  # the followed wall as a value of the clock
 
     # -- the wall --------------------------------------------------------------------------------------------------
 
@@ -86,30 +88,32 @@ class Clock:
             reading: of the driver's clocks.
             needed: how many other voters' walls are needed to believe anything; 0: this node's own suffices.
         """
-        self.reading, now = reading, reading
-        self.wall_ms = self.believed_ms = now.wall_ms
+        self.reading = self.now = reading
+        wall_ms = self.wall_ms = self.believed_ms = reading.wall_ms
+        walls, known = self.walls, len(self.walls)
         # 0 is behind every clock: until a majority has told, this one only counts.
-        if needed > len(self.walls):
-            self.believed_ms, now = 0, Now(now.seconds, 0)
+        if needed > known:
+            wall_ms = self.believed_ms = 0
         elif needed:
-            seconds_ms = int(now.seconds * 1000)
+            seconds_ms = int(reading.seconds * 1000)
             # The lower middle: of two walls the one behind. A clock that is late only waits; one that is ahead takes
             # all others with it, for good.
-            walls, place = self.walls, len(self.walls) // 2
-            middle = min(now.wall_ms - seconds_ms, walls[place])
+            place = known // 2
+            middle = min(wall_ms - seconds_ms, walls[place])
             if place and middle < walls[place - 1]:
                 middle = walls[place - 1]
             self.leap_ms = 0
-            if middle != self._pace or len(walls) > self._pace_count:
+            if middle != self._pace or known > self._pace_count:
                 middle = self._without_leap(middle)
             self.believed_ms = max(0, middle + seconds_ms)
             most = self.believed_ms + self.settings.clock_offset_ms
-            now = Now(now.seconds, max(0, min(now.wall_ms, most)))
-        self.now = now
+            # Never below 0, where no clock is: a machine may believe that it is 1969.
+            wall_ms = max(0, min(wall_ms, most))
         # More than the 42 bits of a clock hold: from here on it counts.
-        if now.wall_ms > WALL_MS_MAX:
+        if wall_ms > WALL_MS_MAX:
             self.follow_wall(follows=False)
-        self._wall = pack(min(now.wall_ms, WALL_MS_MAX)) if self.follows_wall else 0
+        self.followed_ms = wall_ms
+        self._wall = pack(wall_ms) if self.follows_wall else 0
 
     def _without_leap(self, middle: int) -> int:
         """Return the middle wall clock less our monotonic one, or its earlier value if it has leapt ahead too far.
@@ -141,7 +145,7 @@ class Clock:
         self.follows_wall = follows
         # For good: of values that were once only counted, none tells how old it is (V16).
         self.counted = self.counted or not follows
-        self._wall = pack(min(self.now.wall_ms, WALL_MS_MAX)) if follows else 0
+        self._wall = pack(min(self.followed_ms, WALL_MS_MAX)) if follows else 0
 
     def ahead_ms(self, clock: int) -> int:
         """Return how far a clock is ahead of ours and of most voters' wall clocks, if further than allowed; else 0."""

@@ -184,7 +184,7 @@ class Roster:
         """Return whether a node is a voter now, and may vote if it is this one."""
         member = self.membership.members.get(node)
         # Each peer judges our word itself; we give none that rests on promises which we may have forgotten.
-        if node == self.me and (self.barred or not self.health.writes):
+        if node == self.me and (self.lost or (self.accused and self.barred) or not self.health.writes):
             return False
         return member is not None and member.voter
 

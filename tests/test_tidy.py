@@ -78,7 +78,7 @@ MAY_IMPORT = {
     ),
     "bedrockish/testing.py": "bedrockish.embedded pytest",
     "bedrockish/http": (
-        "bedrockish !bedrockish.cli bedrockish_journal.feed bedrockish_net trio httptools prometheus_client wsproto"
+        "bedrockish !bedrockish.cli bedrockish_journal.feed bedrockish_net trio httptools prometheus_client"
     ),
     "bedrockish/dbapi": "bedrockish !bedrockish.core !bedrockish.engine !bedrockish.node apsw "
     "bedrockish_journal.storage.virtual_tables",
@@ -102,9 +102,9 @@ MAY_IMPORT = {
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 "
-        "click confluent_kafka deltalake duckdb hypothesis libsql openapi_spec_validator opentelemetry "
+        "click confluent_kafka deltalake duckdb hypothesis libsql opentelemetry "
         "pexpect prometheus_client pyarrow pyiceberg pyspark pytest "
-        "rich schemathesis sortedcontainers sqlalchemy trio trustme xdist yaml wsproto "
+        "rich sortedcontainers sqlalchemy trio trustme xdist yaml "
         "sqlite_utils"
     ),
     "tests/django_site": "bedrockish tests.django_site django",
@@ -114,8 +114,6 @@ MAY_IMPORT = {
         "tools.compliance sqlmodel flask flask_sqlalchemy pandas celery sqlalchemy dataset records sqlite_utils"
     ),
     "tools/compliance/django_runner.py": "tools.compliance django",
-    "tools/compliance/dbapi20_run.py": "bedrockish tools.compliance dbapi20",
-    "tools/compliance/libsql_run.py": "tools.compliance libsql libsql_client sqlalchemy django",
     "tools/questions.py": "bedrockish bedrockish_journal tools trio pyspark",
     "tools/soundness.py": "bedrockish bedrockish_journal tools apsw hypothesis",
     "tools/soundness_cases.py": "bedrockish bedrockish_journal tools apsw hypothesis",

@@ -31,13 +31,10 @@ from bedrockish.http.cluster import end_transaction, whole_activity, whole_clust
 from bedrockish.http.guard import Admission, Guard, read_login
 from bedrockish.http.libsql.pipeline import Pipelines
 from bedrockish.http.libsql.session import DeclaredTypes
-from bedrockish.http.libsql.socket import Sockets
 from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, StatusError, error_reply, json_reply, raw_reply
 from bedrockish.http.metrics import CONTENT_TYPE, metrics_text
-from bedrockish.http.openapi import OPERATIONS, document
 from bedrockish.http.purse import Purse
 from bedrockish.http.streamed import streamed
-from bedrockish.http.websocket import WebSocket
 from bedrockish.node.admin.troubles import not_ready
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.event_loop import Runtime
@@ -52,7 +49,6 @@ WRITERS = trio.CapacityLimiter(2)  # each has an answer as bytes, as rows and as
 IN_THREAD_BYTES = 256 << 10  # a body of this size takes milliseconds
 PAGE = {
     "index.html": "text/html",
-    "api.html": "text/html",
     "style.css": "text/css",
     "login.js": "text/javascript",
     "app.js": "text/javascript",
@@ -60,11 +56,28 @@ PAGE = {
     "console.js": "text/javascript",
     "tables.js": "text/javascript",
     "diagram.js": "text/javascript",
-    "api.js": "text/javascript",
 }
-AT = {"/": "index.html", "/api": "api.html"}
 KEY = "idempotency-key"
-SOCKETS = ("/", "/v2", "/v3", "/v3-protobuf")
+OPERATIONS = (  # method, path, handler
+    ("POST", "/db/execute", "execute"),
+    ("POST", "/db/query", "query"),
+    ("GET", "/db/query", "ask"),
+    ("POST", "/db/stream", "stream"),
+    ("GET", "/db/stream", "ask_stream"),
+    ("POST", "/db/command/{name}", "command"),
+    ("POST", "/db/transaction", "transaction"),
+    ("GET", "/status", "status"),
+    ("GET", "/nodes", "nodes"),
+    ("GET", "/events", "events"),
+    ("GET", "/changes", "changes"),
+    ("GET", "/cluster", "cluster"),
+    ("GET", "/activity", "activity"),
+    ("POST", "/transactions/end", "end_transaction"),
+    ("GET", "/readyz", "ready"),
+    ("GET", "/livez", "alive"),
+    ("GET", "/metrics", "metrics"),
+)
+NOT_FOR_HEAD = {"ask", "ask_stream", "changes"}  # HEAD would do it all, and throw the answer away
 
 Handler = Callable[[Request], Awaitable[Reply]]
 
@@ -81,16 +94,12 @@ class Routes:
         page = _page_files()
         self._exact: dict[tuple[str, str], Handler] = dict(found)
         self._named: dict[tuple[str, str], Handler] = {("GET", "/page/"): _Page(page).show}
-        self._gets_only: set[Handler] = set()  # HEAD would do it all, and throw the answer away
-        for path, file in AT.items():
-            self._exact["GET", path] = _Page(page, file).show
+        self._gets_only: set[Handler] = {getattr(handlers, name) for name in NOT_FOR_HEAD}
+        self._exact["GET", "/"] = _Page(page, "index.html").show
         self._exact["GET", "/favicon.ico"] = _nothing
-        for one in OPERATIONS:
-            handler: Handler = getattr(handlers, one.handler)
-            path, brace, _ = one.path.partition("{")
-            (self._named if brace else self._exact)[one.method, path] = handler
-            if one.runs:
-                self._gets_only.add(handler)
+        for method, path, name in OPERATIONS:
+            start, brace, _ = path.partition("{")
+            (self._named if brace else self._exact)[method, start] = getattr(handlers, name)
 
     async def answer(self, request: Request) -> Reply:
         """Answer a request, or say what is wrong with it."""
@@ -116,7 +125,7 @@ class Routes:
         if allowed:
             text = f"{request.path} does not answer to {request.method}"
             raise StatusError(405, text, {"allow": ", ".join(allowed)})
-        raise StatusError(404, f"there is nothing at {request.path}; see /openapi.json")
+        raise StatusError(404, f"there is nothing at {request.path}; docs/http.md lists the paths")
 
 
 class _Page:
@@ -129,7 +138,7 @@ class _Page:
         """Return the file that is asked for."""
         name = self._name or request.name
         if name not in self._files:
-            raise StatusError(404, f"there is nothing at {request.path}; see /openapi.json")
+            raise StatusError(404, f"there is nothing at {request.path}; docs/http.md lists the paths")
         kind = f"{PAGE[name]}; charset=utf-8"
         return Reply(self._files[name], 200, {"content-type": kind, "cache-control": "no-cache"})
 
@@ -153,16 +162,8 @@ def make_app(
         return Purse(node.engine.memory, node.config.limits.result_bytes_max)
 
     pipelines = Pipelines(node, declared, read_body)
-    sockets = Sockets(node, declared, admission.admit_bearer, node.faults.caught, purse)
-
-    async def talk(web_socket: WebSocket) -> None:
-        if web_socket.request.path in SOCKETS:
-            await sockets.serve(web_socket)
-        else:
-            await web_socket.refuse(b"404 Not Found")
-
     routes = Routes(Handlers(node, gate, credentials), pipelines.routes())
-    return Guard(routes.answer, talk, admission, hosts, node.faults.caught, purse, node), pipelines
+    return Guard(routes.answer, admission, hosts, node.faults.caught, purse, node), pipelines
 
 
 def _page_files() -> dict[str, bytes]:
@@ -319,10 +320,6 @@ class Handlers:
     async def metrics(self, _request: Request) -> Reply:
         """Say all numbers."""
         return Reply(metrics_text(self._node), 200, {"content-type": CONTENT_TYPE, **NOT_KEPT})
-
-    async def openapi(self, _request: Request) -> Reply:
-        """Say what all this is."""
-        return json_reply(document())
 
     @property
     def _cluster_id(self) -> str:

@@ -16,7 +16,6 @@ from bedrockish.api.url import suggest
 from bedrockish.client.request_builder import new_command
 from bedrockish.errors import BedrockishError, DamagedError, PrunedError, TooLargeError, UsageError, pack_error
 from bedrockish.http.messages import Reply, Request, lines_reply
-from bedrockish.http.openapi import WAIT_S_MAX
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.rights import check_upkeep
 from bedrockish_journal.feed.change_feed import (
@@ -32,6 +31,7 @@ from bedrockish_journal.feed.json_form import as_data
 LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 PAGE_ROWS = 100
 POLL_S = 0.05
+WAIT_S_MAX = 300  # of a long poll; a proxy in between gives up earlier
 IN_THREAD_VALUES = 2_000  # to write so many takes milliseconds
 ALIVE_S = 10.0  # how often a reader that waits hears that the node is there, and how far it has got
 OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")

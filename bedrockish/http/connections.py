@@ -1,7 +1,7 @@
 """The connections of HTTP: requests are read and replies written, one after the other; a caller that does not read, or
 does not send, is disconnected.
 
-A connection lasts as long as its caller likes. A WebSocket takes it over (``websocket``).
+A connection lasts as long as its caller likes.
 """
 
 import logging
@@ -17,11 +17,9 @@ from http import HTTPStatus
 
 import trio
 
-from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import UsageError
 from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
 from bedrockish.http.parsing import Parser
-from bedrockish.http.websocket import WebSocket
 from bedrockish.node.admin.watching import files_max
 from bedrockish_net.handshake import BROKEN
 
@@ -43,7 +41,6 @@ RESET = struct.pack("ii", 1, 0)  # what waits in the kernel is thrown away, too
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 Serves = Callable[[Request, Write], Awaitable[None]]
-Talks = Callable[[WebSocket], Awaitable[None]]
 
 
 class Connection:
@@ -52,25 +49,19 @@ class Connection:
     Args:
         stream: the bytes.
         serve: answers a request, by one call of the function that it gets as the second argument.
-        talk: serves a WebSocket to its end.
-        memory: the node's.
         leaves: tells whether the node is stopping, so that connections end after their answers.
 
     Attributes:
         until: when the connection is cut off, unless more has come before; on trio's clock.
     """
 
-    def __init__(
-        self, stream: Stream, serve: Serves, talk: Talks, memory: Memory, leaves: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._stream, self._serve, self._talk, self.memory, self._leaves = stream, serve, talk, memory, leaves
+    def __init__(self, stream: Stream, serve: Serves, leaves: Callable[[], bool] = lambda: False) -> None:
+        self._stream, self._serve, self._leaves = stream, serve, leaves
         self._plain = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
         self._parser = Parser(_host(self._plain), self._read_body)
         self._waits_since = math.inf  # a write
-        self._kept = 0
         self._request: Request | None = None  # the one that is being answered
         self._is_answered = self._is_last = False
-        self.half_since = math.inf  # when something came last of a long message that is not whole
         self.until = trio.current_time() + IDLE_S
 
     async def run(self) -> None:
@@ -97,11 +88,6 @@ class Connection:
             return False
         self._request = request = parser.requests.popleft()
         self._is_answered, self._is_last = False, not request.is_kept_alive
-        if request.upgrades == "websocket":
-            assert parser.rest is not None, "it is the last request of this connection"
-            await self._talk(WebSocket(request, parser.rest, self))
-            await self._end()
-            return False
         await self._serve(request, self._write)
         if self._is_last:
             await self._end()
@@ -206,10 +192,6 @@ class Connection:
             await self._stream.send_all(data[start : start + READ_BYTES] if len(data) > READ_BYTES else data)
         self._waits_since = math.inf
 
-    async def receive(self) -> bytes:
-        """Return the next bytes of a WebSocket; nothing at the end."""
-        return bytes(await self._stream.receive_some(READ_BYTES))
-
     async def _end(self) -> None:
         """End the connection so that the caller reads the answer first: unread bytes would reset it."""
         is_read = self._request is not None and self._request.is_whole
@@ -223,20 +205,10 @@ class Connection:
 
     # -- bounds ----------------------------------------------------------------------------------------------------
 
-    def keep(self, size: int) -> None:
-        """Count bytes of messages that the application has not read yet; a negative number gives them back."""
-        size = max(size, -self._kept)  # what is read after the end was given back with all else
-        self._kept += size
-        self.memory.hold(id(self), size)
-
-    def close(self) -> None:
-        """Give all back: the connection is over."""
-        self.keep(-self._kept)
-
     @property
     def stuck_seconds(self) -> float:
-        """For how long a slice, or the rest of a long message, has been waiting for the other side."""
-        return max(0.0, trio.current_time() - min(self._waits_since, self.half_since))
+        """For how long a slice has been waiting for its reader."""
+        return max(0.0, trio.current_time() - self._waits_since)
 
     def cut(self) -> None:
         """End the connection at once and wake its tasks; bytes that the caller has not read are thrown away."""
@@ -282,24 +254,20 @@ def _host(stream: trio.SocketStream) -> str:
 
 async def serve_connections(
     serve: Serves,
-    talk: Talks,
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     patience_s: float,
     connections: set[Connection],
-    memory: Memory,
     leaves: Callable[[], bool] = lambda: False,
 ) -> None:
     """Serve requests until cancelled.
 
     Args:
         serve: answers a request.
-        talk: serves a WebSocket.
         listener: listens; it is closed at the end.
         tls: the encryption of connections; None: they are plain.
         patience_s: how long a caller may take for a part of an answer, in seconds.
         connections: where the connections are while they are served.
-        memory: the node's.
         leaves: whether the node is stopping.
     """
     most = files_max()
@@ -310,13 +278,12 @@ async def serve_connections(
             logger.warning("turned a caller of HTTP away: too many files are open; raise the limit (ulimit -n)")
             await trio.aclose_forcefully(stream)
             return
-        connection = Connection(stream, serve, talk, memory, leaves)
+        connection = Connection(stream, serve, leaves)
         connections.add(connection)
         try:
             await connection.run()
         finally:
             connections.discard(connection)
-            connection.close()
             await trio.aclose_forcefully(stream)
 
     async def watch() -> None:

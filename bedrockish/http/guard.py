@@ -20,11 +20,10 @@ from bedrockish.engine.statements.rights import TOKEN
 from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
 from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
 from bedrockish.http.purse import Purse
-from bedrockish.http.websocket import WebSocket
 from bedrockish.node.cluster.authentication import Gate
 from bedrockish_net.handshake import BROKEN
 
-OPEN = ("/livez", "/", "/api", "/favicon.ico")  # and the page's files, in which no data is
+OPEN = ("/livez", "/", "/favicon.ico")  # and the page's files, in which no data is
 OPEN_BELOW = "/page/"
 HOST_CHARACTERS_MAX = 300  # a name has 253, and a port 5
 
@@ -93,7 +92,6 @@ class Guard:
 
     Args:
         answer: answers a request that may come in.
-        talk: serves a WebSocket that may come in.
         admission: the logins.
         hosts: names under which the node may be called if callers need no login.
         caught: makes an error of a bug.
@@ -104,14 +102,13 @@ class Guard:
     def __init__(
         self,
         answer: Callable[[Request], Awaitable[Reply]],
-        talk: Callable[[WebSocket], Awaitable[None]],
         admission: Admission,
         hosts: frozenset[str],
         caught: Callable[[str, Exception], BedrockishError],
         purse: Callable[[], Purse],
         node: Counts,
     ) -> None:
-        self._answer, self._talk, self._admission, self._hosts = answer, talk, admission, hosts
+        self._answer, self._admission, self._hosts = answer, admission, hosts
         self._caught, self._purse, self._node = caught, purse, node
 
     async def serve(self, request: Request, write: Write) -> None:
@@ -142,20 +139,6 @@ class Guard:
         """Return by which schemes a caller can say who it is."""
         basic = ['Basic realm="bedrockish", charset="UTF-8"'] if self._admission.gate.users else []
         return {"www-authenticate": ", ".join(["Bearer", *basic])}
-
-    async def talk(self, web_socket: WebSocket) -> None:
-        """Let a WebSocket in, which shows who it is in its first message, unless a foreign page's script opens it."""
-        request = web_socket.request
-        host = request.headers.get("host", "")
-        if is_foreign(request.headers) or (self._admission.everybody and not is_near(host, self._hosts)):
-            await web_socket.refuse(b"403 Forbidden")
-            return
-        try:
-            await self._talk(web_socket)
-        except (CallerGoneError, *BROKEN):
-            raise
-        except Exception as unexpected:
-            self._caught(f"the WebSocket at {request.path}", unexpected)  # the server closes it
 
     async def _admit(self, request: Request) -> str:
         """Return the user of a request; empty at a node without logins.

@@ -48,12 +48,13 @@ class Request:
         purse: the memory that the node holds for this request.
         is_whole: whether the whole body has come.
         is_old: whether the caller speaks HTTP/1.0, which has no chunks.
-        upgrades: the protocol that the caller offers for this connection; empty if none.
+        is_upgrade: the caller offers another protocol for this connection.
         is_kept_alive: whether the caller wants to send another request on this connection.
     """
 
     purse: Purse
-    name = user = upgrades = ""
+    name = user = ""
+    is_upgrade = False
     is_whole = is_old = is_kept_alive = False
 
     def __init__(

@@ -28,14 +28,12 @@ class Parser:
     Attributes:
         requests: the requests whose head has come, and that wait for their answers.
         fault: the error that ended the reading; None before.
-        rest: the bytes after the request that opens a WebSocket; None without such a request.
     """
 
     def __init__(self, address: str, more: Callable[[], Awaitable[None]]) -> None:
         self._address, self._more = address, more
         self.requests: deque[Request] = deque()
         self.fault: StatusError | None = None
-        self.rest: bytes | None = None
         self._current: Request | None = None  # its body is not whole
         self._url, self._headers, self._count = b"", dict[str, str](), 0
         self._is_past_upgrade = False  # the head that is read was made up here
@@ -57,17 +55,15 @@ class Parser:
                 self.fault = StatusError(431, f"the head of a request has more than {HEAD_BYTES_MAX} bytes")
 
     def _feed(self, data: bytes) -> None:
-        while data and self.rest is None:
+        while data:
             try:
                 self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data = data[upgrade.args[0] :]
-            request = self._current
-            if request is None or request.upgrades == "websocket":
-                self.rest = data
-            else:
-                self._pass_upgrade(request)
+            if self._current is None:
+                return
+            self._pass_upgrade(self._current)
 
     def _pass_upgrade(self, request: Request) -> None:
         """Go on with HTTP/1.1 after a request that offers another protocol, as some clients do with their first one.
@@ -132,8 +128,7 @@ class Parser:
             request.path = unquote(request.path)
         request.is_old = parser.get_http_version() == "1.0"
         request.is_kept_alive = parser.should_keep_alive()
-        if parser.should_upgrade():
-            request.upgrades = headers.get("upgrade", "").lower() or "nothing"
+        request.is_upgrade = parser.should_upgrade()
         self._current = request
         self.requests.append(request)
 
@@ -147,7 +142,7 @@ class Parser:
         """Note that the request is whole."""
         self._stalled = 0
         request = self._current
-        if request is None or (request.upgrades and not self._is_past_upgrade):
+        if request is None or (request.is_upgrade and not self._is_past_upgrade):
             return
         request.is_whole, self._current, self._is_past_upgrade = True, None, False
 

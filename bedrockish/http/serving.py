@@ -96,12 +96,10 @@ async def serve_http(
             patience_s = config.limits.idle_stream_ms / 1000
             await serve_connections(
                 guard.serve,
-                guard.talk,
                 listener,
                 certificate.context(),
                 patience_s,
                 connections,
-                node.engine.memory,
                 leaves=lambda: node.is_leaving,
             )
 

@@ -4,12 +4,10 @@ import json
 from typing import Any, Protocol
 
 from bedrockish.config.config import Config
-from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import UnavailableError
 from bedrockish.http.connections import serve_connections
 from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, Write
 from bedrockish.http.serving import ServerCertificate, listen
-from bedrockish.http.websocket import WebSocket
 from bedrockish.node.cluster.authentication import Credentials
 
 PATIENCE_S = 10.0
@@ -41,11 +39,8 @@ async def serve_waiting(config: Config, credentials: Credentials, node: Waits) -
         status, kind, body = answer(request.path, node)
         await write(Reply(body, status, {"content-type": kind, **NOT_KEPT}))
 
-    async def refuse(web_socket: WebSocket) -> None:
-        await web_socket.refuse(b"503 Service Unavailable")
-
     tls = ServerCertificate(config, credentials).context()
-    await serve_connections(serve, refuse, listener, tls, PATIENCE_S, set(), Memory(), leaves=lambda: True)
+    await serve_connections(serve, listener, tls, PATIENCE_S, set(), leaves=lambda: True)
 
 
 def answer(path: str, node: Waits) -> tuple[int, str, bytes]:

@@ -2,10 +2,8 @@
 
 import base64
 import json
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
-
-import wsproto.events
-from wsproto import ConnectionType, WSConnection
 
 import bedrockish.dbapi
 from bedrockish import connect
@@ -136,57 +131,10 @@ def libsql_batch(caller: Caller, sql: str) -> None:
             raise RefusedAtTheDoorError(str(error))
 
 
-def libsql_socket(caller: Caller, sql: str) -> None:
-    answer = ask_socket(caller.http_port, caller.login, sql)
-    if answer["type"] != "response_ok":
-        raise RefusedAtTheDoorError(str(answer["error"]))
-
-
 def _libsql(answer: Mapping[str, Any]) -> None:
     for one in answer["results"]:
         if one["type"] == "error":
             raise RefusedAtTheDoorError(str(one["error"]))
-
-
-def ask_socket(
-    port: int, jwt: str, sql: str, until: Callable[[Mapping[str, Any]], bool] | None = None
-) -> dict[str, Any]:
-    """Say hello to a node's WebSocket and run one statement; return the last message, the first if it is an error.
-
-    With ``until``, the statement is run again and again, until an answer is so.
-    """
-    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as link:
-        talk = WSConnection(ConnectionType.CLIENT)
-        link.sendall(talk.send(wsproto.events.Request(host="127.0.0.1", target="/v2", subprotocols=["hrana2"])))
-        messages: list[dict[str, Any]] = []
-        requests: list[dict[str, Any]] = [
-            {"type": "hello", "jwt": jwt},
-            {"type": "request", "request_id": 1, "request": {"type": "open_stream", "stream_id": 1}},
-            {
-                "type": "request",
-                "request_id": 2,
-                "request": {"type": "execute", "stream_id": 1, "stmt": {"sql": sql, "want_rows": True}},
-            },
-        ]
-        again = requests[-1]
-        while len(messages) < 3 or (until is not None and not until(messages[-1])):
-            talk.receive_data(link.recv(1 << 16) or None)
-            for event in talk.events():
-                match event:
-                    case wsproto.events.AcceptConnection():
-                        link.sendall(talk.send(wsproto.events.TextMessage(data=json.dumps(requests.pop(0)))))
-                    case wsproto.events.TextMessage(data=text):
-                        messages.append(json.loads(text))
-                        if "error" in messages[-1]:
-                            return messages[-1]
-                        if not requests and until is not None:
-                            requests = [{**again, "request_id": len(messages) + 2}]
-                            time.sleep(0.1)
-                        if requests:
-                            link.sendall(talk.send(wsproto.events.TextMessage(data=json.dumps(requests.pop(0)))))
-                    case wsproto.events.CloseConnection() | wsproto.events.RejectConnection():
-                        return {"type": "closed", "error": str(event)}
-        return messages[-1]
 
 
 @contextmanager
@@ -210,6 +158,5 @@ DOORS: Mapping[str, Callable[[Caller, str], None]] = {
         libsql_pipeline,
         libsql_alone,
         libsql_batch,
-        libsql_socket,
     )
 }

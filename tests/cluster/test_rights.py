@@ -24,7 +24,7 @@ from bedrockish.errors import (
 )
 from bedrockish_journal.model.transaction import decode_transaction
 from tests.cluster import procedures
-from tests.cluster.doors import DOORS, Caller, RefusedAtTheDoorError, ask_socket
+from tests.cluster.doors import DOORS, Caller, RefusedAtTheDoorError
 from tests.cluster.story import ready
 from tests.cluster.test_security import program
 from tools.cluster import LocalCluster, local_cluster
@@ -171,7 +171,6 @@ def test_a_stranger_gets_in_nowhere(cluster: LocalCluster) -> None:
                 urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}{path}", timeout=60)
             with caught.value as answer:
                 assert answer.code == 401
-        assert ask_socket(node.http_port or 0, "", "SELECT 1")["type"] == "hello_error"
 
 
 def _backup(who: Caller, folder: Path) -> None:

@@ -140,7 +140,7 @@ def _rows(result: dict[str, Any]) -> list[list[Any]]:
 
 
 def libsql_execute(world: World, texts: list[str]) -> Outcome:
-    """One stream, as a WebSocket client or a transaction of @libsql/client has."""
+    """One stream, as a transaction of @libsql/client has."""
     answers = world.hrana(*({"type": "execute", "stmt": {"sql": sql}} for sql in texts))[:-1]
     if any("would end with this call" in one.get("error", {}).get("message", "") for one in answers):
         return [LIMITED]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.compliance import cpython_suite, libsql_suite, programs_suite
+from tools.compliance import cpython_suite, programs_suite
 from tools.compliance.outcomes import count, differences, part_of, path_of, read_expected
 from tools.compliance.suites import SUITES
 
@@ -31,23 +31,6 @@ def test_programs_on_libraries_of_others(tmp_path: Path) -> None:
     found = programs_suite.run_ours(tmp_path, ["sqlmodel", "flask_sqlalchemy", "pandas", "dataset", "records"])
     assert {name for name, (outcome, _) in found.items() if outcome != "passed"} == set()
     assert len(found) == 5
-
-
-def test_pytest_report_is_parsed(tmp_path: Path) -> None:
-    """Errors of a fixture are failures, too."""
-    record = tmp_path / "junit.xml"
-    record.write_text(
-        """<testsuites><testsuite><testcase name="good"/>
-        <testcase name="bad"><failure message="first&#10;second">text</failure></testcase>
-        <testcase name="set up"><error message="boom"/></testcase>
-        <testcase name="left out"><skipped message="no"/></testcase></testsuite></testsuites>"""
-    )
-    assert libsql_suite.read_junit(record) == {
-        "sqlalchemy-libsql: good": ("passed", ""),
-        "sqlalchemy-libsql: bad": ("failed", "first"),
-        "sqlalchemy-libsql: set up": ("failed", "boom"),
-        "sqlalchemy-libsql: left out": ("skipped", "no"),
-    }
 
 
 def test_nine_of_ten_of_cpythons_tests_pass() -> None:

@@ -9,11 +9,9 @@ from contextlib import suppress
 import pytest
 import trio
 
-from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.http import connections
 from bedrockish.http.messages import Reply, Request, Write
 from bedrockish.http.parsing import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINED_MAX, Parser
-from bedrockish.http.websocket import WebSocket
 from tests.http.conftest import Asker
 
 cluster_test = pytest.mark.cluster
@@ -63,13 +61,7 @@ async def test_body_after_an_offer_of_another_protocol_is_read() -> None:
             parser = parsed(whole[:at], whole[at:])
             first, second = parser.requests
             assert (first.path, first.is_whole, await body_of(first)) == ("/a", True, BODY)
-            assert (second.path, second.is_whole, parser.rest, parser.fault) == ("/livez", True, None, None)
-
-
-def test_bytes_after_the_request_for_a_web_socket_are_left_to_it() -> None:
-    parser = parsed(b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n\x81\x80")
-    assert parser.requests[0].upgrades == "websocket"
-    assert parser.rest == b"\x81\x80"
+            assert (second.path, second.is_whole, parser.fault) == ("/livez", True, None)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +134,10 @@ async def test_caller_that_does_not_send_the_rest_is_cut_off(monkeypatch: pytest
             pass
         await write(Reply(b"whole"))
 
-    async def talk_never(_socket: WebSocket) -> None:
-        raise AssertionError
-
     listener = socket.create_server(("127.0.0.1", 0))
     open_now: set[connections.Connection] = set()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(
-            connections.serve_connections, serve, talk_never, listener, None, 60.0, open_now, Memory(used=lambda: 0)
-        )
+        nursery.start_soon(connections.serve_connections, serve, listener, None, 60.0, open_now)
         async with await trio.open_tcp_stream(*listener.getsockname()) as caller:
             await caller.send_all(sent)
             with trio.fail_after(20), suppress(trio.BrokenResourceError):
@@ -174,14 +161,9 @@ async def test_body_that_nobody_reads_is_not_kept_during_a_streamed_reply() -> N
         asked.append(request)
         await write(Reply(lines()))
 
-    async def talk_never(_socket: WebSocket) -> None:
-        raise AssertionError
-
     listener = socket.create_server(("127.0.0.1", 0))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(
-            connections.serve_connections, serve, talk_never, listener, None, 60.0, set(), Memory(used=lambda: 0)
-        )
+        nursery.start_soon(connections.serve_connections, serve, listener, None, 60.0, set())
         async with await trio.open_tcp_stream(*listener.getsockname()) as caller:
             await caller.send_all(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000000\r\n\r\n")
             await seen.wait()

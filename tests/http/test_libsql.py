@@ -1,4 +1,4 @@
-"""libSQL's protocol: by hand over HTTP and WebSocket, and with clients that know nothing of this project."""
+"""libSQL's protocol: by hand, and with clients that know nothing of this project."""
 
 import json
 import shutil
@@ -20,8 +20,8 @@ from bedrockish.http.libsql import protobuf
 from bedrockish.http.libsql.pipeline import Kept, Pipelines
 from bedrockish.http.libsql.session import parameter_names, whole_transaction
 from bedrockish.http.libsql.structures import STEPS_MAX, Step, Texts, read_batch, read_step
+from tests.http import javascript
 from tests.http.conftest import Asker
-from tools.compliance import libsql_suite
 
 pytestmark = pytest.mark.cluster
 
@@ -300,21 +300,29 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the JavaScript clients as pinned, and return the folder of the programs."""
     if shutil.which("npm") is None:
         pytest.skip("no npm here: the JavaScript clients are not tried")
-    return libsql_suite.install(libsql_suite.FOLDER, tmp_path_factory.mktemp("libsql") / "js")
+    return javascript.install(javascript.FOLDER, tmp_path_factory.mktemp("libsql") / "js")
 
 
-@pytest.mark.parametrize("scheme", ["http", "ws"])
-@pytest.mark.parametrize("program", libsql_suite.JAVASCRIPT)
-def test_a_javascript_client(node: Asker, modules: Path, program: str, scheme: str) -> None:
-    """``@libsql/client`` over HTTP and over WebSocket, and libraries on top of it: Drizzle, an ORM, and Kysely."""
-    assert libsql_suite.javascript(modules, program, f"{scheme}://127.0.0.1:{node.port}") == ("passed", "")
+@pytest.mark.parametrize("program", javascript.PROGRAMS)
+def test_a_javascript_client(node: Asker, modules: Path, program: str) -> None:
+    """``@libsql/client``, and libraries on top of it: Drizzle, an ORM, and Kysely."""
+    assert javascript.run(modules, program, f"http://127.0.0.1:{node.port}") == (0, "done\n")
+
+
+@pytest.mark.slow
+def test_prisma(node: Asker, tmp_path: Path) -> None:
+    """With its adapter; its packages are many."""
+    if shutil.which("npm") is None:
+        pytest.skip("no npm here")
+    place = javascript.generate(javascript.install(javascript.FOLDER / "prisma", tmp_path / "prisma"))
+    assert javascript.run(place, "prisma.mjs", f"http://127.0.0.1:{node.port}") == (0, "done\n")
 
 
 def test_a_javascript_client_that_fails_is_told(node: Asker, modules: Path) -> None:
     """With the line that says what it raised."""
-    outcome, why = libsql_suite.javascript(modules, "client.mjs", f"http://127.0.0.1:{node.cluster.nodes[0].port}")
-    assert outcome == "failed"
-    assert "Error" in why
+    status, said = javascript.run(modules, "client.mjs", f"http://127.0.0.1:{node.cluster.nodes[0].port}")
+    assert status != 0
+    assert "Error" in said
 
 
 def test_the_python_client(node: Asker) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard's newer parts and the API's page in a real browser: what they show, do, refuse, and look like."""
+"""The dashboard's newer parts in a real browser: what they show, do, refuse, and look like."""
 
 import struct
 import time
@@ -83,11 +83,6 @@ def test_pictures_are_not_empty(browser: Browser, three: LocalCluster, tmp_path:
         is_wide = "(e) => e.scrollWidth > e.parentElement.clientWidth + 1"
         tables = f"[...document.querySelectorAll('main table')].filter({is_wide}).map((e) => e.id)"
         assert browser.run(tables) == [], name
-    browser.resize(1200, 2200)
-    browser.open(f"http://127.0.0.1:{port(three)}/api")
-    browser.wait("document.querySelector('#state')?.innerText.includes('operations')")
-    browser.screenshot(tmp_path / "api.png")
-    assert rows_of(tmp_path / "api.png")[2] > 300
     assert browser.errors == []
 
 
@@ -162,37 +157,7 @@ def test_names_and_values_are_text_and_never_html(browser: Browser, three: Local
         other.execute("ROLLBACK")
     time.sleep(1)
     assert browser.run("window.pwned === undefined && !document.querySelector('main img')")
-    browser.open(f"http://127.0.0.1:{port(three)}/api")
-    browser.wait("document.querySelector('#state')?.innerText.includes('operations')")
-    form = "document.querySelector('[data-operation=ask]')"
-    browser.run(f"{form}.open = true; {form}.querySelector('input').value = {f'SELECT * FROM {quoted}'!r}")
-    browser.run(f"{form}.querySelector('form button').click()")
-    browser.wait(f"{form}.querySelector('.answer').innerText.startsWith('200')")
-    assert "onerror" in browser.run(f"{form}.querySelector('.answer').innerText")
-    assert browser.run("window.pwned === undefined && !document.querySelector('main img')")
     assert [error for error in browser.errors if "400" not in error] == []
-
-
-def test_the_api_s_page_has_all_there_is_and_loads_nothing_from_elsewhere(
-    browser: Browser, three: LocalCluster
-) -> None:
-    ask = Asker(port(three), three)
-    browser.open(f"http://127.0.0.1:{port(three)}/api")
-    browser.wait("document.querySelector('#state')?.innerText.includes('operations')")
-    paths = ask("/openapi.json").json["paths"]
-    count = sum(len(methods) for methods in paths.values())
-    assert browser.run("document.querySelectorAll('[data-operation]').length") == count
-    hosts = browser.run("[...new Set(performance.getEntriesByType('resource').map((e) => new URL(e.name).host))]")
-    assert hosts == [f"127.0.0.1:{port(three)}"]
-    form = "document.querySelector('[data-operation=execute]')"
-    browser.run(f"{form}.open = true; {form}.querySelector('form button').click()")
-    browser.wait(f"{form}.querySelector('.answer').innerText.startsWith('200')")
-    stream = "document.querySelector('[data-operation=ask_stream]')"
-    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
-    browser.run(f"{stream}.open = true; {stream}.querySelector('input').value = {endless!r}")
-    browser.run(f"{stream}.querySelector('form button').click()")
-    browser.wait(f"{stream}.querySelector('.answer').innerText.endsWith('and more')")
-    assert browser.errors == []
 
 
 def test_a_foreign_page_reads_and_ends_nothing(browser: Browser, three: LocalCluster) -> None:

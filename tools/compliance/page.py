@@ -26,12 +26,6 @@ NOT_RUN = {
     "clients of libSQL for Go, Rust, PHP, Dart, Ruby": (
         "CI lacks their compilers and interpreters. `libsql` from PyPI is the client for Rust."
     ),
-    "tests of `@libsql/client`, Drizzle, Kysely, Prisma, `libsql`, `libsql-client` and `django-libsql` themselves": (
-        "Their packages ship none."
-    ),
-    "the asyncio tests of sqlalchemy-libsql": (
-        "They fail with SQLAlchemy 2.1 on a database in memory, too: its cursors have no `_async_soft_close`."
-    ),
     "`prisma migrate`": (
         "It needs an engine from `binaries.prisma.sh`, which is not a package registry. Client and adapter are run."
     ),

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from tools.compliance import (
     cpython_suite,
-    dbapi20_suite,
     django_suite,
-    libsql_suite,
     programs_suite,
     sqlalchemy_suite,
 )
@@ -60,15 +58,6 @@ SUITES = {
             cpython_suite.missing,
         ),
         Suite(
-            "dbapi20",
-            "PEP 249",
-            "`dbapi20`, the public suite for modules of PEP 249, on our [DB-API](dbapi.md)",
-            dbapi20_suite.release,
-            dbapi20_suite.run_ours,
-            dbapi20_suite.run_plain,
-            dbapi20_suite.missing,
-        ),
-        Suite(
             "sqlalchemy",
             "SQLAlchemy",
             "The dialect suite that ships with SQLAlchemy, on [our dialect](sqlalchemy.md)",
@@ -94,17 +83,6 @@ SUITES = {
             programs_suite.run_ours,
             programs_suite.run_plain,
             programs_suite.missing,
-        ),
-        Suite(
-            "libsql",
-            "Clients of libSQL",
-            "Programs on `@libsql/client`, Drizzle, Kysely and Prisma in `tests/libsql`, on `libsql`, `libsql-client`, "
-            "`sqlalchemy-libsql` and `django-libsql` in `tools/compliance/libsql_run.py`, and the tests that "
-            "sqlalchemy-libsql ships, at nodes that speak [libSQL's protocol](libsql.md), and the same on a file",
-            libsql_suite.release,
-            libsql_suite.run_ours,
-            libsql_suite.run_plain,
-            libsql_suite.missing,
         ),
     )
 }

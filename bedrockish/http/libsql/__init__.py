@@ -1,5 +1,5 @@
-"""libSQL's protocol (Hrana 2 and 3) over HTTP and WebSocket, so that the clients that exist for SQLite servers connect.
+"""libSQL's protocol (Hrana 2 and 3) over HTTP, so that the clients that exist for SQLite servers connect.
 
 ``protobuf`` and ``structures`` turn bytes into what is asked and back (pure), ``session`` is one SQL stream,
-``pipeline`` has the HTTP endpoints, ``socket`` the WebSocket.
+``pipeline`` has the endpoints.
 """

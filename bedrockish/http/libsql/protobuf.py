@@ -209,60 +209,31 @@ def _batch(data: object) -> dict[str, Any]:
     return {"steps": _many(_fields(_bytes(data)), 1, _step)}
 
 
-def _request(first: int, *, streams: bool) -> dict[int, tuple[str, Reader]]:
-    """Return how to read each stream request; on a WebSocket each names its stream first."""
-    at = 2 if streams else 1
+def _request(**parts: tuple[int, Reader]) -> Reader:
+    """Return a reader of a stream request with these parts, each with its number and its reader."""
 
-    def reader(**parts: tuple[int, Reader]) -> Reader:
-        def read(data: object) -> dict[str, Any]:
-            fields = _fields(_bytes(data))
-            found = {"stream_id": _one(fields, 1, _int32, 0)} if streams else {}
-            return {**found, **{name: _one(fields, number, how) for name, (number, how) in parts.items()}}
-
-        return read
-
-    def stored(data: object) -> dict[str, Any]:
+    def read(data: object) -> dict[str, Any]:
         fields = _fields(_bytes(data))
-        return {"sql_id": _one(fields, 1, _int32, 0), "sql": _one(fields, 2, _text, "")}
+        return {name: _one(fields, number, how) for name, (number, how) in parts.items()}
 
-    text = reader(sql=(at, _text), sql_id=(at + 1, _int32))
-    return {
-        first: ("execute", reader(stmt=(at, _statement))),
-        first + 1: ("batch", reader(batch=(at, _batch))),
-        first + (5 if streams else 2): ("sequence", text),
-        first + (6 if streams else 3): ("describe", text),
-        first + (7 if streams else 4): ("store_sql", stored),
-        first + (8 if streams else 5): ("close_sql", stored),
-        first + (9 if streams else 6): ("get_autocommit", reader()),
-    }
+    return read
 
 
-def _cursor(data: object) -> dict[str, Any]:
+def _stored(data: object) -> dict[str, Any]:
     fields = _fields(_bytes(data))
-    return {"cursor_id": _one(fields, 1, _int32, 0), "max_count": _one(fields, 2, _unsigned, 0)}
+    return {"sql_id": _one(fields, 1, _int32, 0), "sql": _one(fields, 2, _text, "")}
 
 
-def _open_cursor(data: object) -> dict[str, Any]:
-    fields = _fields(_bytes(data))
-    return {
-        "stream_id": _one(fields, 1, _int32, 0),
-        "cursor_id": _one(fields, 2, _int32, 0),
-        "batch": _one(fields, 3, _batch, {"steps": []}),
-    }
-
-
-def _stream_only(data: object) -> dict[str, Any]:
-    return {"stream_id": _one(_fields(_bytes(data)), 1, _int32, 0)}
-
-
-_HTTP_REQUESTS = {1: ("close", lambda _: {}), **_request(2, streams=False)}
-_SOCKET_REQUESTS: dict[int, tuple[str, Reader]] = {
-    2: ("open_stream", _stream_only),
-    3: ("close_stream", _stream_only),
-    6: ("open_cursor", _open_cursor),
-    7: ("close_cursor", _cursor),
-    8: ("fetch_cursor", _cursor),
-    **_request(4, streams=True),
+_TEXT = _request(sql=(1, _text), sql_id=(2, _int32))
+_REQUESTS: dict[int, tuple[str, Reader]] = {
+    1: ("close", lambda _: {}),
+    2: ("execute", _request(stmt=(1, _statement))),
+    3: ("batch", _request(batch=(1, _batch))),
+    4: ("sequence", _TEXT),
+    5: ("describe", _TEXT),
+    6: ("store_sql", _stored),
+    7: ("close_sql", _stored),
+    8: ("get_autocommit", _request()),
 }
 
 
@@ -273,7 +244,7 @@ def read_pipeline(data: bytes) -> dict[str, Any]:
         MalformedProtobufError: the bytes are something else.
     """
     fields = _fields(data)
-    requests = _many(fields, 2, lambda part: _either(_fields(_bytes(part)), _HTTP_REQUESTS))
+    requests = _many(fields, 2, lambda part: _either(_fields(_bytes(part)), _REQUESTS))
     return {"baton": _one(fields, 1, _text), "requests": requests}
 
 
@@ -285,23 +256,6 @@ def read_cursor(data: bytes) -> dict[str, Any]:
     """
     fields = _fields(data)
     return {"baton": _one(fields, 1, _text), "batch": _one(fields, 2, _batch, {"steps": []})}
-
-
-def read_client_message(data: bytes) -> dict[str, Any]:
-    """Read a ``ClientMsg`` of a WebSocket.
-
-    Raises:
-        MalformedProtobufError: the bytes are something else.
-    """
-    fields = _fields(data)
-    if 1 in fields:
-        return {"type": "hello", "jwt": _one(_fields(_bytes(fields[1][-1])), 1, _text)}
-    inner = _fields(_one(fields, 2, _bytes, b""))
-    return {
-        "type": "request",
-        "request_id": _one(inner, 1, _int32, 0),
-        "request": _either(inner, _SOCKET_REQUESTS),
-    }
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -373,7 +327,7 @@ def write_entry(entry: Mapping[str, Any]) -> bytes:
             return _put(5, _write_error(entry["error"]))
 
 
-def _write_response(response: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:
+def _write_response(response: Mapping[str, Any]) -> bytes:
     match response["type"]:
         case "execute":
             inner = _put(1, _write_result(response["result"]))
@@ -383,16 +337,12 @@ def _write_response(response: Mapping[str, Any], numbers: Mapping[str, int]) -> 
             inner = _put(1, _write_described(response["result"]))
         case "get_autocommit":
             inner = _put_number(1, response["is_autocommit"])
-        case "fetch_cursor":
-            entries = b"".join(_put(1, write_entry(entry)) for entry in response["entries"])
-            inner = entries + _put_number(2, response["done"])
         case _:
             inner = b""
-    return _put(numbers[response["type"]], inner)
+    return _put(_NUMBERS[response["type"]], inner)
 
 
-_HTTP_NUMBERS = {name: number for number, (name, _) in _HTTP_REQUESTS.items()}
-_SOCKET_NUMBERS = {name: number for number, (name, _) in _SOCKET_REQUESTS.items()}
+_NUMBERS = {name: number for number, (name, _) in _REQUESTS.items()}
 
 
 def write_pipeline(body: Mapping[str, Any]) -> bytes:
@@ -400,7 +350,7 @@ def write_pipeline(body: Mapping[str, Any]) -> bytes:
     results = []
     for result in body["results"]:
         if result["type"] == "ok":
-            results.append(_put(3, _put(1, _write_response(result["response"], _HTTP_NUMBERS))))
+            results.append(_put(3, _put(1, _write_response(result["response"]))))
         else:
             results.append(_put(3, _put(2, _write_error(result["error"]))))
     return write_cursor_head(body) + b"".join(results)
@@ -414,17 +364,3 @@ def write_cursor_head(body: Mapping[str, Any]) -> bytes:
 def write_error(error: Mapping[str, Any]) -> bytes:
     """Return an ``Error``."""
     return _write_error(error)
-
-
-def write_server_message(message: Mapping[str, Any]) -> bytes:
-    """Return a ``ServerMsg`` of a WebSocket."""
-    match message["type"]:
-        case "hello_ok":
-            return _put(1, b"")
-        case "hello_error":
-            return _put(2, _put(1, _write_error(message["error"])))
-        case "response_ok":
-            response = _write_response(message["response"], _SOCKET_NUMBERS)
-            return _put(3, _put_number(1, message["request_id"]) + response)
-        case _:
-            return _put(4, _put_number(1, message["request_id"]) + _put(2, _write_error(message["error"])))

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "journal/bedrockish_journal/spark/source/live.py": (
         "bedrockish_journal bedrockish.api bedrockish.client bedrockish.errors"
     ),
-    "journal/bedrockish_journal/spark/lake.py": "bedrockish_journal deltalake pyiceberg pyspark pyarrow",
+    "journal/bedrockish_journal/spark/lake.py": "bedrockish_journal deltalake pyspark pyarrow",
     "journal/bedrockish_journal/spark": (
         "bedrockish_journal !bedrockish_journal.storage.store !bedrockish_journal.verify.replay pyspark pyarrow cbor2 "
         "!apsw !trio"
@@ -87,23 +87,18 @@ MAY_IMPORT = {
     "examples/shop": "examples.shop sqlalchemy",
     "examples/notes": "bedrockish flask",
     "bedrockish/transfer/object_store.py": "bedrockish.errors obstore cryptography",
-    "bedrockish/transfer/publish_kafka.py": (
-        "bedrockish.errors bedrockish.transfer bedrockish_journal.model confluent_kafka"
-    ),
     "bedrockish/transfer/leftovers.py": "bedrockish.errors bedrockish_journal apsw",
     "bedrockish/transfer/parquet_rows.py": "pyarrow",
     "bedrockish/transfer/lake.py": "bedrockish.errors bedrockish.transfer bedrockish_journal apsw trio",
     "bedrockish/transfer/lake_rows.py": "bedrockish.transfer bedrockish_journal apsw",
-    "bedrockish/transfer/lake_sinks.py": (
-        "bedrockish.errors bedrockish.transfer bedrockish_journal pyarrow deltalake pyiceberg"
-    ),
+    "bedrockish/transfer/lake_sinks.py": ("bedrockish.errors bedrockish.transfer bedrockish_journal pyarrow deltalake"),
     "bedrockish/cli/certificates.py": "bedrockish.errors cryptography",
     "journal/bedrockish_journal/verify/anchor_signatures.py": "bedrockish_journal cryptography",
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 "
-        "click confluent_kafka deltalake duckdb hypothesis libsql opentelemetry "
-        "pexpect prometheus_client pyarrow pyiceberg pyspark pytest "
+        "click deltalake duckdb hypothesis libsql opentelemetry "
+        "pexpect prometheus_client pyarrow pyspark pytest "
         "rich sortedcontainers sqlalchemy trio trustme xdist yaml "
         "sqlite_utils"
     ),
@@ -114,7 +109,6 @@ MAY_IMPORT = {
         "tools.compliance sqlmodel flask flask_sqlalchemy pandas celery sqlalchemy dataset records sqlite_utils"
     ),
     "tools/compliance/django_runner.py": "tools.compliance django",
-    "tools/questions.py": "bedrockish bedrockish_journal tools trio pyspark",
     "tools/soundness.py": "bedrockish bedrockish_journal tools apsw hypothesis",
     "tools/soundness_cases.py": "bedrockish bedrockish_journal tools apsw hypothesis",
     "tools/site.py": "mkdocs",

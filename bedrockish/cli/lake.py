@@ -1,4 +1,4 @@
-"""``bedrockish lake``: write the change feed into tables of Delta Lake or Apache Iceberg."""
+"""``bedrockish lake``: write the change feed into tables of Delta Lake."""
 
 from pathlib import Path
 
@@ -14,15 +14,12 @@ from bedrockish.transfer.export import export
 from bedrockish.transfer.lake import MIRROR, Batcher, Lake, Sink, begin_with, fill
 from bedrockish_journal.feed.change_feed import Committed
 
-DELTA, ICEBERG = "delta", "iceberg"
-
 
 @click.command(cls=UrlCommand)
 @url_argument
 @click.argument(
     "directory", type=LocalPath("write a directory of this machine, and copy it from there", file_okay=False)
 )
-@click.option("--format", "kind", type=click.Choice([DELTA, ICEBERG]), default=DELTA, show_default=True)
 @click.option("--follow", is_flag=True, help="Wait for more, until interrupted; else end at what is safe now.")
 @click.option("--every", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds to a batch.")
 @click.option("--copy", is_flag=True, help="Begin a new lake with the rows as they are now, not with the first commit.")
@@ -31,7 +28,6 @@ DELTA, ICEBERG = "delta", "iceberg"
 def lake(
     url: str,
     directory: Path,
-    kind: str,
     follow: bool,
     every: float,
     copy: bool,
@@ -43,7 +39,7 @@ def lake(
     Killed at any moment, start it again. Beside the tables it keeps a mirror of the database, mirror.db.
     """
     target_of(url)
-    sink = _sink(kind, directory)
+    sink = _sink(directory)
     if copy and not (directory / MIRROR).exists():
         _copy(url, directory)
     with Lake(directory, sink, load_plugins(plugins)) as opened:
@@ -73,15 +69,14 @@ def _copy(url: str, directory: Path) -> None:
     begin_with(unfinished, trio.run(export, url, unfinished).cursor, directory)
 
 
-def _sink(kind: str, directory: Path) -> Sink:
+def _sink(directory: Path) -> Sink:
     try:
-        from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables
+        from bedrockish.transfer.lake_sinks import DeltaTables
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed; pip install 'bedrockish[lake]'") from None
-    other = directory / ("catalog.db" if kind == DELTA else "_commits")
-    if other.exists():
-        raise UsageError(f"{directory} has tables of the other format; use another directory, or another --format")
-    return DeltaTables(directory) if kind == DELTA else IcebergTables(directory)
+    if (directory / "catalog.db").exists():
+        raise UsageError(f"{directory} has Iceberg tables of release 0.2; begin a lake in a new directory")
+    return DeltaTables(directory)
 
 
 async def _fill(url: str, opened: Lake, follow: bool, every: float, hold: str | None) -> None:

@@ -110,11 +110,6 @@ COMMANDS = {
         "changes",
         "Print every committed transaction once, in the order of the cluster's clock, up to safe time.",
     ),
-    "publish": (
-        "bedrockish.cli.publish",
-        "publish",
-        "Send each change of a row as a message, in order, at least once; its id is the same if it comes again.",
-    ),
     "journal": (
         "bedrockish.cli.journal",
         "journal",
@@ -153,7 +148,7 @@ GROUPS = {
     "Start": ("init", "serve", "join"),
     "Use": ("sql", "explain", "import", "export", "batch", "schema"),
     "Operate": ("status", "nodes", "statements", "member", "user", "password", "tls", "clock", "upgrade", "verify"),
-    "Data": ("backup", "restore", "changes", "publish", "lake", "export-journal", "compact", "leftovers"),
+    "Data": ("backup", "restore", "changes", "lake", "export-journal", "compact", "leftovers"),
     "Audit": ("journal", "audit", "anchor"),
 }
 """The commands as the help lists them."""

@@ -1,4 +1,4 @@
-"""A lake: the change feed as tables of Delta Lake or Apache Iceberg, each change there once, whatever is killed when.
+"""A lake: the change feed as tables of Delta Lake, each change there once, whatever is killed when.
 
 Beside the lake there is a mirror, a SQLite file that is what the cluster was after the last batch. It has two uses. It
 says what a change of the schema did to rows, which the feed has only as statements. And it keeps the place: the end of

@@ -1,18 +1,14 @@
-"""The tables of a lake: of Delta Lake by deltalake, of Apache Iceberg by pyiceberg (extra ``[lake]``).
+"""The tables of a lake, of Delta Lake, by deltalake (extra ``[lake]``).
 
-Both add rows and the number of their batch in one commit of their own, which is what makes a batch come once.
+Rows and the number of their batch are added in one commit, which is what makes a batch come once.
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
 
 from bedrockish.errors import UsageError
 from bedrockish.transfer.lake_rows import Rows
@@ -21,8 +17,6 @@ from bedrockish_journal.spark.source.columns import ARROW
 from bedrockish_journal.spark.source.typed_values import BLOB, SPARK, TEXT
 
 APPLICATION = "bedrockish"  # under which Delta keeps the number of the last batch
-PROPERTY = "bedrockish.batch"  # the property of an Iceberg table that has it
-NAMESPACE = "main"
 TYPES: Mapping[str, pa.DataType] = {kind: ARROW[name] for kind, name in SPARK.items()}
 
 
@@ -73,75 +67,6 @@ class DeltaTables:
         return str(self._directory / table)
 
 
-class IcebergTables:
-    """Tables of Apache Iceberg, in a catalog that is a SQLite file in the same directory.
-
-    Args:
-        directory: in which they are.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        directory = _checked(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        self._catalog = SqlCatalog(
-            APPLICATION, uri=f"sqlite:///{quote(str(directory))}/catalog.db", warehouse=f"file://{directory}"
-        )
-        self._batches: dict[str, int] = {}
-        with self._opened() as catalog:
-            catalog.create_namespace_if_not_exists(NAMESPACE)
-
-    def name_of(self, table: str) -> str:
-        """Return what the lake calls a table of the cluster."""
-        with self._opened() as catalog:
-            return _name_of(table, (name for *_, name in catalog.list_tables(NAMESPACE)))
-
-    def batch(self, table: str) -> int:
-        """Return the last batch that a table has; 0 for one that is not there."""
-        if table not in self._batches:
-            try:
-                with self._opened() as catalog:
-                    properties = catalog.load_table(_identifier(table)).properties
-            except NoSuchTableError:
-                properties = {}
-            self._batches[table] = int(properties.get(PROPERTY, 0))
-        return self._batches[table]
-
-    def types(self, table: str) -> dict[str, str]:
-        """Return the types of the columns that a table has."""
-        try:
-            with self._opened() as catalog:
-                return _kinds(catalog.load_table(_identifier(table)).schema().as_arrow())
-        except NoSuchTableError:
-            return {}
-
-    def append(self, table: str, rows: Rows, batch: int) -> None:
-        """Add rows to a table, which is made or gets columns as needed, with the number of their batch.
-
-        Raises:
-            UsageError: it cannot be written.
-        """
-        found = arrow_table(rows)
-        self._batches.pop(table, None)
-        try:
-            with self._opened() as catalog:
-                into = catalog.create_table_if_not_exists(_identifier(table), schema=found.schema)
-                with into.transaction() as change:
-                    with change.update_schema() as schema:
-                        schema.union_by_name(found.schema)
-                    change.append(found)
-                    change.set_properties({PROPERTY: str(batch)})
-        except (ValueError, OSError) as error:
-            raise _unwritten(table, error) from error
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[SqlCatalog]:
-        """Give the catalog for a block, behind which nothing of its file is open: it keeps connections for later."""
-        try:
-            yield self._catalog
-        finally:
-            self._catalog.engine.dispose()
-
-
 def _name_of(table: str, known: Iterable[str]) -> str:
     """Return the lake's name of a table: one that is known in some case of letters, else a new one."""
     plain = plain_name(table)
@@ -149,7 +74,7 @@ def _name_of(table: str, known: Iterable[str]) -> str:
 
 
 def _checked(directory: Path) -> Path:
-    """Return the whole path of a folder, which both libraries take for a part of a URL.
+    """Return the whole path of a folder, which deltalake takes for a part of a URL.
 
     Raises:
         UsageError: it has what means something there.
@@ -170,10 +95,6 @@ def _kinds(schema: pa.Schema) -> dict[str, str]:
     """Return what kinds of columns a schema has; what this program does not make is left out."""
     names = {kind: name for name, kind in TYPES.items()} | {pa.large_string(): TEXT, pa.large_binary(): BLOB}
     return {one.name: names[one.type] for one in schema if one.type in names}
-
-
-def _identifier(table: str) -> tuple[str, str]:
-    return NAMESPACE, table
 
 
 def _unwritten(table: str, error: Exception) -> UsageError:

@@ -13,12 +13,11 @@ import pytest
 import trio
 import trio.testing
 from deltalake import DeltaTable
-from pyiceberg.catalog.sql import SqlCatalog
 
 from bedrockish.errors import UsageError
 from bedrockish.transfer.lake import Batcher, Lake, Sink, begin_with, fill
 from bedrockish.transfer.lake_rows import COMMITS, Rows
-from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables, arrow_table
+from bedrockish.transfer.lake_sinks import DeltaTables, arrow_table
 from bedrockish_journal.feed.change_feed import Committed, Cursor
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
 from bedrockish_journal.model.plain_names import plain_name
@@ -184,20 +183,19 @@ def test_types_are_sqlites_affinities() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", [DeltaTables, IcebergTables])
-def test_a_folder_with_any_name(kind: Any, tmp_path: Path) -> None:
+def test_a_folder_with_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "a b+ü"
     folder.mkdir()
-    sink = kind(folder)
+    sink = DeltaTables(folder)
     written(folder, sink, FEED)
-    assert sink.batch(COMMITS) == kind(folder).batch(COMMITS) == 4
-    assert kind(folder).types("t")["w"] == "integer"
+    assert sink.batch(COMMITS) == DeltaTables(folder).batch(COMMITS) == 4
+    assert DeltaTables(folder).types("t")["w"] == "integer"
     held = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
     assert not [one for one in held if one.startswith(str(folder))], "nothing is left open"
     assert sorted(one.name for one in tmp_path.iterdir()) == [folder.name]
     for name in ("a%20b", "a#b", "a?b"):
         with pytest.raises(UsageError, match="use another directory"):
-            kind(tmp_path / name)
+            DeltaTables(tmp_path / name)
 
 
 def test_compaction_keeps_the_place_and_the_page_knows_how_to_ask(tmp_path: Path) -> None:
@@ -253,9 +251,8 @@ SWAPS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [DeltaTables, IcebergTables])
-def test_rows_that_a_schema_change_exchanges_are_exchanged_in_the_lake(kind: Any, tmp_path: Path) -> None:
-    sink = kind(tmp_path)
+def test_rows_that_a_schema_change_exchanges_are_exchanged_in_the_lake(tmp_path: Path) -> None:
+    sink = DeltaTables(tmp_path)
     with Lake(tmp_path, sink) as lake:
         for one in SWAPS:
             lake.write([one])
@@ -263,7 +260,7 @@ def test_rows_that_a_schema_change_exchanges_are_exchanged_in_the_lake(kind: Any
 
     def now(table: str, columns: str) -> list[tuple[Any, ...]]:
         with duckdb.connect() as db:
-            db.register("changes", rows_of(kind, tmp_path, table))
+            db.register("changes", rows_of(tmp_path, table))
             return sorted(db.sql(f"SELECT {columns} FROM ({state})").fetchall())
 
     assert now("swapped", "id, x, y") == [(1, "in-y", "in-x")]
@@ -276,14 +273,8 @@ def test_rows_that_a_schema_change_exchanges_are_exchanged_in_the_lake(kind: Any
     assert {sink.name_of(name) for name in ("CASED", "Emptied")} == {"cased", "emptied"}
 
 
-def rows_of(kind: Any, folder: Path, table: str) -> Any:
-    if kind is DeltaTables:
-        return DeltaTable(str(folder / table)).to_pyarrow_table()
-    catalog = SqlCatalog("bedrockish", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
-    try:
-        return catalog.load_table(("main", table)).scan().to_arrow()
-    finally:
-        catalog.engine.dispose()
+def rows_of(folder: Path, table: str) -> Any:
+    return DeltaTable(str(folder / table)).to_pyarrow_table()
 
 
 def copied(folder: Path, rows: int) -> None:

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pytest
 import trio
 from deltalake import DeltaTable
-from pyiceberg.catalog.sql import SqlCatalog
 
 from bedrockish import connect
 from bedrockish.client.blocking_transaction import BlockingTransaction
@@ -33,7 +32,6 @@ from tools.cluster import LocalCluster, LocalNode, clean_environment
 
 pytestmark = pytest.mark.cluster
 
-FORMATS = ("delta", "iceberg")
 PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
 [STATE] = re.findall(r"```sql\n(SELECT \* EXCLUDE.*?);\n```", PAGE, flags=re.DOTALL)
 STEPS = (  # while others write
@@ -99,14 +97,14 @@ def _do(statements: Sequence[str], transaction: BlockingTransaction) -> None:
         transaction.execute(sql)
 
 
-def lake(cluster: LocalCluster, folder: Path, kind: str, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bedrockish.cli.main", "lake", cluster.url(), str(folder), "--format", kind, *more]
+def lake(cluster: LocalCluster, folder: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bedrockish.cli.main", "lake", cluster.url(), str(folder), *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment())
 
 
 @contextlib.contextmanager
-def killed_at_last(cluster: LocalCluster, folder: Path, kind: str, *more: str) -> Iterator[subprocess.Popen[str]]:
-    process = lake(cluster, folder, kind, *more)
+def killed_at_last(cluster: LocalCluster, folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    process = lake(cluster, folder, *more)
     try:
         yield process
     finally:
@@ -120,21 +118,15 @@ def gets_somewhere(process: subprocess.Popen[str]) -> None:
     assert line.startswith("batch "), f"{line!r}, then {process.communicate()[1]}"
 
 
-def to_the_end(cluster: LocalCluster, folder: Path, kind: str) -> None:
-    process = lake(cluster, folder, kind)
+def to_the_end(cluster: LocalCluster, folder: Path) -> None:
+    process = lake(cluster, folder)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
 
 
-def changes(folder: Path, kind: str, table: str) -> pa.Table:
+def changes(folder: Path, table: str) -> pa.Table:
     name = table if table.startswith("_") else plain_name(table)
-    if kind == "delta":
-        return DeltaTable(str(folder / name)).to_pyarrow_table()
-    catalog = SqlCatalog("bedrockish", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
-    try:
-        return catalog.load_table(("main", name)).scan().to_arrow()
-    finally:
-        catalog.engine.dispose()
+    return DeltaTable(str(folder / name)).to_pyarrow_table()
 
 
 def state(found: pa.Table) -> list[dict[str, Any]]:
@@ -151,16 +143,16 @@ def value_of(row: dict[str, Any], column: str) -> Value:
     return other.get(column, row[plain_name(column)])
 
 
-def compare_with_journal(folder: Path, kind: str, database: Path) -> None:
+def compare_with_journal(folder: Path, database: Path) -> None:
     """The rows of the lake are those that the journal has with typed columns; but a lake knows schema changes' too."""
     of_rows = {
         (row["_commit_clock"], row["_commit_origin"])
-        for row in changes(folder, kind, "_commits").to_pylist()
+        for row in changes(folder, "_commits").to_pylist()
         if row["_kind"] == "rows"
     }
     for table in ("stock", "pair", "odd", "odder", "gone", "mixed"):
         typed = read_journal(database, rows=table).read_all()
-        lake = changes(folder, kind, table)
+        lake = changes(folder, table)
         names = [name for name in lake.column_names if name in typed.column_names]
         assert set(OWN) < set(names), table
         found = [
@@ -169,10 +161,10 @@ def compare_with_journal(folder: Path, kind: str, database: Path) -> None:
         assert sorted(map(repr, typed.select(names).to_pylist())) == sorted(map(repr, found)), table
 
 
-def judge(folder: Path, kind: str, database: Path) -> None:
+def judge(folder: Path, database: Path) -> None:
     """Compare a lake with a node's file."""
     db = sqlite3.connect(database)
-    commits = changes(folder, kind, "_commits")
+    commits = changes(folder, "_commits")
     places = [(row["_leader"], row["_tick"]) for row in commits.to_pylist()]
     true = db.execute("SELECT leader, tick FROM bedrockish_journal WHERE repeat = 0").fetchall()
     assert sorted(places) == sorted(true), "each commit is there once"
@@ -183,7 +175,7 @@ def judge(folder: Path, kind: str, database: Path) -> None:
         ("gone", None, ("id", "n")),
         ("odd", None, ("any thing",)),
     ):
-        found = changes(folder, kind, table)
+        found = changes(folder, table)
         rows = found.to_pylist()
         seen = [(row["_commit_clock"], row["_commit_origin"], row["_commit_seq"]) for row in rows]
         assert len(set(seen)) == len(seen), f"{table}: each change is there once"
@@ -191,8 +183,8 @@ def judge(folder: Path, kind: str, database: Path) -> None:
         names = ", ".join(f'"{column}"' for column in columns)
         then = db.execute(f"SELECT {names} FROM {table} ORDER BY {key}").fetchall() if key else []
         assert sorted(map(repr, now)) == sorted(map(repr, then)), table
-    compare_with_journal(folder, kind, database)
-    mixed = {(row["x"], row["_other"]) for row in state(changes(folder, kind, "mixed"))}
+    compare_with_journal(folder, database)
+    mixed = {(row["x"], row["_other"]) for row in state(changes(folder, "mixed"))}
     assert mixed == {
         ("1", '{"x":1}'),
         ("12", None),
@@ -206,7 +198,7 @@ def judge(folder: Path, kind: str, database: Path) -> None:
 @pytest.mark.parametrize("kills", [3, pytest.param(len(STEPS), marks=pytest.mark.slow)])
 def test_each_change_is_in_the_lake_once_whatever_is_killed(cluster: LocalCluster, tmp_path: Path, kills: int) -> None:
     trio.run(ready, cluster)
-    folders = {kind: tmp_path / kind for kind in FORMATS}
+    folder = tmp_path / "lake"
     drawn = random.Random(7)
     with connect(cluster.url()) as db:
         db.execute("CREATE TABLE stock(id INTEGER PRIMARY KEY, n INTEGER, note TEXT DEFAULT 'none')")
@@ -214,29 +206,22 @@ def test_each_change_is_in_the_lake_once_whatever_is_killed(cluster: LocalCluste
         db.execute("INSERT INTO odd VALUES ('ü', 'one', 1), (x'00ff', NULL, -9223372036854775808)")
         with writing(cluster):
             for turn in range(kills):
-                with contextlib.ExitStack() as running:
-                    processes = [
-                        running.enter_context(killed_at_last(cluster, folder, kind, "--follow", "--every", "0.2"))
-                        for kind, folder in folders.items()
-                    ]
-                    for process in processes:
-                        gets_somewhere(process)
+                with killed_at_last(cluster, folder, "--follow", "--every", "0.2") as process:
+                    gets_somewhere(process)
                     for statements in STEPS[turn * len(STEPS) // kills : (turn + 1) * len(STEPS) // kills]:
                         db.run_transaction(partial(_do, statements))
                     if turn == kills // 2:
                         cluster.nodes[1].kill()
                         cluster.nodes[1].start()
                     time.sleep(drawn.random())
-                    for process in processes:
-                        assert process.poll() is None, process.communicate()[1]
+                    assert process.poll() is None, process.communicate()[1]
     trio.run(level, cluster)
     trio.run(all_safe, cluster)
-    for kind, folder in folders.items():
-        to_the_end(cluster, folder, kind)
-        batches = changes(folder, kind, "_commits")
-        to_the_end(cluster, folder, kind)  # there is nothing more
-        assert changes(folder, kind, "_commits").num_rows == batches.num_rows
-        judge(folder, kind, cluster.nodes[0].database)
+    to_the_end(cluster, folder)
+    batches = changes(folder, "_commits")
+    to_the_end(cluster, folder)  # there is nothing more
+    assert changes(folder, "_commits").num_rows == batches.num_rows
+    judge(folder, cluster.nodes[0].database)
 
 
 def removed(node: LocalNode) -> int:
@@ -254,7 +239,7 @@ def test_a_lake_of_a_cluster_that_has_removed_its_beginning(forgetful: LocalClus
         for number in range(50):
             db.execute("INSERT INTO stock VALUES (?, 0)", (number + 1,))
             if number == 25:
-                to_the_end(cluster, tmp_path / "begun", "delta")
+                to_the_end(cluster, tmp_path / "begun")
     trio.run(level, cluster)
     trio.run(all_safe, cluster)
     command = [sys.executable, "-m", "bedrockish.cli.main", "journal", "prune", cluster.url(), "--older-than", "0s"]
@@ -266,20 +251,20 @@ def test_a_lake_of_a_cluster_that_has_removed_its_beginning(forgetful: LocalClus
         done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
         assert done.returncode == 0, done.stderr
         time.sleep(0.2)
-    process = lake(cluster, tmp_path / "new", "delta")
+    process = lake(cluster, tmp_path / "new")
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "a lake in a new directory can begin with --copy" in errors
 
-    before = changes(tmp_path / "begun", "delta", "stock")
-    process = lake(cluster, tmp_path / "begun", "delta", "--copy")  # what comes next was removed
+    before = changes(tmp_path / "begun", "stock")
+    process = lake(cluster, tmp_path / "begun", "--copy")  # what comes next was removed
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "a lake in a new directory can begin with --copy" in errors, errors
-    assert changes(tmp_path / "begun", "delta", "stock") == before
+    assert changes(tmp_path / "begun", "stock") == before
 
     folder = tmp_path / "copied"
-    with writing(cluster), killed_at_last(cluster, folder, "delta", "--copy", "--follow", "--every", "0.2") as process:
+    with writing(cluster), killed_at_last(cluster, folder, "--copy", "--follow", "--every", "0.2") as process:
         assert process.stdout is not None
         assert "rows of a copy" in process.stdout.readline()
         gets_somewhere(process)
@@ -287,13 +272,13 @@ def test_a_lake_of_a_cluster_that_has_removed_its_beginning(forgetful: LocalClus
         assert process.poll() is None, process.communicate()[1]
     trio.run(level, cluster)
     trio.run(all_safe, cluster)
-    process = lake(cluster, folder, "delta", "--copy")
+    process = lake(cluster, folder, "--copy")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     with contextlib.closing(sqlite3.connect(cluster.nodes[0].database)) as file:
-        now = sorted((row["id"], row["n"]) for row in state(changes(folder, "delta", "stock")))
+        now = sorted((row["id"], row["n"]) for row in state(changes(folder, "stock")))
         assert now == file.execute("SELECT id, n FROM stock ORDER BY id").fetchall()
-    commits = changes(folder, "delta", "_commits").to_pylist()
+    commits = changes(folder, "_commits").to_pylist()
     assert [row["_kind"] for row in commits].count("copy") == 1
     places = [(row["_leader"], row["_tick"]) for row in commits]
     assert len(set(places)) == len(places)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from bedrockish.transfer.lake_sinks import DeltaTables, IcebergTables
+from bedrockish.transfer.lake_sinks import DeltaTables
 from bedrockish_journal.feed.change_feed import Cursor
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
 from bedrockish_journal.model.errors import FileMissingError, JournalError, MomentError
@@ -21,7 +21,6 @@ from tests.client.test_lake import TWO as SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SINKS: dict[str, Any] = {"delta": DeltaTables, "iceberg": IcebergTables}
 ODD = Change("any thing", ("id", "v"), INSERT, 1, 1, None, (1, b"\0"))
 MORE = [
     commit(6, statements=['CREATE TABLE "any thing"(id INTEGER PRIMARY KEY, v TEXT)']),
@@ -32,8 +31,8 @@ MORE = [
 ]
 
 
-def lake(folder: Path, kind: str) -> Any:
-    sink = SINKS[kind](folder)
+def lake(folder: Path) -> Any:
+    sink = DeltaTables(folder)
     written(folder, sink, [*FEED, *MORE])
     return sink
 
@@ -42,11 +41,10 @@ def values(found: "DataFrame", *columns: str) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, found.select(*columns).collect()), key=repr)
 
 
-@pytest.mark.parametrize("kind", SINKS)
-def test_rows_at_a_moment_and_their_versions(spark: "SparkSession", kind: str, tmp_path: Path) -> None:
+def test_rows_at_a_moment_and_their_versions(spark: "SparkSession", tmp_path: Path) -> None:
     folder = tmp_path / "a b+ü"
     folder.mkdir()
-    lake(folder, kind)
+    lake(folder)
     found = Lake(spark, folder)
     assert found.tables == ["t", "u", "x_any_20_thing"]
     assert found.commits().count() == len(FEED) + len(MORE)
@@ -96,11 +94,10 @@ def test_rows_at_a_moment_and_their_versions(spark: "SparkSession", kind: str, t
         spark.sql("SELECT * FROM lake_u TIMESTAMP AS OF current_timestamp()").collect()
 
 
-@pytest.mark.parametrize("kind", SINKS)
 def test_nothing_of_a_commit_that_is_not_whole(
-    spark: "SparkSession", kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = SINKS[kind](tmp_path)
+    sink = DeltaTables(tmp_path)
     written(tmp_path, sink, FEED[:2])
     was = sink.append
 

@@ -1,7 +1,7 @@
 """A lake of ``bedrockish lake`` in Spark: its changes, its rows as they were at a moment, and for how long each was.
 
-The tables are read as the Parquet files that they are made of, by the list that deltalake or pyiceberg gives of them;
-so Spark needs no package of Delta's or Iceberg's, and none of a version that goes with its own.
+The tables are read as the Parquet files that they are made of, by the list that deltalake gives of them;
+so Spark needs no package of Delta's, and none of a version that goes with its own.
 """
 
 import os
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 COMMITS = "_commits"
-CATALOG = "catalog.db"
 CHANGES, HISTORY, AS_OF = "__changes", "__history", "__as_of"  # what the names of views and functions end with
 _PLACE = ("_commit_clock", "_commit_origin", "_commit_seq")
 _OF_THE_CHANGE = ("_change_type", "_commit_seq")  # columns that say nothing of a row
@@ -63,10 +62,7 @@ class Lake:
 
     def __init__(self, spark: "SparkSession", directory: str | os.PathLike[str]) -> None:
         self._spark, self._directory = spark, os.path.abspath(directory)
-        if os.path.exists(os.path.join(self._directory, CATALOG)):
-            self._find, names = _iceberg(self._directory)
-        else:
-            self._find, names = _delta(self._directory)
+        self._find, names = _delta(self._directory)
         if COMMITS not in names:
             raise FileMissingError(
                 self._directory, f"{self._directory} is no lake, or has nothing yet; give what `bedrockish lake` writes"
@@ -262,23 +258,3 @@ def _delta(directory: str) -> tuple[Any, set[str]]:
 
     folders = [str(one) for one in Path(directory).iterdir() if one.is_dir()] if os.path.isdir(directory) else []
     return find, {os.path.basename(one) for one in folders if DeltaTable.is_deltatable(one)}
-
-
-def _iceberg(directory: str) -> tuple[Any, set[str]]:
-    try:
-        from pyiceberg.catalog.sql import SqlCatalog
-    except ImportError as error:
-        raise _missing(error) from None
-    catalog = SqlCatalog("bedrockish", uri=f"sqlite:///{directory}/{CATALOG}", warehouse=f"file://{directory}")
-
-    def find(table: str) -> _Table:
-        try:
-            found = catalog.load_table(("main", table))
-            return _table(found.schema().as_arrow(), [one.file.file_path for one in found.scan().plan_files()])
-        finally:
-            catalog.engine.dispose()  # it keeps connections for later
-
-    try:
-        return find, {name for _, name in catalog.list_tables("main")}
-    finally:
-        catalog.engine.dispose()

@@ -1,1 +1,0 @@
-"""Questions to a cluster's history."""

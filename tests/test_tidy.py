@@ -58,7 +58,6 @@ MAY_IMPORT = {
     # Where a statement ends is SQLite's own knowledge: one pure function of sqlite3 is used.
     "bedrockish/sqltext": "bedrockish.sqltext bedrockish.errors !trio !apsw !socket !asyncio !threading !time",
     "bedrockish/node/plugins.py": "bedrockish apsw",
-    "bedrockish/node/scheduling/tracing.py": "bedrockish bedrockish_journal.model opentelemetry",
     # Usable without a node: nothing of the protocol, the wire or the engine.
     "bedrockish/access_sets": (
         "bedrockish.access_sets bedrockish.common bedrockish.errors bedrockish.sqltext "
@@ -97,7 +96,7 @@ MAY_IMPORT = {
     "bedrockish/cli": "bedrockish bedrockish_journal bedrockish_net apsw cbor2 click prompt_toolkit rich trio",
     "tests": (
         "bedrockish bedrockish_journal bedrockish_net pyspark_bedrockish examples tools tests alembic apsw cbor2 "
-        "click deltalake duckdb hypothesis libsql opentelemetry "
+        "click deltalake duckdb hypothesis libsql "
         "pexpect prometheus_client pyarrow pyspark pytest "
         "rich sortedcontainers sqlalchemy trio trustme xdist yaml "
         "sqlite_utils"

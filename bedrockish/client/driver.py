@@ -2,7 +2,6 @@
 
 import os
 import random
-import sys
 from functools import partial
 from typing import assert_never
 
@@ -10,7 +9,6 @@ import trio
 
 from bedrockish.api.url import Target
 from bedrockish.api.wire import Answered, Ask, Told
-from bedrockish.client import tracing
 from bedrockish.client.credentials import Entry
 from bedrockish.client.link_end import LIMITS, explain_end
 from bedrockish.client.sansio.core import open_core
@@ -57,9 +55,6 @@ class Driver:
         return trio.current_time()
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
-        if tracing.API in sys.modules:
-            with tracing.recorded(what, self.target) as (traced, answered):
-                return answered(await self._wait(self._begin(traced, timeout_s)))
         return await self._wait(self._begin(what, timeout_s))
 
     def _begin(self, what: What, timeout_s: float) -> int:

@@ -12,7 +12,6 @@ import os
 import random
 import select
 import socket
-import sys
 import threading
 import time
 import weakref
@@ -23,7 +22,6 @@ from typing import Any, TypeVar, assert_never, cast
 
 from bedrockish.api.url import Target
 from bedrockish.api.wire import NODES, Answered, Ask, Step, Told
-from bedrockish.client import tracing
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
 from bedrockish.client.fork import watch_forks
@@ -134,9 +132,6 @@ class SocketDriver:
         return time.monotonic()
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
-        if tracing.API in sys.modules:
-            with tracing.recorded(what, self.target) as (traced, answered):
-                return answered(await self._wait(self._begin(traced, timeout_s)))
         return await self._wait(self._begin(what, timeout_s))
 
     def _begin(self, what: What, timeout_s: float) -> int:

@@ -82,13 +82,11 @@ class Log:
         level: the least important kind of line that is written: debug, info, warning or error.
         json: write each line as a JSON object.
         slow_ms: a request that takes so long, in milliseconds from its arrival to its answer, is logged; 0: none is.
-        traces: record spans of OpenTelemetry.
     """
 
     level: str = "info"
     json: bool = False
     slow_ms: int = field(default=1_000, metadata=OFF_AT_0)
-    traces: bool = False
 
 
 @dataclass(frozen=True, slots=True)

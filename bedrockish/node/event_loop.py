@@ -80,7 +80,6 @@ from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 from bedrockish.node.scheduling.system_clock import Clocks
-from bedrockish.node.scheduling.tracing import Tracing
 from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop, is_cancellation
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
@@ -157,8 +156,6 @@ class Runtime:
         self.activity = Activity(self._counted, self.latency)
         self.statements = StatementStatistics(config.log.slow_ms / 1000)
         self.transactions.on_ran = self.statements.note
-        self.tracing = Tracing(config.node, config.cluster, self.faults) if config.log.traces else None
-        self.transactions.tracing = self.tracing
         self._checkpoints = Checkpoints(engine, self.faults)
         self._syncing = False
         self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.together.size)
@@ -229,10 +226,8 @@ class Runtime:
 
     def _enqueue(self, request: Request, done: Done, prepare: Prepare | None, *, once: bool, owner: object) -> None:
         self._requests += 1
-        request, span = as_part_of_trace(request), None
-        if self.tracing is not None:
-            request, span = self.tracing.begin(self._requests, request)
-        self.waiters[self._requests] = Waiter(self._requests, request, done, prepare, span=span)
+        request = as_part_of_trace(request)
+        self.waiters[self._requests] = Waiter(self._requests, request, done, prepare)
         asked = Submitted(self._requests, request, once)
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
         queue.put(self._requests if owner is None else owner, asked)
@@ -242,8 +237,6 @@ class Runtime:
 
     def _answer_directly(self, request: Request, done: Done) -> bool:
         """Answer a short read from the last durable batch; return whether it was answered."""
-        if self.tracing is not None:
-            return False  # a trace has the stages of the core
         began = time.monotonic()
         answer = self._direct.read(request)
         if answer is None:
@@ -479,7 +472,7 @@ class Runtime:
                 self.watch.note(event)
             if logger.isEnabledFor(logging.DEBUG):
                 self._log(event)
-            yield from self._perform(self._step(event, now))
+            yield from self._perform(self.core.step(event, now))
             if time.monotonic() > until:
                 break  # links, HTTP and answers have waited long enough, or the reading of the clocks is old
         deadline = self.core.deadline()
@@ -497,12 +490,7 @@ class Runtime:
                     self._do(effect, following)
             if not following:
                 return
-            effects = self._step(following.popleft(), self._clocks.lately())
-
-    def _step(self, event: Event, now: Now) -> list[do.Effect]:
-        if self.tracing is not None:
-            self.tracing.note(event)
-        return self.core.step(event, now)
+            effects = self.core.step(following.popleft(), self._clocks.lately())
 
     def _is_long(self, effect: do.Effect) -> bool:
         """Return whether an effect takes so long that links, HTTP and readers should go on in parallel with it."""
@@ -518,8 +506,6 @@ class Runtime:
         engine = self.engine
         if self.watch.is_on:
             self.watch.note(effect)
-        if self.tracing is not None:
-            self.tracing.note(effect)
         match effect:
             case do.Send(peer, message):
                 self._send(peer, message)
@@ -626,8 +612,6 @@ class Runtime:
         self._direct.before_flush()
         engine = self.engine
         kept, self.kept = self.kept, Kept()  # what comes while it is written in a thread rests on the next batch
-        if self.tracing is not None:
-            kept.spans = self.tracing.take()
         wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
         if self.boundary.actions and not engine.dirty:  # else who waited for the writer has written already
             self.boundary.reach()
@@ -666,8 +650,6 @@ class Runtime:
             for peer, payloads in kept.messages.items():
                 self.mesh.send_many(peer, payloads)
         self._groups.answered(len(kept.replies), self._writes.count)
-        if self.tracing is not None:
-            self.tracing.durable(kept.spans)
         for waiter in kept.replies:
             self.answered(waiter)
         for mark in kept.marks:
@@ -682,8 +664,6 @@ class Runtime:
         self._tell(waiter, waiter.answer)
 
     def _tell(self, waiter: Waiter, answer: Answer | BedrockishError) -> None:
-        if waiter.span is not None and self.tracing is not None:
-            self.tracing.ended(waiter.request_id, waiter.span, answer)
         try:
             waiter.done(answer)
         except Exception as error:  # its client learns nothing and asks again; others are answered

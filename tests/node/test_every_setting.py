@@ -47,7 +47,6 @@ SEEN: dict[str, Callable[[Runtime], object]] = {  # at the part of the node that
     "workers_max": lambda node: node.workers.describe()["places"],
     "command_ms_max": lambda node: round(1000 * node.workers._command_s),
     "idle_transaction_ms": lambda node: round(1000 * node.transactions._times()[0]),
-    "traces": lambda node: node.tracing is not None,
     "enable_cluster_clock": lambda node: node.status()["cluster_clock"] == "on",
     "wall_offset_ms": lambda node: round((node.clock().wall_ms - 1000 * time.time()) / 100) * 100,
 }

@@ -15,7 +15,6 @@ from bedrockish.api.requests import Answer, Request
 from bedrockish.common.histogram import Histogram
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError
-from bedrockish.node.scheduling.tracing import OpenSpan, RequestSpan
 from bedrockish.node.scheduling.turn_loop import is_cancellation
 
 Done = Callable[[Answer | BedrockishError], None]
@@ -40,7 +39,7 @@ class Waiter:
     """The waiter for a request, with the answer if it has one; ``done`` is called with that once it may leave.
 
     ``prepare`` executes the request, if the engine alone cannot; ``held`` are the bytes that are kept of its effects
-    and of its answer, if they are many; ``span`` records it.
+    and of its answer, if they are many.
     """
 
     request_id: int
@@ -50,7 +49,6 @@ class Waiter:
     answer: Answer | BedrockishError | None = None
     began: float = field(default_factory=time.monotonic)
     held: int = 0
-    span: RequestSpan | None = None
 
 
 @dataclass(slots=True)
@@ -60,10 +58,9 @@ class Kept:
     messages: dict[str, list[bytes]] = field(default_factory=dict)  # by peer
     replies: list[Waiter] = field(default_factory=list)
     marks: list[trio.Event] = field(default_factory=list)
-    spans: list[OpenSpan] = field(default_factory=list)  # which end with that
 
     def __bool__(self) -> bool:
-        return bool(self.messages or self.replies or self.marks or self.spans)
+        return bool(self.messages or self.replies or self.marks)
 
     def take_replies(self, wanted: Callable[[Waiter], bool]) -> list[Waiter]:
         """Remove and return the waiters that have an answer and that ``wanted`` picks."""

@@ -31,7 +31,7 @@ from bedrockish.api.requests import (
 )
 from bedrockish.api.requests import encode_results as encode
 from bedrockish.api.shown import is_refused
-from bedrockish.api.wire import BEGIN, BEGUN, CLOSE, COMMIT, FETCH, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
+from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, SETTLE, STATEMENTS, STREAM, STREAM_STEPS
 from bedrockish.config.config import Bounds
 from bedrockish.core.coordinator.request import out_of_service, write_elsewhere
 from bedrockish.core.coordinator.revalidation import invalidated
@@ -60,7 +60,6 @@ from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.statement_statistics import Ran
-from bedrockish.node.scheduling.tracing import Tracing
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.command_ids import check_digest, check_owner
@@ -117,7 +116,6 @@ class Transactions:
         self._is_closed = False
         self.is_leaving = False  # new transactions and streams are refused
         self.on_ran: Callable[[Sequence[str], Ran], None] = lambda _texts, _ran: None
-        self.tracing: Tracing | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -250,17 +248,6 @@ class Transactions:
 
     def _handle(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
         request = as_part_of_trace(request)
-        if self.tracing is None or op in (FETCH, CLOSE):
-            return self._do(owner, op, request)
-        return self._trace(self.tracing, owner, op, request)
-
-    def _trace(self, tracing: Tracing, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
-        with tracing.step(op, request) as (traced, answered):
-            answer = yield from self._do(owner, op, traced)
-            answered(answer)
-            return answer
-
-    def _do(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
         state = self._core.state
         if self._is_closed:
             raise UnavailableError("the node is leaving; it did not happen")

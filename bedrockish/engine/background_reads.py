@@ -14,9 +14,9 @@ from bedrockish.core.protocol.pieces import Part
 from bedrockish.engine.sqlite.errors import broken
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.build import remove_copied
 from bedrockish.engine.storage.database_file import set_up_reader
 from bedrockish.engine.storage.scratch_files import check_room, size_of
+from bedrockish.engine.storage.stand_in import remove_copied
 from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import UnavailableError
 from bedrockish_journal.model.entry import Entry

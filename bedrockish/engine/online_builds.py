@@ -1,4 +1,4 @@
-"""Online schema changes: an index, or a table without a column, built next to its table while requests go on."""
+"""Online schema changes: an index, built next to its table while requests go on."""
 
 import os
 from collections.abc import Callable
@@ -8,8 +8,6 @@ import apsw
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.engine.batch import Batch
-from bedrockish.engine.storage.build import Build
-from bedrockish.engine.storage.column_drop import ColumnDrop, DropPlan, plan_drop
 from bedrockish.engine.storage.index_build import IndexBuild
 from bedrockish.engine.storage.index_plan import IndexPlan, plan_index
 from bedrockish.engine.storage.schema_versions import Versions
@@ -49,14 +47,13 @@ class OnlineBuilds:
         self._db, self._batch, self._versions, self._tables = db, batch, versions, tables
         self._prepare, self._open_reader, self._note_change = prepare, open_reader, note_change
         self._file = db.filename
-        self.current: Build | None = None
+        self.current: IndexBuild | None = None
 
-    def plan(self, transaction: Transaction) -> IndexPlan | DropPlan | None:
+    def plan(self, transaction: Transaction) -> IndexPlan | None:
         """Return the plan to build for a schema change next to its table; None if the change cannot be built so."""
-        given = decode_steps(transaction.changes), self._tables(), self._prepare
-        return plan_index(*given) or plan_drop(*given)
+        return plan_index(decode_steps(transaction.changes), self._tables(), self._prepare)
 
-    def start(self, plan: IndexPlan | DropPlan, txid: Txid) -> Build:
+    def start(self, plan: IndexPlan, txid: Txid) -> IndexBuild:
         """Start to build for a scheduled change; every applied entry must be flushed.
 
         Raises:
@@ -65,11 +62,7 @@ class OnlineBuilds:
         assert not self._batch.is_dirty
         check_room(self._file, os.stat(self._file).st_size)  # a full disk ends the node, and the build is optional
         version = self._versions.current
-        build: Build = (
-            IndexBuild(self._db, plan, txid, version)
-            if isinstance(plan, IndexPlan)
-            else ColumnDrop(self._db, plan, txid, version)
-        )
+        build = IndexBuild(self._db, plan, txid, version)
         try:
             build.begin(self._open_reader)
         except apsw.Error as error:

@@ -29,7 +29,6 @@ from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.execution.workspace import Work, Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.engine.storage.column_drop import drops_column
 from bedrockish.engine.storage.index_plan import makes_index
 from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
 from bedrockish.node.cluster.incarnations import Incarnations
@@ -244,8 +243,7 @@ def _in_worker(request: Request, workspace: Workspace) -> Prepared:
     took_s = time.monotonic() - began
     if prepared.kind != SCHEMA or took_s < LONG_CHANGE_S:
         return prepared
-    steps = decode_steps(prepared.changes)
-    if not (makes_index(steps) or drops_column(steps)):
+    if not makes_index(decode_steps(prepared.changes)):
         return prepared
     return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
 

@@ -156,36 +156,7 @@ async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(sl
     assert told[0] == told[1] == told[2] != []
 
 
-async def test_nodes_die_while_a_column_is_dropped_and_when_it_comes_into_force(slow: LocalCluster) -> None:
-    cluster = slow
-    await ready(cluster)
-    async with open_client(cluster.url(0, options=PATIENT)) as client:
-        columns = "id INTEGER PRIMARY KEY, code INTEGER, v TEXT, r REAL, n INTEGER, x INTEGER, y TEXT DEFAULT 'y'"
-        await client.transact([f"CREATE TABLE t({columns})", "CREATE INDEX by_code ON t(code)"])
-        fill = f"{FILL.replace('t ', 't(id, code, v, r, n, x) ')} SELECT i, i, 'row ' || i, i / 2, i % 97, i FROM k"
-        await client.execute(fill, [ROWS], timeout=60)
-        work = Work(cluster)
-        async with trio.open_nursery() as nursery:
-            for number in range(3):
-                nursery.start_soon(work.write, number)
-            await make_and_kill(
-                cluster, client.execute,
-                ("ALTER TABLE t DROP COLUMN x", "table t without x"),
-                ("ALTER TABLE t DROP COLUMN y", "table t without y"),
-            )  # fmt: skip
-            work.stopping = True
-        assert work.done > 50
-    await level(cluster)
-    cluster.stop()
-    judge_files(cluster)
-    for node in cluster.nodes:
-        assert is_sound(node), node.name
-        (text,) = rows(node, "SELECT sql FROM sqlite_schema WHERE name = 't'")
-        assert text == ("CREATE TABLE t(id INTEGER PRIMARY KEY, code INTEGER, v TEXT, r REAL, n INTEGER)",)
-
-
-@pytest.mark.parametrize("sql", ["CREATE INDEX by_v ON t(v, n)", "ALTER TABLE t DROP COLUMN x"])
-async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: LocalCluster, sql: str) -> None:
+async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: LocalCluster) -> None:
     """Both the node that was asked for the change and another one end at once; they build again later. Its client is
     told.
     """
@@ -200,7 +171,7 @@ async def test_nodes_that_are_told_to_end_amid_a_building_end_at_once(slow: Loca
             await client.execute(fill, [5 * ROWS, first], timeout=60)
         await level(cluster)
         async with trio.open_nursery() as change:
-            change.start_soon(insist, cluster.url(0, options=PATIENT), sql, [], "change")
+            change.start_soon(insist, cluster.url(0, options=PATIENT), "CREATE INDEX by_v ON t(v, n)", [], "change")
             await activates_in_s(cluster, 1)
             for node in (one, three):
                 send_signal(node, signal.SIGTERM)

@@ -1,16 +1,16 @@
-"""Shared parts of the tests of indexes and columns that are built next to a table."""
+"""Shared parts of the tests of indexes that are built next to a table."""
 
 import apsw
 import pytest
 
 from bedrockish.access_sets.system_names import PASSING
-from bedrockish.engine.storage.build import Build
+from bedrockish.engine.storage.index_build import IndexBuild
 from bedrockish.errors import ConstraintError
 from bedrockish_journal.model.entry import Entry
 from tests.engine.nodes import TestNode
 
 
-def begin(node: TestNode, entry: Entry) -> Build:
+def begin(node: TestNode, entry: Entry) -> IndexBuild:
     """Begin to build what a change of the schema makes that was decided."""
     node.save()
     plan = node.engine.builds.plan(entry.transaction)

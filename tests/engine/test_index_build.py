@@ -11,10 +11,10 @@ import pytest
 from bedrockish.access_sets.system_names import BARE, PASSING, STAND_IN
 from bedrockish.access_sets.system_names import STAND_IN_INDEX as BUILT
 from bedrockish.engine.storage import index_build, schema_versions
-from bedrockish.engine.storage.build import Phase, root_of
-from bedrockish.engine.storage.index_build import IndexBuild
+from bedrockish.engine.storage.index_build import IndexBuild, Phase
 from bedrockish.engine.storage.refill import replay_own
 from bedrockish.engine.storage.rename_copy import strip
+from bedrockish.engine.storage.stand_in import root_of
 from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import UnsupportedError
 from bedrockish_journal.model.entry import Entry

@@ -17,8 +17,8 @@ from bedrockish.core.protocol.records import Membership, decode_membership, enco
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lost_file
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.build import remove_leftovers
 from bedrockish.engine.storage.scratch_files import remove_scratch, why_not_writable
+from bedrockish.engine.storage.stand_in import remove_leftovers
 from bedrockish.engine.storage.wal import PRIVATE, create_private
 from bedrockish.errors import ConfigError, NoRoomError, UnsupportedError
 from bedrockish_journal.model.errors import EntryMalformedError

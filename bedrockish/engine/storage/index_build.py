@@ -1,4 +1,8 @@
-"""Online index build: the index is built a slice at a time, and then becomes the table's at one moment (``build``).
+"""Online index build: the index is built a slice at a time, and then becomes the table's at one moment.
+
+A change of the schema is decided long before it comes into force. Until then each node does the long part by itself,
+between its other work; no part of the build is replicated. A failure here ends only the build: the change's statement
+then runs when the change comes into force. A build does not outlive its process.
 
 1. The build takes a snapshot and reads its rows in the order of the index; SQLite sorts them in another thread.
 2. They go into the index through the *stand-in* (``index_plan``), some thousand at a time. In that order each page of
@@ -16,7 +20,9 @@ written into ``sqlite_schema``, which the connection then reads, and removed aga
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from enum import Enum
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -24,10 +30,11 @@ import apsw
 
 from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
 from bedrockish.access_sets.table_layout import quote
-from bedrockish.engine.storage.build import REFUSALS, Build, Phase, Writable, root_of
 from bedrockish.engine.storage.index_plan import IndexPlan
-from bedrockish_journal.model.changes import Row
-from bedrockish_journal.model.transaction import Txid
+from bedrockish.engine.storage.stand_in import REFUSALS, Writable, root_of
+from bedrockish_journal.model.changes import Row, decode_changes_in_pieces
+from bedrockish_journal.model.errors import EntryMalformedError
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.storage.wide_rows import all_of, select
 
 SLICE_ROWS, SLICE_BYTES = 2_000, 256 << 10
@@ -42,14 +49,41 @@ CACHE_KIB = 16 << 10  # of the connection that sorts
 
 _DESCRIBE = "INSERT INTO sqlite_schema(type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?)"
 _VALUE_BYTES = 8
+_CLOSED = "not all of its rows were read before its time came, or before the node was to end"
 
 
-class IndexBuild(Build):
-    """One of them; ``rows`` are those of the snapshot."""
+class Phase(Enum):
+    """How far a building is."""
+
+    LOADING = "loading"  # rows are put in
+    REMOVING = "removing"  # entries of rows that have changed since are taken out
+    ADDING = "adding"  # and put in as they are now
+    READY = "ready"  # it is what the change makes
+    FAILED = "failed"
+
+
+class IndexBuild:
+    """The build of one index.
+
+    Args:
+        db: the connection that writes.
+        plan: what is built.
+        txid: the change of the schema that makes it.
+        version: of the schema, before that.
+
+    Attributes:
+        phase: how far it is.
+        failure: why it failed.
+        rows: how many of the snapshot's were put in.
+        is_late: the change comes into force now.
+    """
 
     def __init__(self, db: apsw.Connection, plan: IndexPlan, txid: Txid, version: int) -> None:
-        super().__init__(db, txid, version)
-        self.plan: IndexPlan = plan
+        self._db, self.plan, self.txid, self.version = db, plan, txid, version
+        self.phase = Phase.LOADING
+        self.failure = ""
+        self.rows = 0
+        self.is_late = False
         self._reader: apsw.Connection | None = None
         self._sorted: Iterator[Row] | None = None
         self._fetched: deque[list[Row]] = deque()
@@ -67,10 +101,30 @@ class IndexBuild(Build):
         self._remove = f"DELETE FROM {STAND_IN} WHERE {plan.rowid} = ?"
         self._remove_bare = f"DELETE FROM {BARE} WHERE {plan.rowid} = ?"
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has not failed: rows that change matter to it."""
+        return self.phase is not Phase.FAILED
+
+    def hurry(self) -> None:
+        """Finish, since the change is due: ``next_edit`` now fetches its input itself, or the build is given up."""
+        self.is_late = True
+        if self.phase is Phase.LOADING and not self.is_nearly_done:
+            self.interrupt()
+
+    def fail(self, why: str) -> None:
+        """Give it up."""
+        if self.phase is not Phase.FAILED:
+            self.phase, self.failure = Phase.FAILED, why
+
     # -- the snapshot ----------------------------------------------------------------------------------------------
 
     def begin(self, connect: Callable[[], apsw.Connection]) -> None:
-        """Take the snapshot, on a connection of its own."""
+        """Take the snapshot, when the file has all that was applied; ``connect`` opens a connection that only reads.
+
+        Raises:
+            apsw.Error: that is not possible.
+        """
         self._reader = reader = connect()
         # SQLite ignores an interrupt just before a sort, and closing the connection would then wait for the sort.
         reader.set_progress_handler(lambda: self.phase is Phase.FAILED, ASK_STEPS)
@@ -98,7 +152,7 @@ class IndexBuild(Build):
 
     def interrupt(self) -> None:
         """Give it up, and let a thread that reads the snapshot end soon."""
-        super().interrupt()
+        self.fail(_CLOSED)
         reader = self._reader
         if reader is not None:
             reader.interrupt()
@@ -159,6 +213,21 @@ class IndexBuild(Build):
         left = self._total - self.rows
         return self.rows > LOADED * self._total and left * self._slices <= LEFT_MAX * self.rows
 
+    def touched(self, transaction: Transaction, schema: int) -> Collection[int]:
+        """Return the rows that a transaction changes in the table of which this is made, if ``schema`` is its own."""
+        if not self.is_at_work or self.version != schema:
+            return ()
+        if transaction.kind != ROWS or self.plan.table.encode() not in transaction.changes:
+            return ()
+        touched: set[int] = set()
+        try:
+            for change in chain.from_iterable(decode_changes_in_pieces(transaction.changes)):
+                if change.table == self.plan.table:
+                    touched |= {rowid for rowid in (change.rowid, change.rowid_after) if rowid is not None}
+        except EntryMalformedError:
+            return ()  # applying it says so
+        return touched
+
     def before(self, rowids: Iterable[int]) -> list[Row]:
         """Note rows of the table that are about to change; return those whose entries have to go now."""
         touched = set(rowids)
@@ -197,6 +266,49 @@ class IndexBuild(Build):
 
     # -- on the connection that writes; each can be done again -----------------------------------------------------
 
+    def create(self) -> None:
+        """Create the stand-in."""
+        self.guarded(self._create)
+
+    def edit(self, removed: Sequence[Any], added: Sequence[Any]) -> None:
+        """Take something out, and then put something in."""
+        if self.phase is not Phase.FAILED:
+            self.guarded(lambda: self._edit(removed, added))
+
+    def move(self) -> bool:
+        """Make the result the user's, and return whether that succeeded.
+
+        It does not if the table's definition has changed, or if the result fails its checks.
+        """
+        db = self._db
+        if self.phase is not Phase.READY or root_of(db, STAND_IN) == 0:
+            return False
+        db.execute("SAVEPOINT beside")
+        moved = False
+        try:
+            moved = self._is_free() and self._move()
+        except (*REFUSALS, UnicodeDecodeError) as error:
+            if not db.in_transaction:
+                raise
+            self.failure = str(error)
+        if not moved:
+            db.execute("ROLLBACK TO beside")
+        db.execute("RELEASE beside")
+        return moved
+
+    def guarded(self, action: Callable[[], None]) -> None:
+        """Do something whole or not at all; if it cannot be done, give the building up, and nothing else."""
+        db = self._db
+        db.execute("SAVEPOINT beside")
+        try:
+            action()
+        except REFUSALS as error:
+            if not db.in_transaction:
+                raise
+            db.execute("ROLLBACK TO beside")
+            self.fail(str(error))
+        db.execute("RELEASE beside")
+
     def _create(self) -> None:
         self._db.execute(self.plan.stand_in_sql)
         self._db.execute(self.plan.index_sql)
@@ -230,7 +342,10 @@ class IndexBuild(Build):
     def _is_free(self) -> bool:
         """Return whether the table's definition is unchanged, and the name of the index is free."""
         taken = self._db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? COLLATE NOCASE", (self.plan.name,))
-        return not taken.fetchall() and super()._is_free()
+        if taken.fetchall():
+            return False
+        query = "SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?"
+        return self._db.execute(query, (self.plan.table,)).fetchall() == [(self.plan.table_sql,)]
 
     def _move(self) -> bool:
         db, plan = self._db, self.plan

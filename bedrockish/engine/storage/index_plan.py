@@ -8,7 +8,7 @@ All of it is tried first, in an in-memory database that has the user's table alo
 is built as any other schema statement is run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import apsw
@@ -17,9 +17,8 @@ from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.definitions import folded
 from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
 from bedrockish.access_sets.table_layout import Table, Tables, quote
-from bedrockish.engine.storage.build import only_statement, table_with_rowids, tried
-from bedrockish.sqltext.tokenizer import Token
-from bedrockish_journal.model.changes import Step
+from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
+from bedrockish_journal.model.changes import DO, Step
 
 _FORM = "SELECT name, desc, coll, key FROM pragma_index_xinfo(?) ORDER BY seqno"
 
@@ -188,3 +187,40 @@ def _described(trial: apsw.Connection, table: str, column: str) -> str:
     """Return the definition of a column for a table that has it as an ordinary one."""
     kind, collation, *_ = trial.column_metadata("main", table, column)
     return f"{quote(column)} {kind or ''} COLLATE {quote(collation or 'BINARY')}"
+
+
+def only_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
+    """Return a schema change that is one statement, and its tokens up to the semicolon; nothing if it is more."""
+    if len(steps) != 1 or steps[0].kind != DO or steps[0].told:
+        return "", []
+    try:
+        found = tokens(steps[0].sql)
+    except NotTokensError:
+        return "", []
+    while found and found[-1].text == ";":
+        found.pop()
+    return steps[0].sql, found
+
+
+def table_with_rowids(tables: Tables, name: str) -> Table | None:
+    """Return a table; None if the schema has no table of that name, or if its rows have no rowid that can be named."""
+    names = tables.names([folded(name)])
+    table = tables.by_name[names[0]] if names else None
+    return table if table is not None and table.rowid else None
+
+
+def tried(prepare: Prepare, plan: Callable[[apsw.Connection], IndexPlan | None]) -> IndexPlan | None:
+    """Return a plan made in an empty database in memory; None if SQLite refuses a part of it there.
+
+    Args:
+        prepare: gives a connection the functions and collations that SQLite does not have.
+        plan: makes the plan.
+    """
+    trial = apsw.Connection(":memory:")
+    try:
+        prepare(trial)
+        return plan(trial)
+    except apsw.Error:
+        return None
+    finally:
+        trial.close()

@@ -1,4 +1,4 @@
-"""Builds the results of schema changes, a slice at a time between the node's other work (``engine.storage.build``).
+"""Builds indexes, a slice at a time between the node's other work (``engine.storage.index_build``).
 
 Each slice takes some milliseconds of the processor, and after it others have the loop for at least as long: only the
 client that asked for the scheduled change waits for it.
@@ -12,8 +12,7 @@ import trio
 
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
-from bedrockish.engine.storage.build import Build, Phase
-from bedrockish.engine.storage.column_drop import DropPlan
+from bedrockish.engine.storage.index_build import IndexBuild, Phase
 from bedrockish.engine.storage.index_plan import IndexPlan
 from bedrockish.errors import UnavailableError
 from bedrockish.node.scheduling.snapshots import Boundary
@@ -87,9 +86,9 @@ class Builds:
             took_s = time.monotonic() - began
             logger.info("%s was built beside its table in %.1f s, of %d rows", plan.title, took_s, build.rows)
 
-    async def _started(self, plan: IndexPlan | DropPlan, change: Transaction) -> Build | None:
+    async def _started(self, plan: IndexPlan, change: Transaction) -> IndexBuild | None:
         """Begin at the next boundary; None if the change is in force before that."""
-        found: list[Build | UnavailableError] = []
+        found: list[IndexBuild | UnavailableError] = []
         done, abandoned = trio.Event(), False
 
         def begin() -> None:
@@ -116,7 +115,7 @@ class Builds:
             return one
         return None
 
-    async def _build(self, build: Build) -> None:
+    async def _build(self, build: IndexBuild) -> None:
         """Build it until the result is ready, or until the change's time has come and another place has built it."""
         slices = 0
         while build.phase not in (Phase.READY, Phase.FAILED):
@@ -133,7 +132,6 @@ class Builds:
             began = time.thread_time()
             self._engine.builds.advance()
             took_s = time.thread_time() - began
-            build.took(took_s)
             slices += 1
             if slices % SLICES_MAX == 0:
                 await self._durable()

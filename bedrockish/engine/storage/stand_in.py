@@ -1,0 +1,68 @@
+"""The system table in which an index is built, the *stand-in*: its row in ``sqlite_schema``, and its removal.
+
+The leftovers of a killed process are removed when the file is opened.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from bedrockish.access_sets.system_names import BARE, STAND_IN
+from bedrockish.errors import ConfigError
+
+REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError, apsw.CorruptError)
+
+
+class Writable:
+    """Lets the connection write ``sqlite_schema`` for a moment."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+        self._db.execute("PRAGMA writable_schema = ON")
+
+    def __exit__(self, *_exc: object) -> None:
+        self._db.execute("PRAGMA writable_schema = OFF")
+        self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+
+
+def root_of(db: apsw.Connection, name: str) -> int:
+    """Return the root page of a table or index; 0 if it is not there."""
+    found: list[Any] = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
+    return int(found[0][0]) if found else 0
+
+
+def remove_leftovers(db: apsw.Connection) -> None:
+    """Remove the unfinished results of builds, if any.
+
+    The writing connection may also know the stand-in by the bare name, which is not in the file. It has to forget that:
+    the root page is soon another table's, from which the next build would delete rows.
+    """
+    if db.table_exists("main", BARE):
+        with Writable(db):
+            db.execute("PRAGMA writable_schema = RESET")
+    db.execute(f"DROP TABLE IF EXISTS {STAND_IN}")
+
+
+def remove_copied(copy: Path) -> None:
+    """Remove the leftovers of a build from a copy of a node's file, and fsync the copy. No program may have it open.
+
+    Raises:
+        ConfigError: the copy cannot be written.
+    """
+    try:
+        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            if root_of(db, STAND_IN) == 0:
+                return
+            remove_leftovers(db)
+        finally:
+            db.close()  # copies its log into it, and removes that
+        with open(copy, "rb") as written:
+            os.fsync(written.fileno())
+    except (apsw.Error, OSError) as error:
+        raise ConfigError(f"{copy} cannot be finished: {error}; check the disk and try again") from error

@@ -1,4 +1,4 @@
-"""SQLite's own answers: generated files of its sqllogictest format, at three nodes and at plain SQLite side by side."""
+"""SQLite's own answers: files of its sqllogictest format, at three nodes and at plain SQLite side by side."""
 
 from pathlib import Path
 
@@ -8,11 +8,9 @@ import trio
 from tools.cluster import LocalCluster
 from tools.logictest.records import FormatError, Printer, Query, Statement, Threshold, hashed, meets, parse
 from tools.logictest.run import Outcome, Plain, Report
-from tools.make_sqllogictest import make
 from tools.sqllogictest import digests, files_of, read, run_all
 
 FOLDER = Path(__file__).parents[1] / "logic"
-STATEMENTS = 120
 LAST = "query I nosort\nSELECT a FROM t\n"
 
 
@@ -27,7 +25,7 @@ def run(cluster: LocalCluster, *texts: str) -> list[Report]:
 
 @pytest.mark.cluster
 def test_every_result_and_all_tables_are_those_of_sqlite(cluster: LocalCluster) -> None:
-    """Run a slice of the generated corpus; refused statements and differences by design are reported apart from
+    """Run the corpus; refused statements and differences by design are reported apart from
     failures.
     """
     special = """
@@ -85,45 +83,6 @@ def test_a_cluster_that_answers_otherwise_is_noticed(cluster: LocalCluster, monk
     monkeypatch.setattr(Plain, "run", lambda self, sql: ask(self, sql.replace("(1)", "(2)")))
     (report,) = run(cluster, texts[2].replace(LAST, ""))
     assert [line for line in report.wrong if "at its end, table t of node" in line] == report.wrong != []
-
-
-def test_generator_reproduces_the_checked_in_files() -> None:
-    """Anybody can make more of them: the same seed gives the same file."""
-    for number, (text, name) in enumerate(files(), 1):
-        assert name == f"{number:06}.test"
-        assert make(number, STATEMENTS) == text, f"python -m tools.make_sqllogictest --seed {number} gives another one"
-
-
-def test_the_generator_knows_all_that_it_should() -> None:
-    """Each kind of thing is in the first files that it makes."""
-    text = "\n".join(make(seed, 150) for seed in range(1, 31))
-    for word in (
-        *("WITHOUT ROWID", "STRICT", "VIRTUAL", "STORED", "AUTOINCREMENT", "CHECK", "DEFERRABLE INITIALLY DEFERRED"),
-        *(
-            "ON DELETE CASCADE",
-            "ON DELETE SET NULL",
-            "ON DELETE SET DEFAULT",
-            "ON DELETE RESTRICT",
-            "ON UPDATE CASCADE",
-        ),
-        *(
-            "ON UPDATE CASCADE",
-            "CREATE UNIQUE INDEX",
-            "DESC",
-            "COLLATE NOCASE",
-            "lower(",
-            "CREATE VIEW",
-            "INSTEAD OF",
-            "BEFORE",
-        ),
-        *("RAISE(", "WITH RECURSIVE", "MATERIALIZED", "OVER (", "PARTITION BY", "EXCLUDE", "FULL JOIN", "RIGHT JOIN"),
-        "USING (",
-        *("EXISTS (", "INTERSECT", "EXCEPT", "HAVING", "FILTER (", "json_each", "json_tree", "DO NOTHING", "DO UPDATE"),
-        *("RETURNING", "REPLACE INTO", "OR IGNORE", "OR ROLLBACK", "OR FAIL", "UPDATE", " FROM ", "SAVEPOINT"),
-        *("ROLLBACK TO", "ADD COLUMN", "RENAME COLUMN", "RENAME TO", "DROP COLUMN", "9223372036854775807", "9e999"),
-        *("x'ff00'", "zeroblob", "char(97,0,98)", "statement error", "values hashing to"),
-    ):
-        assert word in text, word
 
 
 def test_the_format_is_read_as_its_description_has_it() -> None:

@@ -1,1 +1,1 @@
-"""The format of SQLite's sqllogictest, a runner for it, and a generator of files in it."""
+"""The format of SQLite's sqllogictest, and a runner for it."""

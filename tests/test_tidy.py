@@ -110,7 +110,6 @@ MAY_IMPORT = {
     "tools/compliance/django_runner.py": "tools.compliance django",
     "tools/soundness.py": "bedrockish bedrockish_journal tools apsw hypothesis",
     "tools/soundness_cases.py": "bedrockish bedrockish_journal tools apsw hypothesis",
-    "tools/site.py": "mkdocs",
     "tools/bootstrap.py": "tools.java",
     "tools/java.py": "",
     "tools/check.py": "tools.java",
@@ -166,11 +165,9 @@ ENTRY_POINTS = {
     "bedrockish_journal.arrow",
     "bedrockish_journal.spark.lake",
     "examples.notes.app",
-    "tests.cluster.recording",
     "tests.sqlalchemy_suite.plugin",
     "tools.compliance.django_runner",
     "tools.compliance.django_settings",
-    "tools.site",
 }
 # How many texts of a folder may break a rule of ``tests/prose.py``; the longest matching path counts. These numbers
 # only ever fall: rewrite a sentence, then lower its number.

@@ -293,9 +293,9 @@ def test_a_bench_that_is_terminated_stops_its_nodes(tmp_path: Path, ignored: boo
     try:
         assert bench.stdout is not None
         until = time.monotonic() + 60
-        while len(running(tmp_path)) < 3 and time.monotonic() < until:
+        while not running(tmp_path) and time.monotonic() < until:
             time.sleep(0.05)
-        assert len(running(tmp_path)) >= 3
+        assert running(tmp_path)
         bench.send_signal(signal.SIGTERM)
         assert bench.wait(30) == 130
         assert not running(tmp_path)

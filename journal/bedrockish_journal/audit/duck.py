@@ -22,7 +22,11 @@ MEMORY = "1GB"
 
 
 def run_audits(
-    paths: list[str], limit: int, memory: str = MEMORY, progress: Progress | None = None
+    paths: list[str],
+    limit: int,
+    memory: str = MEMORY,
+    progress: Progress | None = None,
+    laws: frozenset[str] = frozenset(QUERIES),
 ) -> Iterator[Counts | Outcome | Unseen]:
     """Yield what is audited, then the outcome of each law, then what was not looked at.
 
@@ -30,6 +34,7 @@ def run_audits(
         paths: the journal of each node, from its file, an export or its URL.
         limit: findings of each law to hand out at most.
         memory: what DuckDB may use at most, as it writes sizes; what is more goes to disk.
+        laws: those that are asked about.
         progress: called now and then with a node, how many of its entries were read, and how many there are, about.
 
     Raises:
@@ -49,7 +54,7 @@ def run_audits(
                 _load(db, reader)
                 yield _count(db, reader)
                 for law in LAWS:
-                    if law.name in QUERIES:
+                    if law.name in laws:
                         found, counts = _ask(db, law.name, limit)
                         yield Outcome(law.name, law.brief, named(inputs, found), counts)
     except duckdb.OutOfMemoryException as error:

@@ -6,15 +6,20 @@ other; plain ``pytest`` is one process. A test may not need a port, a file or a 
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
+from tests.forked import Forks
 from tests.http.browser import find_browser
+from tools import cluster
+from tools.cluster import LocalNode
 from tools.java import ADVICE, find_java
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine is not a failure
@@ -82,6 +87,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if spark and (reason := why_no_spark()):
         for item in spark:
             item.add_marker(pytest.mark.skip(reason=f"{NO_SPARK}{reason}"))
+
+
+_forks: list[Forks] = []
+
+
+def _fork(node: LocalNode, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes] | None:
+    if not _forks:
+        _forks.append(Forks())
+    return _forks[0].start(node, arguments, log)
+
+
+cluster.fork = _fork
+
+
+def pytest_unconfigure() -> None:
+    while _forks:
+        _forks.pop().close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -76,6 +76,8 @@ class _Ending:
 
 
 _ending = _Ending()
+fork: "Callable[[LocalNode, Sequence[str], Path], subprocess.Popen[bytes] | None] | None" = None
+"""Starts a node of tests in another way, or not (``tests.forked``)."""
 
 
 def end_in_order() -> None:
@@ -165,8 +167,12 @@ class LocalNode:
         """Start the process, by default with ``serve``; it is ready when ``wait_ready`` says so."""
         assert not self.is_running
         end_in_order()
-        program = [sys.executable, *self.program, *(arguments or ("serve",))]
-        command = [*program, "--config", str(self.config)]
+        given = [*(arguments or ("serve",)), "--config", str(self.config)]
+        if fork is not None:
+            self.process = fork(self, given, self.log)
+            if self.process is not None:
+                return
+        command = [sys.executable, *self.program, *given]
         if self.files_max:
             command = ["sh", "-c", f'ulimit -n {self.files_max} && exec "$@"', "sh", *command]
         with self.log.open("ab") as log, _ending.starting():

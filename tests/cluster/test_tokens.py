@@ -60,7 +60,7 @@ def _bearer(cluster: LocalCluster, node: int, token: str, sql: str) -> int:
 
 
 def test_a_token_is_its_user_for_a_while(cluster: LocalCluster) -> None:
-    """At every node, by HTTP and libSQL's protocol; who makes it for whom; and it cannot be forged."""
+    """At every node; who makes it for whom; and it cannot be forged."""
     done(user(cluster.url(), "add", "tina", "--role", "writer", password="1"))
     mine = Caller(cluster, 0, "tina", "1").url
     token = done(user(mine, "token", "tina")).strip()

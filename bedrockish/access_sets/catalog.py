@@ -12,7 +12,7 @@ import apsw
 
 from bedrockish.access_sets.definitions import Definition, Definitions, folded, listed
 from bedrockish.access_sets.key_encoding import AFFINITY_BLOB, KNOWN_COLLATIONS, Spec, declared_affinity
-from bedrockish.access_sets.virtual_layout import VirtualLayout
+from bedrockish.access_sets.virtual_layout import VirtualLayout, as_shadows
 
 Prepare = Callable[[apsw.Connection], None]
 """Gives a connection the functions and collations that SQLite does not have."""
@@ -203,11 +203,13 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
         _take_over(schema, known, [row for name in changed for row in before.by_table.get(name, ())])
     fresh: list[str] = []
     wanted = changed if known is not None else changed | {_CATALOGUE}
-    found = listed(db, wanted)
+    found = as_shadows(listed(db, wanted), definitions)
     if definitions.virtual:
         schema.virtual = VirtualLayout.read(db, definitions, [(name, kind) for name, kind, *_ in found])
     for owner in schema.virtual.owners:
-        schema.tables[owner.name] = _read_table(db, owner.name, False, False, {})
+        schema.tables[owner.name] = table = _read_table(db, owner.name, False, False, {})
+        if owner.rowid is None:
+            schema.tables[owner.name] = replace(table, rowid_column=None, key=_text_key(table))
     for name, kind, without_rowid, strict in found:
         rows = [row for row in definitions.by_table.get(folded(name), ()) if row.kind in ("table", "index")]
         pages = {row.name: row.page for row in rows if row.page}
@@ -301,6 +303,13 @@ def _read_index(
         name, table, bool(unique), bool(partial), primary, tuple(numbers), tuple(specs), declared, computed or foreign,
         "t:" + table if itself else "i:" + name, foreign, texts.get(name, ""), tuple(stored),
     )  # fmt: skip
+
+
+def _text_key(table: Table) -> Index:
+    """Return the key of a virtual table whose first column is a text by which its module finds rows."""
+    stored = tuple(range(len(table.columns)))
+    plain = (Spec("BINARY", False),)
+    return Index("", table.name, True, False, True, (0,), plain, 1, False, "t:" + table.name, False, "", stored)
 
 
 def _read_foreign_keys(db: apsw.Connection, schema: Schema, name: str) -> None:

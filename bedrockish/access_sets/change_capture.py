@@ -34,10 +34,12 @@ class Touched:
     Attributes:
         rowids: which, in the order first touched.
         changes: how many changes there were; more than rows means that some came and went.
+        chunks: shadow tables and rowids of written chunks, each with its bytes before; None if it is new.
     """
 
     rowids: dict[int, None] = field(default_factory=dict)
     changes: int = 0
+    chunks: dict[tuple[str, int], bytes | None] = field(default_factory=dict)
 
 
 class Capture:
@@ -53,6 +55,7 @@ class Capture:
         self._db, self._limit = db, limit_bytes
         self._tables: dict[str, Table] = {}
         self._shadows: Mapping[str, str] = {}
+        self._chunks: Mapping[str, str] = {}
         self._noticed: set[str] | None = None
         self._log: list[Change] | None = None
         self._touched: dict[str, Touched] = {}
@@ -76,7 +79,7 @@ class Capture:
 
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema."""
-        self._tables, self._shadows = tables.by_name, tables.virtual.shadows
+        self._tables, self._shadows, self._chunks = tables.by_name, tables.virtual.shadows, tables.virtual.chunks
 
     @contextmanager
     def noticing(self) -> Iterator[set[str]]:
@@ -144,6 +147,8 @@ class Capture:
             if owner is not None:
                 if owner:
                     self._touch(owner, update)
+                elif update.table_name in self._chunks:
+                    self._touch_chunk(self._chunks[update.table_name], update)
                 return
             # sqlite_sequence and the catalogue follow from the rows and the schema statements.
             if not update.table_name.startswith("sqlite_"):
@@ -185,6 +190,30 @@ class Capture:
         if update.op != DELETE:
             touched.rowids[update.rowid_new] = None
 
+    def _touch_chunk(self, table: str, update: apsw.PreUpdate) -> None:
+        """Note that values of some rows of vec0 have changed, which it keeps by the thousand."""
+        chunks = self._touched.setdefault(table, Touched()).chunks
+        place = update.table_name, update.rowid_new if update.op == INSERT else update.rowid
+        if place not in chunks:
+            old: Any = (None,) if update.op == INSERT else update.old
+            chunks[place] = old[-1]
+
+    def _find_in_chunks(self, table: str, touched: Touched) -> None:
+        """Touch the rows whose values in a chunk are others now. A row that comes or goes is touched already."""
+        layout = f"SELECT size, rowids FROM {quote(table + '_chunks')} WHERE chunk_id = ?"
+        for (name, chunk), old in touched.chunks.items():
+            new: Any = self._db.execute(f"SELECT * FROM {quote(name)} WHERE rowid = ?", (chunk,)).fetchone()
+            found: Any = self._db.execute(layout, (chunk,)).fetchone()
+            if old is None or new is None or found is None or new[-1] == old:
+                continue
+            size, rowids = found[0], memoryview(found[1]).cast("q")
+            width = max(1, len(old) // size)  # bytes of a row, or the byte in which it has a bit
+            for at in range(0, len(old), width):
+                if new[-1][at : at + width] != old[at : at + width]:
+                    first = at * size // len(old)
+                    touched.rowids.update(dict.fromkeys(rowids[first : first + max(1, size // len(old))]))
+        touched.chunks.clear()
+
     def blurred(self, touched: dict[str, Touched], before: Rows, after: Rows) -> list[str]:
         """Return the tables of which some row may have come and gone, so that all of the table counts as written.
 
@@ -209,8 +238,14 @@ class Capture:
         found: Rows = {}
         for name, rows_touched in touched.items():
             table = self._tables[name]
+            if rows_touched.chunks:
+                self._find_in_chunks(name, rows_touched)
             columns = ", ".join(quote(column) for column in table.columns)
-            query = f"SELECT {columns} FROM {quote(name)} WHERE {table.rowid} = ?"
+            if table.rowid is None:
+                key = f"{quote(table.columns[0])} = (SELECT id FROM {quote(table.own.row_table)} WHERE rowid = ?)"
+            else:
+                key = f"{table.rowid} = ?"
+            query = f"SELECT {columns} FROM {quote(name)} WHERE {key}"
             rows = found[name] = {}
             for rowid in rows_touched.rowids:
                 row = self._db.execute(query, (rowid,)).fetchone()
@@ -235,12 +270,15 @@ class Capture:
             both = [rowid for rowid in old_rows if rowid in new_rows]
             changed = [rowid for rowid in both if not same_row(old_rows[rowid], new_rows[rowid])]
             apart = table.unique and len(changed) + len(old_rows.keys() ^ new_rows.keys()) > 1
+            apart = apart or table.own.is_replaced
             for rowid, row in old_rows.items():
                 if rowid not in new_rows or (apart and rowid in changed):
-                    yield Change(name, table.columns, DELETE, rowid, rowid, row, None)
+                    at = None if table.rowid is None else rowid
+                    yield Change(name, table.columns, DELETE, at, at, row, None)
             for rowid, row in new_rows.items():
                 if rowid not in old_rows or (apart and rowid in changed):
-                    yield Change(name, table.columns, INSERT, rowid, rowid, None, row)
+                    at = None if table.rowid is None else rowid
+                    yield Change(name, table.columns, INSERT, at, at, None, row)
             if not apart:
                 for rowid in changed if table.is_module else both:
                     yield Change(name, table.columns, UPDATE, rowid, rowid, old_rows[rowid], new_rows[rowid])

@@ -15,6 +15,7 @@ from bedrockish.access_sets.table_layout import quote
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 from bedrockish_journal.model.changes import Row, Value
 from bedrockish_journal.storage.schema_steps import enforce_checks
+from bedrockish_journal.storage.vector_modules import Connection
 
 
 class Scratch:
@@ -28,7 +29,7 @@ class Scratch:
         """Return the evaluator of these expressions of a table's rows; None if SQLite needs the file for it."""
         try:
             if self._db is None:
-                self._db = apsw.Connection(":memory:")
+                self._db = Connection(":memory:")
                 self._db.execute(f"PRAGMA encoding = '{self._encoding}'")  # a text cast to a blob depends on it
                 self._prepare(self._db)
                 enforce_checks(self._db, on=False)

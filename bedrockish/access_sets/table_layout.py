@@ -13,13 +13,14 @@ import apsw
 
 from bedrockish.access_sets.definitions import Definitions, folded, listed
 from bedrockish.access_sets.system_names import PASSING, check_references, is_ours
-from bedrockish.access_sets.virtual_layout import OwnRows, VirtualLayout
+from bedrockish.access_sets.virtual_layout import OwnRows, VirtualLayout, as_shadows
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 _SWITCHES = (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, apsw.SQLITE_DBCONFIG_ENABLE_FKEY)
 _NO_USERS = ("sqlite_", "bedrockish_")
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
+_OF_NO_MODULE = OwnRows("", (), None, None)
 
 
 def quote(name: str) -> str:
@@ -45,6 +46,7 @@ class Table:
         checks: it may have CHECKs.
         reals: places of the columns of REAL affinity, in which the hook may show a whole number as an int.
         is_module: it is a virtual table that owns its rows; the hook names these, by a shadow table.
+        own: more about such a table.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Table:
     checks: bool
     reals: tuple[int, ...]
     is_module: bool = False
+    own: OwnRows = _OF_NO_MODULE
 
     @property
     def id_column(self) -> str:
@@ -110,7 +113,7 @@ class Tables:
                 of_before.pop(name, None)
             self.sequences.discard(name)
             del self._names[folded(name)]
-        found = listed(db, changed)
+        found = as_shadows(listed(db, changed), self.definitions)
         users = {
             name: without_rowid
             for name, kind, without_rowid, _ in found
@@ -184,7 +187,7 @@ class Tables:
         for table in self.by_name.values():
             if known is not None and known is not self and known.by_name.get(table.name) is table:
                 continue
-            if table.virtual and table.rowid is None:
+            if table.virtual and table.rowid is None and not table.is_module:
                 raise UnsupportedError(
                     f"table {table.name} is WITHOUT ROWID and has VIRTUAL generated columns, whose changes cannot be "
                     "captured; declare the columns STORED, or leave out WITHOUT ROWID",
@@ -296,7 +299,7 @@ def _of_module(rows: OwnRows) -> Table:
         writable=tuple(range(len(rows.columns))),
         rowid=rows.rowid,
         alias=rows.alias,
-        key=(),
+        key=(0,) if rows.rowid is None else (),
         virtual=True,
         unique=False,
         triggers=False,
@@ -304,6 +307,7 @@ def _of_module(rows: OwnRows) -> Table:
         checks=False,
         reals=(),
         is_module=True,
+        own=rows,
     )
 
 

@@ -13,7 +13,8 @@ import apsw
 from bedrockish.access_sets.definitions import Definitions, folded
 from bedrockish.errors import UnsupportedError
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
-from bedrockish_journal.storage.virtual_tables import RTREES, VirtualTable, is_rowid_name, parse_virtual
+from bedrockish_journal.storage.vector_modules import VEC0, VECTORS
+from bedrockish_journal.storage.virtual_tables import RTREES, VirtualTable, is_rowid_name, parse_virtual, shadow_names
 
 _HIDDEN = 1  # PRAGMA table_xinfo: a column that SELECT * does not give
 _VISIBLE = "SELECT name FROM pragma_table_xinfo(?, 'main') WHERE hidden <> 1 ORDER BY cid"
@@ -41,14 +42,20 @@ class OwnRows:
     Attributes:
         name: its name.
         columns: the columns that an INSERT may name.
-        rowid: a name for its rowid, quoted.
+        rowid: a name for its rowid, quoted; None if its first column is a key that is a text.
         alias: place of the column that is the rowid, or None.
+        row_table: the shadow table with a row for each of its rows, if the greatest rowid is found sooner there.
+        marks: column -> how a statement gives its value, where it is not a plain parameter.
+        is_replaced: its module cannot update every column.
     """
 
     name: str
     columns: tuple[str, ...]
-    rowid: str
+    rowid: str | None
     alias: int | None
+    row_table: str = ""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    is_replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +66,14 @@ class VirtualLayout:
         tables: the definitions, by name.
         shadows: shadow table -> the virtual table that owns its rows, if a row of the shadow table stands for one of
             them under the same rowid; else an empty text.
+        chunks: shadow table of vec0 with values of many rows in one -> the virtual table that owns these.
         indexes: content table -> the indexes on its rows.
         owners: the virtual tables that own their rows.
     """
 
     tables: Mapping[str, VirtualTable] = field(default_factory=dict)
     shadows: Mapping[str, str] = field(default_factory=dict)
+    chunks: Mapping[str, str] = field(default_factory=dict)
     indexes: Mapping[str, tuple[ContentIndex, ...]] = field(default_factory=dict)
     owners: tuple[OwnRows, ...] = ()
 
@@ -82,6 +91,10 @@ class VirtualLayout:
         tables = {name: parse_virtual(name, definitions.text_of(name)) for name in names}
         spelled = {folded(name): name for name, kind in kinds.items() if kind != "virtual"}
         rows = {folded(one.row_table): one.name for one in tables.values() if one.owns_rows}
+        of_vec0 = {folded(name): one.name for one in tables.values() if one.module == VEC0 for name in one.shadow_names}
+        rows.update({name: owner for name, owner in of_vec0.items() if name == f"{folded(owner)}_auxiliary"})
+        chunks = {name: of_vec0[folded(name)] for name in kinds if "chunks0" in name and folded(name) in of_vec0}
+        chunks |= {name: of_vec0[folded(name)] for name in kinds if "chunks1" in name and folded(name) in of_vec0}
         shadows = {name: rows.get(folded(name), "") for name, kind in kinds.items() if kind == "shadow"}
         indexes: dict[str, list[ContentIndex]] = {}
         for one in tables.values():
@@ -91,7 +104,7 @@ class VirtualLayout:
                 found = ContentIndex(one.name, columns, definitions.text_of(one.name))
                 indexes.setdefault(content, []).append(found)
         owners = tuple(_own_rows(db, one) for one in tables.values() if one.owns_rows)
-        return cls(tables, shadows, {name: tuple(found) for name, found in indexes.items()}, owners)
+        return cls(tables, shadows, chunks, {name: tuple(found) for name, found in indexes.items()}, owners)
 
     def objects_of(self, name: str) -> tuple[str, ...]:
         """Return the key spaces that a read of a virtual table, or of a shadow table, is a read of."""
@@ -121,6 +134,8 @@ class VirtualLayout:
             why = one.why_not_replicated
             if not why and one.content:
                 why = self._why_not_kept(db, one)
+            elif not why and one.module in VECTORS and one.row_table not in self.shadows:
+                why = f"{one.module} cannot be renamed; make another one and copy the rows"
             elif not why and one.shows and folded(one.shows) not in map(folded, self.tables):
                 why = f"it shows {one.shows}, which is no FTS5 table here; create that first, or drop both together"
             mistaken = [shadows[folded(name)] for name in one.unused_names if folded(name) in shadows]
@@ -167,9 +182,19 @@ def _columns(db: apsw.Connection, name: str) -> list[str]:
     return [str(column) for (column,) in found]
 
 
+def as_shadows(found: list[tuple[str, str, bool, bool]], definitions: Definitions) -> list[tuple[str, str, bool, bool]]:
+    """Return what is listed, with those tables as shadow tables that SQLite takes for ordinary ones."""
+    ours = shadow_names(parse_virtual(name, definitions.text_of(name)) for name in definitions.virtual)
+    return [(one[0], "shadow" if one[1] == "table" and folded(one[0]) in ours else one[1], *one[2:]) for one in found]
+
+
 def _own_rows(db: apsw.Connection, one: VirtualTable) -> OwnRows:
     columns = tuple(_columns(db, one.name))
+    if one.module == VEC0:
+        _, is_text = one.key
+        rowid = None if is_text else quote(columns[0])
+        return OwnRows(one.name, columns, rowid, None if is_text else 0, one.row_table, one.marks, is_replaced=True)
     if one.module in RTREES:
         return OwnRows(one.name, columns, quote(columns[0]), 0)
     free = [name for name in ROWID_NAMES if name not in {column.lower() for column in columns}]
-    return OwnRows(one.name, columns, free[0] if free else "", None)
+    return OwnRows(one.name, columns, free[0] if free else "", None, one.row_table if one.module in VECTORS else "")

@@ -21,6 +21,7 @@ from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import UnavailableError
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.storage import store
+from bedrockish_journal.storage.vector_modules import Connection
 
 
 class BackgroundReads:
@@ -37,7 +38,7 @@ class BackgroundReads:
 
     def open_reader(self) -> apsw.Connection:
         """Return a new connection that only reads, with the functions of plugins."""
-        reader = apsw.Connection(self._file, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        reader = Connection(self._file, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
         set_up_reader(reader)
         bound(reader, self._limits.length_bytes)
         self._prepare(reader)

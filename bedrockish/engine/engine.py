@@ -265,6 +265,9 @@ class Engine:
         finally:
             self._capture.deafen()
             try:
+                if self._executor.stays and db.in_transaction:
+                    db.execute("ROLLBACK")
+                self._executor.stays = False
                 if db.in_transaction:
                     control("ROLLBACK TO request")
                     control("RELEASE request")

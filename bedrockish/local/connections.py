@@ -17,6 +17,7 @@ from bedrockish.engine.statements.clock_functions import Holder
 from bedrockish.errors import UnavailableError, UsageError
 from bedrockish.local.page import Facts, Published
 from bedrockish_journal.storage.store import unpack_on
+from bedrockish_journal.storage.vector_modules import Connection
 
 STATEMENTS_KEPT = 512
 BUSY_MS = 1_000  # for the moment in which SQLite reads the WAL's index again
@@ -39,7 +40,7 @@ def connect(published: Published, facts: Facts) -> apsw.Connection:
     _check_alone(published.database, place)
     try:
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        db = apsw.Connection(published.database, flags=flags, statementcachesize=STATEMENTS_KEPT)
+        db = Connection(published.database, flags=flags, statementcachesize=STATEMENTS_KEPT)
     except apsw.Error as error:
         raise UnavailableError(f"{published.database} cannot be opened: {error}; connect to a URL") from error
     with _lock:

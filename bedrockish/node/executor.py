@@ -100,6 +100,7 @@ class Executions:
             if entry is None:
                 prepared = self._prepare(request_id, waiter, clock, self._others(group) if group else [])
                 if prepared is not None:
+                    self.check_modules(prepared)
                     node.count_prepared(request_id, prepared)
                     following.append(Executed(request_id, prepared))
                 else:
@@ -125,6 +126,17 @@ class Executions:
             )
             return
         following.append(Dropped(request_id))
+
+    def check_modules(self, prepared: Prepared) -> None:
+        """Check that every member has the modules for vectors that a change of the schema makes tables with.
+
+        Raises:
+            UnsupportedError: one lacks a module.
+        """
+        if prepared.kind == SCHEMA and b"USING" in prepared.changes.upper():
+            roster = self._node.core.state.roster
+            others = (node for node in roster.membership.members if node != self._node.core.state.me)
+            self._node.plugins.check_modules((step.sql for step in decode_steps(prepared.changes)), others)
 
     def take(self, asked: FairQueue[Submitted]) -> Submitted:
         """Take the next of the short writes, and with it those behind it that can be in the same transaction."""

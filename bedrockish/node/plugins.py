@@ -16,7 +16,9 @@ import apsw
 
 from bedrockish.api.url import suggest
 from bedrockish.commands import Command
-from bedrockish.errors import CommandError, ConfigError
+from bedrockish.errors import CommandError, ConfigError, UnsupportedError
+from bedrockish_journal.storage.vector_modules import PACKAGES, VECTORS, installed
+from bedrockish_journal.storage.virtual_tables import is_virtual, parse_virtual
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ class Plugins:
         self.commands: dict[str, Command] = {}
         self.digests: dict[str, str] = {}
         self.others: dict[str, tuple[dict[str, str], frozenset[str]]] = {}
+        self._modules: dict[str, frozenset[str]] = {}  # for vectors, of other nodes
         self._registers: list[tuple[str, Callable[[apsw.Connection], object]]] = []
         self._warned: dict[str, str] = {}
         for name in names:
@@ -75,14 +78,16 @@ class Plugins:
 
     def tell(self) -> dict[str, Any]:
         """Return the facts of the modules for other nodes."""
-        return {"digests": dict(self.digests), "commands": sorted(self.commands)}
+        return {"digests": dict(self.digests), "commands": sorted(self.commands), "modules": sorted(installed())}
 
     def learn(self, node: str, told: object) -> None:
         """Note another node's modules, and warn if they differ from ours."""
         digests: dict[str, str] = {}
         commands: frozenset[str] = frozenset()
         if isinstance(told, Mapping):
-            listed, named = told.get("digests"), told.get("commands")
+            listed, named, modules = told.get("digests"), told.get("commands"), told.get("modules")
+            if isinstance(modules, list):
+                self._modules[node] = frozenset(str(name) for name in modules)
             if isinstance(listed, Mapping):
                 digests = {str(name): str(digest) for name, digest in listed.items()}
             if isinstance(named, list):
@@ -92,6 +97,19 @@ class Plugins:
         if difference and self._warned.get(node) != difference:
             logger.warning("plugins differ: %s; install the same ones everywhere", difference)
         self._warned[node] = difference
+
+    def check_modules(self, statements: Iterable[str], others: Iterable[str]) -> None:
+        """Check that other members have the modules for vectors that statements make tables with.
+
+        Raises:
+            UnsupportedError: one lacks a module, or has not told yet.
+        """
+        for sql in statements:
+            module = parse_virtual("", sql).module if is_virtual(sql.lstrip()) else ""
+            for node in sorted(others) if module in VECTORS else ():
+                if module not in self._modules.get(node, frozenset()):
+                    why = "lacks" if node in self._modules else "has not told, since this node started, that it has"
+                    raise UnsupportedError(f"node {node} {why} the module {module}; install {PACKAGES[module]} there")
 
     def difference(self, node: str) -> str:
         """Return in words how another node's modules differ from ours; empty if they do not, or it has told nothing."""

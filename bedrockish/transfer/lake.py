@@ -36,6 +36,7 @@ from bedrockish_journal.model.changes import same_value
 from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.storage.schema_steps import put_in_force, switch
 from bedrockish_journal.storage.table_layout import Applier, RowMismatchError, user_tables
+from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.verify.replay import Prepare
 
 BATCH_CHANGES = 20_000  # after so many a batch ends; they are in memory together
@@ -363,7 +364,7 @@ def begin_with(copy: Path, cursor: str, directory: Path) -> None:
         cursor: where the feed goes on after it.
         directory: of the lake.
     """
-    db = apsw.Connection(str(copy))
+    db = Connection(str(copy))
     try:
         with db:
             db.execute(_PLACE).fetchall()
@@ -375,7 +376,7 @@ def begin_with(copy: Path, cursor: str, directory: Path) -> None:
 
 def _open(path: Path, prepare: Prepare) -> apsw.Connection:
     try:
-        db = apsw.Connection(str(path))
+        db = Connection(str(path))
         prepare(db)
         db.execute("PRAGMA journal_mode = WAL").fetchall()
         db.execute("PRAGMA synchronous = FULL").fetchall()

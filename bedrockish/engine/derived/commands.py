@@ -1,14 +1,18 @@
-"""Commands of FTS5: INSERTs into the column that has the name of the table.
+"""Commands of virtual tables: INSERTs into the column that has the name of an FTS5 table, or into ``cmd`` of vec1.
 
-A command that configures an index is replicated like a definition, so its text must hold its values. All others run
-where they are sent and are rolled back: every node keeps its index whole and merges it by itself.
+A command that configures an index is replicated like a definition, so its text must hold its values; those of vec1,
+which may be models of a megabyte, are written into it. All others run where they are sent and are rolled back: every
+node keeps its index whole and merges it by itself.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bedrockish.access_sets.definitions import folded
+from bedrockish.sqltext.literals import Value, literal
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
+from bedrockish_journal.storage.vector_modules import VEC1
+from bedrockish_journal.storage.virtual_tables import VirtualTable
 
 _CONFIGURES = frozenset(
     {
@@ -22,22 +26,23 @@ class Command(NamedTuple):
     """A command in the text of a statement.
 
     Attributes:
-        table: the FTS5 table.
-        is_literal: its values are in the text.
+        table: the virtual table.
+        is_literal: its values are in the text, or can be written into it.
     """
 
     table: str
     is_literal: bool
 
 
-def configures(sql: str, tables: Collection[str]) -> Command | None:
+def configures(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
     """Return the command if a statement is one that configures an index; None if it is another statement.
 
     Args:
         sql: one statement that SQLite accepts.
-        tables: names of the virtual tables.
+        tables: the virtual tables, by name.
     """
-    if not tables or "values" not in sql.lower():
+    text = sql.lower()
+    if not tables or ("values" not in text and "cmd" not in text):
         return None
     try:
         words = tokens(sql)
@@ -46,6 +51,10 @@ def configures(sql: str, tables: Collection[str]) -> Command | None:
     into = next((place for place, token in enumerate(words) if token.is_word("INTO")), len(words))
     at = into + (3 if words[into + 2 : into + 3] and words[into + 2].text == "." else 1)
     name, given = _name(words, at), _name(words, at + 2)
+    of_vec1 = next((one.name for one in tables.values() if one.module == VEC1 and folded(one.name) == name), None)
+    if of_vec1 is not None:
+        end = next((place for place in range(at, len(words)) if words[place].text == ")"), at)
+        return Command(of_vec1, True) if "cmd" in (_name(words, place) for place in range(at + 2, end)) else None
     table = next((one for one in tables if folded(one) == name == given), None)
     values = next((place for place, token in enumerate(words) if token.is_word("VALUES")), len(words))
     if table is None or values > at + 6 or values + 2 >= len(words):
@@ -56,6 +65,25 @@ def configures(sql: str, tables: Collection[str]) -> Command | None:
     if (command.name or "").lower() not in _CONFIGURES:
         return None
     return Command(table, all(token.kind != "param" for token in words[values:]))
+
+
+def with_values(sql: str, names: Sequence[str | None], values: Sequence[Value]) -> str:
+    """Return a statement with the values of its parameters in its text.
+
+    Args:
+        sql: the statement.
+        names: of its parameters, None for one without.
+        values: of its parameters.
+    """
+    parts, done, last = list[str](), 0, 0
+    for token in tokens(sql) if names else ():
+        if token.kind == "param":
+            name = token.text[1:]
+            number = int(name) if name.isdecimal() else names.index(name) + 1 if name else last + 1
+            last = max(last, number)
+            parts += [sql[done : token.start], literal(values[number - 1])]
+            done = token.end
+    return "".join([*parts, sql[done:]])
 
 
 def _name(words: list[Token], at: int) -> str:

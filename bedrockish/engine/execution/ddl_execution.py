@@ -23,7 +23,7 @@ from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Piece
+from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WRITE, Piece
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnsupportedError, UsageError
 from bedrockish.sqltext.statement_ends import first_word
@@ -138,6 +138,8 @@ class Mixed:
         at, taken = 0, 0
         while at < len(statement.sql):
             piece, at = self._executor.compiled(statement.sql, self._user, at)
+            if piece.stays:
+                raise UnsupportedError(ALONE)
             if piece.kind == EMPTY:
                 continue
             params = binder.take(piece.names)

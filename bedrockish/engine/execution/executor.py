@@ -7,6 +7,7 @@ write that was interrupted, a full disk); the engine notices that and puts the b
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import apsw
@@ -24,13 +25,14 @@ from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.derived.commands import with_values
 from bedrockish.engine.execution.snapshot import fetch
 from bedrockish.engine.sqlite.bind import Binder, bind_one
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
 from bedrockish.engine.sqlite.limits import LONG_TEXT, MANY_PARAMETERS, Budget, Limits, TakesLongError, out_of_time
 from bedrockish.engine.sqlite.watchdog import Interrupter
 from bedrockish.engine.statements import pragmas
-from bedrockish.engine.statements.classify import EMPTY, READ, SCHEMA, WRITE, Guard, Piece
+from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WRITE, Guard, Piece
 from bedrockish.engine.statements.clock_functions import Scope
 from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
 from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
@@ -100,6 +102,7 @@ class Executor:
         only_writes: texts that were run, write rows, and neither set anything nor ask for their transaction.
         stopped: why everything that runs is to end at once.
         scope: what the functions give that statements call.
+        stays: the request has done what only the rollback of the whole transaction undoes.
         analysis_s: how long the thread may take to analyse a statement exactly, in seconds.
     """
 
@@ -138,6 +141,7 @@ class Executor:
         self._interrupter = Interrupter(self._is_late)
         self.reader: apsw.Connection | None = None
         self.stopped: BedrockishError | None = None
+        self.stays = False
         self.scope = Scope()
         db.set_progress_handler(self.progress, PROGRESS_STEPS)
 
@@ -281,10 +285,13 @@ class Executor:
                         cookie = pragmas.numbers(self._db)
                         self.capture.deafen()  # a module writes shadow rows as it creates a table
                     run.schema.append(piece.sql)
+                    self.stays = self.stays or piece.stays
                     run.configures = run.configures or piece.configures
                 elif piece.kind == WRITE:
                     run.writes = True
                 if run.schema and (run.writes or piece.kind == READ):
+                    if self.stays:
+                        raise UnsupportedError(ALONE)
                     raise MixesError
                 run.one(piece, params)
         if run.schema:
@@ -415,7 +422,7 @@ class Executor:
             for piece in known:
                 if rights is not None:
                     rights.check(piece, self._views)
-                yield piece, binder.take(piece.names)
+                yield _given(piece, binder)
             binder.finish()
             return
         found: list[Piece] = []
@@ -431,7 +438,7 @@ class Executor:
                 piece.auto = self._rewritten(piece)
             found.append(piece)
             until_schema = until_schema and piece.kind != SCHEMA and not piece.defines
-            yield piece, binder.take(piece.names)
+            yield _given(piece, binder)
         if not found:
             raise SqlError("the text holds no statement, only blanks or comments")
         binder.finish()
@@ -506,7 +513,7 @@ class Executor:
             TakesLongError: it is over the loop's budget, or has values for which it would be.
             TooLargeError: the rows take more than ``room`` bytes, or it changes too much, or it runs too long.
         """
-        if self._budget.is_over:
+        if self._budget.is_over or (piece.is_dear and self._budget.is_brief):
             raise TakesLongError(piece.sql)
         if lengths is None:
             lengths = self.lengths(piece)
@@ -647,6 +654,16 @@ class Executor:
         access_set = gatherer.rows(changes, blurred)
         spans = gatherer.spans(access_set, changes)
         return Prepared(base, version, not writes, ROWS, access_set, packed, result, spans=spans)
+
+
+def _given(piece: Piece, binder: Binder) -> tuple[Piece, tuple[Any, ...]]:
+    """Return a statement with the values of its parameters."""
+    values = binder.take(piece.names)
+    return (
+        (replace(piece, sql=with_values(piece.sql, piece.names, values), names=()), ())
+        if piece.is_command
+        else (piece, values)
+    )
 
 
 def refused_on(base: dict[str, int], version: int, access_set: AccessSet) -> Prepared:

@@ -26,7 +26,8 @@ from bedrockish.sqltext.statement_ends import after_nothing, first_word, stateme
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
 from bedrockish_journal.storage.packing import UNPACKED
 from bedrockish_journal.storage.table_layout import is_hidden
-from bedrockish_journal.storage.virtual_tables import REPLICATED
+from bedrockish_journal.storage.vector_modules import PACKAGES, VEC1, VECTORS, installed
+from bedrockish_journal.storage.virtual_tables import FTS5, REPLICATED
 
 READ, WRITE, SCHEMA, EMPTY, TEMPORARY = "read", "write", "schema", "empty", "temporary"
 
@@ -81,6 +82,10 @@ _PAST_PACKS = (
     "{} would read {} as it is in the node's file, and nothing where old entries are packed; name bedrockish_journal "
     "in the statement itself, not in a view or a trigger and not as main.bedrockish_journal"
 )
+_NOT_HERE = "the module {} is not installed at this node; install {} at every node"
+ALONE = "a table of vec1 is made in a request of its own; make others, and fill it, before or after"
+_OF_CONNECTION = "{} sets something for one connection to the node's file; leave it out"
+_TAKES_LONG = frozenset({"vec1_train"})  # which nothing can end while it is at work
 _MODULE = "virtual tables of the module {} are not replicated, of {} they are; use one of these, or an ordinary table"
 _TOO_OLD = "a member of the cluster runs a release that does not replicate virtual tables; upgrade all members first"
 _COMMAND = "this command configures {} on every node; write its values into the text, without parameters"
@@ -127,6 +132,9 @@ class Piece:
         configures: it makes a change that SQLite's counter of schema changes does not count.
         fills: it makes a table and its rows, CREATE TABLE ... AS SELECT.
         defines: it makes, changes or drops a TEMP object.
+        is_command: it is a command of a virtual table whose values are to be written into its text.
+        is_dear: it calls what takes long and cannot be interrupted.
+        stays: it makes a table of vec1: a connection fails later if that is rolled back without its transaction.
     """
 
     sql: str
@@ -147,6 +155,9 @@ class Piece:
     configures: bool = False
     fills: bool = False
     defines: bool = False
+    is_command: bool = False
+    is_dear: bool = False
+    stays: bool = False
     _behind: bool | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -186,6 +197,8 @@ class _Seen:
     ours: bool = False
     temporary: bool = False
     defines: bool = False
+    is_dear: bool = False
+    stays: bool = False
     catalogue: bool = False
     analyzes: bool = False
     reads_catalogue: bool = False
@@ -313,7 +326,8 @@ class Guard:
 
     def _complete(self, piece: Piece, seen: _Seen) -> None:
         """Note whether a statement fills a table or gathers statistics, and which virtual tables it uses."""
-        piece.configures, piece.defines = seen.analyzes, seen.defines
+        piece.configures, piece.defines, piece.is_dear = seen.analyzes, seen.defines, seen.is_dear
+        piece.stays = seen.stays
         piece.fills = piece.kind == SCHEMA and seen.actions >= _FILLS and apsw.SQLITE_ALTER_TABLE not in seen.actions
         if piece.fills and seen.reads_catalogue:
             seen.refusal = seen.refusal or _OF_NODE
@@ -322,14 +336,20 @@ class Guard:
         layout, text = self.virtual, piece.sql.lower()
         # SQLite asks about a module's own statements, too, when it connects a virtual table as it compiles.
         own = {name for name in layout.shadows if name.lower() not in text} - seen.by_views
+        for name in seen.writes & layout.shadows.keys() - own:  # SQLite itself does not protect all of them
+            seen.refusal = seen.refusal or f"{name} is storage of a virtual table; write to that"
         piece.tables -= own
         for found in (seen.reads, seen.named):
             found -= own
         for name in list(seen.reads):  # a search shows the rows of the content table
             seen.reads.update(table.removeprefix("t:") for table in layout.objects_of(name))
         command = configures(piece.sql, layout.tables) if piece.kind == WRITE else None
+        piece.is_dear = piece.is_dear or any(
+            layout.tables[name].module in VECTORS for name in seen.named & layout.tables.keys()
+        )
         if command is not None:
             piece.kind, piece.configures = SCHEMA, True
+            piece.is_command = layout.tables[command.table].module in VECTORS
             if not command.is_literal:
                 seen.refusal = seen.refusal or _COMMAND.format(command.table)
 
@@ -435,14 +455,23 @@ class Guard:
                 return _SEQUENCE if name == "sqlite_sequence" else _ONLY_READ.format(first)
             seen.tables.add(first)
             return None
-        if action == apsw.SQLITE_FUNCTION and (second or "").lower() == FUNCTION and not seen.ours:
-            return f"{FUNCTION} belongs to the database itself; leave the id out and it is given"
+        if action == apsw.SQLITE_FUNCTION:
+            called = (second or "").lower()
+            seen.is_dear = seen.is_dear or called in _TAKES_LONG
+            if called == FUNCTION and not seen.ours:
+                return f"{FUNCTION} belongs to the database itself; leave the id out and it is given"
+            if called == "vec1_config":
+                return _OF_CONNECTION.format(called)
         if action == apsw.SQLITE_ALTER_TABLE:
             name = (second or "").lower()
             seen.tables.add(second or "")
         elif action in _OF_MODULES:
-            if action == apsw.SQLITE_CREATE_VTABLE and (second or "").lower() not in REPLICATED:
+            module = (second or "").lower() if action == apsw.SQLITE_CREATE_VTABLE else FTS5
+            seen.stays = seen.stays or module == VEC1
+            if module not in REPLICATED:
                 return _MODULE.format(second, ", ".join(sorted(REPLICATED)))
+            if module in VECTORS and module not in installed():
+                return _NOT_HERE.format(module, PACKAGES[module])
             seen.tables.add(first)
         elif action in _DDL and second:
             seen.tables.add(second)

@@ -8,6 +8,7 @@ from bedrockish.access_sets.table_layout import Tables, quote
 from bedrockish.engine.statements.classify import Guard
 from bedrockish.engine.statements.expansion import Expansion
 from bedrockish.errors import BedrockishError
+from bedrockish_journal.storage.vector_modules import Connection
 
 
 def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
@@ -18,7 +19,7 @@ def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
     """
     found: list[str] = []
     known: Tables | None = None
-    db = apsw.Connection(":memory:")
+    db = Connection(":memory:")
     try:
         db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
         guard = Guard(db)

@@ -147,9 +147,11 @@ class AutoIds:
             return seen
         query = self._queries.get(table)
         if query is None:
-            rowid = self._tables[table].rowid
+            rowid, own = self._tables[table].rowid, self._tables[table].own.row_table
             assert rowid
-            query = self._queries[table] = f"SELECT max({rowid}) FROM {quote(table)}"
+            if own:
+                rowid = "rowid"
+            query = self._queries[table] = f"SELECT max({rowid}) FROM {quote(own or table)}"
         found: Any = db.execute(query).fetchone()
         highest: int | None = found[0]
         if table in self._sequences:

@@ -17,6 +17,7 @@ from bedrockish.engine.storage.database_file import INCREMENTAL, RECOVERY_MS, Fi
 from bedrockish.engine.storage.rename_copy import put_in_place
 from bedrockish.errors import ConfigError
 from bedrockish_journal.storage.store import heads
+from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.verify.replay import digest
 
 Prepare = Callable[[apsw.Connection], None]
@@ -70,7 +71,7 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
 
 
 def _read(path: Path, prepare: Prepare) -> tuple[str, Heads]:
-    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+    with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
         prepare(db)
         return _holds(db)
 
@@ -81,7 +82,7 @@ def _holds(db: apsw.Connection) -> tuple[str, Heads]:
 
 
 def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
-    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+    with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
         db.set_busy_timeout(RECOVERY_MS)
         prepare(db)
         if not system.exists(db):

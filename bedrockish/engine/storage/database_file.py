@@ -25,7 +25,8 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.storage import schema_history as schema
 from bedrockish_journal.storage import store
 from bedrockish_journal.storage.own_objects import strange_objects
-from bedrockish_journal.storage.virtual_tables import rebuild_indexes
+from bedrockish_journal.storage.vector_modules import PACKAGES, VECTORS, Connection, installed
+from bedrockish_journal.storage.virtual_tables import rebuild_indexes, virtual_tables
 
 SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL that starts over while a checkpoint runs can lose commits
 READABLE_BY_OTHERS = 0o077
@@ -164,7 +165,7 @@ def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prep
         flags |= apsw.SQLITE_OPEN_CREATE if founding is not None else 0
         if founding is not None:
             create_private(path)
-        db = apsw.Connection(str(path), flags=flags, statementcachesize=512)
+        db = Connection(str(path), flags=flags, statementcachesize=512)
         try:
             _set_up(db, path, limits)
             prepare(db)
@@ -194,7 +195,7 @@ def is_node_file(path: Path) -> bool:
 @contextmanager
 def _looking_into(path: Path) -> Iterator[apsw.Connection]:
     """Open a file before its node does; nothing is written to it."""
-    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+    with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
         db.set_busy_timeout(RECOVERY_MS)
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         yield db
@@ -302,6 +303,10 @@ def _begin(db: apsw.Connection) -> None:
 
 def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
     """Create the system tables of a new file, or check that those of an old one agree; commits."""
+    for one in virtual_tables(db):
+        if one.module in VECTORS and one.module not in installed():
+            package = PACKAGES[one.module]
+            raise ConfigError(f"{path} has the table {one.name} of {one.module}, which is not here; install {package}")
     tables = Tables(db)
     try:
         tables.check_supported(db, tables if system.exists(db) else None)

@@ -19,6 +19,7 @@ from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
 from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 from bedrockish_journal.model.changes import DO, Step
+from bedrockish_journal.storage.vector_modules import Connection
 
 _FORM = "SELECT name, desc, coll, key FROM pragma_index_xinfo(?) ORDER BY seqno"
 
@@ -216,7 +217,7 @@ def tried(prepare: Prepare, plan: Callable[[apsw.Connection], IndexPlan | None])
         prepare: gives a connection the functions and collations that SQLite does not have.
         plan: makes the plan.
     """
-    trial = apsw.Connection(":memory:")
+    trial = Connection(":memory:")
     try:
         prepare(trial)
         return plan(trial)

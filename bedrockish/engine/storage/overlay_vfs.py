@@ -20,6 +20,8 @@ from typing import IO, Any
 
 import apsw
 
+from bedrockish_journal.storage.vector_modules import Connection
+
 _WAL_HEADER, _FRAME_HEADER = 32, 24  # bytes
 _SALT_AT, _SALT_BYTES = 16, 8  # in the WAL's header; they change each time the WAL restarts
 _ROLLBACK_JOURNAL = b"\1\1"  # the file format without a WAL, in bytes 18 and 19 of page 1
@@ -278,7 +280,7 @@ class Overlay(apsw.VFS):
     def connect(self, start: Callable[[OverlayFile], None]) -> apsw.Connection:
         """Return the connection; ``start`` moves the file to a moment before anything is read."""
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
-        db = apsw.Connection(self._path, flags=flags, vfs=self._own, statementcachesize=256)
+        db = Connection(self._path, flags=flags, vfs=self._own, statementcachesize=256)
         try:
             assert self.file is not None
             start(self.file)

@@ -35,6 +35,7 @@ from bedrockish_journal.model.vector import Vector, covers
 from bedrockish_journal.storage.pruning import FORGOTTEN_KEY, MEMBERS_KEY
 from bedrockish_journal.storage.store import applied, find_txid, open_database, open_readonly
 from bedrockish_journal.storage.table_layout import quote
+from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.verify.replay import Prepare, digest, replay
 from bedrockish_journal.verify.tables import why_not_whole
 
@@ -93,7 +94,7 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare,
         replay([database], target, prepare=begin)
     except apsw.CorruptError as error:
         raise DamagedError(f"{database} is damaged: {error}") from error
-    db = apsw.Connection(str(target))
+    db = Connection(str(target))
     try:
         begin(db)
         db.execute("ATTACH ? AS old", (str(Path(database).resolve()),))
@@ -187,7 +188,7 @@ def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[s
         DamagedError: SQLite finds a fault in it.
         ConfigError: it lacks something of ``vector``.
     """
-    db = apsw.Connection(str(copy))
+    db = Connection(str(copy))
     try:
         watched(lambda _: None, go_on)(db)
         faults = [str(text) for (text,) in db.execute("PRAGMA integrity_check(5)")]
@@ -223,7 +224,7 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
     path = Path(database).resolve()
     try:
         meta, votes, pieces, has = _own(path)
-        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             db.pragma("journal_mode", "delete")  # one file, without a separate log
             if not covers(applied(db), has):
@@ -249,7 +250,7 @@ def _own(path: Path) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, in
 
     A log left next to the new file would be taken for that file's log.
     """
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    db = Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         db.set_busy_timeout(5_000)
         db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)

@@ -20,6 +20,7 @@ from bedrockish_journal.feed.change_feed import cursor_of_copy
 from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.vector import Vector
 from bedrockish_journal.storage.store import applied
+from bedrockish_journal.storage.vector_modules import Connection
 
 
 def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | None = None) -> None:
@@ -37,7 +38,7 @@ def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | No
     """
     unproven = None if alarm is None else encode_alarm(alarm)
     try:
-        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             db.pragma("journal_mode", "delete")  # one file, without a separate log
             if not system.exists(db) or system.get_meta(db, "format") != system.FORMAT:
@@ -69,7 +70,7 @@ def make_plain(copy: Path) -> None:
         ConfigError: it is not a database, or cannot be written.
     """
     try:
-        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             db.pragma("journal_mode", "delete")
         finally:
@@ -91,7 +92,7 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
     """
     compact = copy.with_name(copy.name + ".compact")
     try:
-        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             if not system.exists(db):
                 raise ConfigError(f"{copy} is not a copy of a node's file")

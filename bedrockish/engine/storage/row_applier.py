@@ -396,10 +396,11 @@ def _text(table: Table, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
     name = quote(table.name)
     if op == INSERT:
         columns = [quote(table.columns[place]) for place in table.writable]
+        marks = [table.own.marks.get(table.columns[place], "?") for place in table.writable]
         if table.rowid is not None and table.alias is None:
             columns.append(table.rowid)
-        marks = ", ".join("?" * len(columns))
-        return f"INSERT OR ABORT INTO {name}({', '.join(columns)}) VALUES ({marks})", table.writable
+            marks.append("?")
+        return f"INSERT OR ABORT INTO {name}({', '.join(columns)}) VALUES ({', '.join(marks)})", table.writable
     where = f"{_where(table)} AND {_as_before(table)}"
     if op == DELETE:
         return f"DELETE FROM {name} WHERE {where}", ()

@@ -11,6 +11,7 @@ import apsw
 
 from bedrockish.access_sets.system_names import BARE, STAND_IN
 from bedrockish.errors import ConfigError
+from bedrockish_journal.storage.vector_modules import Connection
 
 REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError, apsw.CorruptError)
 
@@ -55,7 +56,7 @@ def remove_copied(copy: Path) -> None:
         ConfigError: the copy cannot be written.
     """
     try:
-        db = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
+        db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             if root_of(db, STAND_IN) == 0:
                 return

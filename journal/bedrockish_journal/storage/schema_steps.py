@@ -176,8 +176,8 @@ def put_in_force(db: apsw.Connection, statements: Sequence[str]) -> None:
 
 
 def is_missing(text: str) -> bool:
-    """Return whether an error of SQLite says that a function or a collation was not registered."""
-    return text.startswith(("no such function", "no such collation", "unknown function"))
+    """Return whether an error of SQLite says that a function, a collation or a module was not registered."""
+    return text.startswith(("no such function", "no such collation", "no such module", "unknown function"))
 
 
 def switch(db: apsw.Connection, *, on: bool) -> None:

@@ -26,6 +26,7 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.packing import DDL as PACKED_DDL
 from bedrockish_journal.storage.packing import ENTRIES_MAX, PACK_BYTES, install
 from bedrockish_journal.storage.row import COLUMNS, Stored, hashed_entry
+from bedrockish_journal.storage.vector_modules import Connection
 
 DDL = """
 CREATE TABLE bedrockish_journal(
@@ -336,7 +337,7 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
     uri = f"file:{quote(os.path.abspath(name))}?mode=ro" + ("&immutable=1" if at_rest else "")
     db: apsw.Connection | None = None
     try:
-        db = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        db = Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
         db.set_busy_timeout(BUSY_MS)
         db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
     except apsw.Error as error:

@@ -1,13 +1,14 @@
 """A user's tables, as far as replaying and comparing them needs: columns, keys, and one row found by its key."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import apsw
 
 from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value
-from bedrockish_journal.storage.virtual_tables import owns_rows
+from bedrockish_journal.storage.vector_modules import VEC0
+from bedrockish_journal.storage.virtual_tables import shadow_tables, virtual_tables
 from bedrockish_journal.storage.wide_rows import RESULT_MAX, all_of
 
 SKIP_LOCKED = "skip_locked"
@@ -30,6 +31,7 @@ class Table:
         primary: names of the primary key's columns, in the key's order.
         rowid: a name under which the rowid can be had, None for a table WITHOUT ROWID.
         alias: the INTEGER PRIMARY KEY column, which is the rowid itself; None for none.
+        marks: column -> how a statement gives its value, where it is not a plain parameter.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Table:
     primary: tuple[str, ...]
     rowid: str | None
     alias: str | None
+    marks: Mapping[str, str] = field(default_factory=dict)
 
 
 def quote(name: str) -> str:
@@ -66,8 +69,12 @@ def user_tables(db: apsw.Connection, only: str | None = None) -> Iterator[Table]
     listed: list[Any] = db.execute(
         f"SELECT name, type, wr FROM {source} WHERE schema = 'main' ORDER BY name", asked
     ).fetchall()
+    virtual = {one.name: one for one in virtual_tables(db)}
+    shadows = shadow_tables(db) if virtual else ()
     for name, kind, without_rowid in listed:
-        if not is_hidden(name) and (kind == "table" or (kind == "virtual" and owns_rows(db, name))):
+        if is_hidden(name) or name in shadows:
+            continue
+        if kind == "table" or (kind == "virtual" and name in virtual and virtual[name].owns_rows):
             yield describe(db, name, bool(without_rowid))
 
 
@@ -92,7 +99,11 @@ def describe(db: apsw.Connection, name: str, without_rowid: bool) -> Table:
     free = [] if without_rowid else [word for word in ROWID_NAMES if word not in taken]
     rowid = None if without_rowid else (free[0] if free else alias)
     generated = frozenset(column for column, _, _, hidden in info if hidden in (2, 3))
-    return Table(name, columns, generated, primary, rowid, alias)
+    table = Table(name, columns, generated, primary, rowid, alias)
+    virtual = next((one for one in virtual_tables(db, name) if one.module == VEC0), None)
+    if virtual is None:
+        return table
+    return replace(table, rowid=None if without_rowid else columns[0], alias=columns[0], marks=virtual.marks)
 
 
 def _has_key_index(db: apsw.Connection, name: str) -> bool:
@@ -163,7 +174,7 @@ class Applier:
             elif not row:  # nothing changed; the row must be there all the same
                 row[quote(table.primary[0])] = dict(zip(change.columns, change.after, strict=True))[table.primary[0]]
             if change.op == INSERT:
-                marks = ", ".join("?" * len(row))
+                marks = ", ".join(table.marks.get(unquoted, "?") for unquoted in (one.strip('"') for one in row))
                 self._db.execute(f"INSERT OR ABORT INTO {name}({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
             else:
                 where, key = _where(table, change.columns, change.rowid, change.before)

@@ -1,20 +1,23 @@
 """Virtual tables of a schema: whose rows each of them shows, and which of them a cluster can replicate.
 
-A virtual table either owns its rows (FTS5 with its own content, R*Tree, geopoly), which are replicated like those of an
-ordinary table; or it is an index on the rows of an ordinary table (FTS5 with external content), which every node keeps
-by itself; or it only shows another virtual table (fts5vocab). Its shadow tables are storage, and are never replicated.
+A virtual table either owns its rows (FTS5 with its own content, R*Tree, geopoly, vec0, vec1), which are replicated like
+those of an ordinary table; or it is an index on the rows of an ordinary table (FTS5 with external content), which every
+node keeps by itself; or it only shows another virtual table (fts5vocab). Its shadow tables are storage, and are never
+replicated.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import apsw
 
+from bedrockish_journal.storage.vector_modules import VEC0, VEC1, VECTORS
+
 FTS5, RTREES, GEOPOLY, VOCABULARY = "fts5", ("rtree", "rtree_i32"), "geopoly", "fts5vocab"
-REPLICATED = frozenset({FTS5, *RTREES, GEOPOLY, VOCABULARY})
-"""Modules of SQLite whose tables are replicated."""
+REPLICATED = frozenset({FTS5, *RTREES, GEOPOLY, VOCABULARY, *VECTORS})
+"""Modules whose tables are replicated."""
 
 _ROWID_NAMES = frozenset({"rowid", "_rowid_", "oid"})
 _OPTIONS = (
@@ -22,6 +25,19 @@ _OPTIONS = (
     *("columnsize", "locale", "detail", "tokendata"),
 )
 """Options of FTS5, in the order in which FTS5 compares an abbreviated name with them."""
+_SUFFIXES = {
+    FTS5: ("data", "idx", "content", "docsize", "config"),
+    VOCABULARY: (),
+    VEC1: ("config", "base", "idx", "model", "meta"),
+    VEC0: (
+        *("info", "chunks", "rowids", "auxiliary"),
+        *(f"{kind}{number:02}" for kind in ("vector_chunks", "metadatachunks", "metadatatext") for number in range(16)),
+    ),
+}
+"""What the names of a module's shadow tables end with, where they are not those of an R*Tree."""
+_ROW_TABLES = {FTS5: "content", VEC0: "rowids", VEC1: "base"}
+_MADE_BY = {"int8": "vec_int8(?)", "i8": "vec_int8(?)", "bit": "vec_bit(?)"}
+"""Type of a column of vec0 whose blobs are taken for floats otherwise -> how an INSERT gives a blob of it."""
 _PARTS = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[(),=.;]|\s+|[^\s(),=.;'"`\[]+""",
     re.DOTALL,
@@ -69,18 +85,35 @@ class VirtualTable:
     @property
     def owns_rows(self) -> bool:
         """Return whether no other table has its rows."""
-        return self.module in (*RTREES, GEOPOLY) or (self.module == FTS5 and "content" not in self.options)
+        return self.module in (*RTREES, GEOPOLY, *VECTORS) or (self.module == FTS5 and "content" not in self.options)
 
     @property
     def row_table(self) -> str:
         """Name of the shadow table that has one row for each of its rows, under the same rowid."""
-        return f"{self.name}_content" if self.module == FTS5 else f"{self.name}_rowid"
+        return f"{self.name}_{_ROW_TABLES.get(self.module, 'rowid')}"
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """Name of the column of vec0 that is the primary key, and whether it is a text; an empty name for none."""
+        for words in self._columns_of_vec0():
+            if [word.lower() for word in words[2:]] == ["primary", "key"]:
+                return words[0], words[1].lower() == "text"
+        return "", False
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """How a statement gives the value of a column, where it is not a plain parameter."""
+        return {words[0]: _MADE_BY[kind] for words in self._columns_of_vec0() if (kind := words[1].lower()) in _MADE_BY}
+
+    def _columns_of_vec0(self) -> Iterator[list[str]]:
+        for words in map(str.split, self.arguments) if self.module == VEC0 else ():
+            if len(words) > 1 and words[1] != "=":
+                yield words
 
     @property
     def shadow_names(self) -> frozenset[str]:
         """Names of its shadow tables; a SQLite without its module takes these for ordinary tables."""
-        of_fts5 = ("data", "idx", "content", "docsize", "config")
-        suffixes = of_fts5 if self.module == FTS5 else () if self.module == VOCABULARY else ("node", "rowid", "parent")
+        suffixes = _SUFFIXES.get(self.module, ("node", "rowid", "parent"))
         return frozenset(f"{self.name}_{suffix}" for suffix in suffixes)
 
     @property
@@ -127,32 +160,31 @@ def parse_virtual(name: str, sql: str) -> VirtualTable:
             given = argument[0].lower()
             key = next((option for option in _OPTIONS if option.startswith(given)), given)
             options[key] = _unquoted(argument[2]) if len(argument) > 2 else ""
-    return VirtualTable(name, module, tuple("".join(one) for one in arguments), options)
+    return VirtualTable(name, module, tuple(" ".join(one) for one in arguments), options)
 
 
-def virtual_tables(db: apsw.Connection) -> Iterator[VirtualTable]:
-    """Yield the virtual tables of a schema, by name."""
-    query = "SELECT name, sql FROM main.sqlite_schema WHERE type = 'table' AND rootpage = 0 ORDER BY name"
-    found: list[Any] = db.execute(query).fetchall()
+def virtual_tables(db: apsw.Connection, only: str | None = None) -> Iterator[VirtualTable]:
+    """Yield the virtual tables of a schema, by name, or ``only`` one of them."""
+    query = "SELECT name, sql FROM main.sqlite_schema WHERE type = 'table' AND rootpage = 0"
+    query += " ORDER BY name" if only is None else " AND name = ?"
+    found: list[Any] = db.execute(query, () if only is None else (only,)).fetchall()
     for name, sql in found:
         yield parse_virtual(name, sql)
 
 
-def owns_rows(db: apsw.Connection, name: str) -> bool:
-    """Return whether a table is a virtual table whose rows are in it alone."""
-    query = "SELECT sql FROM main.sqlite_schema WHERE type = 'table' AND rootpage = 0 AND name = ?"
-    found: Any = db.execute(query, (name,)).fetchone()
-    return found is not None and parse_virtual(name, found[0]).owns_rows
-
-
 def shadow_tables(db: apsw.Connection) -> frozenset[str]:
     """Return the names of the tables in which virtual tables keep what they have."""
-    if next(virtual_tables(db), None) is None:
+    made = [*virtual_tables(db)]
+    if not made:
         return frozenset()
-    found: list[Any] = db.execute(
-        "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'shadow'"
-    ).fetchall()
-    return frozenset(name for (name,) in found)
+    found: list[Any] = db.execute("SELECT name, type FROM pragma_table_list WHERE schema = 'main'").fetchall()
+    ours = shadow_names(made)
+    return frozenset(name for name, kind in found if kind == "shadow" or (kind == "table" and name.lower() in ours))
+
+
+def shadow_names(made: Iterable[VirtualTable]) -> frozenset[str]:
+    """Return the names, in lower case, of shadow tables that SQLite takes for ordinary tables."""
+    return frozenset(name.lower() for one in made if one.module in VECTORS for name in one.shadow_names)
 
 
 def rebuild_indexes(db: apsw.Connection) -> None:

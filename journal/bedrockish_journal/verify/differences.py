@@ -11,6 +11,7 @@ from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.storage.own_objects import is_own
 from bedrockish_journal.storage.store import open_readonly, scan
 from bedrockish_journal.storage.table_layout import ROWID_NAMES, Table, quote, user_tables, value_as_sql
+from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.storage.wide_rows import all_of, any_of, select
 
 SHOWN_MAX = 60  # characters of a value in a sentence
@@ -40,7 +41,7 @@ def differences(path: str, should_be: str, limit: int) -> list[Difference]:
         should_be: the expected database.
         limit: how many differences to return at most.
     """
-    db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+    db = Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         db.execute("ATTACH ? AS journaled", (should_be,))
         db.create_scalar_function(ZERO, _zero_text, 1, deterministic=True)

@@ -41,6 +41,7 @@ from bedrockish_journal.storage.table_layout import (
     quote,
     user_tables,
 )
+from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.storage.virtual_tables import rebuild_indexes, shadow_tables
 from bedrockish_journal.storage.wide_rows import select
 from bedrockish_journal.verify.beginning import (
@@ -218,7 +219,7 @@ def _rebuild(
     progress: Callable[[int], None] | None,
     prepare: Prepare | None,
 ) -> "_Rebuild":
-    db = apsw.Connection(file.path)
+    db = Connection(file.path)
     try:
         db.execute(f"PRAGMA encoding = '{sources[0][1].pragma('encoding')}'")
         beginning.copy_tables(db)

@@ -1,0 +1,73 @@
+"""SQLite's modules for vectors, and connections with them: ``vec1``, which apsw brings, and ``vec0`` of sqlite-vec.
+
+A virtual table can be opened only where its module is loaded. So every connection to a file with user tables is a
+``Connection``.
+"""
+
+import ctypes
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+VEC0, VEC1 = "vec0", "vec1"
+VECTORS = (VEC0, VEC1)
+PACKAGES = {VEC0: "sqlite-vec", VEC1: "apsw"}
+"""The package that brings each module."""
+_ENTRY = {VEC0: "sqlite3_vec_init", VEC1: None}
+
+
+class Connection(apsw.Connection):
+    """A connection with the modules for vectors that are installed here."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        found = _libraries()
+        if found:
+            self.config(apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 1)
+            for name, path in found.items():
+                self.load_extension(path, _ENTRY[name])
+            self.config(apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 0)
+
+
+@cache
+def installed() -> dict[str, str]:
+    """Return the modules for vectors that are installed here, each with its version."""
+    functions = {VEC0: "vec_version()", VEC1: "vec1_info()"}
+    db = Connection(":memory:")
+    try:
+        return {name: str(db.execute(f"SELECT {functions[name]}").get).split(" (")[0] for name in _libraries()}
+    finally:
+        db.close()
+
+
+@cache
+def _libraries() -> dict[str, str]:
+    """Return the library of each module that is installed and can be loaded."""
+    found = {}
+    for name, path in ((VEC0, _of_sqlite_vec()), (VEC1, _of_apsw())):
+        try:
+            if path is not None:
+                ctypes.CDLL(str(path))  # it stays open: SQLite would open it again for each connection
+                found[name] = str(path)
+        except OSError:
+            continue
+    return found
+
+
+def _of_sqlite_vec() -> Path | None:
+    spec = importlib.util.find_spec("sqlite_vec")
+    if spec is None or spec.origin is None:
+        return None
+    return next(Path(spec.origin).parent.glob("vec0.*"), None)
+
+
+def _of_apsw() -> Path | None:
+    folder = Path(str(apsw.__file__)).parent
+    listed = folder / "sqlite_extra.json"
+    if not listed.exists() or VEC1 not in json.loads(listed.read_text()):
+        return None
+    return next((folder / "sqlite_extra_binaries").glob(f"{VEC1}.*"), None)

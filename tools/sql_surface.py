@@ -71,7 +71,7 @@ STATEMENTS = (
     _same("CREATE TRIGGER", "CREATE TRIGGER r AFTER INSERT ON t BEGIN UPDATE t SET n = 5 WHERE id = 1; END",
           "INSERT INTO t VALUES (9, 9)", "SELECT * FROM t"),
     _same("CREATE VIEW", "CREATE VIEW w AS SELECT sum(n) AS n FROM t", "SELECT * FROM w"),
-    _differs("CREATE VIRTUAL TABLE", "FTS5, fts5vocab, R*Tree and geopoly; other modules are refused",
+    _differs("CREATE VIRTUAL TABLE", "FTS5, fts5vocab, R*Tree, geopoly, vec0 and vec1; other modules are refused",
              "CREATE VIRTUAL TABLE f USING fts5(a)"),
     _same("DELETE", "DELETE FROM t WHERE id = 1 RETURNING n"),
     _same("DETACH DATABASE", "DETACH main"),

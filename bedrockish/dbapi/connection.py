@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
@@ -23,6 +24,7 @@ from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
 from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
 from bedrockish.errors import BedrockishError
 from bedrockish.sqltext.statement_kinds import kind_of
+from bedrockish_journal.storage.virtual_tables import is_of_nodes
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -408,8 +410,17 @@ class Connection:
         self._link.interrupt()
 
     def enable_load_extension(self, enabled: bool, /) -> None:
-        """Refuse to enable: extensions would be needed at every node."""
-        if enabled:
+        """Do nothing: ``load_extension`` takes only what the nodes have."""
+        self._check()
+
+    def load_extension(self, name: str, /, *, entrypoint: str | None = None) -> None:
+        """Accept the modules for vectors, ``vec0`` and ``vec1``, which nodes load themselves; refuse all others.
+
+        Raises:
+            NotSupportedError: it is another extension.
+        """
+        self._check()
+        if not is_of_nodes(Path(name).stem):
             raise NotSupportedError(elsewhere("an extension"))
 
     def serialize(self, *, name: str = "main") -> bytes:

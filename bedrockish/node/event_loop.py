@@ -51,14 +51,7 @@ from bedrockish.core.state.contention import other_counts
 from bedrockish.engine.batch import LONG_BYTES
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.errors import (
-    BedrockishError,
-    DamagedError,
-    MemoryFullError,
-    OutcomeUnknownError,
-    UnavailableError,
-    UnsupportedError,
-)
+from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, OutcomeUnknownError, UnavailableError
 from bedrockish.node.admin.activity import Activity, sizes
 from bedrockish.node.admin.memory_watch import Caller, watch_memory
 from bedrockish.node.admin.retention import Upkeep, start_core
@@ -351,11 +344,6 @@ class Runtime:
     def _ran_in_worker(self, request_id: int, found: Prepared | Overtaken | BedrockishError | None) -> None:
         """Continue a request that ran in a worker; None: its command has happened, and is answered from the journal."""
         if isinstance(found, Prepared):
-            try:
-                self._executions.check_modules(found)
-            except UnsupportedError as error:
-                self.post(Failed(request_id, error))
-                return
             self.count_prepared(request_id, found)
             self.post(Executed(request_id, found))
         elif isinstance(found, Overtaken):

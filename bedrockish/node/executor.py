@@ -200,8 +200,20 @@ class Executions:
                 return _checked(request, prepared)
             except TakesLongError as error:
                 node.workers.took_long(next((text for text in request.texts if error.sql in text), request.texts[0]))
-        node.workers.start(request_id, request, partial(_in_worker, request), is_python=False, clock=clock > 0)
+        node.workers.start(request_id, request, partial(self._in_worker, request), is_python=False, clock=clock > 0)
         return None
+
+    def _in_worker(self, request: Request, workspace: Workspace) -> Prepared:
+        """Run a request in a workspace; a change of the schema that takes long comes into force later."""
+        began = time.monotonic()
+        prepared = _checked(request, workspace.execute(request))
+        took_s = time.monotonic() - began
+        self.check_modules(prepared)
+        if prepared.kind != SCHEMA or took_s < LONG_CHANGE_S:
+            return prepared
+        if not makes_index(decode_steps(prepared.changes)):
+            return prepared
+        return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
 
     async def explain(self, statement: Statement, user: str, *, columns: bool) -> list[dict[str, Any]]:
         """Return the effects of a text, found by running it: in a worker, for it may take long, or run for ever.
@@ -246,18 +258,6 @@ class Executions:
 
         serializable = request.isolation == SERIALIZABLE
         return lambda workspace: workspace.work(run, request.user, serializable=serializable)
-
-
-def _in_worker(request: Request, workspace: Workspace) -> Prepared:
-    """Run a request in a workspace; a change of the schema that takes long comes into force later."""
-    began = time.monotonic()
-    prepared = _checked(request, workspace.execute(request))
-    took_s = time.monotonic() - began
-    if prepared.kind != SCHEMA or took_s < LONG_CHANGE_S:
-        return prepared
-    if not makes_index(decode_steps(prepared.changes)):
-        return prepared
-    return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
 
 
 def _value(command: Command, value: object) -> object:

@@ -16,9 +16,8 @@ import apsw
 
 from bedrockish.api.url import suggest
 from bedrockish.commands import Command
+from bedrockish.engine.derived.modules import PACKAGES, installed, needed
 from bedrockish.errors import CommandError, ConfigError, UnsupportedError
-from bedrockish_journal.storage.vector_modules import PACKAGES, VECTORS, installed
-from bedrockish_journal.storage.virtual_tables import is_virtual, parse_virtual
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +103,8 @@ class Plugins:
         Raises:
             UnsupportedError: one lacks a module, or has not told yet.
         """
-        for sql in statements:
-            module = parse_virtual("", sql).module if is_virtual(sql.lstrip()) else ""
-            for node in sorted(others) if module in VECTORS else ():
+        for module in needed(statements):
+            for node in sorted(others):
                 if module not in self._modules.get(node, frozenset()):
                     why = "lacks" if node in self._modules else "has not told, since this node started, that it has"
                     raise UnsupportedError(f"node {node} {why} the module {module}; install {PACKAGES[module]} there")

@@ -120,6 +120,13 @@ AS_IN_SQLITE: dict[str, list[str]] = {
         "INSERT INTO g(_shape) VALUES ('[[0,0],[1,0],[1,1],[0,0]]')",
         "SELECT highlight(u, 0, '<', '>'), rank FROM u('one')",
     ],
+    "`CREATE VIRTUAL TABLE … USING vec0`": [
+        "CREATE VIRTUAL TABLE u USING vec0(e float[2], n INTEGER)",
+        "CREATE VIRTUAL TABLE v USING vec1(e, n)",
+        "INSERT INTO u(e, n) VALUES ('[1,2]', 3); INSERT INTO v(e, n) VALUES (vec1_from_json('[1,2]'), 3)",
+        "SELECT rowid, distance FROM u WHERE e MATCH '[1,1]' AND k = 1",
+        "SELECT rowid FROM v(vec1_from_json('[1,1]'), '{k: 1}') WHERE n = 3",
+    ],
     "commands of FTS5": [
         "CREATE VIRTUAL TABLE u USING fts5(name, content='t', content_rowid='id')",
         "INSERT INTO u(u) VALUES ('rebuild'), ('optimize'), ('integrity-check')",

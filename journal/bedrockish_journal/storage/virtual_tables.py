@@ -195,6 +195,11 @@ def rebuild_indexes(db: apsw.Connection) -> None:
             db.execute(f"INSERT INTO main.{name}({name}) VALUES ('rebuild')")
 
 
+def is_of_nodes(extension: str) -> bool:
+    """Return whether nodes load an extension themselves, by the name of its file."""
+    return extension in VECTORS
+
+
 def is_virtual(sql: str) -> bool:
     """Return whether a statement of the schema makes a virtual table."""
     return sql[:15].upper().startswith("CREATE VIRTUAL ")

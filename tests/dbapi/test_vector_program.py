@@ -1,0 +1,51 @@
+"""A program of PyPI for vectors, sqlite-vec-client, runs unchanged: it finds what a comparison of all vectors finds."""
+
+import random
+from math import hypot
+
+import pytest
+
+from bedrockish import dbapi
+
+base = pytest.importorskip("sqlite_vec_client.base")
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+
+
+def nearest(vectors: dict[str, list[float]], to: list[float], count: int) -> list[tuple[str, float]]:
+    """Return the texts of the nearest vectors, with their cosine distance."""
+    found = [
+        (text, 1 - sum(a * b for a, b in zip(one, to, strict=True)) / hypot(*one) / hypot(*to))
+        for text, one in vectors.items()
+    ]
+    return [(text, round(distance, 4)) for text, distance in sorted(found, key=lambda one: one[1])[:count]]
+
+
+def test_sqlite_vec_client_finds_the_nearest_texts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "sqlite3", dbapi)
+    draw = random.Random(5)
+    vectors = {f"{WORDS[i % 8]} {i}": [draw.random() for _ in range(8)] for i in range(40)}
+    texts = [*vectors]
+    with base.SQLiteVecClient(table="documents", db_path=url) as client:
+
+        def check(to: list[float], count: int) -> None:
+            found = client.similarity_search(embedding=to, top_k=count)
+            assert [(text, round(distance, 4)) for _, text, distance in found] == nearest(vectors, to, count)
+
+        client.create_table(dim=8, distance="cosine", unique_text=True)
+        metadata = [{"n": i % 4} for i in range(40)]
+        ids = client.add(  # by default it guesses the new ids
+            texts=texts, embeddings=[*vectors.values()], metadata=metadata, on_conflict="ignore"
+        )
+        check(vectors[texts[7]], 5)
+        client.update(ids[7], text="another", embedding=vectors[texts[3]])
+        client.delete(ids[3])
+        vectors["another"] = vectors.pop(texts[3])
+        del vectors[texts[7]]
+        check(vectors["another"], 3)
+        assert (client.count(), client.get(ids[7])[1], client.get(ids[3])) == (39, "another", None)
+        with client.transaction():
+            client.add(texts=["last"], embeddings=[[1.0] * 8])
+        vectors["last"] = [1.0] * 8
+        check([1.0] * 8, 2)
+        for table in ("documents_vec", "documents"):  # or no other test could dump the database into one of sqlite3
+            client.connection.execute(f"DROP TABLE {table}")

@@ -1,0 +1,26 @@
+"""A member that lacks a module is named before a table of it is approved."""
+
+import pytest
+
+from bedrockish.errors import UnsupportedError
+from bedrockish.node.plugins import Plugins
+
+NEAR = "CREATE VIRTUAL TABLE near USING vec0(e float[4])"
+
+
+def test_member_without_the_module_is_named() -> None:
+    plugins = Plugins()
+    plugins.learn("B", {"digests": {}, "commands": [], "modules": ["vec0", "vec1"]})
+    plugins.check_modules([NEAR], ["B"])
+    with pytest.raises(UnsupportedError, match="node C has not told, since this node started, that it has"):
+        plugins.check_modules([NEAR], ["B", "C"])
+    plugins.learn("C", {"digests": {}, "commands": []})  # as a release tells that knows nothing of modules
+    plugins.learn("D", {"digests": {}, "commands": [], "modules": ["vec1"]})
+    with pytest.raises(UnsupportedError, match="node D lacks the module vec0; install sqlite-vec there"):
+        plugins.check_modules([NEAR], ["B", "D"])
+    plugins.check_modules(["CREATE VIRTUAL TABLE f USING fts5(x)", "CREATE TABLE t(x)"], ["B", "C", "D"])
+
+
+def test_a_node_tells_the_modules_that_it_has() -> None:
+    pytest.importorskip("sqlite_vec")
+    assert Plugins().tell()["modules"] == ["vec0", "vec1"]

@@ -7,9 +7,7 @@ meaning: a hit is a sentence to rewrite with a named thing as its subject.
 import ast
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +32,11 @@ RULES = {
     "a comma before 'that'": re.compile(r"\w, that (?:is|are|was|were|has|have)\b"),
 }
 TEST_NAME = re.compile(r"test_(?:\w+_)?(?:who|whoever|what)_|test_(?:nobody|somebody)")
+
+
+STRING_OR_COMMENT = re.compile(
+    r'''"""(?:\\.|[^\\])*?"""|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\#[^\n]*''', re.DOTALL
+)
 
 
 class Fault(NamedTuple):
@@ -63,15 +66,22 @@ def code_texts(source: str) -> Iterator[tuple[int, str, bool]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             yield node.lineno, node.name, True
     block: list[tuple[int, str]] = []
-    for token in tokenize.generate_tokens(StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
-            continue
-        if block and token.start[0] != block[-1][0] + 1:
+    for line, comment in comments(source):
+        if block and line != block[-1][0] + 1:
             yield block[0][0], " ".join(text for _, text in block), False
             block = []
-        block.append((token.start[0], token.string.lstrip("#: ").strip()))
+        block.append((line, comment.lstrip("#: ").strip()))
     if block:
         yield block[0][0], " ".join(text for _, text in block), False
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each comment of a source and its line; in a small part of the time that ``tokenize`` takes."""
+    line, at = 1, 0
+    for found in STRING_OR_COMMENT.finditer(source):
+        if found[0].startswith("#"):
+            line, at = line + source.count("\n", at, found.start()), found.start()
+            yield line, found[0]
 
 
 def page_texts(source: str) -> Iterator[tuple[int, str, bool]]:

@@ -37,9 +37,9 @@ def told(paths: list[Path], law: str) -> set[str]:
     return found
 
 
-def asked(paths: list[Path]) -> tuple[set[str], set[str]]:
-    """Return the laws that the audit finds broken, and those that it did not look at."""
-    answers = list(run_audits([str(path) for path in paths], 5))
+def asked(paths: list[Path], laws: frozenset[str] = frozenset(QUERIES)) -> tuple[set[str], set[str]]:
+    """Return those of some laws that the audit finds broken, and all that it did not look at."""
+    answers = list(run_audits([str(path) for path in paths], 5, laws=laws))
     found = {one.check for one in answers if isinstance(one, Outcome) and one.counts["fault"]}
     return found, {law for one in answers if isinstance(one, Unseen) for law in one.laws}
 
@@ -63,7 +63,7 @@ def test_the_walk_finds_it(sound: Path, tmp_path: Path, what: str) -> None:
 def test_the_audit_finds_it(sound: Path, tmp_path: Path, what: str) -> None:
     law, deed = SEEN[what]
     with tampered(sound, tmp_path, deed) as paths:
-        found, unseen = asked(paths)
+        found, unseen = asked(paths, frozenset({law} & QUERIES.keys()))
         assert law in (found if law in QUERIES else unseen)
 
 

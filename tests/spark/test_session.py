@@ -118,7 +118,10 @@ def test_strict_counts_information_as_faults(capsys: pytest.CaptureFixture[str])
         assert said.endswith("the journals hold\n" if holds else "something is wrong\n")
 
 
-@pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize(
+    "engine",
+    ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])],  # quickly seen in test_wheel
+)
 def test_audit_prints_its_report_and_nothing_else(tmp_path: Path, engine: str) -> None:
     world = honest(60)
     paths = world.write(tmp_path)

@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 
 from bedrockish.engine.statements.clock_functions import Holder, clock_time, register
-from bedrockish.engine.statements.users_vtab import give_users
+from bedrockish.engine.statements.users_vtab import Module, ReadTable, give_users
 from bedrockish.errors import UnavailableError
 from bedrockish_journal.feed.change_feed import Committed, Cursor, committed
 from bedrockish_journal.feed.json_form import plain, record
@@ -76,24 +76,12 @@ def give_functions(db: apsw.Connection, holder: Holder) -> None:
     """Let a connection's statements call the clock's functions, and read ``bedrockish_changes``."""
     register(db, holder)
     give_users(db)
-    module: Any = _Module()
+    module: Any = Module(SCHEMA, _Table)
     db.create_module(NAME, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
 
 
-class _Module:
-    """Makes the table."""
-
-    def Connect(self, db: apsw.Connection, *_names: str) -> tuple[str, "_Table"]:  # noqa: N802
-        return SCHEMA, _Table(db)
-
-    Create = Connect
-
-
-class _Table:
-    """The table on one connection."""
-
-    def __init__(self, db: apsw.Connection) -> None:
-        self._db = db
+class _Table(ReadTable):
+    """The changes."""
 
     def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
         """Choose the conditions that are looked up."""
@@ -121,11 +109,6 @@ class _Table:
 
     def Open(self) -> "_Cursor":  # noqa: N802
         return _Cursor(self._db)
-
-    def Disconnect(self) -> None:  # noqa: N802
-        """Do nothing: the table holds no resources."""
-
-    Destroy = Disconnect
 
 
 def _is_binary(index: apsw.IndexInfo, place: int) -> bool:

@@ -22,7 +22,7 @@ FUNCTION = "bedrockish_without_secrets"
 
 def give_users(db: apsw.Connection) -> None:
     """Let a connection's statements read ``bedrockish_users``, and non-admins' statements a journal without secrets."""
-    module: Any = _Module()
+    module: Any = Module(SCHEMA, _Table)
     db.create_module(NAME, module, use_bestindex_object=True, eponymous_only=True, read_only=True)
     function: Any = body_without_secrets
     db.create_scalar_function(FUNCTION, function, 1, deterministic=True)
@@ -44,20 +44,38 @@ def write_tables(tables: Mapping[str, int]) -> str | None:
     return json.dumps({name: ROLES[role - 1] for name, role in tables.items()}, ensure_ascii=False) if tables else None
 
 
-class _Module:
-    """Makes the table."""
+class Module:
+    """Makes a table that only reads.
 
-    def Connect(self, db: apsw.Connection, *_names: str) -> tuple[str, "_Table"]:  # noqa: N802
-        return SCHEMA, _Table(db)
+    Args:
+        schema: its columns, as SQL.
+        table: its class.
+    """
+
+    def __init__(self, schema: str, table: "type[ReadTable]") -> None:
+        self._schema, self._table = schema, table
+
+    def Connect(self, db: apsw.Connection, *_names: str) -> tuple[str, "ReadTable"]:  # noqa: N802
+        """Return the table for a connection."""
+        return self._schema, self._table(db)
 
     Create = Connect
 
 
-class _Table:
-    """The table on one connection."""
+class ReadTable:
+    """A table on one connection, which holds no resources."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
+
+    def Disconnect(self) -> None:  # noqa: N802
+        """Do nothing."""
+
+    Destroy = Disconnect
+
+
+class _Table(ReadTable):
+    """The users."""
 
     def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
         """Choose the only plan: all rows are read."""
@@ -66,11 +84,6 @@ class _Table:
 
     def Open(self) -> "_Cursor":  # noqa: N802
         return _Cursor(self._db)
-
-    def Disconnect(self) -> None:  # noqa: N802
-        """Do nothing: the table holds no resources."""
-
-    Destroy = Disconnect
 
 
 class _Cursor:

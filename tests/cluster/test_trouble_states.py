@@ -17,8 +17,8 @@ import sys
 import textwrap
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -371,32 +371,32 @@ async def damaged(cluster: LocalCluster) -> Seen:
     return seen
 
 
-STATES: dict[str, Callable[[LocalCluster], Awaitable[Seen]]] = {
+States = dict[str, Callable[[LocalCluster], Awaitable[Seen]]]
+OF_PROCESSES: States = {
     "killed, or its machine is gone": dead,
     "stopped by SIGTERM": stopped,
     "paused (SIGSTOP), or cut off": paused,
-    "its file reached a limit of size (`ulimit -f`)": without_room,
-    "its clock is four seconds behind": clock_behind,
     "dead, and B as well: no quorum": no_quorum,
-    "the only voter of three members": one_voter,
     "it holds a transaction of A in doubt, and A and B are paused": in_doubt,
+    "its clock is four seconds behind": clock_behind,
+}
+OF_FILES: States = {
+    "its file reached a limit of size (`ulimit -f`)": without_room,
+    "the only voter of three members": one_voter,
     "its tables are a copy that is not compared yet": unproven,
     "its disk takes seconds for each sync": slow_disk,
     "its tables are damaged, and `repair_automatic` is off": damaged,
 }
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with local_cluster(tmp_path_factory.mktemp("states") / "three", http=True) as cluster:
-        yield cluster
-
-
-@pytest.mark.parametrize("name", [HEALTHY, *STATES])
-async def test_every_view_of_a_state_agrees_and_is_on_the_page(three: LocalCluster, name: str) -> None:
-    await ready(three)
-    well = await View(three).until(set(), set())
-    check_row(name, await STATES[name](three) if name in STATES else well)
+async def one_after_the_other(states: States, directory: Path) -> AsyncGenerator[tuple[str, Seen]]:
+    """Yield the views of each state of one cluster, which is well before each."""
+    with local_cluster(directory / "three", http=True) as cluster:
+        for name, state in states.items():
+            await ready(cluster)
+            well = await View(cluster).until(set(), set())
+            yield HEALTHY, well
+            yield name, await state(cluster)
 
 
 def test_page_has_every_state_and_the_remedies_of_its_troubles() -> None:
@@ -441,6 +441,7 @@ REFUSING = """
     }
     ssize_t pwrite(int fd, const void *data, size_t size, off_t place) { return pwrite64(fd, data, size, place); }
 """
+HAS_COMPILER = shutil.which("cc") is not None
 REFUSALS = {
     "its disk is full": errno.ENOSPC,
     "its quota is used up": errno.EDQUOT,
@@ -460,12 +461,9 @@ def run_as(node: LocalNode, text: str) -> Iterator[None]:
 
 def refusing(directory: Path, flag: Path) -> str:
     """Return a program that runs a node whose writes are refused with the number in a file, while there is one."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler here, so writes cannot be refused by their number")
     source, shim = directory / "refusing.c", directory / "refusing.so"
     source.write_text(textwrap.dedent(REFUSING))
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
     return f"""
         import os, sys
         os.environ |= {{"LD_PRELOAD": {str(shim)!r}, "REFUSED": {str(flag)!r}}}
@@ -473,7 +471,10 @@ def refusing(directory: Path, flag: Path) -> str:
     """
 
 
-async def test_node_whose_disk_refuses_writes_is_told_alike_everywhere(tmp_path: Path) -> None:
+async def refused(tmp_path: Path) -> AsyncGenerator[tuple[str, Seen]]:
+    """Yield the views of a node whose disk refuses writes, for each reason."""
+    if not HAS_COMPILER:
+        return
     flag = tmp_path / "refused"
     program = refusing(tmp_path, flag)
     cluster = LocalCluster(tmp_path / "three")
@@ -486,8 +487,7 @@ async def test_node_whose_disk_refuses_writes_is_told_alike_everywhere(tmp_path:
             await fill(cluster)
             seen = await View(cluster).until({"cannot_write"}, {"node_trouble"})
             flag.unlink()
-            await ready(cluster)
-            check_row(name, seen)
+            yield name, seen
 
 
 def certify(certs: Path) -> Path:
@@ -505,7 +505,8 @@ def issue(certs: Path, node: str, days: float) -> None:
     Authority.at(certs, 400).issue(node, ["127.0.0.1"], days, for_node=True)
 
 
-async def test_certificate_near_and_past_its_end_is_told_alike_everywhere(tmp_path: Path) -> None:
+async def certified(tmp_path: Path) -> AsyncGenerator[tuple[str, Seen]]:
+    """Yield the views of a node whose certificate comes to its end."""
     certs = certify(tmp_path / "certs")
     cluster = LocalCluster(tmp_path / "three", settings={"security": {"tls": str(certs)}})
     cluster.add_http()
@@ -516,16 +517,16 @@ async def test_certificate_near_and_past_its_end_is_told_alike_everywhere(tmp_pa
         await View(cluster).until(set(), set())
         issue(certs, "C", 25 / 86_400)
         async with started_again(cluster):
-            near = await View(cluster).until({"certificate"}, {"certificate"})
-            check_row("its certificate ends within 30 days", near)
-            past = await View(cluster).until(None, {"certificate"})
-            check_row("its certificate has ended, and it runs on", past)
+            yield "its certificate ends within 30 days", await View(cluster).until({"certificate"}, {"certificate"})
+            yield "its certificate has ended, and it runs on", await View(cluster).until(None, {"certificate"})
             told = next(one for one in (await status_of(cluster, 0))["troubles"] if one["code"] == "certificate")
             assert told["text"] == "the certificate of C has expired"
             cluster.nodes[2].kill()
             cluster.nodes[2].start()
-            seen = await View(cluster).until(None, {"node_away"})
-            check_row("its certificate has ended, and it was started again", seen)
+            yield (
+                "its certificate has ended, and it was started again",
+                await View(cluster).until(None, {"node_away"}),
+            )
 
             async def why() -> bool:
                 told = (await status_of(cluster, 0))["troubles"]
@@ -535,7 +536,8 @@ async def test_certificate_near_and_past_its_end_is_told_alike_everywhere(tmp_pa
             issue(certs, "C", 400)
 
 
-async def test_older_release_that_comes_too_late_is_told_alike_everywhere(tmp_path: Path) -> None:
+async def too_late(tmp_path: Path) -> AsyncGenerator[tuple[str, Seen]]:
+    """Yield the views of a node of an older release, which the others have left behind."""
     last = unpack_lower_level(tmp_path / "last")
     with local_cluster(tmp_path / "three", http=True) as cluster:
         await ready(cluster)
@@ -544,8 +546,55 @@ async def test_older_release_that_comes_too_late_is_told_alike_everywhere(tmp_pa
         await stop(node)
         node.sources = last
         node.start()
-        seen = await View(cluster).until(None, {"node_away"})
-        check_row("an older release, started when all others had gone on", seen)
+        name = "an older release, started when all others had gone on"
+        yield name, await View(cluster).until(None, {"node_away"})
+
+
+# -- all of them ---------------------------------------------------------------------------------------------------
+
+Views = dict[str, Seen]
+
+
+@pytest.fixture(scope="module")
+def views(tmp_path_factory: pytest.TempPathFactory) -> tuple[Views, list[Exception]]:
+    """Bring clusters into all states, at the same time, for they mostly wait; return the views, and what failed."""
+    found: Views = {}
+    failed: list[Exception] = []
+
+    async def follow(states: AsyncGenerator[tuple[str, Seen]]) -> None:
+        try:
+            async with aclosing(states):
+                async for name, seen in states:
+                    assert name != HEALTHY or found.setdefault(name, seen) == seen
+                    found[name] = seen
+        except Exception as error:
+            failed.append(error)
+
+    async def run() -> None:
+        own = tmp_path_factory.mktemp
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow, one_after_the_other(OF_PROCESSES, own("processes")))
+            nursery.start_soon(follow, one_after_the_other(OF_FILES, own("files")))
+            nursery.start_soon(follow, refused(own("refused")))
+            await follow(certified(own("certified")))
+            await follow(too_late(own("late")))
+
+    trio.run(run)
+    return found, failed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_view_of_a_state_agrees_and_is_on_the_page(views: tuple[Views, list[Exception]], name: str) -> None:
+    found, failed = views
+    if name in REFUSALS and not HAS_COMPILER:
+        pytest.skip("no C compiler here, so writes cannot be refused by their number")
+    if name not in found:
+        raise AssertionError(f"the state {name!r} was not reached") from next(iter(failed), None)
+    check_row(name, found[name])
+
+
+def test_clusters_recover_from_each_state(views: tuple[Views, list[Exception]]) -> None:
+    assert not views[1]
 
 
 def test_status_of_the_command_line_ends_with_one_for_each_trouble(tmp_path: Path) -> None:

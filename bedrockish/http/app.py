@@ -375,9 +375,13 @@ async def read_body(request: Request) -> bytes:
     """Return the body of a request.
 
     Raises:
+        StatusError: it is encoded.
         TooLargeError: it is longer than any client may send.
         MemoryFullError: the node has no memory for it.
     """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.strip().lower() != "identity":
+        raise StatusError(415, f"the body is encoded as {coding[:40]!r}; send it plain, without 'Content-Encoding'")
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length[:18]) > BODY_BYTES_MAX:
         raise _too_large()

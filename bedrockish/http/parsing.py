@@ -47,7 +47,9 @@ class Parser:
             self._feed(data)
         except (httptools.HttpParserError, StatusError) as error:
             if self.fault is None:
-                self.fault = StatusError(400, f"the request is not valid HTTP/1.1: {error}")
+                is_later = data.startswith(b"PRI * HTTP/2")
+                why = "it is HTTP/2, which this node does not speak" if is_later else error
+                self.fault = StatusError(400, f"the request is not valid HTTP/1.1: {why}")
             self._current = None
         if self._stalled < 0:
             self._stalled = before

@@ -64,6 +64,12 @@ async def test_body_after_an_offer_of_another_protocol_is_read() -> None:
             assert (second.path, second.is_whole, parser.fault) == ("/livez", True, None)
 
 
+def test_caller_that_speaks_http_2_at_once_is_told_so() -> None:
+    fault = parsed(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0").fault
+    assert fault is not None
+    assert fault.text == "the request is not valid HTTP/1.1: it is HTTP/2, which this node does not speak"
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [

@@ -165,6 +165,9 @@ def test_malformed_options_name_the_mistake(node: Asker, query: str, says: str) 
 def test_other_kinds_of_bodies_and_methods(node: Asker) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         assert node("/db/execute", b'["DELETE FROM t"]', Content_Type=kind).status == 415
+    coded = node("/db/execute", b'["DELETE FROM t"]', Content_Encoding="gzip")
+    assert (coded.status, "encoded as 'gzip'" in coded.json["message"]) == (415, True)
+    assert node("/db/query", b'["SELECT 1"]', Content_Encoding="Identity").status == 200
     assert node("/db/execute").status == 405
     assert node("/status", b"x").status == 405
     reply = node("/nothing/here")

@@ -43,10 +43,13 @@ def print_status(found: dict[str, Any], out: TextIO | None = None) -> None:
     for one in troubles if isinstance(troubles, list) else ():
         console.print(Text(f"TROUBLE {visible(str(one['code']))}: {visible(str(one['text']))}", style="bold red"))
         console.print(Text(f"  to do: {visible(str(one['do']))}\n"))
+    nodes, doubts = found.get("nodes"), found.get("in_doubt")
+    if troubles == [] and isinstance(nodes, dict):
+        answer = sum(bool(one.get("up")) for one in nodes.values())
+        console.print(Text(f"Nothing is wrong: {answer} of {len(nodes)} nodes answer.\n", style="bold green"))
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    nodes, doubts = found.get("nodes"), found.get("in_doubt")
     for name, value in found.items():
         if name == "certificates" and isinstance(value, dict):
             value = {file: _day(end) for file, end in value.items()}
@@ -123,7 +126,7 @@ def _day(end_s: Any) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return visible(", ".join(f"{name}: {_text(inner)}" for name, inner in value.items()) or "none")
+        return visible(", ".join(f"{name}: {_text(inner) or 'none'}" for name, inner in value.items()) or "none")
     if isinstance(value, list | tuple):
         return visible(", ".join(_text(inner) for inner in value) or "none")
     if isinstance(value, bytes):

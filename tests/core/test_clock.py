@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -172,6 +173,16 @@ def test_leap_of_a_majority_is_not_followed_until_the_next_start() -> None:
     again.hear_walls([start + hour, start + hour])
     again.set_now(Now(0.0, start), 1)
     assert again.believed_ms == start + hour
+
+
+@pytest.mark.parametrize("wrong_ms", [0, -3_600_000, 3_600_000])
+def test_age_is_told_by_most_walls_and_not_by_a_wrong_one(wrong_ms: int) -> None:
+    start = 1_700_000_000_000
+    clock = Clock(Settings(), Now(0.0, start + wrong_ms))
+    clock.hear_walls([start, start])
+    clock.set_now(Now(1.0, start + 1_000 + wrong_ms), 1)
+    assert clock.age_ms(pack(start), Now(1.5, start + 1_500 + wrong_ms)) == 1_500
+    assert clock.age_ms(0, Now(1.5, start + 1_500 + wrong_ms)) is None
 
 
 def test_walls_heard_one_after_the_other_at_a_start_are_no_leap() -> None:

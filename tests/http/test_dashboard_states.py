@@ -73,15 +73,17 @@ def codes_on(browser: Browser) -> set[str]:
     return {text.partition(",")[0] for text in words}
 
 
-def check(browser: Browser, name: str, folder: Path) -> None:
-    """Check that everything fits and is accessible, and take the pictures."""
+def check(browser: Browser, name: str, folder: Path, said: str) -> None:
+    """Check that everything fits and is accessible, and take the pictures of a page that says this at its top."""
     for size, (width, height) in SIZES.items():
         for scheme in SCHEMES:
             browser.resize(width, height, dark=scheme == "dark")
             browser.run("scrollTo(0, 0)")
+            browser.wait(f"document.querySelector('#summary').innerText.startsWith({said!r})")
             browser.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
             picture = folder / f"dashboard-{name}-{size}-{scheme}.png"
             browser.screenshot(picture)
+            assert browser.text("#summary").startswith(said), picture.name
             assert rows_of(picture)[2] > 200, picture.name
             assert browser.run("document.documentElement.scrollWidth") == width, picture.name
             assert browser.run(WIDE_TABLES) == [], picture.name
@@ -104,7 +106,7 @@ def test_dashboard_agrees_with_status_in_each_state(browser: Browser, cluster: L
         assert browser.run("document.querySelector('#wrong').hidden")
         colours = browser.run(LEGEND)
         assert colours == ["At0", "Bt1", "Ct2"]
-        check(browser, "healthy", folder)
+        check(browser, "healthy", folder, "All 3 nodes are up.")
 
         third = cluster.nodes[1].process
         assert third is not None
@@ -126,12 +128,12 @@ def test_dashboard_agrees_with_status_in_each_state(browser: Browser, cluster: L
             assert browser.run("document.querySelectorAll('#hour-commits .line').length") == 3
             last_of_b = [row[-1] for row in rows_shown(browser, "slow") if row[1] == "B"]
             assert not [one for one in last_of_b if one.endswith(" ms ago")], "its age grows while B is silent"
-            check(browser, "one-dead", folder)
+            check(browser, "one-dead", folder, expected)
             cluster.nodes[2].kill()
             browser.wait("document.querySelector('#summary').innerText.startsWith('Nothing can be committed')")
             browser.wait("document.querySelector('#troubles .grave')?.innerText.includes('1 voter is in reach')")
             assert "no_quorum" in {one["code"] for one in told(cluster, 0)["troubles"]}
-            check(browser, "no-quorum", folder)
+            check(browser, "no-quorum", folder, "Nothing can be committed: 1 of 3 voters answers")
             cluster.nodes[0].kill()
             browser.wait("document.querySelector('#main').classList.contains('stale')")
             assert browser.text("#summary").startswith("A does not answer this page. Everything below is ")
@@ -139,7 +141,7 @@ def test_dashboard_agrees_with_status_in_each_state(browser: Browser, cluster: L
             time.sleep(3)
             assert browser.text("#nodes") == kept, "old values are told to be old, and are not replaced"
             assert "this node does not answer" not in kept
-            check(browser, "own-dead", folder)
+            check(browser, "own-dead", folder, "A does not answer this page. Everything below is ")
         finally:
             third.send_signal(signal.SIGCONT)
         for index in (0, 2):

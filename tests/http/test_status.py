@@ -34,4 +34,6 @@ def test_another_version_s_status_is_printed_all_the_same() -> None:
 def test_of_a_real_node(node: Asker) -> None:
     out = io.StringIO()
     print_status(node("/status").json, out)
+    assert out.getvalue().startswith("Nothing is wrong: 1 of 1 nodes answer.\n")
     assert "members" in out.getvalue()
+    assert "seconds: \n" not in out.getvalue(), "what is not known is told to be none"

@@ -156,6 +156,15 @@ class Clock:
         ahead = milliseconds(clock) - max(self.believed_ms, milliseconds(self.value))
         return ahead if ahead > self.settings.clock_offset_ms else 0
 
+    def age_ms(self, clock: int, now: Now) -> int | None:
+        """Return the age of a clock, in ms, for people; None for the clock 0.
+
+        Most voters' walls tell it: by this machine's alone, if it is wrong, everything would look old.
+        """
+        since_ms = round(1000 * (now.seconds - self.now.seconds))
+        wall_ms = self.believed_ms + since_ms if self.believed_ms else now.wall_ms
+        return max(0, wall_ms - milliseconds(clock)) if clock else None
+
     def is_absurd(self, clock: int) -> bool:
         """Return whether a clock is so far ahead that it is an error, even if a promise or an outcome rests on it.
 

@@ -65,7 +65,7 @@ function take(found) {
   }
   events = events.sort((a, b) => a.event[1] - b.event[1]).slice(-KEPT_EVENTS);
   measure(found, now);
-  $("cluster").textContent = `${found.cluster}, seen from ${found.node}`;
+  $("cluster").textContent = `${found.cluster === "bedrockish" ? "" : `${found.cluster}, `}seen from ${found.node}`;
   document.title = `${found.cluster} · bedrockish`;
   heard(Object.fromEntries(Object.entries(found.nodes).map(([node, one]) => [node, one.status?.safe_lag_ms])));
   showSummary();

@@ -27,7 +27,7 @@ export const send = (path, body, patience_ms) =>
 
 // What to say of a request that failed.
 export const why = (error) =>
-  (error.name === "TimeoutError" || error instanceof TypeError ? "this node does not answer" : error.message);
+  (["TimeoutError", "AbortError"].includes(error.name) || error instanceof TypeError ? "this node does not answer" : error.message);
 
 export function onLogin(then) {
   $("login").addEventListener("submit", (event) => {

@@ -16,7 +16,6 @@ from bedrockish.core.state.state import State
 from bedrockish.engine.storage.scratch_files import room_on_disk
 from bedrockish.node.admin.troubles import SILENT_MS_MAX
 from bedrockish.node.admin.watching import open_files
-from bedrockish_journal.model.clock import milliseconds
 
 if TYPE_CHECKING:
     from bedrockish.engine.engine import Engine
@@ -87,7 +86,7 @@ def describe_node(
         "clock": state.clock.value,
         "safe": state.clock.safe,
         "clock_leap_ms": state.clock.leap_ms,
-        "safe_lag_ms": max(0, now.wall_ms - milliseconds(state.clock.safe)) if state.clock.safe else None,
+        "safe_lag_ms": state.clock.age_ms(state.clock.safe, now),
         "nodes": nodes,
         "in_flight": len(core.coordinator.attempts),
         "requests": len(core.coordinator.replies.in_flight),
@@ -146,7 +145,8 @@ def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
     if peer is None or not state.roster.membership.members[name].voter:
         return None
     closed = max(peer.closed, peer.report[1] if peer.report is not None else 0)
-    return max(0, now.wall_ms - milliseconds(closed) - state.settings.closing_lag_ms) if closed else None
+    age_ms = state.clock.age_ms(closed, now)
+    return None if age_ms is None else max(0, age_ms - state.settings.closing_lag_ms)
 
 
 def clock_trouble(state: State, name: str) -> str | None:

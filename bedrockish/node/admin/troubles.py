@@ -153,27 +153,17 @@ def _own_offset_ms(status: Status) -> float:
     return offsets[len(offsets) // 2] if offsets else 0.0
 
 
-def _report_lag_ms(status: Status, node: Mapping[str, Any]) -> float:
-    """Return the age of a node's reports at their arrival, in ms.
-
-    This machine's clock measures it. If that clock is ahead, all reports look old and none is: that is another trouble,
-    and this one would lead an operator to the wrong machine.
-    """
-    return (node.get("report_lag_ms") or 0.0) + min(0.0, _own_offset_ms(status))
-
-
-def _comes_late(status: Status, node: Mapping[str, Any]) -> bool:
+def _comes_late(node: Mapping[str, Any]) -> bool:
     """Whether a node's messages are as old as its clock seems to be behind: the clock is right, and the node is slow.
 
     A message has the time at which it was made, and leaves when its node's disk has synced.
     """
-    return -(node["wall_offset_ms"] or 0.0) - SKEW_MS_MAX < _report_lag_ms(status, node)
+    return -(node["wall_offset_ms"] or 0.0) - SKEW_MS_MAX < (node.get("report_lag_ms") or 0.0)
 
 
 def _safe_time(status: Status) -> str:
-    told = status.get("safe_lag_ms")
-    lag = (told or 0.0) + min(0.0, _own_offset_ms(status))  # the same holds of safe time
-    if told is None or lag <= SAFE_LAG_MS_MAX or _only_counts(status):
+    lag = status.get("safe_lag_ms") or 0.0
+    if lag <= SAFE_LAG_MS_MAX or _only_counts(status):
         return ""
     # A node that must first apply entries, or applies none, holds back its own safe time; no voter does. Another
     # trouble reports that by its own name, and removing voters would not help.
@@ -182,7 +172,7 @@ def _safe_time(status: Status) -> str:
     late = [
         name
         for name, node in _others(status).items()
-        if node["role"] == "voter" and _report_lag_ms(status, node) > lag / 2
+        if node["role"] == "voter" and (node.get("report_lag_ms") or 0.0) > lag / 2
     ]
     because = f"; it waits for {', '.join(late)}" if late else ""
     return f"safe time has stood for {lag / 1000:.0f} s{because}"
@@ -198,7 +188,7 @@ def _clock(status: Status) -> str:
     off = {name: offset for name, offset in offsets.items() if abs(offset) > SKEW_MS_MAX}
     if abs(ours) <= SKEW_MS_MAX:
         nodes = status["nodes"]
-        off = {name: offset for name, offset in off.items() if offset > 0 or not _comes_late(status, nodes[name])}
+        off = {name: offset for name, offset in off.items() if offset > 0 or not _comes_late(nodes[name])}
     if len(offsets) > 1 and len(off) * 2 > len(offsets) and abs(ours) > SKEW_MS_MAX:
         way = "behind" if ours > 0 else "ahead of"
         return f"this machine's clock is {abs(ours) / 1000:.1f} s {way} most others'"
@@ -280,9 +270,9 @@ def _left_behind(status: Status) -> str:
 
 def _slow(status: Status) -> str:
     return _each(
-        f"what {name} says is {_report_lag_ms(status, node) / 1000:.1f} s old when it comes"
+        f"what {name} says is {node['report_lag_ms'] / 1000:.1f} s old when it comes"
         for name, node in sorted(_others(status).items())
-        if reaches(node) and _report_lag_ms(status, node) > SLOW_MS_MAX and not _only_counts(status)
+        if reaches(node) and (node.get("report_lag_ms") or 0.0) > SLOW_MS_MAX and not _only_counts(status)
     )
 
 

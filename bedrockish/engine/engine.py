@@ -523,7 +523,7 @@ class Engine:
     def _learn_members(self) -> None:
         membership = decode_membership(system.get_meta(self._db, "membership"))
         self._ids.use_members(system.get_meta(self._db, "node"), membership)
-        self.access.learn(membership.users, membership.nodes)
+        self.access.learn(membership.users, membership.nodes, membership.version)
         self.entries.void |= system.follow_resolutions(self._db, membership.void)
         self._members += 1
         self.publication.members = membership.version

@@ -498,7 +498,7 @@ class LocalTransactions:
                 made.access = known.access
         else:
             made = _Schema(known.known, membership, found, membership.version, known.access)
-        made.access.learn(membership.users, membership.nodes)
+        made.access.learn(membership.users, membership.nodes, membership.version)
         self.ids.use_members(system.get_meta(db, "node"), membership)
         self._schema = made
         return made

@@ -69,10 +69,10 @@ async def working(cluster: LocalCluster, clients: int = 4) -> AsyncIterator[Work
     assert not work.failed, work.failed[:3]
 
 
-def newcomer(cluster: LocalCluster, name: str, *options: str) -> LocalNode:
+def newcomer(cluster: LocalCluster, name: str, *options: str, port: int = 0) -> LocalNode:
     """Start a node that joins, and make it one of those that the helpers look at."""
     url = cluster.url()
-    node = LocalNode(name, free_ports(1)[0], cluster.directory)
+    node = LocalNode(name, port or free_ports(1)[0], cluster.directory)
     node.config.write_text(f'node = "{name}"\ndatabase = "{node.database.name}"\nlisten = "127.0.0.1:{node.port}"\n')
     cluster.nodes.append(node)
     node.start("join", url, *options)

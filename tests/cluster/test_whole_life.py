@@ -1,8 +1,7 @@
 """The whole life of a cluster: founded with ``init``, grown, upgraded, given users, its secrets exchanged, restored
 elsewhere, restarted node by node, with a full and with a lost disk, made smaller; and clients at work all the time.
 
-None sees an error, but those with an open transaction whose node ended, or over which a user changed or a member was
-removed: they are told so, and that it did not happen.
+None sees an error, but those with an open transaction whose node ended: they are told so, and that it did not happen.
 
 ``pytest --slow -s tests/cluster/test_whole_life.py`` prints, for each part of it, how long commits took.
 """
@@ -58,7 +57,7 @@ class Shop:
         web: the token of those who come by HTTP, and their URL.
         done: the orders that were acknowledged.
         errors: what clients were told, after all that they try by themselves.
-        cut: what clients were told whose open transaction ended with its node, or by a change of members or users.
+        cut: what clients were told whose open transaction ended with its node.
         times: phase -> seconds that each commit took, from the call to its answer.
         gone: the orders of these transactions, which did not happen.
         phase: what is done to the cluster just now.
@@ -105,8 +104,7 @@ class Shop:
                                 await transaction.execute(INSERT, [order])
                                 await trio.sleep(0.02)
                     except BedrockishError as error:
-                        is_cut = isinstance(error, UnavailableError) or MEMBERS_CHANGED in error.message
-                        is_cut = is_cut and "did not happen" in error.message
+                        is_cut = isinstance(error, UnavailableError) and "did not happen" in error.message
                         (self.cut if is_cut else self.errors).append(f"{self.phase}: {orders[0]}: {error!r}")
                         self.gone.update(orders if is_cut else ())
                         continue
@@ -164,12 +162,10 @@ class Shop:
             ordered = sorted(took)
             marks = [1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (0.5, 0.99, 1)]
             lines.append(f"{phase:42} {len(ordered):8} " + " ".join(f"{mark:8.0f}" for mark in marks))
-        why = "ended with their node or by a change of members or users"
-        lines += [f"open transactions that {why}: {len(self.cut)}", *self.cut[:20]]
+        lines += [f"open transactions that ended with their node: {len(self.cut)}", *self.cut[:20]]
         return "\n".join([*lines, f"other errors that a client saw: {len(self.errors)}", *self.errors[:20]])
 
 
-MEMBERS_CHANGED = "has changed the members or users of the cluster"
 INSERT = "INSERT INTO orders(name) VALUES (?)"
 
 

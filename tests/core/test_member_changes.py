@@ -1,13 +1,16 @@
 """One node, told of changes of the membership: what it ends, whom it votes for, and when it does not vote at all."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import cbor2
+import pytest
 
 from bedrockish.api.requests import Request, Token
-from bedrockish.core.coordinator.revalidation import overtaken
+from bedrockish.common.levels import LEVEL
+from bedrockish.core.coordinator.revalidation import KEEPS_BASE, overtaken
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.effects import Effect, Keep, Malformed, Persist, Reply, Send, SetMembers
+from bedrockish.core.protocol.effects import Effect, Execute, Keep, Malformed, Persist, Reply, Send, SetMembers
 from bedrockish.core.protocol.events import Accused, Event, Executed, Now, PeerUp, Received, Submitted, Woken
 from bedrockish.core.protocol.messages import (
     Accept,
@@ -30,12 +33,14 @@ from bedrockish.core.protocol.messages import (
 from bedrockish.core.protocol.records import Joining, Member, Membership, Prepared, Recovered, encode_membership
 from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.state.certifier import claim
+from bedrockish.core.state.commit_window import NEVER
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import LearnerError, UnavailableError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
 from bedrockish_journal.model.entry import GENESIS, Entry
-from bedrockish_journal.model.transaction import MEMBERS, ROWS, Transaction, Txid
+from bedrockish_journal.model.membership import UserSaid
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector
 
 WALL = 1_700_000_000_000
@@ -369,7 +374,11 @@ def test_amnesiac_node_revokes_its_closed() -> None:
     assert (one.node.state.roster.peers["A"].closed, one.node.state.roster.peers["A"].cut) == (0, 0)
 
 
-def test_only_a_harmless_change_of_the_members_is_passed_over_and_the_other_is_named() -> None:
+@pytest.mark.parametrize(
+    ("needed", "checked", "goes_on"),
+    [(0, 0, True), (0, KEEPS_BASE, False), (3, 2, False), (3, 3, True), (NEVER, 7, False)],
+)
+def test_transaction_goes_on_over_a_change_whose_rights_were_checked(needed: int, checked: int, goes_on: bool) -> None:
     one = One(membership(0, "ABC"))
     state, change = one.node.state, Txid(7, "B")
     state.commit_window.add(
@@ -379,10 +388,41 @@ def test_only_a_harmless_change_of_the_members_is_passed_over_and_the_other_is_n
         ),
     )
     wants = AccessSet(read_points=frozenset({b"t:x"}))
-    for harmless in (False, True):
-        state.commit_window.note_member_change(change, harmless=harmless)
-        error = overtaken(state, wants, {})
-        assert (error is None) is harmless
-        if error is not None:
-            assert "has changed the members or users of the cluster since" in error.message
-    assert overtaken(state, wants, {}, keeps_base=True) is not None
+    state.commit_window.note_member_change(change, needed)
+    error = overtaken(state, wants, {}, config=checked)
+    assert (error is None) is goes_on
+    if error is not None:
+        assert "has changed the members or users of the cluster since" in error.message
+
+
+def test_open_transaction_goes_back_to_the_node_if_users_change_after_its_check() -> None:
+    """The node looks at rights by the membership that it has; here another one is applied in the same step."""
+    one = One(membership(1, "ABC"))
+    one.node.state.clock.safe = CLOCK - 1
+    changed = replace(membership(2, "ABC"), users={"ann": UserSaid("", 1, 1)})
+    one.step(Submitted(1, Request("open", ()), once=True))
+    one.hear("A", commit(transaction("A", 3, config=1, change=changed)))
+    written = AccessSet(write_points=frozenset({b"t:z\0"}))
+    by_old, by_new = (Prepared({}, 0, False, ROWS, written, b"", b"", config=config) for config in (1, 2))
+    assert [type(effect) for effect in one.step(Executed(1, by_old))] == [Execute]
+    (begun,) = {effect.message for effect in one.step(Executed(1, by_new)) if isinstance(effect, Send)}
+    assert isinstance(begun, Begin)
+    assert decode_transaction(begun.body).base == {"A": 1}
+
+
+@pytest.mark.parametrize(
+    ("old", "needed"),
+    [
+        (membership(0, "ABC"), 0),
+        (membership(0, "ABCD"), 0),
+        (replace(membership(0, "ABC"), users={"ann": UserSaid("", 1, 1)}), 1),
+        (replace(membership(0, "ABC"), level=LEVEL - 1), NEVER),
+    ],
+)
+def test_change_of_users_needs_a_check_of_rights_and_a_new_level_another_execution(
+    old: Membership, needed: int
+) -> None:
+    one = One(old)
+    change = transaction("A", 3, change=membership(1, "ABC"))
+    one.hear("A", commit(change))
+    assert one.node.state.commit_window.member_changes == {change.txid: needed}

@@ -17,7 +17,7 @@ from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import read_membership
-from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+from bedrockish_journal.model.transaction import MEMBERS, ROWS, Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers
 from tests.core.test_member_changes import CLOCK, WALL, One, commit, membership, transaction
 
@@ -128,6 +128,50 @@ def test_commits_of_a_retired_timeline_are_in_every_base() -> None:
     (said,) = one.hear("A", Check(2, {"C": 1, "D": 1}, reads, CLOCK + 5))
     assert isinstance(said, Checked)
     assert said.others, "what does not have the change of the members meets it"
+
+
+def window_of(number: int) -> CommitWindow:
+    """D has led so many commits, the first of which writes d; A then retired its timeline, and C that of A."""
+    window = CommitWindow()
+
+    def commit(leader: str, tick: int, key: bytes, clock: int, kind: str = ROWS) -> Txid:
+        txid = Txid(clock, leader)
+        keys = AccessSet(write_points=frozenset({key}))
+        window.add((leader, tick), Transaction(txid, {}, 0, 0, 0, str(clock), "serializable", kind, keys, b"", b""))
+        return txid
+
+    for tick in range(1, number + 1):
+        commit("D", tick, b"t:d\0%d" % tick, tick)
+    window.pack(number, ())
+    window.retire({"D"}, commit("A", 1, b"members", number + 1, MEMBERS))
+    window.retire({"A"}, commit("C", 1, b"members", number + 2, MEMBERS))
+    return window
+
+
+@pytest.mark.parametrize("packed_later", [False, True])
+@pytest.mark.parametrize("number", [1, SEGMENT + 1])
+def test_open_transaction_from_before_a_retirement_is_compared_with_the_retired_commits(
+    number: int, packed_later: bool
+) -> None:
+    window = window_of(number)
+    if packed_later:
+        window.pack(number + 1, ())
+    first = AccessSet(read_points=frozenset({b"t:d\0" + b"1"}))
+    last = AccessSet(read_points=frozenset({b"t:d\0%d" % number}))
+    assert next(window.conflicts(first, {"A": 0}), None) is not None
+    assert next(window.conflicts(last, {"D": number - 1}), None) is not None
+    assert window.newer_than({"D": number - 1}) is None, "the line of D is gone"
+    for base in ({"D": number}, {"A": 1}, {"C": 1}, {"A": 1, "C": 1, "D": number}):
+        assert next(window.conflicts(last, base), None) is None, base
+    assert window.oldest_outside({"A": 1, "C": 1}) is None
+
+
+def test_dropped_commits_of_a_retired_timeline_end_an_open_transaction_that_lacks_them() -> None:
+    window = window_of(2)
+    window.forget(2)
+    assert window.has_dropped({"D": 1})
+    assert not window.has_dropped({"D": 2})
+    assert "D" not in window.floor, "a voter's base does not name it"
 
 
 @pytest.mark.parametrize("number", [1, SEGMENT + 1])

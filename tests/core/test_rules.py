@@ -315,7 +315,7 @@ def test_change_of_the_members_does_not_move_over_another_one(kind: str, goes_on
     everything = claim(AccessSet(), ("A-1",), MEMBERS, CLOCK + 1)
     window = voter.state.commit_window = CommitWindow({"A": 3})
     window.add(("A", 4), replace(change, kind=MEMBERS, access_set=everything))
-    window.member_changes[change.txid] = True
+    window.note_member_change(change.txid, 0)
     prepared = Prepared({"A": 3}, 0, False, kind, AccessSet(write_points=frozenset({b"t:y\0k"})), b"", b"")
     moved = move(voter.state, InFlight(1, Request("c", ()), 10.0), prepared)
     assert isinstance(moved, Prepared) == goes_on

@@ -296,9 +296,23 @@ MOMENTS: dict[str, Moment] = {
     "what is retired looks unseen": Moment(
         fault(
             "what stands in a retired timeline is in every base",
-            (apply_queue.ApplyQueue, "_retire", "state.commit_window.retire(leaders)", "pass"),
+            (apply_queue.ApplyQueue, "_retire", "state.commit_window.retire(leaders, txid)", "pass"),
         ),
         f"{_RETIRED}:test_commits_of_a_retired_timeline_are_in_every_base",
+    ),
+    "what is retired looks seen by all": Moment(
+        fault(
+            "an open transaction without the retirement is compared with what was retired",
+            (commit_window.CommitWindow, "retire", "EVERYWHERE if found is None else found.places", "EVERYWHERE"),
+        ),
+        f"{_RETIRED}:test_open_transaction_from_before_a_retirement_is_compared_with_the_retired_commits",
+    ),
+    "rights are checked once": Moment(
+        fault(
+            "a transaction goes on over a change of users if the rights of its user are checked again",
+            (apply_queue.ApplyQueue, "_change_members", "0 if old.users == membership.users else ", "0 and "),
+        ),
+        "tests.core.test_member_changes:test_change_of_users_needs_a_check_of_rights_and_a_new_level_another_execution",
     ),
     "a vector is said in short too soon": Moment(
         fault(
@@ -384,7 +398,7 @@ MOMENTS: dict[str, Moment] = {
     "what is dropped leaves no floor": Moment(
         fault(
             "who has dropped commits knows how far",
-            (commit_window.CommitWindow, "_drop", "self.floor[leader] = max(tick, self.floor.get(leader, 0))", "pass"),
+            (commit_window.CommitWindow, "_drop", "floor[leader] = max(tick, floor.get(leader, 0))", "pass"),
         ),
         f"{_BALLOTS}:test_dropped_commits_leave_a_floor",
     ),

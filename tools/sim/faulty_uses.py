@@ -183,7 +183,7 @@ USES: dict[str, Fault] = {
         (
             once,
             "overtaken",
-            "found = first_conflict(state.commit_window, access_set, base, spans, keeps_base=keeps_base)",
+            "found = first_conflict(state.commit_window, access_set, base, spans, config)",
             "found = None",
         ),
         **_TALKS,

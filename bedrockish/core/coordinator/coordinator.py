@@ -213,7 +213,7 @@ class Coordinator:
         if inflight.once and not (prepared.readonly and inflight.request.read != STRICT):
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
-                self.replies.end(inflight, moved)
+                self._end_or_check(inflight, prepared, moved)
                 return
             prepared = moved
         if prepared.schema != state.schema.version and (inflight.request.read == STRICT or not prepared.readonly):
@@ -277,10 +277,17 @@ class Coordinator:
             inflight.keep(moved)
             self._lead(inflight, moved)
         elif inflight.once:
-            self.replies.end(inflight, moved)
+            self._end_or_check(inflight, prepared, moved)
         else:
             self.replies.reservations.in_vain(inflight, prepared.access_set, prepared.kind)
             self.replies.ready.add(inflight)
+
+    def _end_or_check(self, inflight: InFlight, prepared: Prepared, error: BedrockishError) -> None:
+        """End what has lost; have the rights of its user checked again if the members have changed since that."""
+        if 0 < prepared.config < self.state.roster.membership.version:
+            self.replies.ready.add(inflight)
+        else:
+            self.replies.end(inflight, error)
 
     def _lead(self, inflight: InFlight, prepared: Prepared) -> None:
         """Test a transaction on ourselves, and begin it."""

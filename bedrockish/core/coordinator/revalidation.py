@@ -12,7 +12,7 @@ from bedrockish.core.coordinator.request import MEMBERS_OR_USERS, InFlight, read
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import claim
-from bedrockish.core.state.commit_window import CommitWindow
+from bedrockish.core.state.commit_window import NEVER, CommitWindow
 from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ConflictError
@@ -20,27 +20,30 @@ from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, Range
 from bedrockish_journal.model.transaction import MEMBERS
 from bedrockish_journal.model.vector import Vector
 
+KEEPS_BASE = -1
+
 
 def overtaken(
-    state: State, access_set: AccessSet, base: Vector, spans: tuple[Range, ...] = (), *, keeps_base: bool = False
+    state: State, access_set: AccessSet, base: Vector, spans: tuple[Range, ...] = (), *, config: int
 ) -> ConflictError | None:
     """Return the error for a transaction that a commit outside its base has overtaken; None if it can go on.
 
     Args:
         state: of the node that executed it.
         access_set: what it has read and written.
-        base: the commits that it has seen.
+        base: the commits that it has seen, in full.
         spans: as those of ``Prepared``.
-        keeps_base: voters will compare it with this base, so that even a harmless change of the members counts.
+        config: by which version of the membership its user's rights have been, or will be, checked; ``KEEPS_BASE``:
+            voters will compare it with this base, so that every change of the members counts.
     """
     # Commits that this base has not seen are dropped already: what cannot be compared counts as a conflict.
-    if any(base.get(leader, 0) < tick for leader, tick in state.commit_window.floor.items()):
+    if state.commit_window.has_dropped(base):
         window_s = state.settings.conflict_window_ms / 1000
         return ConflictError(
             f"the transaction's snapshot is older than {window_s:g} s, and what it read may have changed since; "
             "it did not happen: run it again"
         )
-    found = first_conflict(state.commit_window, access_set, base, spans, keeps_base=keeps_base)
+    found = first_conflict(state.commit_window, access_set, base, spans, config)
     if found is None:
         return None
     note_conflict(state.counts, access_set, found.key)
@@ -49,12 +52,13 @@ def overtaken(
 
 
 def first_conflict(
-    window: CommitWindow, access_set: AccessSet, base: Vector, spans: tuple[Range, ...], *, keeps_base: bool = False
+    window: CommitWindow, access_set: AccessSet, base: Vector, spans: tuple[Range, ...], config: int = 0
 ) -> Conflict | None:
     """Return a commit outside a base that has changed the data that a transaction rests on, or None.
 
     A statement over much of a table declares that it writes all of its indexes, and each commit that has since
-    inserted a row elsewhere in the table has written into them, too. In ``spans`` only readers conflict with it.
+    inserted a row elsewhere in the table has written into them, too. In ``spans`` only readers conflict with it. For
+    ``config`` see ``overtaken``.
     """
     if spans:
         written = tuple(one for one in access_set.write_ranges if one not in spans)
@@ -63,7 +67,7 @@ def first_conflict(
         if found is not None:
             return found
     conflicts = window.conflicts(access_set, base)
-    return next((one for one in conflicts if keeps_base or not window.member_changes.get(one.other)), None)
+    return next((one for one in conflicts if config < window.member_changes.get(one.other, NEVER)), None)
 
 
 class AccessSets(Protocol):
@@ -90,12 +94,13 @@ def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError |
     transaction comes after it: a constraint that spans both is protected by one of them reading keys that the other
     writes. A deleted parent was found to have no children without reading them; each child reads its parent.
     """
+    config = state.roster.membership.version  # rights are checked again before the next statement, and at COMMIT
     # Few, as a rule: each is compared with the transaction's reads and writes so far.
     newer = state.commit_window.newer_than(base)
     if newer is None:
-        return overtaken(state, sets.access_set(), base)
+        return overtaken(state, sets.access_set(), base, config=config)
     for known in newer:
-        if state.commit_window.member_changes.get(known.txid):
+        if state.commit_window.member_changes.get(known.txid, NEVER) <= config:
             continue
         key = sets.conflicts_with(known.access_set) or sets.overwrites(known.access_set)
         if key is not None:
@@ -130,8 +135,8 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
         # With its command and a clock of now: its command may have happened elsewhere, or a schema change be in force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
     # A change of the members was made of the membership in its base: over another change it would undo that one.
-    keeps_base = bool(prepared.clock) or prepared.kind == MEMBERS
-    return overtaken(state, access_set, prepared.base, prepared.spans, keeps_base=keeps_base)
+    config = KEEPS_BASE if prepared.clock or prepared.kind == MEMBERS else prepared.config
+    return overtaken(state, access_set, prepared.base, prepared.spans, config=config)
 
 
 def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | BedrockishError:

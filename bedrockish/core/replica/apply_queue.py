@@ -13,6 +13,7 @@ from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.effects import Apply, Halt, SendEntries, SetMembers
 from bedrockish.core.protocol.messages import Ask, Commit, Entries, Fetch, Outcome, Removed
 from bedrockish.core.protocol.records import Membership, decode_membership
+from bedrockish.core.state.commit_window import NEVER
 from bedrockish.core.state.packed_commits import Place
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.roster import Peer
@@ -256,17 +257,19 @@ class ApplyQueue:
         # Only the new retirements: earlier ones stand in no vector any more.
         retired = membership.retired.keys() - state.roster.membership.retired.keys()
         old = state.roster.membership
-        is_same = (old.users, old.level, old.cluster_id) == (membership.users, membership.level, membership.cluster_id)
-        state.commit_window.note_member_change(txid, harmless=is_same and not retired)
+        config = 0 if old.users == membership.users else membership.version
+        if (old.level, old.cluster_id) != (membership.level, membership.cluster_id):
+            config = NEVER
+        state.commit_window.note_member_change(txid, config)
         state.set_membership(membership)
         if retired:
-            self._retire(place, retired)
+            self._retire(place, txid, retired)
         state.outbox.emit(SetMembers(state.roster.membership))
         for txid, transaction in list(state.votes.pending.transactions.items()):
             if transaction.config < membership.version:
                 state.votes.end(txid, commit=False)
 
-    def _retire(self, place: Place, leaders: AbstractSet[str]) -> None:
+    def _retire(self, place: Place, txid: Txid, leaders: AbstractSet[str]) -> None:
         """Name these timelines no more. All of them is applied here, as the base of the change is.
 
         A second label that some member may hold beyond that has changed no row and is in no transaction's past: no
@@ -274,7 +277,7 @@ class ApplyQueue:
         """
         state = self.state
         state.timelines.retire([place])
-        state.commit_window.retire(leaders)
+        state.commit_window.retire(leaders, txid)
         for leader in leaders:
             self.early.pop(leader, None)
             self.gaps.pop(leader, None)

@@ -12,14 +12,16 @@ from itertools import islice
 
 from bedrockish.core.state import packed_commits
 from bedrockish.core.state.access_index import AccessIndex, Conflict
-from bedrockish.core.state.packed_commits import Known, Place, Segment
+from bedrockish.core.state.packed_commits import Known, Place, Retirement, Segment
 from bedrockish_journal.model.access_set import AccessSet, Range, conflict
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
+EVERYWHERE: list[Place] = [("", 0)]  # each base covers it
 FEW = 32  # commits that are compared one by one, where some of them have ranges
 LATEST = 128  # commits of each timeline that are found by their ticks
 MEMBER_CHANGES_MAX = 100
+NEVER = 1 << 62  # more changes of the members than there can be
 
 
 class _Line:
@@ -64,11 +66,11 @@ class CommitWindow:
     Attributes:
         known: the commits that are not settled, and up to a few hundred settled ones.
         floor: the last tick of each timeline that is the first place of a dropped commit.
-        member_changes: the last changes of the members, each with whether open transactions go on over it.
+        member_changes: the last changes of the members, see ``note_member_change``.
     """
 
     def __init__(self, recovered: Vector | None = None) -> None:
-        self.member_changes: dict[Txid, bool] = {}
+        self.member_changes: dict[Txid, int] = {}
         self.known: dict[Txid, Known] = {}
         self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
@@ -77,38 +79,60 @@ class CommitWindow:
         self._segments: deque[Segment] = deque()
         self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
         self._packed_newest = -1  # the greatest clock in any segment
-        self._retired: set[str] = set()
+        self._retired: dict[str, Retirement] = {}
+        self._retired_floor: dict[str, int] = {}
+        self._retiring: set[Txid] = set()  # the changes that retired timelines since the start
         self._recovered = recovered or {}
         self._lines = {leader: _Line(tick + 1) for leader, tick in self._recovered.items()}
 
-    def retire(self, leaders: AbstractSet[str]) -> None:
-        """Mark the commits of these timelines as seen by every base, which has all of them and names them no more.
+    def retire(self, leaders: AbstractSet[str], txid: Txid | None = None) -> None:
+        """Mark the commits of some timelines as seen by each base that has the change by which these were retired.
 
-        A transaction with an older base conflicts with the change of the membership, which is here as well.
+        A base without it is that of a transaction that is open here, and names the timelines.
+
+        Args:
+            leaders: of the timelines.
+            txid: the change; None: one of before the start, which all bases have.
         """
-        self._retired |= leaders
+        found = self.known.get(txid) if txid is not None else None
+        # One that is not kept is below the floor, as each base without it.
+        change = Retirement(EVERYWHERE if found is None else found.places)
+        if found is not None:
+            self._retiring.add(found.txid)
         for known in self.known.values():
-            known.everywhere = known.everywhere or any(leader in leaders for leader, _ in known.places)
+            if any(leader in leaders for leader, _ in known.places):
+                known.retired_by = change
+        for earlier in self._retired.values():
+            if any(leader in leaders for leader, _ in earlier.places):
+                earlier.later = change
+        self._retired.update(dict.fromkeys(leaders, change))
         for segment in self._segments:
-            segment.retire(leaders)
+            segment.retire(leaders, change)
         self._sum_up()
         for leader in leaders:
-            self.floor.pop(leader, None)
+            self._retired_floor[leader] = self.floor.pop(leader, 0)
             self._lines.pop(leader, None)
 
-    def note_member_change(self, txid: Txid, *, harmless: bool) -> None:
+    def has_dropped(self, base: Vector) -> bool:
+        """Return whether a commit that a base in full has not seen is dropped, and cannot be compared any more."""
+        floors = (*self.floor.items(), *self._retired_floor.items())
+        return any(base.get(leader, 0) < tick for leader, tick in floors)
+
+    def note_member_change(self, txid: Txid, config: int) -> None:
         """Note a change of the members.
 
-        It is harmless if it retires no timeline and leaves users and the release level as they are: then a transaction
-        that lacks it reads and writes the same after it, and can be certified again on a base that has it.
+        A transaction that lacks it, and conflicts with no other commit, reads and writes the same after it. So it can
+        be certified again on a base that has the change, if its user's rights are checked by the membership of version
+        ``config`` or a later one: 0 if the change leaves the users as they are, ``NEVER`` if another release level
+        begins with it.
         """
-        self.member_changes[txid] = harmless
+        self.member_changes[txid] = config
         if len(self.member_changes) > MEMBER_CHANGES_MAX:
             del self.member_changes[next(iter(self.member_changes))]
 
     def _sum_up(self) -> None:
         """Note what holds for all segments, after one has changed: hardly any commit or base needs to ask each."""
-        self._packed = merge(*(segment.last for segment in self._segments))
+        self._packed = merge(*(segment.covered for segment in self._segments))
         self._packed_newest = max((segment.newest for segment in self._segments), default=-1)
 
     def pass_over(self, place: Place, txid: Txid, *, is_repeat: bool = False) -> bool:
@@ -138,7 +162,7 @@ class CommitWindow:
             heapq.heappush(self._by_clock, txid)
         known.places.append(place)
         if place[0] in self._retired:  # read again after a restart; no base names this timeline
-            known.everywhere = True
+            known.retired_by = self._retired[place[0]]
         else:
             self._extend_line(place, known)
 
@@ -167,7 +191,7 @@ class CommitWindow:
         """Note a further place of a commit that is packed."""
         segment.add_place(txid, place)
         if place[0] in self._retired:
-            segment.retire({place[0]})
+            segment.retire({place[0]}, self._retired[place[0]])
         for line in self._lines.values():
             line.let_go_up_to(txid)  # one that is needed for its outcome has kept it there
         self._restart_line(place)
@@ -185,6 +209,9 @@ class CommitWindow:
                 return None
             if seen < len(line.commits):
                 found += [known for known in islice(line.commits, seen, None) if not known.is_in(base)]
+        # Lines of timelines that are retired are not kept: this base is older, and may lack some of them.
+        if self._retiring and any(known.txid in self._retiring for known in found):
+            return None
         return found
 
     def oldest_outside(self, base: Vector) -> int | None:
@@ -262,10 +289,7 @@ class CommitWindow:
             heapq.heappush(self._by_clock, txid)
         while len(self._below) >= packed_commits.SEGMENT:
             packed, self._below = self._below[: packed_commits.SEGMENT], self._below[packed_commits.SEGMENT :]
-            segment = Segment([self._take(txid) for txid in packed])
-            # Packed after the retirement, its commits still have the places of before.
-            segment.retire(self._retired)
-            self._segments.append(segment)
+            self._segments.append(Segment([self._take(txid) for txid in packed]))
             self._sum_up()
             for line in self._lines.values():
                 line.let_go(self.known)
@@ -291,6 +315,6 @@ class CommitWindow:
     def _drop(self, place: Place) -> None:
         """Raise the floor to the first place of a commit; the journal judges a base that has another place alone."""
         leader, tick = place
-        # A base names no retired timeline, and would look as if it lacked all of it.
-        if leader not in self._retired:
-            self.floor[leader] = max(tick, self.floor.get(leader, 0))
+        # A later base names no retired timeline, and would look as if it lacked all of it.
+        floor = self._retired_floor if leader in self._retired else self.floor
+        floor[leader] = max(tick, floor.get(leader, 0))

@@ -13,12 +13,43 @@ from zlib import crc32
 from bedrockish.core.state.access_index import Conflict, is_large
 from bedrockish_journal.model.access_set import MANY, READS, WRITES, AccessSet, Range, conflict
 from bedrockish_journal.model.transaction import Transaction, Txid
-from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.model.vector import Vector, covers, merge
 
 SEGMENT = 256  # commits that are packed together
 FILTER_BYTES = 4_096  # of a segment: one key in ten that is not there passes it
 _READ, _WRITE = 1, 2
 Place = tuple[str, int]
+
+
+class Retirement:
+    """A change of the members that retired timelines: a base with it has seen all of them, and need not name them.
+
+    Attributes:
+        places: those of the change.
+        later: the change that retired the timeline in which this one stands.
+    """
+
+    __slots__ = ("later", "places")
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = places
+        self.later: Retirement | None = None
+
+    def is_in(self, base: Vector) -> bool:
+        """Return whether a base has it, or a later one."""
+        return _is_among(self.places, base) or (self.later is not None and self.later.is_in(base))
+
+    def all_places(self) -> list[Place]:
+        """Return its places and those of later ones."""
+        return [*self.places, *(self.later.all_places() if self.later is not None else ())]
+
+    def newest(self) -> Place:
+        """Return a place that every later base covers."""
+        return self.places[0] if self.later is None else self.later.newest()
+
+
+def _is_among(places: Iterable[Place], base: Vector) -> bool:
+    return any(base.get(leader, 0) >= tick for leader, tick in places)
 
 
 class Known:
@@ -30,19 +61,20 @@ class Known:
         command: its first command.
         access_set: its access set.
         places: where: more than one if it was adopted and its own label turned up.
+        retired_by: the change that retired a timeline in which it stands.
     """
 
-    __slots__ = ("access_set", "command", "everywhere", "kind", "places", "txid")
+    __slots__ = ("access_set", "command", "kind", "places", "retired_by", "txid")
 
     def __init__(self, transaction: Transaction) -> None:
         self.txid, self.kind, self.command = transaction.txid, transaction.kind, transaction.command
         self.access_set = transaction.access_set
         self.places: list[Place] = []
-        self.everywhere = False  # it stands in a timeline that is retired: every base has seen it
+        self.retired_by: Retirement | None = None
 
     def is_in(self, base: Vector) -> bool:
         """Return whether a base has seen it, under any of its places."""
-        return self.everywhere or any(base.get(leader, 0) >= tick for leader, tick in self.places)
+        return _is_among(self.places, base) or (self.retired_by is not None and self.retired_by.is_in(base))
 
 
 class Keys:
@@ -93,6 +125,7 @@ class Segment:
     __slots__ = (
         "_bits",
         "_clocks",
+        "_covered",
         "_keys",
         "_large",
         "_last",
@@ -119,12 +152,15 @@ class Segment:
         )
         # Second places are rare: a dictionary of those that have one.
         self._more = {owner: one.places[1:] for owner, one in enumerate(commits) if len(one.places) > 1}
-        self._last: dict[str, int] = {}
-        # One comparison for a few hundred commits tells most bases that they have seen all of it. First places are
+        retired = {owner: one.retired_by for owner, one in enumerate(commits) if one.retired_by is not None}
+        for owner, change in retired.items():
+            self._more[owner] = [*self._more.get(owner, ()), *change.all_places()]
+        self._last = _last_of(one.places[0] for one in commits)
+        # One comparison for a few hundred commits tells most bases that they have seen all of it. One place of each is
         # enough: a base that has another place alone is compared commit by commit.
-        for one in commits:
-            leader, tick = one.places[0]
-            self._last[leader] = max(tick, self._last.get(leader, 0))
+        self._covered = _last_of(
+            retired[owner].newest() if owner in retired else one.places[0] for owner, one in enumerate(commits)
+        )
         self.oldest, self.newest = min(self._clocks), max(self._clocks)
         self._ranged = {
             owner: AccessSet(read_ranges=one.access_set.read_ranges, write_ranges=one.access_set.write_ranges)
@@ -163,9 +199,14 @@ class Segment:
         """The last tick of each timeline among the first places."""
         return self._last
 
+    @property
+    def covered(self) -> Vector:
+        """The commits that a base has to have to have seen all of these: ``last``, without retired timelines."""
+        return self._covered
+
     def is_in(self, base: Vector) -> bool:
         """Return whether a base has seen each commit under its first place."""
-        return all(base.get(leader, 0) >= tick for leader, tick in self._last.items())
+        return covers(base, self._covered)
 
     def oldest_outside(self, base: Vector) -> int | None:
         """Return the smallest clock of the commits here that a base has not seen, or None."""
@@ -186,16 +227,15 @@ class Segment:
         assert owner is not None, f"{txid} is not in this segment"
         self._more.setdefault(owner, []).append(place)
 
-    def retire(self, leaders: AbstractSet[str]) -> None:
-        """Mark the commits of these timelines as seen by every base."""
-        firsts, ticks = self._places
-        for owner, first in enumerate(firsts):
-            if self._names[first] in leaders or any(leader in leaders for leader, _ in self._more.get(owner, ())):
-                # Every base has seen tick 0 of any timeline.
-                ticks[owner] = 0
-        # No base names them any more, so they may not stand in a comparison with one.
-        for leader in leaders:
-            self._last.pop(leader, None)
+    def retire(self, leaders: AbstractSet[str], change: Retirement) -> None:
+        """Mark the commits of these timelines as seen by a base that has the change by which they were retired."""
+        for owner in range(len(self._clocks)):
+            if any(leader in leaders for leader, _ in self._places_of(owner)):
+                self._more.setdefault(owner, []).extend(change.all_places())
+        # Later bases do not name these timelines any more.
+        if leaders & self._covered.keys():
+            kept = {leader: tick for leader, tick in self._covered.items() if leader not in leaders}
+            self._covered = merge(kept, dict([change.newest()]))
 
     def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None) -> Iterator[Conflict]:
         """Yield the commits outside a base that conflict, once each."""
@@ -266,12 +306,21 @@ class Segment:
     def _txid(self, owner: int) -> Txid:
         return Txid(self._clocks[owner], self._names[self._origins[owner]])
 
-    def _owner_is_in(self, owner: int, base: Vector) -> bool:
+    def _places_of(self, owner: int) -> Iterator[Place]:
         leaders, ticks = self._places
+        yield self._names[leaders[owner]], ticks[owner]
+        yield from self._more.get(owner, ())
+
+    def _owner_is_in(self, owner: int, base: Vector) -> bool:
         # Under any of its places it counts as seen: a base may have it by its first label, and we by the adopted one.
-        if base.get(self._names[leaders[owner]], 0) >= ticks[owner]:
-            return True
-        return any(base.get(leader, 0) >= tick for leader, tick in self._more.get(owner, ()))
+        return any(base.get(leader, 0) >= tick for leader, tick in self._places_of(owner))
+
+
+def _last_of(places: Iterable[Place]) -> dict[str, int]:
+    last: dict[str, int] = {}
+    for leader, tick in places:
+        last[leader] = max(tick, last.get(leader, 0))
+    return last
 
 
 def _bit(key: bytes) -> int:

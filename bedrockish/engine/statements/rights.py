@@ -91,6 +91,15 @@ class Rights:
                     is_users = not key.startswith(("bedrockish_", "sqlite_", "pragma", "dbstat"))
                     raise self.lacks(role, f"this statement {does} {name}", name * is_users, sql=piece.sql)
 
+    def includes(self, other: "Rights | None") -> bool:
+        """Return whether the user may do all that it might with other rights; None: those to do everything."""
+        if other is None:
+            return self.role >= ADMIN
+        mine = self.tables
+        return self.role >= other.role and all(
+            max(self.role, mine.get(name, 0)) >= role for name, role in other.tables.items()
+        )
+
     @property
     def has_any(self) -> bool:
         """Whether there is anything that the user may read."""
@@ -133,17 +142,19 @@ class Access:
         users: those of the cluster; None for one that was removed. Empty: every user may do everything.
         bootstrap: users of the node's configuration, who are admins here until the cluster has one of that name.
         nodes: the members, whose certificates may do everything.
+        config: the version of the membership that tells all this.
     """
 
     def __init__(self) -> None:
         self.users: Mapping[str, UserSaid | None] = {}
         self.bootstrap: Collection[str] = ()
         self.nodes: Collection[str] = ()
+        self.config = 0
         self._known: dict[str, Rights] = {}
 
-    def learn(self, users: Mapping[str, UserSaid | None], nodes: Collection[str]) -> None:
+    def learn(self, users: Mapping[str, UserSaid | None], nodes: Collection[str], config: int = 0) -> None:
         """Go by another membership from now on."""
-        self.users, self.nodes, self._known = users, frozenset(nodes), {}
+        self.users, self.nodes, self.config, self._known = users, frozenset(nodes), config, {}
 
     def of(self, user: str) -> Rights | None:
         """Return the rights of the user of a name; None if every user may do everything."""
@@ -155,6 +166,21 @@ class Access:
             if len(self._known) < KNOWN_MAX:
                 self._known[user] = found
         return found
+
+    def check_kept(self, user: str, before: Rights | None) -> None:
+        """Make sure that a user still has the rights of before, with which statements of its transaction were run.
+
+        Raises:
+            ForbiddenError: a part of them was taken away.
+        """
+        rights = self.of(user)
+        if rights is not None and not rights.includes(before):
+            name = user.removeprefix(CERTIFIED) or "clients that show no user"
+            raise ForbiddenError(
+                f"rights of {name} were taken away while the transaction was open; it did not happen: run it again "
+                "with those that are left, which an admin sees with 'bedrockish user list'",
+                user=user,
+            )
 
     def require(self, user: str, role: int, what: str) -> None:
         """Make sure that a user has a role, if anybody needs one.

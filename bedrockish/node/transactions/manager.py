@@ -49,6 +49,7 @@ from bedrockish.errors import (
     ConstraintError,
     DamagedError,
     DeadlineError,
+    ForbiddenError,
     ForgottenError,
     SqlError,
     UnavailableError,
@@ -66,7 +67,7 @@ from bedrockish.node.transactions.command_ids import check_digest, check_owner
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
-from bedrockish.node.transactions.open import Open
+from bedrockish.node.transactions.open import Open, checked
 from bedrockish.node.transactions.statements import StatementRunner
 from bedrockish.node.transactions.temporary import TemporaryObjects
 from bedrockish.sqltext.transaction_control import parse_control
@@ -244,7 +245,8 @@ class Transactions:
             yield self._durable
         check_prepared(prepared, engine.applied, engine.beside().known(), engine.access.of(request.user))
         last = replace(request, statements=(), digest=OPEN)
-        return (yield from steps.wait(partial(self._submit, last, lambda: prepared, once=True)))
+        prepare = checked(engine.access, request.user, lambda: prepared)
+        return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
 
     def _handle(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
         request = as_part_of_trace(request)
@@ -365,7 +367,9 @@ class Transactions:
         self._ended.pop(request.command, None)
         now = time.monotonic()
         session = Session(request.isolation == SERIALIZABLE, request.command, request.user)
-        one = Open(replace(request, statements=()), owner, session, now, now)
+        access = self._engine.access
+        begun = replace(request, statements=())
+        one = Open(begun, owner, session, now, now, access.of(request.user), access.config)
         self._open[request.command] = one
         if self._is_new(request):
             return Answer(NOTHING, request.token)
@@ -409,6 +413,8 @@ class Transactions:
     def _find(self, owner: object, name: str) -> Open:
         one = self._open.get(name)
         if one is not None and one.owner is owner:
+            if one.config != self._engine.access.config:
+                self._check_kept(one)
             return one
         error = self._ended.get(name)
         if error is not None:
@@ -416,6 +422,18 @@ class Transactions:
         raise UnavailableError(
             f"node {self._core.state.me} has no open transaction {name}; it did not happen: run it again"
         )
+
+    def _check_kept(self, one: Open) -> None:
+        """End a transaction if rights of its user were taken away, before the next step that rests on them.
+
+        Raises:
+            ForbiddenError: they were.
+        """
+        try:
+            one.check_kept(self._engine.access)
+        except ForbiddenError as error:
+            self._end(one, error)
+            raise
 
     def _end(self, one: Open, why: BedrockishError) -> None:
         """Forget a transaction that is not to be committed."""
@@ -676,7 +694,8 @@ class Transactions:
             drafted = yield from steps.wait(partial(self._schema_transactions.finish, session))
             self._find(one.owner, one.name)
             self._close(one)
-            prepare = lambda: replace(drafted, base=dict(self._engine.applied))  # noqa: E731
+            engine = self._engine
+            prepare = checked(engine.access, begun.user, lambda: replace(drafted, base=dict(engine.applied)))
             try:
                 return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
             except UsageError as error:  # the data forbade it when it was to come into force
@@ -687,7 +706,8 @@ class Transactions:
         self._close(one)
         if prepared.readonly and begun.read != STRICT and not prepared.clock:
             return Answer(prepared.result, token)
-        return (yield from steps.wait(partial(self._submit, last, lambda: prepared, once=True)))
+        prepare = checked(self._engine.access, begun.user, lambda: prepared)
+        return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
 
     @staticmethod
     def _check_readonly(begun: Request, prepared: Prepared) -> None:
@@ -703,7 +723,8 @@ class Transactions:
         one.session.draft = None  # else it would be rolled back there
         self._close(one)
         is_led = not prepared.readonly or one.request.read == STRICT
-        submit = partial(self._submit, last, lambda: prepared, once=True) if is_led else None
+        prepare = checked(self._engine.access, last.user, lambda: prepared)
+        submit = partial(self._submit, last, prepare, once=True) if is_led else None
         return (yield from steps.wait(partial(self._temporary.settle, running, submit, answer)))
 
     async def _settle(self, request: Request) -> Answer:

@@ -1,14 +1,17 @@
 """A node's record of a transaction that is open at it."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
 
 from bedrockish.api.requests import Request
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.statements.rights import Access, Rights
+from bedrockish.errors import ForbiddenError
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +24,8 @@ class Open:
         session: its work so far.
         since: seconds at which it began.
         touched: seconds of its last statement's end.
+        rights: of its user at its last step; None: those to do everything.
+        config: the version of the membership that told these rights.
         busy: steps that run, or wait for their turn.
         last: the beginning of its last statement.
         told: the durable commits that its client's answers rest on; None: it was told nothing.
@@ -33,6 +38,8 @@ class Open:
     session: Session
     since: float
     touched: float
+    rights: Rights | None
+    config: int
     busy: int = 0
     last: str = ""
     told: Mapping[str, int] | None = None
@@ -44,6 +51,19 @@ class Open:
         """The id of its command."""
         return self.request.command
 
+    def check_kept(self, access: Access) -> None:
+        """Make sure that its user has kept the rights of its last step; those of now are the ones to keep then.
+
+        Raises:
+            ForbiddenError: a part of them was taken away; the transaction is to be ended.
+        """
+        try:
+            access.check_kept(self.request.user, self.rights)
+        except ForbiddenError as error:
+            error.details = {**error.details, "ended": True}
+            raise
+        self.rights, self.config = access.of(self.request.user), access.config
+
     def described(self, now: float) -> dict[str, Any]:
         """Return it as plain values for operators; ``now`` is in seconds."""
         return {
@@ -54,3 +74,14 @@ class Open:
             "changed": len(self.session.changes),
             "statement": self.last,
         }
+
+
+def checked(access: Access, user: str, prepare: Callable[[], Prepared]) -> Callable[[], Prepared]:
+    """Return what makes a transaction to lead, and checks that its user has kept the rights of now."""
+    before = access.of(user)
+
+    def prepare_checked() -> Prepared:
+        access.check_kept(user, before)
+        return replace(prepare(), config=access.config)
+
+    return prepare_checked

@@ -156,7 +156,8 @@ class StatementRunner:
         state = self._core.state
         self._interactive.check_schema(session)
         error = invalidated(state, session.sets, session.base)
-        error = error or overtaken(state, done.sets.looked_at(), session.base)
+        config = state.roster.membership.version
+        error = error or overtaken(state, done.sets.looked_at(), session.base, config=config)
         if error is not None:
             raise error
         if session.serializable:

@@ -557,7 +557,7 @@ Views = dict[str, Seen]
 
 @pytest.fixture(scope="module")
 def views(tmp_path_factory: pytest.TempPathFactory) -> tuple[Views, list[Exception]]:
-    """Bring clusters into all states, at the same time, for they mostly wait; return the views, and what failed."""
+    """Bring clusters into all states, at the same time, for they mostly wait; return the views, and the failures."""
     found: Views = {}
     failed: list[Exception] = []
 

@@ -12,7 +12,7 @@ from bedrockish.api.requests import Answer, Request, Statement, Token, decode_re
 from bedrockish.api.wire import BEGIN, COMMIT, STATEMENTS
 from bedrockish.errors import BedrockishError, ConflictError, UnavailableError, UsageError
 from bedrockish.node.event_loop import Runtime
-from bedrockish.node.transactions import steps
+from bedrockish.node.transactions import manager, steps
 from tests.node.test_durability import Disk, open_runtime, request, settled
 
 OWNER = object()
@@ -186,6 +186,7 @@ async def test_read_of_a_fresh_write_sees_it_and_earlier_reads_stay_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the transaction would be lost as soon as it writes, however young it is."""
+    monkeypatch.setattr(manager, "AGAIN_S", 60.0)  # on a busy machine, a read may take longer
     async with running(tmp_path, monkeypatch) as (runtime, _):
         told(step(runtime, "tx", BEGIN))
         assert told(step(runtime, "tx", STATEMENTS, "SELECT x FROM t WHERE id = 2")) == [[(20,)]]

@@ -45,8 +45,8 @@ class Prepared:
         spans: of the ranges that it writes, those that stand for many entries of an index. Each entry is of a row whose
             key is written as well, so a transaction that writes other rows writes other entries. A transaction that
             has read in such a range conflicts.
-        config: the version of the membership by which the rights of its user were checked, if that was done for what it
-            is as a whole; else 0.
+        config: the version of the membership by which the rights of its user were last checked; 0 if they were checked
+            statement by statement alone.
     """
 
     base: Vector

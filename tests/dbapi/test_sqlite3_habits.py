@@ -59,7 +59,6 @@ def test_connect_accepts_the_arguments_of_sqlite3(url: str) -> None:
         ("cache_size=-20000", None),
         ("temp_store=MEMORY", None),
         ("mmap_size=268435456", 0),
-        ("optimize", None),
         ("wal_checkpoint(TRUNCATE)", 0),
         ("locking_mode=EXCLUSIVE", "normal"),
         ("secure_delete=ON", 0),

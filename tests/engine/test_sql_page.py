@@ -101,7 +101,7 @@ AS_IN_SQLITE: dict[str, list[str]] = {
     ],
     "`journal_mode`, `synchronous`": [
         "PRAGMA journal_mode = DELETE; PRAGMA synchronous = OFF; PRAGMA busy_timeout = 5000; PRAGMA cache_size = -9000",
-        "PRAGMA temp_store = 2; PRAGMA mmap_size = 9; PRAGMA optimize; PRAGMA wal_checkpoint; PRAGMA secure_delete = 1",
+        "PRAGMA temp_store = 2; PRAGMA mmap_size = 9; PRAGMA wal_checkpoint; PRAGMA secure_delete = 1",
     ],
     "`PRAGMA recursive_triggers`": [
         "PRAGMA recursive_triggers = ON; PRAGMA fullfsync = 1; PRAGMA soft_heap_limit = 9; PRAGMA shrink_memory",
@@ -158,7 +158,13 @@ AS_IN_SQLITE: dict[str, list[str]] = {
         "ALTER TABLE u ALTER COLUMN a DROP NOT NULL; ALTER TABLE u ALTER COLUMN c SET NOT NULL",
         "ALTER TABLE u RENAME TO v",
     ],
-    "`ANALYZE`": ["ANALYZE; ANALYZE t", "CREATE INDEX i ON t(n)", "ANALYZE i", "DROP INDEX i"],
+    "`ANALYZE`, `PRAGMA optimize`": [
+        "ANALYZE; ANALYZE t",
+        "PRAGMA optimize",
+        "CREATE INDEX i ON t(n)",
+        "ANALYZE i",
+        "DROP INDEX i",
+    ],
     "`VACUUM`, `REINDEX`": ["VACUUM", "REINDEX; SELECT 1; REINDEX t"],
     "`EXPLAIN`": ["EXPLAIN INSERT INTO t(name) VALUES (1)", "EXPLAIN QUERY PLAN SELECT * FROM t"],
 }
@@ -250,3 +256,29 @@ def test_statistics_are_equal_at_all_nodes_and_not_of_their_own_tables(pair: tup
     first.run("ANALYZE")  # which changes the schema as SQLite counts it no more, and all the same is replicated
     catch_up(first, second)
     assert ("t", "i", "1 1") in second.engine._db.execute("SELECT tbl, idx, stat FROM sqlite_stat1").fetchall()
+
+
+def test_optimize_gathers_statistics_where_they_are_lacking(tmp_path: Path) -> None:
+    first, second = TestNode(tmp_path / "a.db"), TestNode(tmp_path / "b.db", "B")
+
+    def run(sql: str) -> int:
+        count = len(first.entries)
+        first.run(sql)
+        for entry in first.entries[count:]:
+            second.apply(entry)
+        return len(first.entries) - count
+
+    run("CREATE TABLE t(id INTEGER PRIMARY KEY, n); CREATE INDEX i ON t(n)")
+    run("PRAGMA optimize")  # of a table without rows there is nothing to gather
+    run("INSERT INTO t(n) VALUES (1), (1), (2)")
+    run("PRAGMA optimize")
+    statistics = "SELECT tbl, idx, stat FROM sqlite_stat1"
+    for node in (first, second):
+        assert node.engine._db.execute(statistics).fetchall() == [("t", "i", "3 2")]
+    before = first.engine.schema_version
+    run("PRAGMA optimize")
+    assert first.engine.schema_version == before
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 90)"
+    run(f"INSERT INTO t(n) {numbers} SELECT i FROM n")
+    run("PRAGMA optimize(0x10002)")
+    assert second.engine._db.execute(statistics).fetchall() == [("t", "i", "93 2")]

@@ -443,7 +443,7 @@ class Executor:
             raise SqlError("the text holds no statement, only blanks or comments")
         binder.finish()
         if (
-            until_schema and len(statement.sql) <= TEXT_CHARACTERS
+            until_schema and len(statement.sql) <= TEXT_CHARACTERS and "optimize" not in statement.sql.lower()
         ):  # what follows a schema statement was compiled for a schema that is rolled back
             if len(texts) >= TEXTS_MAX:
                 self.forget_texts()

@@ -364,7 +364,8 @@ class Guard:
         if hidden:
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
         sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
-        sql = pragmas.answered(sql if ours else with_users_tables(opened(sql) if is_limited else sql))
+        sql = sql if ours else with_users_tables(opened(sql) if is_limited else sql)
+        sql = pragmas.answered(sql, lambda: pragmas.lacks_statistics(self._db))
         if self.expansion.added(sql) > LOOP_TOKENS and self.is_in_loop():
             raise TakesLongError(sql)
         return sql

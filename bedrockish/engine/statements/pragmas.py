@@ -1,5 +1,6 @@
 """Which PRAGMAs a client may use, and why not the others."""
 
+from collections.abc import Callable
 from itertools import islice
 
 import apsw
@@ -75,7 +76,6 @@ ANSWERED = {
     "locking_mode": "'normal' AS locking_mode",
     "max_page_count": "1073741823 AS max_page_count",
     "mmap_size": "0 AS mmap_size",
-    "optimize": None,
     "page_size": None,
     "read_uncommitted": None,
     "recursive_triggers": None,
@@ -98,13 +98,19 @@ _SETS_SILENTLY = frozenset(
         *("reverse_unordered_selects", "synchronous"),
     }
 )
-_ACTS = frozenset({"incremental_vacuum", "optimize", "shrink_memory"})  # without a value, they ask for nothing
+_ACTS = frozenset({"incremental_vacuum", "shrink_memory"})  # without a value, they ask for nothing
 
 
-def answered(sql: str) -> str:
+def lacks_statistics(db: apsw.Connection) -> bool:
+    """Return whether SQLite's own PRAGMA optimize would gather statistics of a user's table now."""
+    found = db.execute("PRAGMA main.optimize(0x10003)")  # of all tables; it only tells what it would run
+    return any('"main"."bedrockish_' not in str(sql) for (sql,) in found)
+
+
+def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
     """Return a text with a SELECT for its first statement if that is a PRAGMA of ``ANSWERED``; any other as it is.
 
-    VACUUM and REINDEX become a SELECT without rows.
+    VACUUM and REINDEX become a SELECT without rows. PRAGMA optimize becomes ANALYZE where statistics are lacking.
 
     Such a PRAGMA is part of a program's first lines on SQLite. Its purpose is either met already (each commit is
     durable before it is acknowledged, readers hold up no writer) or without meaning here.
@@ -122,6 +128,8 @@ def answered(sql: str) -> str:
         return sql if any(token.is_word("INTO") for token in words[:end]) else "SELECT 1 WHERE 0" + rest
     at = 3 if words[2:3] and words[2].text == "." else 1
     name = (words[at].name or "").lower() if at < end else ""
+    if name == "optimize":
+        return ("ANALYZE" if lacks_statistics() else "SELECT 1 WHERE 0") + rest
     if name not in ANSWERED:
         return sql
     sets = at + 1 < end and words[at + 1].text in ("=", "(")

@@ -55,15 +55,9 @@ print(json.dumps([*found, titles("beta"), titles("zebra"), titles("gamma")]))
 async def use(folder: Path, engine: str, name: str) -> list[object]:
     """Migrate a database, fill it with pages and search in them; return what was found."""
     (folder / "settings.py").write_text(SETTINGS)
-    env = {
-        **os.environ,
-        "DJANGO_SETTINGS_MODULE": "settings",
-        "ENGINE": engine,
-        "NAME": name,
-        "PYTHONPATH": str(folder),
-    }
+    given = {"DJANGO_SETTINGS_MODULE": "settings", "ENGINE": engine, "NAME": name, "PYTHONPATH": str(folder)}
     with trio.fail_after(600):
-        done = await trio.run_process([sys.executable, "-c", USE], env=env, capture_stdout=True)
+        done = await trio.run_process([sys.executable, "-c", USE], env=os.environ | given, capture_stdout=True)
     found: list[object] = json.loads(done.stdout.splitlines()[-1])
     return found
 

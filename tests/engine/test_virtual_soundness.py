@@ -25,6 +25,9 @@ SCHEMA = (
     "CREATE VIRTUAL TABLE boxes USING rtree(id, x0, x1, +name)",
     "CREATE VIRTUAL TABLE words USING fts5vocab('found', 'row')",
     "CREATE VIEW seen AS SELECT rowid AS id, title FROM found",
+    "CREATE VIRTUAL TABLE near USING vec0(e float[2], n INTEGER)",
+    "CREATE VIRTUAL TABLE keyed USING vec0(name TEXT PRIMARY KEY, e float[2])",
+    "CREATE VIRTUAL TABLE close USING vec1(e, n)",
     "CREATE TABLE other(id INTEGER PRIMARY KEY, n)",
     "CREATE INDEX by_n ON docs(n)",
     "CREATE TRIGGER counts AFTER INSERT ON other BEGIN "
@@ -35,6 +38,9 @@ ROWS = (
     "INSERT INTO notes(rowid, title, body) VALUES (1, 'alpha', 'beta'), (2, 'gamma', 'beta')",
     "INSERT INTO boxes VALUES (1, 0.1, 0.2, 'a'), (2, 2, 3, 'b')",
     "INSERT INTO other VALUES (1, 1), (2, 2)",
+    "INSERT INTO near(rowid, e, n) VALUES (1, '[1,1]', 1), (2, '[2,2]', 2)",
+    "INSERT INTO keyed(name, e) VALUES ('a', '[1,1]'), ('b', '[2,2]')",
+    "INSERT INTO close(rowid, e, n) VALUES (1, vec1_from_json('[1,1]'), 1), (2, vec1_from_json('[2,2]'), 2)",
 )
 STATEMENTS = (
     "SELECT rowid, rank FROM found('alpha') ORDER BY rank, rowid",
@@ -57,6 +63,16 @@ STATEMENTS = (
     "INSERT INTO other(id) VALUES (9)",
     "INSERT INTO docs(id, title) VALUES (9, 'alpha')",
     "UPDATE docs SET title = 'alpha' WHERE id = 3",
+    "SELECT rowid FROM near WHERE e MATCH '[0,0]' AND k = 1",
+    "SELECT n FROM near WHERE rowid = 2",
+    "SELECT e FROM keyed WHERE name = 'b'",
+    "SELECT rowid FROM close(vec1_from_json('[0,0]'), '{k: 1}') WHERE n > 0",
+    "UPDATE near SET n = 7 WHERE rowid = 1",
+    "UPDATE close SET n = 7 WHERE n = 1",
+    "INSERT INTO keyed(name, e) VALUES ('c', '[3,3]')",
+    "INSERT INTO near(rowid, e, n) VALUES (3, '[3,3]', 3)",
+    "DELETE FROM keyed WHERE name = 'a'",
+    "UPDATE other SET n = (SELECT rowid FROM near WHERE e MATCH '[0,0]' AND k = 1) WHERE id = 2",
 )
 CHANGES = (
     "UPDATE docs SET title = 'alpha' WHERE id = 3",
@@ -72,6 +88,16 @@ CHANGES = (
     "DELETE FROM boxes WHERE id = 2",
     "UPDATE other SET n = 5 WHERE id = 1",
     "INSERT INTO other(id, n) VALUES (7, 7)",
+    "INSERT INTO near(rowid, e, n) VALUES (3, '[0,0]', 9)",
+    "UPDATE near SET e = '[0,0]' WHERE rowid = 2",
+    "UPDATE near SET n = 5 WHERE rowid = 1",
+    "DELETE FROM near WHERE rowid = 1",
+    "INSERT INTO keyed(name, e) VALUES ('c', '[0,0]')",
+    "UPDATE keyed SET e = '[0,0]' WHERE name = 'b'",
+    "DELETE FROM keyed WHERE name = 'b'",
+    "INSERT INTO close(rowid, e, n) VALUES (3, vec1_from_json('[0,0]'), 9)",
+    "UPDATE close SET e = vec1_from_json('[0,0]') WHERE rowid = 2",
+    "DELETE FROM close WHERE rowid = 1",
 )
 _PAIRS = st.lists(
     st.tuples(st.sampled_from(STATEMENTS), st.sampled_from(CHANGES), st.booleans()), min_size=1, max_size=12

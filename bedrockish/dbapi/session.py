@@ -20,6 +20,7 @@ from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.transaction import BATCH
 from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError, UnsupportedError
+from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.statement_kinds import (
     PRAGMA,
@@ -134,6 +135,7 @@ class Session:
         if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):
             self._trace(sql)
             return self._switch(*switch)
+        self._check_no_action(kind, sql)
         self._prepare(kind, sql)
         is_as_ever = self.foreign_keys or self._unchecked or self._is_switched
         if kind == SCHEMA and not is_as_ever and not makes_temporary(sql):
@@ -182,6 +184,7 @@ class Session:
         Raises:
             BedrockishError: see the client's.
         """
+        self._check_no_action(kind, sql)
         self._prepare(kind, sql)
         total = 0
         alone = self._open is None and not self._begins(kind)
@@ -229,6 +232,11 @@ class Session:
         if self._open is None and self._begins(kind):
             self._trace(f"BEGIN {self.isolation_level or ''}")
         self._trace(sql)
+
+    def _check_no_action(self, kind: str, sql: str) -> None:
+        """Check that no foreign key would act in a statement that expects them off: nodes enforce them for rows."""
+        if kind == WRITE and not (self.foreign_keys or self._unchecked or self._is_switched):
+            check_no_action(sql, (str(name) for (name,) in self.link.execute(PARENTS, timeout=self.timeout_s)))
 
     def _switch(self, name: str, on: bool | None) -> Rows:
         """Do a PRAGMA that is the connection's own; in an open transaction, ``foreign_keys`` is the transaction's."""

@@ -6,12 +6,19 @@ children of the dropped table have no parent. So the statements between OFF and 
 as a whole or not at all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.statement_kinds import SCHEMA, kind_of, switch_of
+from bedrockish.sqltext.tokenizer import NotTokensError, walk
 from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, SAVEPOINT, parse_control
 
 STATEMENTS_MAX = 5_000
+PARENTS = (
+    "SELECT DISTINCT k.\"table\" FROM sqlite_schema AS t, pragma_foreign_key_list(t.name) AS k WHERE t.type = 'table' "
+    "AND NOT (k.on_delete IN ('NO ACTION', 'RESTRICT') AND k.on_update IN ('NO ACTION', 'RESTRICT'))"
+)
+"""Tells the tables whose changes have effects on their children."""
 OFF, ON = ("foreign_keys", False), ("foreign_keys", True)
 
 
@@ -47,3 +54,30 @@ def section_end(texts: Sequence[str], at: int) -> int:
         changes = changes or kind_of(texts[end]) == SCHEMA
         end += 1
     return end if changes else at + 1
+
+
+def check_no_action(sql: str, parents: Iterable[str]) -> None:
+    """Check that a statement which changes rows does not make a foreign key act, while foreign keys are switched off.
+
+    Args:
+        sql: the statement.
+        parents: the tables whose changes have effects on their children, from ``PARENTS``.
+
+    Raises:
+        UnsupportedError: it may.
+    """
+    try:
+        tokens = list(walk(sql))
+    except NotTokensError:
+        return  # SQLite reports the error
+    if not any(token.is_word("DELETE", "UPDATE", "REPLACE") for token in tokens):
+        return
+    names = {(token.name or "").lower() for token in tokens if token.kind in ("word", "quoted", "string")}
+    for parent in parents:
+        if parent.lower() in names:
+            raise UnsupportedError(
+                f"PRAGMA foreign_keys is off, and foreign keys that refer to {parent} would act here all the same "
+                "(CASCADE, SET NULL, SET DEFAULT): for rows they are always enforced; switch it on, or change the "
+                "schema before, in the same transaction",
+                sql=sql,
+            )

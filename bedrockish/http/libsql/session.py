@@ -33,7 +33,7 @@ from bedrockish.http.libsql.structures import (
 from bedrockish.http.purse import Purse
 from bedrockish.node.transactions.cursors import Stream, Streams
 from bedrockish.sqltext import transaction_control as control
-from bedrockish.sqltext.keys_off_sections import sections
+from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action, sections
 from bedrockish.sqltext.session_values import SessionValues, shown_names
 from bedrockish.sqltext.single_statement import check_statement
 from bedrockish.sqltext.statement_ends import split
@@ -263,6 +263,7 @@ class Session:
         if self.purse is not None:
             self.purse.check()
         self._check_readonly(statement.sql)
+        await self._check_no_action(statement.sql)
         statement = replace(statement, sql=self._values.write(statement.sql))
         statements = self._with_keys((statement,))
         if makes_temporary(statement.sql):
@@ -276,6 +277,12 @@ class Session:
             self._unchecked = self._unchecked or len(statements) > 1
             self._changes_schema = self._changes_schema or changes
         return self._results(answer)[-1]
+
+    async def _check_no_action(self, sql: str) -> None:
+        """Check that no foreign key would act in a statement that expects them off: nodes enforce them for rows."""
+        if not (self._keys or self._unchecked or self._is_switched) and kind_of(sql) == WRITE:
+            answer = await self._node.submit(self._request((Statement(PARENTS),), is_readonly=True))
+            check_no_action(sql, (str(name) for (name,) in decode_results(answer.results)[0].rows))
 
     async def _run_alone(self, statements: tuple[Statement, ...]) -> Answer:
         """Run statements as a transaction of their own, which sees the stream's TEMP objects."""

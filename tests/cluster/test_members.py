@@ -15,7 +15,7 @@ import trio
 from bedrockish import open_client
 from bedrockish.api.requests import DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange
 from bedrockish.errors import BedrockishError, MembershipError
-from tests.cluster.story import judge_files, level, ready, rows, status_of, until
+from tests.cluster.story import BOUND_S, judge_files, level, ready, rows, status_of, until
 from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
 
 pytestmark = pytest.mark.cluster
@@ -79,7 +79,7 @@ def newcomer(cluster: LocalCluster, name: str, *options: str, port: int = 0) -> 
     return node
 
 
-async def voters(cluster: LocalCluster, *expected: str) -> None:
+async def voters(cluster: LocalCluster, *expected: str, bound_s: float = BOUND_S) -> None:
     """Wait until every node knows these to be the voters."""
 
     async def agreed() -> bool:
@@ -90,7 +90,7 @@ async def voters(cluster: LocalCluster, *expected: str) -> None:
         seen = [{name for name, node in one["nodes"].items() if node["role"] == "voter"} for one in found]
         return all(one == set(expected) for one in seen) and not any(one["trouble"] for one in found)
 
-    await until(f"the voters are {expected}", agreed)
+    await until(f"the voters are {expected}", agreed, bound_s)
 
 
 def judge(cluster: LocalCluster, work: Work) -> None:

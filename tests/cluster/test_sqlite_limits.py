@@ -3,6 +3,7 @@ verify, lake.
 """
 
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
 from functools import partial
@@ -10,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from deltalake import DeltaTable
 
 from bedrockish import open_client
 from bedrockish_journal.verify.replay import digest
 from tests.cluster.story import PATIENT, all_safe, level, ready, until
-from tests.cluster.test_damage import cli, filled, serving, stop
+from tests.cluster.test_damage import filled, serving, stop
 from tests.cluster.test_members import newcomer, voters
-from tools.cluster import LocalCluster, local_cluster
+from tools.cluster import LocalCluster, clean_environment, local_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -66,6 +68,16 @@ async def fill(cluster: LocalCluster) -> None:
             await client.execute(sql, values)
     await level(cluster)
     await all_safe(cluster)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    program = [sys.executable, "-m", "bedrockish.cli.main", *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, env=clean_environment(), timeout=900, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+async def cli(*arguments: str) -> tuple[int, str]:
+    return await trio.to_thread.run_sync(run, *arguments)
 
 
 async def succeed(*arguments: object) -> str:
@@ -136,7 +148,63 @@ async def repair(cluster: LocalCluster) -> None:
     assert (status, "row 77 of wide differs" in told) == (1, True), told
     async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
         await client.execute("UPDATE wide SET c5 = 'new' WHERE c0 = 'MARK-050-aaaa'", read="stale")
-    await until("B has been filled again", partial(filled, cluster, 1))
+    await healed(cluster)
+
+
+async def healed(cluster: LocalCluster) -> None:
+    await until("B has been filled again", partial(filled, cluster, 1), 300)
     await serving(cluster)
     await level(cluster)
     assert "Traceback" not in "".join(node.log.read_text() for node in cluster.nodes)
+
+
+LOCK_PAGE = 1 << 30  # bytes of a file before the page on which SQLite keeps its locks and nothing else
+BLOB, BLOBS = 12 << 20, 48
+
+
+async def test_file_that_grows_over_the_lock_page_lives_a_whole_life(tmp_path: Path) -> None:
+    with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
+        await ready(cluster)
+        async with open_client(cluster.url(options=PATIENT)) as client:
+            await client.execute("CREATE TABLE large(id INTEGER PRIMARY KEY, v BLOB)")
+            await client.execute("CREATE TABLE late(id INTEGER PRIMARY KEY, v TEXT)")
+            await client.execute("CREATE INDEX by_v ON late(v)")
+            for number in range(BLOBS):
+                await client.execute("INSERT INTO large VALUES (?, randomblob(?))", [number, BLOB])
+            await client.execute(
+                "INSERT INTO late WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 20000)"
+                " SELECT x, 'MARK-' || x FROM n"
+            )
+        await level(cluster)
+        await all_safe(cluster)
+        backup, folder = tmp_path / "backup.db", tmp_path / "kept"
+        await succeed("backup", cluster.url(), backup)
+        assert backup.stat().st_size > LOCK_PAGE + BLOB
+        await succeed("backup", "verify", backup)
+        await succeed("backup", "follow", cluster.url(), folder, "--once")
+        await succeed("backup", "verify", folder)
+        for source in (backup, folder):
+            target = tmp_path / f"of_{source.name}"
+            await succeed("restore", "--from", source, "--to", target)
+            assert digest(target) == digest(cluster.nodes[0].database)
+            target.unlink()
+        newcomer(cluster, "B", "--voter")
+        await voters(cluster, "A", "B", bound_s=600)
+        await level(cluster)
+        await succeed("verify", cluster.url())
+        await stop(cluster.nodes[1])
+        with closing(sqlite3.connect(cluster.nodes[1].database)) as db, db:
+            assert db.execute("UPDATE late SET v = 'spoilt' WHERE id = 19999").rowcount == 1
+        cluster.nodes[1].start()
+        await ready(cluster)
+        status, told = await cli("verify", cluster.url())
+        assert (status, "row 19999 of late differs" in told) == (1, True), told
+        async with open_client(cluster.url(0, only=True, options=PATIENT)) as client:
+            await client.execute("UPDATE late SET v = 'new' WHERE id = 19999", read="stale")
+        await healed(cluster)
+        await succeed("verify", cluster.url())
+        cluster.stop()
+        files = [node.database for node in cluster.nodes]
+        await succeed("journal", "verify", *files, "--tables")
+        await succeed("audit", *files, "--replay")
+        assert digest(files[0]) == digest(files[1])

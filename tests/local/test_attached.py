@@ -67,6 +67,23 @@ def test_files_that_cannot_be_attached_are_named(other: Path, tmp_path: Path) ->
         assert db.execute("SELECT count(*) FROM other.x").value() == 2
 
 
+def test_as_many_files_are_attached_as_sqlite_allows(other: Path) -> None:
+    with bedrockish.node() as node, node.connect() as db:
+        attached, error = 0, ""
+        while not error:
+            try:
+                db.execute(f"ATTACH ? AS other{attached}", [str(other)])
+                attached += 1
+            except SqlError as failure:
+                error = str(failure)
+        assert "too many attached databases" in error
+        assert attached >= 10
+        joined = " UNION ALL ".join(f"SELECT count(*) FROM other{number}.x" for number in range(attached))
+        assert db.execute(joined).rows == [(2,)] * attached
+        for number in range(attached):
+            db.execute(f"DETACH other{number}")
+
+
 def test_rows_are_copied_through_the_dbapi(other: Path) -> None:
     """A program that attaches a file, copies, commits and detaches runs as on sqlite3."""
     with bedrockish.node() as node, closing(dbapi.connect(str(node.path))) as connection:

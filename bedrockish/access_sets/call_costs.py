@@ -5,25 +5,38 @@ The time of most functions grows with the length of their values; that of a few 
 most: all of them. SQLite itself refuses a value above its limit. In the loop the statement is then run again in a
 worker; there the refusal is final, since nothing could end the call.
 
-LIKE and GLOB try a pattern at each place of a text. A short pattern may meet a long text, and a long pattern a text of
-a few megabytes: the statement's parameters and constants tell which of the two holds.
+LIKE and GLOB try a pattern at each place of a text: the longer the pattern may be, by the statement's parameters and
+constants, the shorter the text.
+
+The memory of a row is bounded in the same way: a program may name one long value a thousand times, and each mention is
+a copy, which no interrupt stops and no account of memory sees before the row is complete.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import isqrt
 
 import apsw
 
+from bedrockish.access_sets import search_costs
 from bedrockish.access_sets.opcodes import Op, is_brief
+from bedrockish.access_sets.search_costs import Searches, searches
 from bedrockish.errors import TooLargeError
 
+LONGEST = 65 << 20  # bytes of a value of any statement
 LOOP_BYTES = 1 << 20  # of a value in the loop: about a millisecond for most functions
 LINE_BYTES = 4 << 20  # of all calls of a program together
+COPIES_BYTES = 32 << 20  # of all long values of a program in the loop, and ...
+WORKER_BYTES = 128 << 20  # ... in a worker: about two seconds for most functions
+PATHS = 4  # arguments of a call with paths that take as long as a call
+INDEXED_BYTES = 64 << 10  # of a value in the loop that a virtual table takes, to be cut into words
 SCHEMA_BYTES = 64 << 10  # of a value in a schema statement in the loop, whose calls are unknown
 PATTERN_LOOP = 256  # bytes of a pattern of LIKE and GLOB in the loop; in a worker ...
-PATTERN_SHORT = 64  # ... on values of any length, unless a parameter or a constant is longer; then ...
-PATTERN, PATTERN_BYTES = 1_000, 4 << 20  # ... on values of so many bytes
+PATTERN_WORK = 1 << 30  # ... pairs of a byte of the text and one of the pattern: less than two seconds
+PATTERN, PATTERN_SHORT, PATTERN_LEAST = 1_000, 64, 16  # bytes: known; of a row or an expression; of none of these
+PATTERN_MORE = 8  # bytes that an expression adds to known ones: '%' || ? || '%'
+INDENT = 8  # characters of a constant indentation of json_pretty, in place of which four are assumed
 ARGUMENTS = 127  # of a function, each of which may go through another one
 _VARIADIC = 16  # ordinary calls that a call with paths counts for
 INSTRUCTIONS = 1_000_000  # of a program: a list of 300,000 values has as many
@@ -32,21 +45,38 @@ TOO_COMPLEX = "LIKE or GLOB pattern too complex"
 CALLS = frozenset(
     {"Function", "PureFunc", "AggStep", "AggStep1", "AggInverse", "AggValue", "AggFinal", "VFilter", "Cast"}
 )
+_BRIEF_NAMES = """date time datetime julianday unixepoch timediff current_date current_time current_timestamp random
+    typeof changes total_changes last_insert_rowid cluster_clock transaction_clock count"""
+_BRIEF_CALLS = frozenset(f"{name}({count})" for name in _BRIEF_NAMES.split() for count in (-1, 0, 1, 2))
+"""Functions that neither read a long value to its end nor give one."""
+_GROWING = frozenset(
+    f"{name}({count})"
+    for name in ("json_quote", "json_array", "json_object", "json_group_array", "json_group_object", "unistr_quote")
+    for count in (-1, 1, 2)
+)
+"""Functions that write a character as six."""
+_GROWTH = 4  # ordinary calls that one of them counts for
+_LOADS = frozenset({"Variable", "Column", "VColumn", "Copy", "SCopy", "Param"})
+_COLUMNS = frozenset({"Column", "VColumn"})
+COSTLY = CALLS | _LOADS | {"String8", "Integer", "Concat"}
+"""The opcodes that ``lengths`` looks at."""
 _PRODUCTS = {
-    "instr(2)": (64 << 10, 1 << 20),
-    "replace(3)": (64 << 10, 1 << 20),
-    "trim(2)": (4 << 10, 96 << 10),
-    "ltrim(2)": (4 << 10, 96 << 10),
-    "rtrim(2)": (4 << 10, 96 << 10),
-    "unhex(2)": (4 << 10, 96 << 10),
-    "json_patch(2)": (16 << 10, 320 << 10),
-    "jsonb_patch(2)": (16 << 10, 320 << 10),
+    "instr(2)": (64 << 10, 640 << 10),
+    "replace(3)": (64 << 10, 640 << 10),
+    "trim(2)": (4 << 10, 64 << 10),
+    "ltrim(2)": (4 << 10, 64 << 10),
+    "rtrim(2)": (4 << 10, 64 << 10),
+    "unhex(2)": (4 << 10, 64 << 10),
+    "json_patch(2)": (16 << 10, 160 << 10),
+    "jsonb_patch(2)": (16 << 10, 160 << 10),
+    "json_pretty(1)": (8 << 10, 64 << 10),
+    "json_pretty(2)": (512, 1 << 10),
     "like(2)": (64 << 10, 0),
     "like(3)": (64 << 10, 0),
     "glob(2)": (64 << 10, 0),
 }
-"""Functions whose time is the product of two lengths -> the longest value for about 20 ms, and for about 4 s; 0: any,
-because the patterns are bounded."""
+"""Functions whose time is the product of two lengths -> the longest value for about 20 ms, and for about 2 s; 0: any,
+because the patterns are bounded. The memory of ``json_pretty`` is a product: each element is indented by its depth."""
 _PATTERNS = frozenset({"like(2)", "like(3)", "glob(2)"})
 LEAST_BYTES = 512
 
@@ -58,20 +88,26 @@ class Lengths:
     Attributes:
         loop: in the node's loop.
         in_worker: in another thread; 0: any length.
+        mentions: how many long values it may make or copy before it can be interrupted, if these bound ``in_worker``.
         has_patterns: it calls LIKE or GLOB.
         culprits: the functions because of which it may not be ``in_worker``, as a text.
         is_brief: whatever is in the tables, it is over in a moment: it needs no watching.
-        constant: with patterns, bytes of its longest text constant; -1: they are not known.
+        constants: with patterns, bytes of its text constants that may be one; None: they are not known.
+        patterns: how many calls of LIKE and GLOB it has; negative if the pattern of one depends on a row.
         has_calls: it calls a function, or may.
+        searches: the texts for which it searches with FTS5, if it does.
     """
 
     loop: int
     in_worker: int = 0
     has_patterns: bool = False
     culprits: str = ""
+    mentions: int = 0
     is_brief: bool = False
-    constant: int = -1
+    constants: tuple[int, ...] | None = None
+    patterns: int = 0
     has_calls: bool = True
+    searches: Searches | None = None
 
 
 OF_SCHEMA = Lengths(SCHEMA_BYTES, 0, True)
@@ -79,23 +115,102 @@ OF_SCHEMA = Lengths(SCHEMA_BYTES, 0, True)
 
 def lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
     """Return how long the values may be of a statement that has these programs, its triggers' among them."""
-    names = [(op.p4 or "").lower() for program in programs for op in program if op.name in CALLS]
+    found, searched = _lengths(programs), searches(programs)
+    if any(op.name == "VUpdate" for program in programs for op in program):
+        found = replace(found, loop=min(found.loop, INDEXED_BYTES))
+    return found if searched is None else replace(found, searches=searched)
+
+
+def _lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
+    """Return the same as ``lengths``, without regard to virtual tables."""
+    names = [name for program in programs for name in _names(program)]
+    mentions = _mentions(programs)
+    loop, in_worker = min(LOOP_BYTES, COPIES_BYTES // max(1, mentions)), WORKER_BYTES // max(1, mentions)
+    if in_worker >= LONGEST:
+        in_worker, mentions = 0, 0
     if not names:
-        return _BRIEF if len(programs) == 1 and is_brief(programs[0]) else _PLAIN
+        has_no_loop = len(programs) == 1 and is_brief(programs[0])
+        if not mentions and loop == LOOP_BYTES:
+            return _BRIEF if has_no_loop else _PLAIN
+        return Lengths(max(loop, LEAST_BYTES), in_worker, mentions=mentions, is_brief=has_no_loop, has_calls=False)
     products = [name for name in names if name in _PRODUCTS]
-    loop, in_worker = min(LOOP_BYTES, LINE_BYTES // sum(_VARIADIC if _has_paths(name) else 1 for name in names)), 0
+    loop = min(loop, LINE_BYTES // max(1, sum(map(_loop_cost, names))))
     culprits: set[str] = set()
     root = max(1, isqrt(len(products)))
     for name in products:
         brief, most = _PRODUCTS[name]
         loop = min(loop, brief // root)
         if most:
-            in_worker = min(in_worker or most, most // root)
+            if not in_worker or most // root < in_worker:
+                in_worker, mentions = most // root, 0
             culprits.add(f"{name.partition('(')[0]}()")
-    has_patterns = not _PATTERNS.isdisjoint(products)
-    texts = (op.p4 or "" for program in programs for op in program if op.name == "String8")
-    constant = max((_size(text) for text in texts), default=0) if has_patterns else -1
-    return Lengths(max(loop, LEAST_BYTES), in_worker, has_patterns, ", ".join(sorted(culprits)), constant=constant)
+    culprit = ", ".join(sorted(culprits))
+    if _PATTERNS.isdisjoint(products):
+        return Lengths(max(loop, LEAST_BYTES), in_worker, False, culprit, mentions)
+    texts = (_size(op.p4) for program in programs for op in program if op.name == "String8")
+    patterns = [op.p1 & 1 for program in programs for op in program if (op.p4 or "").lower() in _PATTERNS]
+    count = len(patterns) if all(patterns) else -len(patterns)
+    known = tuple({size for size in texts if 0 < size <= PATTERN})
+    return Lengths(max(loop, LEAST_BYTES), in_worker, True, culprit, mentions, constants=known, patterns=count)
+
+
+def _names(program: Sequence[Op]) -> Iterator[str]:
+    """Yield the functions that a program calls, with the numbers of their arguments."""
+    short = {op.p2 for op in program if op.name == "String8" and len(op.p4 or "") <= INDENT}
+    for op in program:
+        if op.name in CALLS:
+            name = (op.p4 or "").lower()
+            yield "json_pretty(1)" if name == "json_pretty(2)" and op.p2 + 1 in short else name
+
+
+def _loop_cost(name: str) -> int:
+    """Return how many ordinary calls a function counts for in the loop."""
+    return 0 if name in _BRIEF_CALLS else _VARIADIC if _has_paths(name) else 1
+
+
+def _mentions(programs: Sequence[Sequence[Op]]) -> int:
+    """Return how many long values the programs make or copy, beyond those of one row and the parameters.
+
+    Each call and each concatenation makes one. The parameters, and the columns of one row, are together no longer than
+    a value may be; each further row and each further mention of all of them may be as long again.
+    """
+    return sum(_calls(program) + _copies(program) for program in programs) + max(0, _rows(programs) - 1)
+
+
+def _calls(program: Sequence[Op]) -> int:
+    """Return how many long values a program makes; the paths of a call count in part."""
+    found, paths, written = 0, 0, frozenset[int]()
+    for op in program:
+        if op.name == "Concat":
+            found += 1
+        elif op.name in CALLS and (name := (op.p4 or "").lower()) not in _BRIEF_CALLS:
+            found += _GROWTH if name in _GROWING else 1
+            if _has_paths(name):
+                written = written or frozenset(_target(other) for other in program)
+                paths += next(count for count in range(1, ARGUMENTS + 2) if op.p2 + count not in written)
+    return found + paths // PATHS
+
+
+def _target(op: Op) -> int:
+    """Return the register that an instruction writes, as far as it may hold an argument of a call."""
+    return op.p3 if op.name in ("Column", "VColumn", "Concat", "Function", "PureFunc") else op.p2
+
+
+def _copies(program: Sequence[Op]) -> int:
+    """Return how often a program names its rows, parameters and registers again."""
+    most: Counter[tuple[str, int]] = Counter()
+    for (name, first, _), count in Counter(
+        (op.name, op.p1 if op.name in _COLUMNS else 0, op.p2 if op.name in _COLUMNS else op.p1)
+        for op in program
+        if op.name in _LOADS
+    ).items():
+        most[name, first] = max(most[name, first], count)
+    return sum(most.values()) - len(most)
+
+
+def _rows(programs: Sequence[Sequence[Op]]) -> int:
+    """Return on how many cursors the programs read columns."""
+    return len({(number, op.p1) for number, program in enumerate(programs) for op in program if op.name in _COLUMNS})
 
 
 def _has_paths(name: str) -> bool:
@@ -114,11 +229,27 @@ def _size(value: object) -> int:
     return len(value) if isinstance(value, bytes) else 0
 
 
-def has_long_pattern(lengths: Lengths, params: Sequence[object]) -> bool:
-    """Return whether a parameter or a constant of a statement may be a pattern that is not short."""
-    if not lengths.has_patterns or lengths.constant < 0:
-        return False
-    return any(PATTERN_SHORT < size <= PATTERN for size in (lengths.constant, *map(_size, params)))
+def longest_pattern(lengths: Lengths, params: Sequence[object]) -> int:
+    """Return how many bytes a pattern of LIKE or GLOB may have in a worker; 0: it is not known."""
+    if lengths.constants is None:
+        return 0
+    sizes = [size for size in (*lengths.constants, *map(_size, params)) if size <= PATTERN]
+    known = sum(sizes) if sum(sizes) <= PATTERN_SHORT else max(*sizes, PATTERN_SHORT)
+    least = PATTERN_SHORT if lengths.patterns < 0 else PATTERN_LEAST
+    return min(PATTERN, max(least, known + PATTERN_MORE))
+
+
+def _beside_pattern(lengths: Lengths, params: Sequence[object]) -> int:
+    """Return how many bytes a value may have in a worker because of the longest pattern."""
+    return PATTERN_WORK // (longest_pattern(lengths, params) * max(1, abs(lengths.patterns)))
+
+
+def fits(lengths: Lengths, params: Sequence[object], *, in_loop: bool = False) -> bool:
+    """Return whether all texts that a statement searches for with FTS5 are short, for these parameters."""
+    if lengths.searches is None:
+        return True
+    sizes = {place: _size(params[place]) for place in lengths.searches.params if place < len(params)}
+    return lengths.searches.fits(sizes, search_costs.LOOP if in_loop else search_costs.WORKER)
 
 
 def shorten(db: apsw.Connection, lengths: Lengths, *, in_loop: bool, most: int, params: Sequence[object] = ()) -> None:
@@ -127,10 +258,11 @@ def shorten(db: apsw.Connection, lengths: Lengths, *, in_loop: bool, most: int, 
     if lengths.has_patterns:
         if in_loop:
             db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN_LOOP)
-        elif has_long_pattern(lengths, params):
-            length = min(length, PATTERN_BYTES)
-        elif lengths.constant >= 0:
-            db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN_SHORT)
+        elif lengths.constants is not None:
+            db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, longest_pattern(lengths, params))
+            length = min(length, _beside_pattern(lengths, params))
+    if not fits(lengths, params, in_loop=in_loop):
+        length = min(length, search_costs.LOOP if in_loop else search_costs.WORKER)
     if length < most:
         db.limit(apsw.SQLITE_LIMIT_LENGTH, length)
 
@@ -157,12 +289,34 @@ def is_too_long(error: apsw.Error) -> bool:
 
 def too_long(error: apsw.Error, lengths: Lengths, sql: str, params: Sequence[object] = ()) -> TooLargeError | None:
     """Return the error for a statement whose values are too long for its functions; None for any other error."""
-    if isinstance(error, apsw.TooBigError) and has_long_pattern(lengths, params):
+    if isinstance(error, apsw.TooBigError) and not fits(lengths, params):
         return TooLargeError(
-            f"a statement that calls LIKE or GLOB, and has a text of more than {PATTERN_SHORT} bytes that may be the "
-            f"pattern, may have values of at most {PATTERN_BYTES} bytes; shorten it, or do this in your program",
+            f"the text of a MATCH may have {search_costs.WORKER} bytes, since nothing can interrupt FTS5 while it "
+            "compares each term with all before it; if it comes from a row or from a function, no value of the "
+            "statement may be longer: read it first, and send it as a parameter",
             sql=sql,
-            limit=PATTERN_BYTES,
+            limit=search_costs.WORKER,
+        )
+    longest = longest_pattern(lengths, params)
+    if (
+        isinstance(error, apsw.TooBigError)
+        and longest
+        and _beside_pattern(lengths, params) < (lengths.in_worker or LONGEST)
+    ):
+        return TooLargeError(
+            f"a statement that calls LIKE or GLOB {abs(lengths.patterns)} times, with patterns of up to {longest} "
+            f"bytes, may have values of at most {_beside_pattern(lengths, params)} bytes; shorten the pattern or "
+            "send it as a parameter, have fewer of them in one statement, or do this in your program",
+            sql=sql,
+            limit=_beside_pattern(lengths, params),
+        )
+    if isinstance(error, apsw.TooBigError) and lengths.mentions:
+        return TooLargeError(
+            f"a value of more than {lengths.in_worker} bytes is too long for this statement, which makes or copies "
+            f"{lengths.mentions} such values before it can be interrupted; name it fewer times, send fewer rows or "
+            "columns in one statement, or do this in your program",
+            sql=sql,
+            limit=lengths.in_worker,
         )
     if isinstance(error, apsw.TooBigError) and lengths.in_worker:
         return TooLargeError(
@@ -173,8 +327,9 @@ def too_long(error: apsw.Error, lengths: Lengths, sql: str, params: Sequence[obj
         )
     if str(error) == TOO_COMPLEX:
         return TooLargeError(
-            f"a pattern of LIKE or GLOB may have {PATTERN} bytes as a parameter or constant, and {PATTERN_SHORT} as "
-            "the value of a column or an expression; make it shorter, or read it first and send it as a parameter",
+            f"a pattern of LIKE or GLOB may have {PATTERN} bytes as a parameter or constant, and {longest or PATTERN} "
+            "here as the value of a column or an expression; make it shorter, or read it first and send it as a "
+            "parameter",
             sql=sql,
             limit=PATTERN,
         )

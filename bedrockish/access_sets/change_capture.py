@@ -21,6 +21,7 @@ from bedrockish.errors import BedrockishError, SqlError, TooLargeError, Unsuppor
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row, same_row
 
 FREED_AT_ONCE = 5_000
+SEARCHED_BYTES = 8 << 20  # of text that one transaction has FTS5 cut into words: each node needs about a second
 _ROW_COST = 24  # bytes that a row takes in addition to its values, roughly
 
 Rows = dict[str, dict[int, Row]]
@@ -59,7 +60,8 @@ class Capture:
         self._noticed: set[str] | None = None
         self._log: list[Change] | None = None
         self._touched: dict[str, Touched] = {}
-        self._size = 0
+        self._searched: dict[str, list[list[int]]] = {}
+        self._size = self._searched_size = 0
         self.failure: BedrockishError | None = None
         self.has_temporary = self.changed_temporary = False
         db.preupdate_hook(self._hook)
@@ -80,6 +82,11 @@ class Capture:
     def use(self, tables: Tables) -> None:
         """Learn the tables of a new schema."""
         self._tables, self._shadows, self._chunks = tables.by_name, tables.virtual.shadows, tables.virtual.chunks
+        self._searched = {
+            name: [[table.columns.index(column) for column in one.columns if column in table.columns] for one in found]
+            for name, found in tables.virtual.indexes.items()
+            if (table := tables.by_name.get(name)) is not None
+        }
 
     @contextmanager
     def noticing(self) -> Iterator[set[str]]:
@@ -93,6 +100,7 @@ class Capture:
     def start(self, size: int = 0) -> None:
         """Start to listen for a new request; ``size`` bytes count towards its limit already."""
         self._log, self._touched, self._size, self.failure = [], {}, size, None
+        self._searched_size = 0
         self.changed_temporary = False
 
     def stop(self) -> tuple[list[Change], dict[str, Touched]]:
@@ -174,6 +182,11 @@ class Capture:
         if self._size > self._limit:
             self.failure = self._too_large()
             return
+        if update.table_name in self._searched:
+            self._searched_size += _searched(self._searched[update.table_name], before, after)
+            if self._searched_size > SEARCHED_BYTES:
+                self.failure = _too_much_to_search(table.name)
+                return
         rowid: int | None = None
         rowid_after: int | None = None
         if table.rowid is not None:
@@ -254,6 +267,9 @@ class Capture:
                     self._size += row_bytes(row)
                     if self._size > self._limit:
                         raise self._too_large()
+                    self._searched_size += sum(len(one) for one in row if type(one) is str) if table.is_module else 0
+                    if self._searched_size > SEARCHED_BYTES:
+                        raise _too_much_to_search(name)
         return found
 
     def _too_large(self) -> TooLargeError:
@@ -282,6 +298,28 @@ class Capture:
             if not apart:
                 for rowid in changed if table.is_module else both:
                     yield Change(name, table.columns, UPDATE, rowid, rowid, old_rows[rowid], new_rows[rowid])
+
+
+def _searched(indexes: list[list[int]], before: Row | None, after: Row | None) -> int:
+    """Return how many bytes FTS5 cuts into words for a row that changes: of each index, one of whose columns does."""
+    found = 0
+    for places in indexes:
+        if before is None or after is None or any(before[place] != after[place] for place in places):
+            found += sum(_length(row[place]) for row in (before, after) if row is not None for place in places)
+    return found
+
+
+def _length(value: object) -> int:
+    return len(value) if type(value) is str or type(value) is bytes else 0
+
+
+def _too_much_to_search(table: str) -> TooLargeError:
+    return TooLargeError(
+        f"the rows of {table} that the transaction changes have more than {SEARCHED_BYTES} bytes to be indexed by "
+        "FTS5, for which every node would stand still; split it into several, or keep long texts out of the index",
+        table=table,
+        limit=SEARCHED_BYTES,
+    )
 
 
 def _as_reals(table: Table, row: Row | None) -> Row | None:

@@ -23,7 +23,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.access_sets.call_costs import CALLS, OF_SCHEMA, Lengths, lengths
+from bedrockish.access_sets.call_costs import COSTLY, OF_SCHEMA, Lengths, lengths
 from bedrockish.access_sets.catalog import Schema, Table
 from bedrockish.access_sets.cursor_ranges import (
     REGISTER_ROOT,
@@ -256,10 +256,11 @@ def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int
             else:
                 opened[found.object] = None
                 tables.add(found.name if isinstance(found, Table) else found.table)
-        elif name in CALLS:
+        elif name in COSTLY:
             calls.append(Op(*row[:7]))
         elif name in ("VOpen", "VUpdate"):
             everything = True
+            calls.append(Op(*row[:7]))
         elif name == "Transaction" and row[3]:
             readonly = False
     accesses = [Access(name) for name in opened]

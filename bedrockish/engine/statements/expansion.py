@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import itemgetter
 from typing import TypeVar
 
@@ -20,10 +21,15 @@ from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 LOOP_TOKENS = 5_000  # a statement may add these in the loop: SQLite takes about 4 ms for them
 STATEMENT_TOKENS = 500_000  # a statement may add these anywhere: SQLite takes half a second and some 100 MB
 DEFINITION_TOKENS = 50_000  # one definition may have these: nodes describe all views when they start
+AGGREGATES = CONSTRAINTS = 2_000  # of a statement, of the definition of a table: SQLite compares each with all others
 LIGHT = 64  # a view of fewer tokens is not counted
 
 _BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "IN", "TABLE", "ON", ",", "(", "."})
 _MAY_COMPUTE = re.compile(r"\bAS\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*\(", re.IGNORECASE | re.DOTALL)
+_AGGREGATE = re.compile(
+    r"\b(?:(?:sum|total|avg|count|min|max|median)|\w*_(?:concat|agg|array|object|cont|disc))\s*\(", re.I
+)
+_CONSTRAINT = re.compile(r"\b(?:unique|primary|foreign|references|check)\b", re.IGNORECASE)
 _BETWEEN = frozenset({"NOT", "MATERIALIZED"})
 
 
@@ -150,6 +156,7 @@ class Expansion:
         Raises:
             TooLargeError: more than SQLite may be given.
         """
+        _check_counts(sql)
         if not (self._tables or self._columns or "with" in sql.lower() or _MAY_COMPUTE.search(sql)):
             return 0
         parsed = parse(sql)
@@ -185,6 +192,30 @@ class Expansion:
                 sql=sql,
                 limit=DEFINITION_TOKENS,
             )
+
+
+def _check_counts(sql: str) -> None:
+    """Check that a statement does not have too many aggregate functions, nor a table too many constraints."""
+    defines = sql.lstrip()[:6].upper() == "CREATE"
+    what, pattern, most = (
+        ("constraints", _CONSTRAINT, CONSTRAINTS) if defines else ("aggregates", _AGGREGATE, AGGREGATES)
+    )
+    if len(sql) < 3 * most or sum(1 for _ in pattern.finditer(sql)) <= most:
+        return
+    try:
+        tokens = list(walk(sql))
+    except NotTokensError:
+        return  # SQLite reports the error
+    words = [
+        f"{one.text}(" if follows.text == "(" else one.text for one, follows in pairwise(tokens) if one.kind == "word"
+    ]
+    count = sum(pattern.fullmatch(word) is not None or (defines and pattern.match(word) is not None) for word in words)
+    if count > most:
+        raise TooLargeError(
+            f"the statement has {count} {what}, and at most {most} can be compiled; split it into several",
+            sql=sql,
+            limit=most,
+        )
 
 
 def _is_written_out(row: Definition) -> bool:

@@ -76,6 +76,22 @@ def test_a_transaction_goes_over_several_calls(node: Asker) -> None:
     assert rows(last["results"][0]) == [["1"]]
 
 
+@pytest.mark.parametrize("kind", ["execute", "batch"])
+def test_statement_that_would_be_rolled_back_by_a_close_is_refused(node: Asker, kind: str) -> None:
+    """npm's libsql closes the stream after a statement that it has prepared before BEGIN."""
+    pipeline(node, execute("CREATE TABLE IF NOT EXISTS closed(x)"), execute("DELETE FROM closed"), {"type": "close"})
+    begun = pipeline(node, execute("BEGIN"))
+    write = execute("INSERT INTO closed VALUES (1)")
+    asked = write if kind == "execute" else {"type": "batch", "batch": {"steps": [{"stmt": write["stmt"]}]}}
+    first, *_ = pipeline(node, asked, {"type": "get_autocommit"}, {"type": "close"}, baton=begun["baton"])["results"]
+    told = first["error"] if kind == "execute" else first["response"]["result"]["step_errors"][0]
+    assert "rolled back" in told["message"]
+    again = pipeline(node, execute("BEGIN"))["baton"]
+    whole = pipeline(node, write, execute("COMMIT"), {"type": "close"}, baton=again)["results"]
+    assert [one["type"] for one in whole] == ["ok", "ok", "ok"]
+    assert rows(pipeline(node, execute("SELECT count(*) FROM closed"), {"type": "close"})["results"][0]) == [["1"]]
+
+
 def test_a_batch_is_one_transaction_and_says_which_step_failed(node: Asker) -> None:
     """Conditions are those of clients' batches; a step that fails has the error, what came before it has results."""
     pipeline(node, execute("CREATE TABLE IF NOT EXISTS batched(x UNIQUE)"), execute("DELETE FROM batched"))

@@ -260,6 +260,13 @@ class Session:
             if is_last and switched == ("foreign_keys", False) and self.autocommit:
                 raise UsageError(f"PRAGMA foreign_keys: the setting would end with {LAST.format('the PRAGMA')}")
             return await self._switch(*switched)
+        if is_last and not self.autocommit and kind_of(statement.sql) in (WRITE, SCHEMA):
+            raise UsageError(
+                f"the transaction would be rolled back with {LAST.format('this statement')}, which has not run: send "
+                "COMMIT before the close (npm's libsql closes after a statement that was prepared before BEGIN: "
+                "prepare it inside)",
+                sql=statement.sql,
+            )
         if self.purse is not None:
             self.purse.check()
         self._check_readonly(statement.sql)

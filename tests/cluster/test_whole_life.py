@@ -277,7 +277,7 @@ def founded(home: Path, last: Sequence[Path]) -> Life:
     cluster = LocalCluster(home / "nodes")
     cluster.nodes = [Home(name, port, home / name) for name, port in zip("ABC", ports, strict=True)]
     life = Life(home, cluster, last)
-    cluster.options = life.url(certificate="app").partition("?")[2]
+    cluster.options = life.url(certificate="app").partition("?")[2].replace("&connect_timeout=20", "")
     for node in cluster.nodes:
         node.sources = last
         node.start()

@@ -190,7 +190,7 @@ class Life:
         folder = self.home / "client"
         hosts = hosts or ",".join(f"127.0.0.1:{node.port}" for node in self.cluster.nodes)
         shown = f"&cert={folder / f'{certificate}.pem'}&key={folder / f'{certificate}-key.pem'}" if certificate else ""
-        return f"bedrockish://{login}{hosts}/?ca={folder / 'ca.pem'}{shown}&timeout=40&connect_timeout=20"
+        return f"bedrockish://{login}{hosts}/?ca={folder / 'ca.pem'}{shown}&timeout=40"
 
     @property
     def own(self) -> str:
@@ -277,7 +277,7 @@ def founded(home: Path, last: Sequence[Path]) -> Life:
     cluster = LocalCluster(home / "nodes")
     cluster.nodes = [Home(name, port, home / name) for name, port in zip("ABC", ports, strict=True)]
     life = Life(home, cluster, last)
-    cluster.options = life.url(certificate="app").partition("?")[2].replace("&connect_timeout=20", "")
+    cluster.options = life.url(certificate="app").partition("?")[2]
     for node in cluster.nodes:
         node.sources = last
         node.start()
@@ -435,7 +435,7 @@ async def exchanges_the_authority(life: Life, shop: Shop) -> None:
             send_signal(node, signal.SIGHUP)
         (life.home / "client" / "ca.pem").write_text(text)
         shop.trusted = ssl.create_default_context(cadata=text)
-        shop.url = life.url(login=login("shop")).replace("=20", f"={21 + len(text) % 7}")  # they connect again
+        shop.url = f"{life.url(login=login('shop'))}&connect_timeout={20 + len(text) % 7}"  # they connect again
         life.unfollow()
         life.follow()
         await shop.moves()

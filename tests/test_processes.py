@@ -50,7 +50,10 @@ import pytest
 import trio
 
 from tests.cluster.story import ready
+from tools import cluster as nodes
 from tools.cluster import local_cluster
+
+nodes.fork = None  # the processes are looked for by their commands
 
 @pytest.mark.parametrize("number", range(6))
 async def test_it(number):

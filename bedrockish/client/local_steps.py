@@ -4,6 +4,7 @@ It stands between a transaction and the calls of its session: a step of a transa
 other goes to the node. So the classes, errors and answers of a transaction are those of a URL.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -14,15 +15,24 @@ from bedrockish.api.requests import (
     Answer,
     Request,
     Result,
+    Rows,
     Statement,
     Token,
     decode_results,
     encode_results,
 )
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
+from bedrockish.client.request_builder import new_command
 from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import What
-from bedrockish.errors import BedrockishError, ConflictError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    DeadlineError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
 from bedrockish.local.page import socket_path
 from bedrockish.local.prepared import encode_prepared
 from bedrockish.local.transactions import (
@@ -35,6 +45,7 @@ from bedrockish.local.transactions import (
 )
 
 T = TypeVar("T")
+STRICT_TRIES, AGAIN_S = 3, 0.002
 TOGETHER = 100  # statements that run again at the node in one round trip
 
 
@@ -79,12 +90,55 @@ class LocalSteps:
         assert what.op in (BEGIN, STATEMENTS)
         return await self._statements(one, what, timeout_s)
 
+    async def read_strictly(self, request: Request) -> list[Rows] | None:
+        """Run statements that only read in this process, and have the node certify what they have read.
+
+        Returns:
+            their results; None: they are for the node. That is so also after others have changed three times what was
+            read: the node reads what it has applied, which is newer than what is durable. But it has neither the
+            program's functions nor its attached files, without which such statements are run until their time is over.
+
+        Raises:
+            ConflictError: others change what is read all the time.
+            BedrockishError: see ``LocalTransactions.read``.
+        """
+        until, tries = time.monotonic() + request.timeout_s, 0
+        while self._is_here():
+            token = self._session._core.token
+            asked = replace(request, command=new_command(), token=token)
+            found = await self._session._in_place(self.transactions.read, asked)
+            if found is None:
+                return None
+            results, prepared, seen = found
+            last, left_s = replace(asked, statements=(), read_only=True, token=Token()), until - time.monotonic()
+            try:
+                await self._session._call(Step(0, last, COMMIT, encode_prepared(prepared)), max(left_s, 0.05))
+            except ConflictError:
+                tries += 1
+                if tries >= STRICT_TRIES and not self.transactions.has_own:
+                    return None
+                if time.monotonic() >= until:
+                    raise
+                await self._session._in_place(time.sleep, AGAIN_S)  # the newer rows are durable in a moment
+                continue
+            except DeadlineError:
+                raise
+            except BedrockishError:
+                return None
+            self._session._core.see(seen)
+            return [Rows(one.columns, one.rows) for one in results]
+        return None
+
+    def _is_here(self) -> bool:
+        """Whether the session's calls go to the node of the file."""
+        address = self._session._core.address
+        return address is not None and address.host == self._socket
+
     async def _begin(self, request: Request) -> LocalTransaction | None:
         core = self._session._core
         at_node, self._node_next = self._node_next, False
-        address = core.address
         # TEMP objects are at the node, which keeps them also while the program holds no snapshot.
-        if at_node or request.temporary or address is None or address.host != self._socket:
+        if at_node or request.temporary or not self._is_here():
             return None
         one = await self._session._in_place(self.transactions.begin, replace(request, statements=(), token=core.token))
         if one is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bedrockish.api.requests import (
     SERIALIZABLE,
+    STRICT,
     MemberChange,
     Params,
     Request,
@@ -49,6 +50,7 @@ from bedrockish.errors import (
 )
 from bedrockish.sqltext.attach import order_of
 from bedrockish.sqltext.session_values import SessionValues
+from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.temporary import make_temporary
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ WITHOUT_FILE = (
     "a snapshot is of a node's file, which this session does not have; connect to its path, or add ?local=PATH"
 )
 
+READING = ("SELECT", "VALUES", "WITH")
 APART = "statements of a session with TEMP objects run at the node, which does not have this program's files"
 
 
@@ -146,7 +149,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         if self.local is not None and self._attaches(sql, params):
             return Rows((), [])
         if self.local is not None and command is None and not self._core.temporary.name:
-            found = await self._read_here(((sql, params),), read)
+            found = await self._read_in_program(((sql, params),), read, timeout)
             if found is not None:
                 return found[0]
         statements = [(sql, params)]
@@ -184,7 +187,8 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             if done is not None:
                 return done
         elif self.local is not None and command is None and len(statements) > 1 and not isinstance(statements, str):
-            found = await self._read_here([(s, None) if isinstance(s, str) else s for s in statements], read)
+            pairs = [(s, None) if isinstance(s, str) else s for s in statements]
+            found = await self._read_in_program(pairs, read, timeout)
             if found is not None:
                 return found
         timeout_s = self._seconds(timeout)
@@ -228,6 +232,21 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
                     return None
                 if not isinstance(error, ConflictError) or self._now() >= until:
                     raise
+
+    async def _read_in_program(
+        self, statements: Sequence[tuple[str, Params]], read: str | None, timeout_s: float | None
+    ) -> list[Rows] | None:
+        """Run statements in this process if they only read; None: the node is to be asked."""
+        found = await self._read_here(statements, read)
+        level = read or self.target.read
+        if found is not None or level != STRICT or self.local_steps is None:
+            return found
+        if not all(isinstance(sql, str) and first_word(sql) in READING for sql, _ in statements):
+            return None
+        request = make_request(new_command(), statements, level, SERIALIZABLE, self._seconds(timeout_s))
+        request = replace(request, statements=with_values(request.statements, self._core.values))
+        found = await self.local_steps.read_strictly(request)
+        return None if found is None else seen(found, self._core.values)
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process if they only read and its file may show them; None: the node is to be asked.

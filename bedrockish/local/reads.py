@@ -18,7 +18,7 @@ from typing import Any
 
 import apsw
 
-from bedrockish.api.requests import SESSION, STALE, Params, Rows, Token
+from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.statements.classify import EMPTY, READ, Guard, Piece
@@ -33,6 +33,7 @@ from bedrockish.errors import (
     ResultLostError,
     SqlError,
     UnavailableError,
+    UnsupportedError,
     UsageError,
 )
 from bedrockish.local import connections
@@ -130,10 +131,11 @@ class LocalReads:
 
     Args:
         database: the node's file, by its absolute path.
-        user: the user whose rights count; empty: the program may do everything.
+        user: see the attributes.
 
     Attributes:
         published: the node's page; None before the first ``open``.
+        user: the user whose rights count; empty: the program may do everything.
         given: registrations of the program's functions.
         attached: the files that the session has attached.
         on_given: called with each further one.
@@ -141,7 +143,7 @@ class LocalReads:
     """
 
     def __init__(self, database: str, user: str = "") -> None:
-        self.database, self._user = database, user
+        self.database, self.user = database, user
         self.lock = threading.RLock()
         self.on_tick: Callable[[], None] = lambda: None
         self.given: list[Give] = []
@@ -272,7 +274,7 @@ class LocalReads:
         raise SqlError(f"the statement cannot be run: {error}") from error
 
     def _run(self, reader: _Reader, sql: str, params: Params) -> Rows | None:
-        piece = self._permitted(reader, sql) if self._user else reader.piece(sql, is_limited=False)
+        piece = self._permitted(reader, sql) if self.user else reader.piece(sql, is_limited=False)
         if piece is None:
             return None
         kind = type(params)
@@ -294,7 +296,7 @@ class LocalReads:
             membership = read_membership(system.get_meta(reader.db, "membership"))
             self._access.learn(membership.users, ())
             self._members = reader.moment.members
-        rights = self._access.of(self._user)
+        rights = self._access.of(self.user)
         piece = reader.piece(sql, is_limited=rights is not None and rights.role < ADMIN)
         if piece is not None and rights is not None:
             rights.check(piece, reader.views)
@@ -318,6 +320,7 @@ class LocalReads:
 
         Raises:
             UnavailableError: no durable moment that the session may see came in time.
+            UnsupportedError: the level is strict.
         """
         self.pin(level, token, timeout_s)
         try:
@@ -338,6 +341,11 @@ class LocalReads:
 
     def pin(self, level: str, token: Callable[[], Token], timeout_s: float) -> None:
         """Hold a snapshot until ``unpin``. Raises what ``snapshot`` says."""
+        if level == STRICT:
+            raise UnsupportedError(
+                "a strict read is certified by what it has read, which a snapshot does not know when it is taken; "
+                'pass snapshot(read="session"), or read in a transaction at the level strict'
+            )
         until = time.monotonic() + timeout_s
         while True:
             with self.lock:

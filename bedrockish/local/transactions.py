@@ -12,13 +12,13 @@ each gives there what it gave here, the transaction goes on at the node, else it
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import apsw
 
 from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.table_layout import Tables
-from bedrockish.api.requests import SERIALIZABLE, STALE, Request, Result, Statement
+from bedrockish.api.requests import SERIALIZABLE, STALE, Request, Result, Statement, Token
 from bedrockish.core.protocol.records import Membership, Prepared, decode_membership
 from bedrockish.engine.execution.executor import Known
 from bedrockish.engine.execution.interfaces import Beside
@@ -45,7 +45,7 @@ from bedrockish.errors import (
 from bedrockish.local import connections
 from bedrockish.local.attached import Attached
 from bedrockish.local.page import SERVING, Facts, Published
-from bedrockish.local.program_functions import Give
+from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish.local.reads import LocalReads, interrupted, may_see, seen_by
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.transaction_control import parse_control
@@ -273,6 +273,19 @@ class LocalTransaction:
         self._work.interactive.control(self._session, control)
         return Result((), [], -1, self.lastrowid)
 
+    def read(self, statement: Statement) -> Result:
+        """Run one statement that only reads.
+
+        Raises:
+            UnsupportedError: it does more, or no read set tells what it reads.
+            BedrockishError: see ``run``.
+        """
+        with self._lock:
+            result = self._work.run(statement, read_only=True)
+            if self._session.looked_behind or self._work.scope.used:
+                raise UnsupportedError("no read set tells of the database's own tables, or of a clock")
+            return result
+
     def _note(self, one: Logged) -> None:
         if self.log is None:
             return
@@ -370,6 +383,7 @@ class LocalTransactions:
 
     def begin(self, request: Request) -> LocalTransaction | None:
         """Begin a transaction on the newest moment; None: it is to begin at the node."""
+        request = replace(request, user=self._reads.user)
         if self._is_closed:
             return None
         if self._process != os.getpid():
@@ -391,6 +405,35 @@ class LocalTransactions:
             return None  # the node says what is wrong
         self._open[request.command] = made
         return made
+
+    def read(self, request: Request) -> tuple[list[Result], Prepared, Token] | None:
+        """Run statements that only read; None: they are for the node, which also says what is wrong with them.
+
+        Returns:
+            their results, the transaction that the node certifies, and the token of a session that has seen it.
+
+        Raises:
+            ProgramError: a function of the program has raised.
+            DeadlineError: the program has interrupted it.
+        """
+        one = self.begin(request)
+        if one is None:
+            return None
+        try:
+            return [one.read(statement) for statement in request.statements], one.finish(), one.seen
+        except ProgramError:
+            raise
+        except BedrockishError as error:
+            if error.details.get("interrupted"):
+                raise
+            return None
+        finally:
+            self.forget(request.command)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the session has functions or attached files, which the node does not have."""
+        return bool(self._reads.given) or self.attached.has_any
 
     def find(self, command: str) -> LocalTransaction | None:
         """Return the open transaction of a command."""

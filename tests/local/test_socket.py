@@ -83,6 +83,15 @@ def test_named_user_narrows_rights_of_program(tmp_path: Path) -> None:
             assert db.execute("SELECT id FROM t").value() == 1
             with pytest.raises(ForbiddenError, match="ann needs the role writer"):
                 db.execute("INSERT INTO t VALUES (2)")
+        url = f"{cluster.url().replace('://', '://ann:secret@')}/?local={node.database}"
+        for level in ("session", "strict"):
+            with connect(f"{url}&read={level}") as db:
+                assert db.execute("SELECT id FROM t").value() == 1
+                opened = db.begin()
+                assert opened.execute("SELECT id FROM t").value() == 1
+                with pytest.raises(ForbiddenError, match="ann needs the role writer"):
+                    opened.execute("INSERT INTO t VALUES (2)")
+                opened.rollback()
         with pytest.raises(ForbiddenError, match="does not know nobody"):
             by_socket(node, "nobody")
         with pytest.raises(AuthenticationError):

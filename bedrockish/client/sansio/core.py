@@ -406,7 +406,7 @@ class ClientCore:
                 self._only_read.popitem(last=False)
 
     def _again(self, number: int, call: _Call, now: float) -> None:
-        if isinstance(call.what, Step) and call.what.op == COMMIT:
+        if isinstance(call.what, Step) and call.what.op == COMMIT and not call.harmless:
             self._homes.pop(call.what.request.command, None)
             call.what = settling(call.what)
         if call.link is not None and call.link in self._links:

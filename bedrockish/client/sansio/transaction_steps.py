@@ -74,7 +74,7 @@ def giving_up(what: What) -> Step | None:
 
 def is_harmless(what: Step) -> bool:
     """Whether a step changes nothing for good, whatever happens to it."""
-    return what.op not in (COMMIT, SETTLE)
+    return what.op not in (COMMIT, SETTLE) or what.request.read_only
 
 
 def settling(what: Step) -> Step:

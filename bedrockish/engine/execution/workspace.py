@@ -411,6 +411,7 @@ class Work:
         for piece, params in interactive.pieces(session, statement):
             if read_only and piece.kind != READ:
                 raise UnsupportedError("this part of a command may only read; write in its process", sql=piece.sql)
+            session.looked_behind = session.looked_behind or piece.looks_behind
             if session.wrote:
                 executor.reader = None  # the other connection does not see what this one has written
             try:

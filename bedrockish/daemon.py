@@ -37,6 +37,7 @@ from bedrockish.node.published import close_socket, open_socket
 from bedrockish.node.repair.healer import Healer, RestartError, note_damage
 from bedrockish.node.repair.index_scrubber import IndexScrubber
 from bedrockish.node.repair.scrubber import Scrubber
+from bedrockish.node.transactions.programs import Voters
 from bedrockish.node.waiting import wait_in_the_open
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_net import mesh as net
@@ -282,7 +283,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             donor=donor,
             begin=partial(runtime.begin, owner=link),
             transactions=runtime.transactions,
-            commit_prepared=runtime.transactions.begin_prepared,
+            commit_prepared=runtime.transactions.programs.begin,
             upkeep=runtime.upkeep,
             caught=runtime.faults.caught,
             memory=runtime.engine.memory,
@@ -318,7 +319,9 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
     )
     runtime.on_members = partial(_take_passwords, gate, credentials, mesh)
     runtime.on_members()
+    voters = runtime.transactions.programs.voters = Voters(state, credentials.entry, config.cluster)
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(voters.run)
         bound = await nursery.start(mesh.run)
         runtime.mesh, runtime.credentials = mesh, credentials
         if mesh.read_loop is not None:

@@ -11,6 +11,7 @@ call's: a reply with it is about the link itself. Unknown fields are ignored, un
     {"id": 7, "op": "begin" | "statements" | "commit" | "rollback", …}                        like "execute"
     {"id": 7, "op": "begin" | "statements", "temporary": "+f3…", …}      in a session with TEMP objects (of that name)
     {"id": 7, "op": "commit", "prepared": bytes, …}           of a transaction that a program has executed
+    {"id": 7, "op": "commit" | "settle", "for": "ann", …}     from a learner, for that user's program
     {"id": 7, "op": "settle", "digest": bytes, …}         like "execute", with the digest of the command's request
     {"id": 7, "op": "stream" | "fetch" | "close", …}      like "execute"; the reply to a stream has "more": true | false
     {"id": 7, "op": "outcome", "command": "c0…"}          {"id": 7, "op": "status" | "nodes" | "ping"}
@@ -80,6 +81,7 @@ class Step:
 
     ``settle`` makes sure that the command has happened or never will; the results are empty if it never will.
     A ``commit`` with ``prepared`` brings the transaction that a program has executed on the node's file.
+    With ``owner`` a learner asks for a program of that user, since it commits nothing itself.
     Or one of a streamed result: ``stream`` opens it (columns, no rows), ``fetch`` takes rows, ``close`` gives it up.
     """
 
@@ -87,6 +89,7 @@ class Step:
     request: Request
     op: str
     prepared: bytes = b""
+    owner: str | None = None
 
 
 @value
@@ -181,7 +184,8 @@ def encode_call(call: Call) -> bytes:
         case Execute(number, request) | Step(number, request):
             try:
                 if isinstance(call, Step):
-                    return _encode_request(number, call.op, request, call.prepared if call.op == COMMIT else b"")
+                    prepared = call.prepared if call.op == COMMIT else b""
+                    return _encode_request(number, call.op, request, prepared, call.owner)
                 return _encode_request(number, EXECUTE, request)
             except (cbor2.CBORError, ValueError) as error:
                 raise UsageError(f"a text in the request cannot be sent: {error}") from error
@@ -223,7 +227,11 @@ def decode_call(payload: bytes, user: str = "") -> Call:
             prepared = packed.get("prepared", b"") if op == COMMIT else b""
             if type(prepared) is not bytes:
                 raise UsageError("a prepared transaction should be bytes")
-            return Step(number, _decode_request(packed, user, least=int(op in (STATEMENTS, STREAM))), op, prepared)
+            owner = packed.get("for")
+            if owner is not None and (op not in (COMMIT, SETTLE) or type(owner) is not str):
+                raise UsageError("a learner commits and settles for a user's program, who goes by a name")
+            request = _decode_request(packed, user, least=int(op in (STATEMENTS, STREAM)))
+            return Step(number, request, op, prepared, owner)
         if op in (EXECUTE, CALL):
             return Execute(number, _decode_request(packed, user))
         if op == MEMBER:
@@ -341,14 +349,14 @@ def _statement(place: int, pair: object) -> Statement:
     return Statement(pair[0], check_params(pair[1]))
 
 
-def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"") -> bytes:
+def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"", owner: str | None = None) -> bytes:
     """Return a request as bytes: a map, put together by hand, for the encoder takes its time by the list and the map.
 
     Its work is its statements, or a command that it calls by name.
     """
     token, named = request.token, request.call
     count = 8 + (named is not None) + bool(request.longest_s) + bool(request.trace) + bool(request.digest)
-    count += bool(prepared) + bool(request.temporary)
+    count += bool(prepared) + bool(request.temporary) + (owner is not None)
     parts = [
         _encode_head(_MAP, count),
         b"\x62id",
@@ -374,6 +382,8 @@ def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"
             parts += (b"\x82", _encode_text(statement.sql), _encode_params(statement.params))
     if prepared:
         parts += (b"\x68prepared", cbor2.dumps(prepared))
+    if owner is not None:
+        parts += (b"\x63for", cbor2.dumps(owner))
     if request.longest_s:
         parts += (b"\x67longest", _FLOAT.pack(0xFB, request.longest_s))
     if request.trace:

@@ -2,12 +2,13 @@
 
 import os
 import random
+from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
 import trio
 
-from bedrockish.api.url import Target
+from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import Answered, Ask, Told
 from bedrockish.client.credentials import Entry
 from bedrockish.client.link_end import LIMITS, explain_end
@@ -96,10 +97,10 @@ class Driver:
         if not self._is_closed:
             self._perform(self._core.call(what, timeout_s, trio.current_time())[1])
 
-    def leave_node(self) -> None:
-        """Go on at another node, if there is one: this one has nothing new to tell."""
+    def leave_node(self, towards: Sequence[Address] = ()) -> None:
+        """Go on at another node, if there is one; at one of those, if any are given."""
         if not self._is_closed:
-            self._perform(self._core.leave(trio.current_time()))
+            self._perform(self._core.leave(trio.current_time(), towards))
 
     # --- the driver ---
 

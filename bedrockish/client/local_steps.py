@@ -6,6 +6,7 @@ other goes to the node. So the classes, errors and answers of a transaction are 
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +22,8 @@ from bedrockish.api.requests import (
     decode_results,
     encode_results,
 )
-from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
+from bedrockish.api.url import Address
+from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, PING, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
 from bedrockish.client.request_builder import new_command
 from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import What
@@ -43,9 +45,11 @@ from bedrockish.local.transactions import (
     Logged,
     NodeNeededError,
 )
+from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
 T = TypeVar("T")
 STRICT_TRIES, AGAIN_S = 3, 0.002
+BACK_S = 1.0  # between two attempts to come back to the node of the file
 TOGETHER = 100  # statements that run again at the node in one round trip
 
 
@@ -53,6 +57,9 @@ class Calls(Protocol):
     """The session whose transactions these are."""
 
     _core: ClientCore
+
+    def leave_node(self, towards: Sequence[Address] = ()) -> None:
+        """Go on at another node."""
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told: ...
     async def _in_place(self, method: Callable[..., T], *arguments: Any) -> T: ...
@@ -70,6 +77,7 @@ class LocalSteps:
     def __init__(self, session: Calls, transactions: LocalTransactions, database: str) -> None:
         self._session, self.transactions = session, transactions
         self._socket = socket_path(database)
+        self._back_at = 0.0  # when the node of the file is asked again
         self._node_next = False  # the next transaction begins at the node: the last one could not be moved there
 
     async def call(self, what: What, timeout_s: float) -> Answered | Told:
@@ -103,7 +111,7 @@ class LocalSteps:
             BedrockishError: see ``LocalTransactions.read``.
         """
         until, tries = time.monotonic() + request.timeout_s, 0
-        while self._is_here():
+        while await self._comes_here():
             token = self._session._core.token
             asked = replace(request, command=new_command(), token=token)
             found = await self._session._in_place(self.transactions.read, asked)
@@ -134,11 +142,30 @@ class LocalSteps:
         address = self._session._core.address
         return address is not None and address.host == self._socket
 
+    async def _comes_here(self) -> bool:
+        """Whether the session's calls go to the node of the file; a session that another node has served comes back."""
+        if self._is_here():
+            return True
+        now = time.monotonic()
+        if now < self._back_at or not self.transactions.is_served:
+            return False
+        self._back_at = now + BACK_S
+        self._session.leave_node((Address(self._socket, 0),))
+        with suppress(BedrockishError):
+            await self._session._call(Ask(0, PING), BACK_S)
+        return self._is_here()
+
+    async def writes_here(self, texts: Sequence[str]) -> bool:
+        """Whether statements outside of a transaction are executed here: at a learner, which would refuse them."""
+        if not all(kind_of(text) == WRITE for text in texts) or not await self._comes_here():
+            return False
+        return await self._session._in_place(self.transactions.is_at_learner)
+
     async def _begin(self, request: Request) -> LocalTransaction | None:
         core = self._session._core
         at_node, self._node_next = self._node_next, False
         # TEMP objects are at the node, which keeps them also while the program holds no snapshot.
-        if at_node or request.temporary or not self._is_here():
+        if at_node or request.temporary or not await self._comes_here():
             return None
         one = await self._session._in_place(self.transactions.begin, replace(request, statements=(), token=core.token))
         if one is not None:

@@ -182,8 +182,8 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
-        if command is None and (self._core.temporary.name or make_temporary(texts_of(statements))):
-            done = await self._transact_with_temporary(statements, self._options(isolation, read, timeout))
+        if command is None and await self._is_opened_for(texts_of(statements)):
+            done = await self._transact_opened(statements, self._options(isolation, read, timeout))
             if done is not None:
                 return done
         elif self.local is not None and command is None and len(statements) > 1 and not isinstance(statements, str):
@@ -216,8 +216,14 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         temporary.obstacle = f"TEMP objects: {APART}; DETACH the files first" if file.attached.has_any else ""
         return True
 
-    async def _transact_with_temporary(self, statements: Statements, options: Options) -> list[Rows] | None:
-        """Run statements as a transaction that sees the session's TEMP objects; None: they change the schema."""
+    async def _is_opened_for(self, texts: list[str]) -> bool:
+        """Whether statements run in an open transaction: they see TEMP objects, or the file is that of a learner."""
+        if self._core.temporary.name or make_temporary(texts):
+            return True
+        return self.local_steps is not None and await self.local_steps.writes_here(texts)
+
+    async def _transact_opened(self, statements: Statements, options: Options) -> list[Rows] | None:
+        """Run statements in a transaction that is opened for them; None: they are to be sent as they are."""
         given = [statements] if isinstance(statements, str) else statements
         until = self._now() + options.timeout_s
         while True:  # each try takes a round trip, so that no pause is needed between two
@@ -230,6 +236,8 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
                 await opened.rollback()
                 if isinstance(error, UnsupportedError) and error.details.get("of_schema"):
                     return None
+                if isinstance(error, UnavailableError) and not (self._core.temporary.name or self._now() >= until):
+                    return None  # the learner is gone: another node takes them
                 if not isinstance(error, ConflictError) or self._now() >= until:
                     raise
 

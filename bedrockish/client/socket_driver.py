@@ -16,11 +16,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, assert_never, cast
 
-from bedrockish.api.url import Target
+from bedrockish.api.url import Address, Target
 from bedrockish.api.wire import NODES, Answered, Ask, Step, Told
 from bedrockish.client.credentials import Entry
 from bedrockish.client.discovery import members_of
@@ -217,11 +217,11 @@ class SocketDriver:
             if not self._is_closed:
                 self._perform(self._core.call(what, timeout_s, time.monotonic())[1])
 
-    def leave_node(self) -> None:
-        """Go on at another node, if there is one: this one has nothing new to tell."""
+    def leave_node(self, towards: Sequence[Address] = ()) -> None:
+        """Go on at another node, if there is one; at one of those, if any are given."""
         with self._lock, self._whole:
             if not self._is_closed:
-                self._perform(self._core.leave(time.monotonic()))
+                self._perform(self._core.leave(time.monotonic(), towards))
 
     def interrupt(self) -> None:
         """Have all calls that other threads wait for end now.

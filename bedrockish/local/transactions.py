@@ -116,6 +116,7 @@ class _Schema:
     membership: Membership
     version: int
     members: int
+    is_learner: bool = False
     access: Access = field(default_factory=Access)
 
 
@@ -431,6 +432,21 @@ class LocalTransactions:
             self.forget(request.command)
 
     @property
+    def is_served(self) -> bool:
+        """Whether the node of the file leads transactions now, by its page."""
+        return self._serving()[0] is not None
+
+    def is_at_learner(self) -> bool:
+        """Whether the node of the file is a learner, as far as the last transaction has seen."""
+        if self._schema is None:
+            one = self.begin(Request("", ()))
+            if one is None:
+                return False
+            self.forget("")
+        assert self._schema is not None
+        return self._schema.is_learner
+
+    @property
     def has_own(self) -> bool:
         """Whether the session has functions or attached files, which the node does not have."""
         return bool(self._reads.given) or self.attached.has_any
@@ -496,7 +512,7 @@ class LocalTransactions:
     def _snapshot(self, place: _Place, published: Published, request: Request) -> FileMoment | None:
         """Take the newest snapshot once it is durable; None if the session may not see it yet."""
         workspace, until = place.workspace, time.monotonic() + DURABLE_S
-        for _ in range(3):
+        while True:
             workspace.begin({}, 0, Moment(0, b"", 0), 0)
             moment = moment_row.read(system.get_meta(place.reader, moment_row.KEY))
             if moment is None:
@@ -506,17 +522,19 @@ class LocalTransactions:
                     return None
                 time.sleep(PAUSE_S)
             batch = published.batch(moment.batch)
-            if batch is None:  # so many batches were written since that the page has forgotten it
+            # So many batches were written since that the page has forgotten it; or one that the session has seen is
+            # still on its way here.
+            if batch is None or (request.read != STALE and not may_see(moment, request.token)):
                 workspace.end()
+                if time.monotonic() > until:
+                    return None
+                time.sleep(PAUSE_S)
                 continue
-            if request.read != STALE and not may_see(moment, request.token):
-                return None
             place.schema = self.schema(place.reader, moment.schema, moment.members)
             workspace.move_to(
                 moment.vector, moment.schema, Moment(batch.frames, batch.salts, moment.batch), moment.clock
             )
             return moment
-        return None
 
     def _durable(self, published: Published) -> int:
         with self._reads.lock:
@@ -540,9 +558,11 @@ class LocalTransactions:
             if known is not None:
                 made.access = known.access
         else:
-            made = _Schema(known.known, membership, found, membership.version, known.access)
+            made = _Schema(known.known, membership, found, membership.version, access=known.access)
         made.access.learn(membership.users, membership.nodes, membership.version)
-        self.ids.use_members(system.get_meta(db, "node"), membership)
+        node = system.get_meta(db, "node")
+        made.is_learner = node in membership.nodes and not membership.members[node].voter
+        self.ids.use_members(node, membership)
         self._schema = made
         return made
 

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, assert_never
 
@@ -59,6 +60,7 @@ logger = logging.getLogger(__name__)
 
 Done = Callable[[Answer | BedrockishError], None]
 Rest = Callable[[], Awaitable[Answer]]
+NODE = "node:"  # before the name of a node that has come with its certificate
 IN_FLIGHT_MAX = 128
 AT_ONCE_S = 0.02  # how long the calls of one read may run where they are read; then other links have their turn
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
@@ -150,6 +152,13 @@ class Transacts(Protocol):
         """End the transactions that belong to ``owner``."""
 
 
+class CommitPrepared(Protocol):
+    """Commits a transaction that a program has executed; ``is_nodes``: a node asks for a program of its own."""
+
+    def __call__(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | Rest:
+        """Return the answer, or an awaitable for it."""
+
+
 class Holds(Protocol):
     """A counter of the bytes that are kept for clients."""
 
@@ -218,7 +227,7 @@ async def serve_client(
     user: str = "",
     access: Access | None = None,
     why_out: Callable[[], str] | None = None,
-    commit_prepared: "Callable[[Request, bytes], Answer | Rest] | None" = None,
+    commit_prepared: "CommitPrepared | None" = None,
 ) -> None:
     """Answer one client until its link is over; commands that it began go on. Another task must run the link.
 
@@ -268,7 +277,7 @@ class _Session:
     """
 
     user = ""
-    commit_prepared: "Callable[[Request, bytes], Answer | Rest] | None" = None
+    commit_prepared: "CommitPrepared | None" = None
     access: Access
     why_out: Callable[[], str] | None = None
 
@@ -455,15 +464,21 @@ class _Session:
     def _step(self, call: Step) -> Answer | Rest:
         if self._transactions is None:
             raise UsageError("this node keeps no interactive transactions")
+        is_nodes = False
+        if call.owner is not None:
+            is_nodes = True
+            if not (self.user.startswith(NODE) or not self.user):  # without a name: nodes themselves come without one
+                raise UnsupportedError("only a node asks for a program of another user; leave the field 'for' out")
+            call = replace(call, request=replace(call.request, user=call.owner))
         if call.prepared:
-            if not is_local(self._link.stream):
+            if not (is_nodes or is_local(self._link.stream)):
                 raise UnsupportedError(
                     "a transaction that a program has executed on a node's file is committed by the socket next to the "
                     "file only; it did not happen: run it again",
                     elsewhere=True,
                 )
             assert self.commit_prepared is not None, "a node that listens on a Unix socket commits them"
-            return self.commit_prepared(call.request, call.prepared)
+            return self.commit_prepared(call.request, call.prepared, is_nodes=is_nodes)
         return self._transactions.begin(self._link, call.op, call.request)
 
     async def _columns(self, transaction: str, statement: Statement | None) -> list[dict[str, Any]]:

@@ -170,7 +170,7 @@ class Runtime:
     def _take_orders(self) -> None:
         orders, transactions = self.upkeep.orders, self.transactions
         orders["activity"], orders["end"] = self.describe_activity, transactions.end_by_order
-        orders["statements"], orders["lease"] = self.statements.order, transactions.lease
+        orders["statements"], orders["lease"] = self.statements.order, transactions.programs.lease
 
     def clock(self) -> Now:
         """Read the clocks."""

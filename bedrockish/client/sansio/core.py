@@ -227,10 +227,10 @@ class ClientCore:
         core._inherited = self._inherited | frozenset(self._homes)
         return core
 
-    def leave(self, now: float) -> list[Effect]:
-        """Go on at another node, if there is one; what is under way stays where it is."""
+    def leave(self, now: float, towards: Sequence[Address] = ()) -> list[Effect]:
+        """Go on at another node, if there is one: at one of those; what is under way stays where it is."""
         if self._current is not None:
-            self._leave(self._current, now)
+            self._leave(self._current, now, towards)
         return self._pump(now)
 
     @property
@@ -524,7 +524,9 @@ class ClientCore:
         match call.what:
             case Step():
                 what = call.what
-                wire_call = Step(call_number, self._attempt(call, what.request, now), what.op, what.prepared)
+                wire_call = Step(
+                    call_number, self._attempt(call, what.request, now), what.op, what.prepared, what.owner
+                )
             case Request():
                 wire_call = Execute(call_number, self._attempt(call, call.what, now))
             case AskOutcome():

@@ -55,7 +55,6 @@ from bedrockish.errors import (
     UnavailableError,
     UsageError,
 )
-from bedrockish.local.prepared import check_prepared, decode_prepared
 from bedrockish.node.scheduling.builds import Builds
 from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.faults import Faults
@@ -68,6 +67,7 @@ from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
 from bedrockish.node.transactions.open import Open, checked
+from bedrockish.node.transactions.programs import Programs
 from bedrockish.node.transactions.statements import StatementRunner
 from bedrockish.node.transactions.temporary import TemporaryObjects
 from bedrockish.sqltext.transaction_control import parse_control
@@ -83,7 +83,6 @@ USED_S = 1.0  # since its last step
 ENDED_MAX = 1_000  # transactions whose end is remembered, to tell a client why
 TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before others get their turn
 AGAIN_S = 0.005  # a read that was quicker is done again if its rows were written in the moment before
-LEASE_MAX = 1_000  # ids that a program gets at a time
 REDO_S = 5e-6  # per row: a turn lasts longer than to do the rows again that it begins with
 
 
@@ -111,6 +110,7 @@ class Transactions:
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
         self._schema_transactions = SchemaTransactions(engine, self._interactive, durable, self.boundary)
         self._temporary = TemporaryObjects(engine, self._interactive, durable, boundary, workers, bounds)
+        self.programs = Programs(engine, core, submit, durable, self._interactive.parts.db)
         self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
         self._open: dict[str, Open] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
@@ -160,7 +160,7 @@ class Transactions:
 
     def close(self) -> None:
         """End all of them: the node leaves."""
-        self._is_closed = True
+        self._is_closed = self.programs.is_closed = True
         self.streams.close()
         for one in list(self._open.values()):
             self._end(one, UnavailableError("the node is leaving; it did not happen"))
@@ -188,19 +188,6 @@ class Transactions:
         self._end(one, UnavailableError("an operator has ended the transaction; it did not happen"))
         return {"ended": one.id}
 
-    async def lease(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Lease ids of a table to a program of this machine, whose transactions give them to new rows.
-
-        Raises:
-            UsageError: the table has no ids, or the order has another form.
-        """
-        table, above, count = (asked.get(name) for name in ("table", "above", "count"))
-        if not isinstance(table, str) or type(above) is not int or type(count) is not int or not 0 < count <= LEASE_MAX:
-            raise UsageError(f"a lease names a table, the id above which it begins, and 1 to {LEASE_MAX} ids")
-        if self._engine.is_away:
-            await self._durable()
-        return {"ids": self._engine.beside().ids.lease(self._interactive.parts.db, table, above, count)}
-
     # -- what clients do -------------------------------------------------------------------------------------------
 
     async def handle(self, owner: object, op: str, request: Request) -> Answer:
@@ -224,29 +211,6 @@ class Transactions:
             the answer; or an awaitable for it, if the operation has to wait.
         """
         return steps.begin(self._handle(owner, op, request))
-
-    def begin_prepared(self, request: Request, data: bytes) -> Answer | steps.Rest[Answer]:
-        """Commit a transaction that a program of this machine has executed on the node's file; see ``begin``.
-
-        Raises:
-            BedrockishError: it did not happen.
-        """
-        return steps.begin(self._commit_prepared(as_part_of_trace(request), data))
-
-    def _commit_prepared(self, request: Request, data: bytes) -> steps.Steps[Answer]:
-        state, engine = self._core.state, self._engine
-        if self._is_closed:
-            raise UnavailableError("the node is leaving; it did not happen")
-        if not state.health.reads:
-            raise UnavailableError(state.trouble)
-        engine.memory.check()
-        prepared = decode_prepared(data)
-        if engine.is_away:
-            yield self._durable
-        check_prepared(prepared, engine.applied, engine.beside().known(), engine.access.of(request.user))
-        last = replace(request, statements=(), digest=OPEN)
-        prepare = checked(engine.access, request.user, lambda: prepared)
-        return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
 
     def _handle(self, owner: object, op: str, request: Request) -> steps.Steps[Answer]:
         request = as_part_of_trace(request)
@@ -738,6 +702,9 @@ class Transactions:
         if one is not None:
             check_owner(self._engine.access, one.request.user or None, request.command, request.user, "open")
             self._end(one, UnavailableError("its client has given the transaction up; it did not happen"))
+        settled = await self.programs.settle(request)
+        if settled is not None:
+            return settled
 
         def empty() -> Prepared:
             changes = encode_changes([])

@@ -1,0 +1,198 @@
+"""Transactions that programs of this machine have executed on the node's file: their COMMITs, and the ids they lease.
+
+Only voters lead transactions. A learner checks what its programs send, and has a voter commit it, as the same user and
+under the same id; then it waits until its own file shows the rows, so that the program reads them there at once.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import apsw
+import trio
+
+from bedrockish.api.requests import NOTHING, OPEN, SESSION, Answer, Request, Statement, Token, as_part_of_trace
+from bedrockish.api.wire import COMMIT, SETTLE, UPKEEP, Answered, Ask, Step
+from bedrockish.client.credentials import Entry
+from bedrockish.client.request_builder import map_of, new_command
+from bedrockish.client.trio_client import Client, open_client
+from bedrockish.core.coordinator.request import write_elsewhere
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.state.state import State
+from bedrockish.engine.engine import Engine
+from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.local.prepared import check_prepared, decode_prepared
+from bedrockish.node.scheduling.durability import Submit
+from bedrockish.node.transactions import steps
+from bedrockish.node.transactions.open import checked
+
+LEASE_MAX = 1_000  # ids that a program gets at a time
+LEASE_S = 10.0
+SHOWN_S = 5.0  # how long a learner waits until its own file shows a commit
+
+
+class Voters:
+    """A learner's session with the voters, opened when a program needs it first.
+
+    Args:
+        state: of this node.
+        entry: returns how this node comes in at its peers.
+        cluster: the cluster's name.
+    """
+
+    def __init__(self, state: State, entry: Callable[[], Entry], cluster: str) -> None:
+        self._state, self._entry, self._cluster = state, entry, cluster
+        self._wanted, self._told = trio.Event(), trio.Event()
+        self._client: Client | None = None
+        self._why: BedrockishError | None = None
+
+    async def run(self) -> None:
+        """Hold the session from when it is first wanted, until cancelled; its client finds voters that come later."""
+        while True:
+            await self._wanted.wait()
+            try:
+                voters = write_elsewhere(self._state).details["voters"]
+                url = f"bedrockish://{','.join(voters.values())}/?connect_timeout=2&cluster={self._cluster}"
+                async with open_client(url, entry=self._entry()) as client:
+                    self._client = client
+                    self._tell(None)
+                    await trio.sleep_forever()
+            except BedrockishError as error:
+                self._tell(error)
+            finally:
+                self._client, self._wanted = None, trio.Event()
+
+    def _tell(self, why: BedrockishError | None) -> None:
+        self._why = why
+        self._told.set()
+        self._told = trio.Event()
+
+    async def reach(self) -> Client:
+        """Return the session.
+
+        Raises:
+            UnavailableError: no voter can be reached.
+        """
+        if self._client is None:
+            told = self._told
+            self._wanted.set()
+            await told.wait()
+        if self._client is None:
+            because = "" if self._why is None else f": {self._why.message}"
+            raise UnavailableError(f"node {self._state.me} is a learner and reaches no voter{because}; try again")
+        return self._client
+
+    async def step(self, step: Step) -> Answer:
+        """Do a step at a voter; its answer, or error, is the voter's."""
+        answered = await (await self.reach())._call(step, step.request.timeout_s)
+        assert isinstance(answered, Answered)
+        return answered.answer
+
+
+class Programs:
+    """What a node does for the programs that have its file open.
+
+    Attributes:
+        voters: reaches the voters where this node is a learner; None before the node is up.
+        is_closed: the node leaves.
+    """
+
+    def __init__(
+        self, engine: Engine, core: Node, submit: Submit, durable: Callable[[], Awaitable[None]], db: apsw.Connection
+    ) -> None:
+        self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
+        self._db = db
+        self.voters: Voters | None = None
+        self.is_closed = False
+
+    @property
+    def _elsewhere(self) -> Voters | None:
+        """What commits for this node, if it cannot do so itself."""
+        return None if self._core.state.roster.is_voter(self._core.state.me) else self.voters
+
+    def begin(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | steps.Rest[Answer]:
+        """Commit a transaction that a program has executed; ``is_nodes`` if another node asks for a program of its own.
+
+        Returns:
+            the answer; or an awaitable for it, if the operation has to wait.
+
+        Raises:
+            BedrockishError: it did not happen.
+        """
+        return steps.begin(self._commit(as_part_of_trace(request), data, is_nodes=is_nodes))
+
+    def _commit(self, request: Request, data: bytes, *, is_nodes: bool) -> steps.Steps[Answer]:
+        state, engine = self._core.state, self._engine
+        if self.is_closed:
+            raise UnavailableError("the node is leaving; it did not happen")
+        if not state.health.reads:
+            raise UnavailableError(state.trouble)
+        engine.memory.check()
+        prepared = decode_prepared(data)
+        if engine.is_away:
+            yield self._durable
+        if not is_nodes:
+            self._check(prepared, request)
+        elsewhere = None if prepared.readonly or is_nodes else self._elsewhere
+        if elsewhere is not None:
+            # The voter may lack what this node has applied, and waits for it.
+            asked = replace(request, statements=(), token=Token(prepared.base))
+            step = Step(0, asked, COMMIT, data, request.user)
+            return (yield from steps.wait(partial(self._commit_elsewhere, elsewhere, step)))
+        last = replace(request, statements=(), digest=OPEN)
+        prepare = partial(self._check, prepared, request) if is_nodes else lambda: prepared
+        execute = checked(engine.access, request.user, prepare)
+        return (yield from steps.wait(partial(self._submit, last, execute, once=True)))
+
+    def _check(self, prepared: Prepared, request: Request) -> Prepared:
+        engine = self._engine
+        check_prepared(prepared, engine.applied, engine.beside().known(), engine.access.of(request.user))
+        return prepared
+
+    async def _commit_elsewhere(self, voters: Voters, step: Step) -> Answer:
+        try:
+            answer = await voters.step(step)
+        except UnsupportedError as error:
+            if error.details.get("elsewhere"):
+                raise UnavailableError(
+                    "the voter is of an older release, which takes no transactions from programs at a learner; it did "
+                    "not happen: upgrade the voters, or connect to a URL"
+                ) from error
+            raise
+        with suppress(BedrockishError), trio.move_on_after(SHOWN_S):
+            looks = (Statement("SELECT 1"),)
+            await self._submit(Request(new_command(), looks, SESSION, token=answer.token, timeout_s=SHOWN_S))
+            await self._durable()
+        return answer
+
+    async def settle(self, request: Request) -> Answer | None:
+        """Have a voter make sure that a command has happened or never will; None: this node can do so itself."""
+        elsewhere = self._elsewhere
+        if elsewhere is None:
+            return None
+        try:
+            return await elsewhere.step(Step(0, replace(request, statements=()), SETTLE, b"", request.user))
+        except UnavailableError as error:
+            if error.details.get("command") != request.command:
+                raise
+            return Answer(NOTHING, Token())  # it never will
+
+    async def lease(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Lease ids of a table to a program of this machine, whose transactions give them to new rows.
+
+        Raises:
+            UsageError: the table has no ids, or the order has another form.
+        """
+        table, above, count = (asked.get(name) for name in ("table", "above", "count"))
+        if not isinstance(table, str) or type(above) is not int or type(count) is not int or not 0 < count <= LEASE_MAX:
+            raise UsageError(f"a lease names a table, the id above which it begins, and 1 to {LEASE_MAX} ids")
+        elsewhere = self._elsewhere
+        if elsewhere is not None:
+            return map_of(await (await elsewhere.reach())._call(Ask(0, UPKEEP, asked=dict(asked)), LEASE_S))
+        if self._engine.is_away:
+            await self._durable()
+        beside = self._engine.beside()
+        return {"ids": beside.ids.lease(self._db, table, above, count)}

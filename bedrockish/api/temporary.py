@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bedrockish.errors import BedrockishError, TemporaryLostError, UnsupportedError
+from bedrockish.errors import BedrockishError, TemporaryLostError
 
 FRESH = "+"
 
@@ -14,22 +14,14 @@ class Temporary:
     Attributes:
         name: as the node knows them; empty: the session has none.
         is_made: a node has answered a request with that name.
-        obstacle: why the session can make none now; empty if it can.
     """
 
     name: str = ""
     is_made: bool = False
-    obstacle: str = ""
 
     def begin(self, name: str) -> None:
-        """Give them a name that no others have, if they have none: the session is about to make the first.
-
-        Raises:
-            UnsupportedError: the session can make none now.
-        """
+        """Give them a name that no others have, if they have none: the session is about to make the first."""
         if not self.name:
-            if self.obstacle:
-                raise UnsupportedError(self.obstacle)
             self.name, self.is_made = name, False
 
     @property

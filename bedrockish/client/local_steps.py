@@ -22,11 +22,13 @@ from bedrockish.api.requests import (
     decode_results,
     encode_results,
 )
+from bedrockish.api.temporary import FRESH
 from bedrockish.api.url import Address
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, PING, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
 from bedrockish.client.request_builder import new_command
 from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -48,6 +50,7 @@ from bedrockish.local.transactions import (
 from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 
 T = TypeVar("T")
+APART = "the node has those of the session, and not this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
 BACK_S = 1.0  # between two attempts to come back to the node of the file
 TOGETHER = 100  # statements that run again at the node in one round trip
@@ -84,7 +87,11 @@ class LocalSteps:
         """Do a step of a transaction. Raises what the node's answer would raise."""
         session = self._session
         if not isinstance(what, Step):
-            return await session._call(what, timeout_s)
+            found = self.transactions.find((what.asked or {}).get("transaction", "")) if isinstance(what, Ask) else None
+            if found is None or not found.keeps_rows:
+                return await session._call(what, timeout_s)
+            assert isinstance(what, Ask)
+            return Told(0, await session._in_place(found.columns, what.statement))
         one = self.transactions.find(what.request.command)
         if what.op == BEGIN and one is None:
             one = await self._begin(what.request)
@@ -164,16 +171,39 @@ class LocalSteps:
     async def _begin(self, request: Request) -> LocalTransaction | None:
         core = self._session._core
         at_node, self._node_next = self._node_next, False
-        # TEMP objects are at the node, which keeps them also while the program holds no snapshot.
-        if at_node or request.temporary or not await self._comes_here():
-            return None
-        one = await self._session._in_place(self.transactions.begin, replace(request, statements=(), token=core.token))
+        is_fresh = request.temporary.startswith(FRESH)
+        if request.temporary and (self.transactions.has_temporary(request.temporary) or (is_fresh and not at_node)):
+            if not is_fresh or await self._comes_here():
+                request = replace(request, statements=(), token=core.token)
+                await self._session._in_place(self.transactions.begin_with_temporary, request)
+            one = self.transactions.find(request.command)
+        elif at_node or request.temporary or not await self._comes_here():
+            one = None
+        else:
+            asked = replace(request, statements=(), token=core.token)
+            one = await self._session._in_place(self.transactions.begin, asked)
+        if one is None and request.temporary and self.transactions.attached.has_any:
+            raise UnsupportedError(f"TEMP objects: {APART}; DETACH the files first")
         if one is not None:
             core.see(one.seen)
         return one
 
+    async def _with_temporary(self, one: LocalTransaction, request: Request) -> LocalTransaction:
+        """Return a transaction that makes its first TEMP object, as it goes on."""
+        asked = replace(one.request, temporary=request.temporary, token=self._session._core.token)
+        try:
+            await self._session._in_place(self.transactions.begin_with_temporary, asked, one)
+        except BedrockishError:
+            self.transactions.forget(request.command)
+            raise
+        found = self.transactions.find(request.command)
+        assert found is not None
+        return found
+
     async def _statements(self, one: LocalTransaction, what: Step, timeout_s: float) -> Answered:
         command, results = what.request.command, list[Result]()
+        if what.request.temporary and not one.keeps_rows:
+            one = await self._with_temporary(one, what.request)
         for place, statement in enumerate(what.request.statements):
             try:
                 results.append(await self._run(one, statement, timeout_s))
@@ -219,15 +249,33 @@ class LocalSteps:
         self.transactions.ids.note_lease(table, ids)
 
     async def _commit(self, one: LocalTransaction, what: Step, timeout_s: float) -> Answered | Told:
-        command, session = what.request.command, self._session
+        session = self._session
         try:
             prepared = await session._in_place(one.finish)
         except UsageError:
             raise
         except BedrockishError:
-            self.transactions.forget(command)
+            self.transactions.forget(what.request.command)
             raise
-        self.transactions.forget(command)
+        if not one.keeps_rows:
+            self.transactions.forget(what.request.command)  # the node has no use for its snapshot
+            return await self._certify(one, prepared, what, timeout_s)
+        try:
+            answer = await self._certify(one, prepared, what, timeout_s)
+        except BaseException as error:
+            one.decide(error)
+            raise
+        else:
+            await session._in_place(one.decide, None)
+            return answer
+        finally:
+            self.transactions.forget(what.request.command)
+
+    async def _certify(
+        self, one: LocalTransaction, prepared: Prepared, what: Step, timeout_s: float
+    ) -> Answered | Told:
+        """Have the node commit a transaction, or certify what it has read strictly."""
+        session = self._session
         if prepared.readonly and one.request.read != STRICT:
             return Answered(0, Answer(prepared.result, one.seen))
         request = replace(

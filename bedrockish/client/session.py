@@ -63,7 +63,7 @@ WITHOUT_FILE = (
 )
 
 READING = ("SELECT", "VALUES", "WITH")
-APART = "statements of a session with TEMP objects run at the node, which does not have this program's files"
+APART = "the TEMP objects of the session are at the node, which does not have this program's files"
 
 
 class Session(ClockCalls, QuestionCalls, SchemaCalls):
@@ -209,11 +209,11 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         order = order_of(sql, params)
         if order is None:
             return False
-        file, temporary = self._file(), self._core.temporary
-        if temporary.name and order.path is not None:
+        name = self._core.temporary.name
+        is_here = self.local_steps is not None and self.local_steps.transactions.has_temporary(name)
+        if name and not is_here and order.path is not None:
             raise UnsupportedError(f"ATTACH: {APART}; attach the file on a connection of its own")
-        file.attach(order)
-        temporary.obstacle = f"TEMP objects: {APART}; DETACH the files first" if file.attached.has_any else ""
+        self._file().attach(order)
         return True
 
     async def _is_opened_for(self, texts: list[str]) -> bool:

@@ -2,6 +2,8 @@
 
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 _wanted = False
 
@@ -10,6 +12,22 @@ def enable_callback_tracebacks(enable: bool, /) -> None:
     """Have exceptions of callbacks printed on ``sys.stderr``; of all connections of this program."""
     global _wanted
     _wanted = bool(enable)
+
+
+def asked(handler: Callable[[], Any] | None) -> Callable[[], Any] | None:
+    """Return a handler whose exception counts as a true answer, as in sqlite3."""
+    if handler is None:
+        return None
+    given = handler
+
+    def ask() -> Any:
+        try:
+            return given()
+        except Exception:
+            report()
+            return True
+
+    return ask
 
 
 def report() -> None:

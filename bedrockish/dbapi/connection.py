@@ -369,9 +369,13 @@ class Connection:
             self._give(aggregate(name, n_arg, aggregate_class))
 
     def create_window_function(self, name: str, num_params: int, aggregate_class: Any, /) -> None:
-        """Note that the program has a window function, as ``create_function``."""
+        """Register a window function, as ``create_function``."""
         self._check()
         self._local.add("window function", name, is_removed=aggregate_class is None)
+        if self._link.file is not None:
+            from bedrockish.local.program_functions import window
+
+            self._give(window(name, num_params, aggregate_class))
 
     def create_collation(self, name: str, callback: Any, /) -> None:
         """Register a collation, as ``create_function``."""
@@ -395,9 +399,21 @@ class Connection:
             raise NotSupportedError("SQL is compiled on the nodes, where this program's authorizer is not")
 
     def set_progress_handler(self, progress_handler: Any, n: int) -> None:
-        """Refuse all but None: ``timeout`` ends what takes too long."""
+        """Have something called after each ``n`` steps of a statement, which ends if that returns a true value.
+
+        With a node's file it is asked while statements run in this process: reads, and those of open transactions.
+        By URL all but None is refused: ``timeout`` ends what takes too long.
+
+        Raises:
+            NotSupportedError: this connection has no node's file.
+        """
         self._check()
-        if progress_handler is not None:
+        if self._link.file is not None:
+            from bedrockish.local.program_functions import progress
+
+            file = self._link.file
+            self._give(progress(callbacks.asked(progress_handler), n, lambda: file.ending))
+        elif progress_handler is not None:
             raise NotSupportedError("SQL runs on the nodes; give a timeout to connect() to end what takes too long")
 
     def interrupt(self) -> None:

@@ -44,6 +44,51 @@ def aggregate(name: str, arguments: int, cls: Any) -> Give:
     return give
 
 
+def window(name: str, arguments: int, cls: Any) -> Give:
+    """Return the registration of a window function: ``step``, ``inverse``, ``value`` and ``finalize``; None removes."""
+
+    def begin() -> Any:
+        one = _guarded(cls, "user-defined aggregate's '__init__' method raised error")()
+        return one, *(
+            _guarded(_called(name), f"user-defined aggregate's '{name}' method raised error")
+            for name in ("step", "finalize", "value", "inverse")
+        )
+
+    def give(db: apsw.Connection) -> None:
+        db.create_window_function(name, None if cls is None else begin, arguments)
+
+    return give
+
+
+def _called(method: str) -> Callable[..., Any]:
+    return lambda one, *values: getattr(one, method)(*values)
+
+
+End = Callable[[], None]
+
+
+def progress(handler: Callable[[], Any] | None, steps: int, ending: Callable[[], End | None]) -> Give:
+    """Return the registration of what is called as statements run; a true value ends the one that runs.
+
+    Args:
+        handler: None removes it.
+        steps: SQLite's own, between two calls.
+        ending: returns what ends the statement that the program runs; None: one of ours runs.
+    """
+
+    def ask() -> bool:
+        end = ending()
+        if end is None or handler is None or not handler():
+            return False
+        end()
+        return True
+
+    def give(db: apsw.Connection) -> None:
+        db.set_progress_handler(None if handler is None or steps <= 0 else ask, max(steps, 1), id="program")
+
+    return give
+
+
 def collation(name: str, compare: Callable[[str, str], int] | None) -> Give:
     """Return the registration of a collation; None removes it."""
     given = None if compare is None else _guarded(compare, "the collation raised exception")

@@ -39,7 +39,7 @@ from bedrockish.errors import (
 from bedrockish.local import connections
 from bedrockish.local.attached import Attached
 from bedrockish.local.page import READING, SILENT_NS, Facts, Published, now_ns
-from bedrockish.local.program_functions import Give, ProgramError
+from bedrockish.local.program_functions import End, Give, ProgramError
 from bedrockish.sqltext.attach import Order
 from bedrockish_journal.model.membership import ADMIN, read_membership
 from bedrockish_journal.model.vector import covers
@@ -138,6 +138,7 @@ class LocalReads:
         user: the user whose rights count; empty: the program may do everything.
         given: registrations of the program's functions.
         attached: the files that the session has attached.
+        ending: ends the statement that the program runs here, for its progress handler; None: it runs none.
         on_given: called with each further one.
         on_tick: called twice in ``IDLE_S``, by the thread that releases snapshots.
     """
@@ -162,7 +163,8 @@ class LocalReads:
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
         self._access = Access()
         self._members = -1
-        self._is_closed = self._is_interrupted = self._is_running = False
+        self._is_closed = self._is_running = False
+        self.ending: End | None = None
 
     def open(self) -> None:
         """Open the file.
@@ -230,7 +232,7 @@ class LocalReads:
                 if budget_s != _FOREVER:
                     self._until = time.monotonic() + budget_s
                 found: list[Rows] = []
-                self._is_running = True
+                self._is_running, self.ending = True, _nothing
                 for sql, params in statements:
                     rows = self._run(reader, sql, params)
                     if rows is None:
@@ -239,17 +241,14 @@ class LocalReads:
             except (ResultLostError, ForbiddenError, ProgramError):
                 raise
             except apsw.InterruptError as error:
-                if self._is_interrupted:
-                    raise interrupted() from None
-                if time.monotonic() > self._until:
-                    raise TimeoutError from None
-                self._leave_to_node(statements, error)
-                return None
+                if self._is_late():
+                    raise TimeoutError from error
+                raise interrupted() from None  # by the program: another thread, or its progress handler
             except (BedrockishError, apsw.Error, TypeError, ValueError, OverflowError) as error:
                 self._leave_to_node(statements, error)
                 return None
             finally:
-                self._until, self._is_interrupted, self._is_running = _FOREVER, False, False
+                self._until, self._is_running, self.ending = _FOREVER, False, None
             moment = reader.moment
             assert moment is not None
             if self._is_log_ending and not self._pins:
@@ -305,7 +304,6 @@ class LocalReads:
     def interrupt(self) -> None:
         """Have the read that another thread does end now; it raises ``DeadlineError``."""
         if self._is_running:
-            self._is_interrupted = True
             for reader in self._readers:
                 reader.db.interrupt()
 
@@ -517,6 +515,10 @@ class LocalReads:
                 if self.published is not None:
                     self.published.close()
             self.published = None
+
+
+def _nothing() -> None:
+    """Do nothing: SQLite ends a read by itself."""
 
 
 def interrupted() -> DeadlineError:

@@ -12,17 +12,22 @@ each gives there what it gave here, the transaction goes on at the node, else it
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import apsw
 
 from bedrockish.access_sets.analysis import Analysis
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.requests import SERIALIZABLE, STALE, Request, Result, Statement, Token
+from bedrockish.api.temporary import FRESH
 from bedrockish.core.protocol.records import Membership, Prepared, decode_membership
 from bedrockish.engine.execution.executor import Known
 from bedrockish.engine.execution.interfaces import Beside
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.temporary import TemporaryWorkspace
 from bedrockish.engine.execution.workspace import Work, Workspace
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.statements.clock_functions import ClockNeededError
@@ -38,6 +43,7 @@ from bedrockish.errors import (
     BedrockishError,
     DeadlineError,
     SqlError,
+    TemporaryLostError,
     UnavailableError,
     UnsupportedError,
     UsageError,
@@ -54,6 +60,8 @@ IDLE_MAX = 8  # workspaces that are kept for the next transaction
 OPEN_S = 60.0  # after which a transaction is rolled back: its snapshot holds up the node's checkpoints
 DURABLE_S, PAUSE_S = 1.0, 0.0002  # how long to wait until the newest moment is durable, and between two looks
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, that can be run again at the node
+TEMPORARY_BYTES = 1 << 40  # of TEMP tables: they take the program's own room
+RESULT_BYTES = Limits().result_bytes
 LEASE = 64  # ids that the node gives at a time
 
 
@@ -120,14 +128,17 @@ class _Schema:
     access: Access = field(default_factory=Access)
 
 
-class _Place:
+class Place:
     """A workspace on a node's file, and the generation of the page under which its files were opened."""
 
-    def __init__(self, owner: "LocalTransactions", published: Published, facts: Facts) -> None:
+    def __init__(
+        self, owner: "LocalTransactions", published: Published, facts: Facts, *, has_temporary: bool = False
+    ) -> None:
+        self.held: TemporaryWorkspace | None = None
         self._published, self.facts, self._owner = published, facts, owner
         self._dbs: list[apsw.Connection] = []
         self._wal = -1
-        self._attached = 0
+        self._attached = owner.attached.version
         reader = self._connect()
         try:
             reader.execute("ROLLBACK")
@@ -145,9 +156,11 @@ class _Place:
                 lambda: self.schema.known,
                 self.schema.access,
             )
-            self.workspace = Workspace(beside)
+            if has_temporary:
+                self.held = TemporaryWorkspace(beside, TEMPORARY_BYTES)
+            self.workspace = self.held.workspace if self.held is not None else Workspace(beside)
             self.workspace.scope.locks = None  # rows are locked at the node
-            self.workspace.scope.tick = _needs_node
+            self.workspace.scope.tick = needs_node
         except BaseException:
             self._release()
             raise
@@ -169,15 +182,21 @@ class _Place:
         """The connection that holds the snapshot."""
         return self._dbs[0]
 
-    def attach(self, work: Work) -> None:
-        """Give the connections the files that the session has attached."""
+    def attach(self) -> None:
+        """Give the connections the files that the session has attached, before a transaction begins."""
         attached = self._owner.attached
-        if self._attached == attached.version:
-            return
-        for db in (self.reader, work.db):
-            attached.bring(db)
-        work.executor.forget_texts()
-        self._attached = attached.version
+        if self._attached != attached.version:
+            self.workspace.tell(attached.bring)
+            self._attached = attached.version
+
+    def is_of(self, facts: Facts) -> bool:
+        """Whether its files are those that the page tells of."""
+        return (self.facts.generation, self.facts.since) == (facts.generation, facts.since)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether its connections have failed."""
+        return self.workspace.is_broken
 
     def close(self) -> None:
         """Close the files."""
@@ -196,7 +215,8 @@ class _Place:
             self._wal = -1
 
 
-def _needs_node() -> int:
+def needs_node() -> int:
+    """Refuse to give a value of the cluster's clock."""
     raise NodeNeededError("the clock of the cluster is the node's")
 
 
@@ -207,9 +227,12 @@ class LocalTransaction:
         request: its BEGIN.
         seen: the session's token after its snapshot.
         log: the statements so far; None: too many to be run again at the node.
+        keeps_rows: it has rows of TEMP tables, and stays open until it is decided.
     """
 
-    def __init__(self, owner: "LocalTransactions", place: _Place, request: Request, moment: FileMoment) -> None:
+    keeps_rows = False
+
+    def __init__(self, owner: "LocalTransactions", place: Place, request: Request, moment: FileMoment) -> None:
         self._owner, self._place, self.request = owner, place, request
         self.seen = seen_by(moment, request.token)
         self.since = time.monotonic()
@@ -217,10 +240,22 @@ class LocalTransaction:
         self._logged = 0
         self._ended: BedrockishError | None = None
         self._lock = threading.RLock()  # of the thread that runs a statement
+        self._moment = moment
+        self._session: Session
+        self._work: Work
         session = Session(request.isolation == SERIALIZABLE, request.command, request.user, base_clock=moment.clock)
-        self._session = session
-        self._work: Work = place.workspace.open_work(session)
-        place.attach(self._work)
+        self._open(session, moment)
+
+    def _open(self, session: Session, moment: FileMoment) -> None:  # noqa: ARG002  another kind needs the moment
+        """Begin to run."""
+        self._session, self._work = session, self._place.workspace.open_work(session)
+
+    def work_at(self, moment: FileMoment) -> Session | None:
+        """Return the work so far if it began at this moment; else None."""
+        return self._session if self._moment.batch == moment.batch else None
+
+    def decide(self, error: BaseException | None) -> None:
+        """Note the outcome of COMMIT: None, or its error."""
 
     @property
     def lastrowid(self) -> int | None:
@@ -238,7 +273,7 @@ class LocalTransaction:
         if self._ended is not None:
             raise self._ended
         try:
-            with self._lock:
+            with self._lock, self._owner.asking(self):
                 result = self._run(statement)
         except (NodeNeededError, ClockNeededError) as error:
             if self._owner.attached.has_any:
@@ -281,7 +316,7 @@ class LocalTransaction:
             UnsupportedError: it does more, or no read set tells what it reads.
             BedrockishError: see ``run``.
         """
-        with self._lock:
+        with self._lock, self._owner.asking(self):
             result = self._work.run(statement, read_only=True)
             if self._session.looked_behind or self._work.scope.used:
                 raise UnsupportedError("no read set tells of the database's own tables, or of a clock")
@@ -300,6 +335,10 @@ class LocalTransaction:
     def is_over(self) -> bool:
         """Whether SQLite itself has ended the transaction because of a statement."""
         return self._session.over
+
+    def columns(self, statement: Statement) -> list[dict[str, Any]]:
+        """Return the columns of a statement's result; only a transaction with TEMP objects has tables of its own."""
+        raise NotImplementedError
 
     def finish(self) -> Prepared:
         """Return the transaction as the node certifies it; it stays open if this raises.
@@ -355,7 +394,9 @@ class LocalTransactions:
     def __init__(self, reads: LocalReads) -> None:
         self._reads = reads
         self._lock = threading.Lock()
-        self._idle: list[_Place] = []
+        self._idle: list[Place] = []
+        self._temporary: Place | None = None
+        self._temporary_name = ""
         self._schema: _Schema | None = None
         self.ids = LeasedIds()
         self._process = os.getpid()
@@ -369,9 +410,10 @@ class LocalTransactions:
         return self._reads.attached
 
     def prepare(self, db: apsw.Connection) -> None:
-        """Give a connection the functions of the program."""
+        """Give a connection the functions of the program, and the files that it has attached."""
         for given in self._reads.given:
             given(db)
+        self.attached.bring(db)
 
     def _give(self, given: Give) -> None:
         """Register something of the program: workspaces that are idle are made again, open transactions get it."""
@@ -379,6 +421,8 @@ class LocalTransactions:
             idle, self._idle = self._idle, []
         for place in idle:
             self._close(place)
+        if self._temporary is not None:
+            self._temporary.workspace.tell(given)
         for one in list(self._open.values()):
             one.give(given)
 
@@ -395,6 +439,7 @@ class LocalTransactions:
             if published is None or facts is None:
                 return None
             place = self._place(published, facts)
+            place.attach()
             moment = self._snapshot(place, published, request)
             if moment is None:
                 self.give_back(place)
@@ -431,6 +476,15 @@ class LocalTransactions:
         finally:
             self.forget(request.command)
 
+    @contextmanager
+    def asking(self, one: LocalTransaction) -> Iterator[None]:
+        """Let the program's progress handler be asked while a transaction runs a statement."""
+        self._reads.ending = lambda: one.stop(interrupted())
+        try:
+            yield
+        finally:
+            self._reads.ending = None
+
     @property
     def is_served(self) -> bool:
         """Whether the node of the file leads transactions now, by its page."""
@@ -450,6 +504,59 @@ class LocalTransactions:
     def has_own(self) -> bool:
         """Whether the session has functions or attached files, which the node does not have."""
         return bool(self._reads.given) or self.attached.has_any
+
+    def has_temporary(self, name: str) -> bool:
+        """Whether the TEMP objects of this name are here."""
+        return self._temporary is not None and self._temporary_name == name.removeprefix(FRESH)
+
+    def begin_with_temporary(self, request: Request, before: LocalTransaction | None = None) -> bool:
+        """Begin a transaction that sees the TEMP objects of the session; False: they are to be made at the node.
+
+        Args:
+            request: its BEGIN.
+            before: the same transaction, if it has begun before there were any.
+
+        Raises:
+            TemporaryLostError: they are gone.
+            UnavailableError: no snapshot can be had in time.
+            ConflictError: see ``temporary.WithTemporary``.
+        """
+        from bedrockish.local import temporary  # which has a kind of the transactions here
+
+        request = replace(request, user=self._reads.user)
+        published, facts = (None, None) if self._is_closed or self._process != os.getpid() else self._serving()
+        place = self._temporary if self.has_temporary(request.temporary) else None
+        if place is not None and (published is None or facts is None or not place.is_of(facts) or place.is_broken):
+            self.lose_temporary()
+            raise TemporaryLostError(
+                "the TEMP objects of the session are gone: the node has stopped, or has exchanged its file, or their "
+                "connection has failed; it did not happen: make them again"
+            )
+        if published is None or facts is None:
+            return False
+        if place is None:
+            self.lose_temporary()
+            place = self._temporary = Place(self, published, facts, has_temporary=True)
+            self._temporary_name = request.temporary.removeprefix(FRESH)
+        assert place.held is not None
+        if place.held.transaction is not None:
+            raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
+        place.attach()
+        moment = self._snapshot(place, published, request)
+        if moment is None:
+            place.workspace.end()
+            raise UnavailableError(f"{published.database} does not show what the session has seen; try again")
+        made = temporary.begin(self, place, request, moment, before)
+        if before is not None:
+            before.end()
+        self._open[request.command] = made
+        return True
+
+    def lose_temporary(self) -> None:
+        """Throw the TEMP objects of the session away."""
+        place, self._temporary = self._temporary, None
+        if place is not None:
+            self._close(place)
 
     def find(self, command: str) -> LocalTransaction | None:
         """Return the open transaction of a command."""
@@ -487,6 +594,7 @@ class LocalTransactions:
             idle, self._idle = self._idle, []
         for place in idle:
             self._close(place)
+        self.lose_temporary()
 
     # -- places ----------------------------------------------------------------------------------------------------
 
@@ -499,17 +607,17 @@ class LocalTransactions:
             return None, None
         return published, facts
 
-    def _place(self, published: Published, facts: Facts) -> _Place:
+    def _place(self, published: Published, facts: Facts) -> Place:
         while True:
             with self._lock:
                 place = self._idle.pop() if self._idle else None
             if place is None:
-                return _Place(self, published, facts)
-            if place.facts.generation == facts.generation and place.facts.since == facts.since:
+                return Place(self, published, facts)
+            if place.is_of(facts):
                 return place
             self._close(place)
 
-    def _snapshot(self, place: _Place, published: Published, request: Request) -> FileMoment | None:
+    def _snapshot(self, place: Place, published: Published, request: Request) -> FileMoment | None:
         """Take the newest snapshot once it is durable; None if the session may not see it yet."""
         workspace, until = place.workspace, time.monotonic() + DURABLE_S
         while True:
@@ -579,7 +687,7 @@ class LocalTransactions:
                 "it again"
             )
 
-    def give_back(self, place: _Place) -> None:
+    def give_back(self, place: Place) -> None:
         """Keep a workspace for the next transaction."""
         try:
             place.workspace.leave_work()
@@ -593,7 +701,7 @@ class LocalTransactions:
         self._close(place)
 
     @staticmethod
-    def _close(place: _Place) -> None:
+    def _close(place: Place) -> None:
         try:
             place.close()
         except (BedrockishError, apsw.Error, OSError):
@@ -601,6 +709,6 @@ class LocalTransactions:
 
     def _abandon(self) -> None:
         """Begin again after a fork: the connections are the parent's."""
-        connections.abandon((self._idle, self._open))
-        self._idle, self._open, self._process = [], {}, os.getpid()
+        connections.abandon((self._idle, self._open, self._temporary))
+        self._idle, self._open, self._process, self._temporary = [], {}, os.getpid(), None
         self._lock = threading.Lock()

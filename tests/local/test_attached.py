@@ -95,16 +95,33 @@ def test_rows_are_copied_through_the_dbapi(other: Path) -> None:
         assert connection.execute("SELECT * FROM t ORDER BY id").fetchall() == [(1, "one"), (2, "two")]
 
 
-def test_session_has_attached_files_or_temp_objects_and_not_both(other: Path) -> None:
-    """With TEMP objects its statements run at the node, where the file is not."""
+def test_temp_objects_and_attached_files_are_both_here(other: Path) -> None:
     with bedrockish.node() as node, node.connect() as db:
         db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, word)")
         db.execute("ATTACH ? AS other", [str(other)])
+        db.execute("CREATE TEMP TABLE short AS SELECT * FROM other.x")
+        with pytest.raises(SqlError, match="already in use"):
+            db.execute("ATTACH ? AS other", [str(other)])
+        db.execute("DETACH other")
+        db.execute("ATTACH ? AS again", [str(other)])
+        assert db.execute("SELECT count(*) FROM short JOIN again.x USING (id)").value() == 2
+
+
+def test_temp_objects_at_the_node_and_attached_files_are_refused_by_name(
+    other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are there if the node did not serve its file when the first was made."""
+    with bedrockish.node() as node, node.connect() as db:
+        steps = db._client.local_steps
+        assert steps is not None
+
+        async def nowhere() -> bool:
+            return False
+
+        monkeypatch.setattr(steps, "_comes_here", nowhere)
+        db.execute("ATTACH ? AS other", [str(other)])
         with pytest.raises(UnsupportedError, match=r"TEMP objects: .*; DETACH the files first"):
             db.execute("CREATE TEMP TABLE short(a)")
-        with db.transaction() as tx, pytest.raises(UnsupportedError, match="DETACH the files first"):
-            tx.execute("CREATE TEMP TABLE short(a)")
-        assert db.execute("SELECT count(*) FROM other.x").value() == 2
         db.execute("DETACH other")
         db.execute("CREATE TEMP TABLE short(a)")
         with pytest.raises(UnsupportedError, match=r"ATTACH: .*; attach the file on a connection of its own"):

@@ -1,5 +1,6 @@
 """Functions, aggregates and collations of the program, on a node's file."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,3 +88,59 @@ def test_function_is_only_noted_by_url(alone: LocalCluster) -> None:
         with pytest.raises(dbapi.NotSupportedError, match="the function mine"):
             db.execute("SELECT mine()")
     db.close()
+
+
+class Running:
+    """A sum over the frame of a window."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def step(self, value: int) -> None:
+        self.total += value
+
+    def inverse(self, value: int) -> None:
+        self.total -= value
+
+    def value(self) -> int:
+        return self.total
+
+    def finalize(self) -> int:
+        return self.total
+
+
+def test_window_function_of_the_program(db: Any, table: str) -> None:
+    db.create_window_function("running", 1, Running)
+    sql = f"SELECT running(id) OVER (ORDER BY id ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) FROM {table}"
+    assert db.execute(sql).fetchall() == [(1,), (3,), (5,)]
+    db.execute(f"INSERT INTO {table} SELECT 100 + running(id) OVER (ORDER BY id), 'w' FROM {table}")
+    db.commit()
+    assert db.execute(f"SELECT id FROM {table} WHERE id > 100 ORDER BY id").fetchall() == [(101,), (103,), (106,)]
+    db.create_window_function("running", 1, None)
+    with pytest.raises(dbapi.Error, match="running"):
+        db.execute(sql)
+
+
+LONG = "WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n LIMIT 3000000) SELECT count(*) FROM n"
+
+
+@pytest.mark.parametrize("level", ["session", "strict"])
+def test_progress_handler_ends_a_statement(node: LocalNode, db: Any, table: str, level: str) -> None:
+    with dbapi.connect(f"bedrockish:///?local={node.database}&read={level}") as mine:
+        asked, ticks = list[int](), itertools.count()
+        mine.set_progress_handler(lambda: asked.append(1), 1_000)
+        assert mine.execute(LONG).fetchone() == (3_000_000,)
+        assert len(asked) > 1_000
+        mine.set_progress_handler(lambda: next(ticks) > 1_000, 100)
+        with pytest.raises(dbapi.OperationalError, match="interrupted"):
+            mine.execute(LONG)
+        mine.execute("BEGIN")
+        mine.execute(f"UPDATE {table} SET a = 'u' WHERE id = 1")
+        with pytest.raises(dbapi.OperationalError, match="interrupted"):
+            mine.execute(LONG)
+        mine.rollback()
+        mine.set_progress_handler(lambda: 1 / 0, 10)
+        with pytest.raises(dbapi.OperationalError, match="interrupted"):
+            mine.execute(LONG)
+        mine.set_progress_handler(None, 0)
+        assert mine.execute(f"SELECT a FROM {table} WHERE id = 1").fetchone() == ("three",)

@@ -176,7 +176,7 @@ class TemporaryTransaction:
         Raises:
             BedrockishError: as for a request; the transaction can go on after a usage error, unless it ``is_over``.
         """
-        work, session = self._at_work, self.session
+        work, session = self.work, self.session
         size, last = 0, None
         for piece, params in work.interactive.pieces(session, statement):
             session.looked_behind = session.looked_behind or piece.looks_behind
@@ -227,7 +227,7 @@ class TemporaryTransaction:
         Raises:
             SqlError: SQLite does not accept it.
         """
-        return explain(self._at_work.executor, statement, self.session.user, columns=True)
+        return explain(self.work.executor, statement, self.session.user, columns=True)
 
     def control(self, control: Control) -> None:
         """Do SAVEPOINT, RELEASE or ROLLBACK TO: SQLite's own, because TEMP tables go back with them.
@@ -235,7 +235,7 @@ class TemporaryTransaction:
         Raises:
             SqlError: there is no such savepoint.
         """
-        work, session = self._at_work, self.session
+        work, session = self.work, self.session
         if control.kind == SAVEPOINT:
             session.mark(control.name)
             work.db.execute(f"SAVEPOINT mark_{len(session.marks) - 1}")
@@ -258,7 +258,7 @@ class TemporaryTransaction:
         Raises:
             ConstraintError: a deferred foreign key is broken; it can be mended.
         """
-        return self._at_work.finish()
+        return self.work.finish()
 
     def keep(self) -> None:
         """Keep the TEMP tables: the transaction is decided."""
@@ -269,6 +269,7 @@ class TemporaryTransaction:
             workspace.is_broken = True
 
     @property
-    def _at_work(self) -> Work:
+    def work(self) -> Work:
+        """What runs its statements, from ``open`` on."""
         assert self._work is not None
         return self._work

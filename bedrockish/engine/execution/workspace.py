@@ -254,6 +254,13 @@ class Workspace:
         writer.begin()
         return writer
 
+    def tell(self, told: Callable[[apsw.Connection], None]) -> None:
+        """Register something on both connections, and compile texts again. No transaction may be open."""
+        told(self._reader)
+        if self._writer is not None:
+            told(self._writer.db)
+            self._writer.executor.forget_texts()
+
     def _leave(self, writer: "_Writer") -> None:
         writer.capture.deafen()
         writer.executor.reader = None

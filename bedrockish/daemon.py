@@ -37,7 +37,6 @@ from bedrockish.node.published import close_socket, open_socket
 from bedrockish.node.repair.healer import Healer, RestartError, note_damage
 from bedrockish.node.repair.index_scrubber import IndexScrubber
 from bedrockish.node.repair.scrubber import Scrubber
-from bedrockish.node.transactions.programs import Voters
 from bedrockish.node.waiting import wait_in_the_open
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_net import mesh as net
@@ -319,9 +318,8 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
     )
     runtime.on_members = partial(_take_passwords, gate, credentials, mesh)
     runtime.on_members()
-    voters = runtime.transactions.programs.voters = Voters(state, credentials.entry, config.cluster)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(voters.run)
+        nursery.start_soon(runtime.transactions.programs.reach_voters, credentials.entry, config.cluster)
         bound = await nursery.start(mesh.run)
         runtime.mesh, runtime.credentials = mesh, credentials
         if mesh.read_loop is not None:

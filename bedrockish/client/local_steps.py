@@ -25,10 +25,8 @@ from bedrockish.api.requests import (
 from bedrockish.api.temporary import FRESH
 from bedrockish.api.url import Address
 from bedrockish.api.wire import BEGIN, BEGUN, COMMIT, PING, ROLLBACK, STATEMENTS, UPKEEP, Answered, Ask, Step, Told
-from bedrockish.client.request_builder import new_command
 from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import What
-from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import (
     BedrockishError,
     ConflictError,
@@ -106,21 +104,21 @@ class LocalSteps:
         return await self._statements(one, what, timeout_s)
 
     async def read_strictly(self, request: Request) -> list[Rows] | None:
-        """Run statements that only read in this process, and have the node certify what they have read.
+        """Run statements that only read in this process, and have the node certify the keys of their rows.
 
         Returns:
-            their results; None: they are for the node. That is so also after others have changed three times what was
-            read: the node reads what it has applied, which is newer than what is durable. But it has neither the
-            program's functions nor its attached files, without which such statements are run until their time is over.
+            their results; None: they are for the node. That is so also after others have changed the rows three times:
+            the node reads its newest rows, before they are durable. But it has neither the program's functions nor
+            its attached files; statements of a session that has some are run until their time is over.
 
         Raises:
-            ConflictError: others change what is read all the time.
+            ConflictError: others change the rows all the time.
             BedrockishError: see ``LocalTransactions.read``.
         """
         until, tries = time.monotonic() + request.timeout_s, 0
         while await self._comes_here():
             token = self._session._core.token
-            asked = replace(request, command=new_command(), token=token)
+            asked = replace(request, token=token)
             found = await self._session._in_place(self.transactions.read, asked)
             if found is None:
                 return None
@@ -259,30 +257,26 @@ class LocalSteps:
             raise
         if not one.keeps_rows:
             self.transactions.forget(what.request.command)  # the node has no use for its snapshot
-            return await self._certify(one, prepared, what, timeout_s)
         try:
-            answer = await self._certify(one, prepared, what, timeout_s)
+            if prepared.readonly and one.request.read != STRICT:
+                answer: Answered | Told = Answered(0, Answer(prepared.result, one.seen))
+            else:
+                answer = await self._certify(one.request, what, encode_prepared(prepared), timeout_s)
         except BaseException as error:
             one.decide(error)
             raise
         else:
-            await session._in_place(one.decide, None)
+            if one.keeps_rows:
+                await session._in_place(one.decide, None)
             return answer
         finally:
             self.transactions.forget(what.request.command)
 
-    async def _certify(
-        self, one: LocalTransaction, prepared: Prepared, what: Step, timeout_s: float
-    ) -> Answered | Told:
-        """Have the node commit a transaction, or certify what it has read strictly."""
-        session = self._session
-        if prepared.readonly and one.request.read != STRICT:
-            return Answered(0, Answer(prepared.result, one.seen))
-        request = replace(
-            what.request, statements=(), read=one.request.read, isolation=one.request.isolation, token=Token()
-        )
+    async def _certify(self, begun: Request, what: Step, prepared: bytes, timeout_s: float) -> Answered | Told:
+        """Have the node commit a transaction, or certify its strict reads."""
+        request = replace(what.request, statements=(), read=begun.read, isolation=begun.isolation, token=Token())
         try:
-            return await session._call(Step(0, request, COMMIT, encode_prepared(prepared)), timeout_s)
+            return await self._session._call(Step(0, request, COMMIT, prepared), timeout_s)
         except UnsupportedError as error:
             if not error.details.get("elsewhere"):
                 raise

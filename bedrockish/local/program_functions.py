@@ -68,7 +68,7 @@ End = Callable[[], None]
 
 
 def progress(handler: Callable[[], Any] | None, steps: int, ending: Callable[[], End | None]) -> Give:
-    """Return the registration of what is called as statements run; a true value ends the one that runs.
+    """Return the registration of a function that is called as statements run; a true value ends the one that runs.
 
     Args:
         handler: None removes it.

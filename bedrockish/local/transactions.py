@@ -12,7 +12,7 @@ each gives there what it gave here, the transaction goes on at the node, else it
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -195,7 +195,7 @@ class Place:
 
     @property
     def is_broken(self) -> bool:
-        """Whether its connections have failed."""
+        """Return whether its connections have failed."""
         return self.workspace.is_broken
 
     def close(self) -> None:
@@ -381,18 +381,22 @@ class LocalTransaction:
         self._place.workspace.stop(error)
 
 
+BeginWith = Callable[["LocalTransactions", Place, Request, FileMoment, LocalTransaction | None], LocalTransaction]
+
+
 class LocalTransactions:
     """The open transactions of one session of a program.
 
     Args:
         reads: the session's reads, which know the file and its page.
+        begin_with: begins a transaction with TEMP objects.
 
     Attributes:
         ids: leased by the node.
     """
 
-    def __init__(self, reads: LocalReads) -> None:
-        self._reads = reads
+    def __init__(self, reads: LocalReads, begin_with: "BeginWith") -> None:
+        self._reads, self._begin_with = reads, begin_with
         self._lock = threading.Lock()
         self._idle: list[Place] = []
         self._temporary: Place | None = None
@@ -506,7 +510,7 @@ class LocalTransactions:
         return bool(self._reads.given) or self.attached.has_any
 
     def has_temporary(self, name: str) -> bool:
-        """Whether the TEMP objects of this name are here."""
+        """Return whether this process has the TEMP objects of a name."""
         return self._temporary is not None and self._temporary_name == name.removeprefix(FRESH)
 
     def begin_with_temporary(self, request: Request, before: LocalTransaction | None = None) -> bool:
@@ -521,8 +525,6 @@ class LocalTransactions:
             UnavailableError: no snapshot can be had in time.
             ConflictError: see ``temporary.WithTemporary``.
         """
-        from bedrockish.local import temporary  # which has a kind of the transactions here
-
         request = replace(request, user=self._reads.user)
         published, facts = (None, None) if self._is_closed or self._process != os.getpid() else self._serving()
         place = self._temporary if self.has_temporary(request.temporary) else None
@@ -546,7 +548,7 @@ class LocalTransactions:
         if moment is None:
             place.workspace.end()
             raise UnavailableError(f"{published.database} does not show what the session has seen; try again")
-        made = temporary.begin(self, place, request, moment, before)
+        made = self._begin_with(self, place, request, moment, before)
         if before is not None:
             before.end()
         self._open[request.command] = made

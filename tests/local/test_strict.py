@@ -32,7 +32,7 @@ def db(node: LocalNode, table: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def calls(db: Connection, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the session asks its node, but for members and ids."""
+    """The session's calls to its node, but for members and ids."""
     made: list[Any] = []
     plain = db._client._call
 
@@ -45,7 +45,7 @@ def calls(db: Connection, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def test_node_certifies_what_the_program_has_read(db: Connection, calls: list[Any], table: str) -> None:
+def test_node_certifies_keys_of_the_programs_reads(db: Connection, calls: list[Any], table: str) -> None:
     assert db.execute(f"SELECT a FROM {table} WHERE id = ?", (2,)).rows == [(20,)]
     assert [(type(one), one.op, one.request.statements) for one in calls] == [(Step, COMMIT, ())]
     prepared = decode_prepared(calls[0].prepared)
@@ -126,7 +126,7 @@ def test_function_of_the_program_runs_in_a_strict_read(node: LocalNode, db: Conn
             mine.execute(f"SELECT bad() FROM {table}").fetchall()
 
 
-def test_what_no_read_set_tells_of_is_read_by_the_node(db: Connection, calls: list[Any], table: str) -> None:
+def test_tables_of_the_node_are_read_by_the_node(db: Connection, calls: list[Any], table: str) -> None:
     assert db.execute("SELECT count(*) FROM bedrockish_users").value() == 0
     assert db.execute("SELECT cluster_clock() > 0").value() == 1
     with pytest.raises(SqlError, match="no such column: b"):

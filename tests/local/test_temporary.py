@@ -150,7 +150,7 @@ def test_functions_and_attached_files_work_beside_temporary_objects(node: LocalN
         assert [one[0] for one in described] == ["x", "word"]
 
 
-def test_what_needs_the_node_is_refused_by_name(db: Connection, table: str) -> None:
+def test_statements_that_need_the_node_are_refused_by_name(db: Connection, table: str) -> None:
     db.execute("CREATE TEMP TABLE mine(a)")
     opened = db.begin()
     for sql, why in {
@@ -168,7 +168,7 @@ def test_what_needs_the_node_is_refused_by_name(db: Connection, table: str) -> N
 def test_unknown_outcome_ends_the_temporary_objects(
     db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can say whether their rows belong to what happened."""
+    """Their rows may belong to a transaction that happened, or to one that did not."""
     db.execute("CREATE TEMP TABLE mine(a)")
     opened = db.begin()
     opened.execute("INSERT INTO mine VALUES (1)")

@@ -270,6 +270,6 @@ class TemporaryTransaction:
 
     @property
     def work(self) -> Work:
-        """What runs its statements, from ``open`` on."""
+        """The work of its statements, from ``open`` on."""
         assert self._work is not None
         return self._work

@@ -110,7 +110,9 @@ class Transactions:
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
         self._schema_transactions = SchemaTransactions(engine, self._interactive, durable, self.boundary)
         self._temporary = TemporaryObjects(engine, self._interactive, durable, boundary, workers, bounds)
-        self.programs = Programs(engine, core, submit, durable, self._interactive.parts.db)
+        self.programs = Programs(
+            engine, core, submit, durable, lambda *asked: engine.beside().ids.lease(self._interactive.parts.db, *asked)
+        )
         self._runner = StatementRunner(engine, core, self._interactive, workers, bounds.loop_ms_max / 1000)
         self._open: dict[str, Open] = {}
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()

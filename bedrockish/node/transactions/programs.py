@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import apsw
 import trio
 
 from bedrockish.api.requests import NOTHING, OPEN, SESSION, Answer, Request, Statement, Token, as_part_of_trace
@@ -29,6 +28,7 @@ from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import checked
 
+Ids = Callable[[str, int, int], list[int]]  # leases so many of a table, above one
 LEASE_MAX = 1_000  # ids that a program gets at a time
 LEASE_S = 10.0
 SHOWN_S = 5.0  # how long a learner waits until its own file shows a commit
@@ -93,25 +93,34 @@ class Voters:
 
 
 class Programs:
-    """What a node does for the programs that have its file open.
+    """A node's work for the programs that have its file open.
 
     Attributes:
-        voters: reaches the voters where this node is a learner; None before the node is up.
         is_closed: the node leaves.
     """
 
     def __init__(
-        self, engine: Engine, core: Node, submit: Submit, durable: Callable[[], Awaitable[None]], db: apsw.Connection
+        self, engine: Engine, core: Node, submit: Submit, durable: Callable[[], Awaitable[None]], ids: Ids
     ) -> None:
         self._engine, self._core, self._submit, self._durable = engine, core, submit, durable
-        self._db = db
-        self.voters: Voters | None = None
+        self._ids = ids
+        self._voters: Voters | None = None
         self.is_closed = False
+
+    async def reach_voters(self, entry: Callable[[], Entry], cluster: str) -> None:
+        """Reach the voters for this node while it is a learner, until cancelled.
+
+        Args:
+            entry: returns how this node comes in at its peers.
+            cluster: the cluster's name.
+        """
+        self._voters = Voters(self._core.state, entry, cluster)
+        await self._voters.run()
 
     @property
     def _elsewhere(self) -> Voters | None:
-        """What commits for this node, if it cannot do so itself."""
-        return None if self._core.state.roster.is_voter(self._core.state.me) else self.voters
+        """The voters that commit for this node, if it cannot do so itself."""
+        return None if self._core.state.roster.is_voter(self._core.state.me) else self._voters
 
     def begin(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | steps.Rest[Answer]:
         """Commit a transaction that a program has executed; ``is_nodes`` if another node asks for a program of its own.
@@ -194,5 +203,4 @@ class Programs:
             return map_of(await (await elsewhere.reach())._call(Ask(0, UPKEEP, asked=dict(asked)), LEASE_S))
         if self._engine.is_away:
             await self._durable()
-        beside = self._engine.beside()
-        return {"ids": beside.ids.lease(self._db, table, above, count)}
+        return {"ids": self._ids(table, above, count)}

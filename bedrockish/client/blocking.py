@@ -222,6 +222,13 @@ class Connection:
         rows = self._client.take_read(found)
         return None if rows is None else rows[0]
 
+    def read_again(self, sql: str, params: tuple[Any, ...], read: str) -> tuple[tuple[str, ...], list[Any]] | None:
+        """Do what ``read_here`` does, for a statement with which this connection has just read; None: ``read_here``."""
+        client = self._client
+        if client.local is None or client._core.temporary.name:
+            return None
+        return client.local.read_again(sql, params, read, client._core.token)
+
     @property
     def has_temporary(self) -> bool:
         """Return whether this session has made TEMP objects."""

@@ -310,6 +310,7 @@ class LocalSteps:
                 f"the statement needs the node ({why.message}), and the transaction is too long to move there; run "
                 "the statement earlier in the transaction, or connect to a URL"
             )
+        await self._give_back(one, timeout_s)
         op = BEGIN
         for first in _runs(log):
             await self._again(what.request, first, op, timeout_s)
@@ -323,6 +324,15 @@ class LocalSteps:
             raise
         assert isinstance(reply, Answered)
         return Answered(0, replace(reply.answer, results=encode_results([*results, *_results(reply)])))
+
+    async def _give_back(self, one: LocalTransaction, timeout_s: float) -> None:
+        """Give the node the ids of a transaction's rows, to give the same ones to the same rows."""
+        tables = dict[str, list[int]]()
+        for table, found in one.ids:
+            tables.setdefault(table, []).append(found)
+        for table, ids in tables.items():
+            with suppress(UsageError):  # then it gives others, and the transaction has lost
+                await self._session._call(Ask(0, UPKEEP, asked={"do": "lease", "table": table, "back": ids}), timeout_s)
 
     async def _again(self, request: Request, logged: Sequence[Logged], op: str, timeout_s: float) -> None:
         """Run statements again at the node, which must give there what they gave here."""

@@ -21,6 +21,7 @@ from bedrockish.dbapi.cursor import PARSE_COLNAMES, PARSE_DECLTYPES, Cursor, Row
 from bedrockish.dbapi.errors import InterfaceError, NotSupportedError, OperationalError, ProgrammingError, standing_for
 from bedrockish.dbapi.local_functions import LocalFunctions, elsewhere
 from bedrockish.dbapi.session import LEGACY_TRANSACTION_CONTROL, Session
+from bedrockish.dbapi.values import are_plain
 from bedrockish.dbapi.whole import Blob, copy, dump, read_blob
 from bedrockish.errors import BedrockishError
 from bedrockish.sqltext.statement_kinds import kind_of
@@ -477,6 +478,22 @@ class Connection:
         opened = self._opened
         if (self._link if opened is None else opened[0]).closed:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
+
+    def _read_again(self, sql: Any, params: Any) -> tuple[tuple[str, ...], list[Any]] | None:
+        """Return columns and rows of a statement with which this connection has just read a node's file; None: it is
+        run as any other.
+        """
+        opened = self._opened
+        is_plain = type(params) is tuple and type(sql) is str
+        if opened is None or not is_plain or self._tracer is not None or self.detect_types:
+            return None
+        link, session = opened
+        if link.closed or not session.reads_alone or not are_plain(params):
+            return None
+        try:
+            return link.read_again(sql, params, session.read)
+        except BedrockishError as error:
+            raise standing_for(error) from error
 
     def _run(self, what: Callable[[Session], T]) -> T:
         """Do something in this connection's turn, with the standard's exceptions."""

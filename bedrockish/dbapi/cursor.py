@@ -46,6 +46,7 @@ class Owner(Protocol):
 
     def _check(self) -> None: ...
     def _run(self, what: Callable[[Session], T]) -> T: ...
+    def _read_again(self, sql: Any, params: Any) -> tuple[tuple[str, ...], list[Any]] | None: ...
     def _declared(self, sql: str) -> list[str | None]: ...
     def _forget_types(self) -> None: ...
     def _script(self, section: Sequence[str]) -> None: ...
@@ -144,6 +145,14 @@ class Cursor:
         Raises:
             Error: its class says what went wrong; ``retry`` whether trying the transaction again can help.
         """
+        if self._connection is not None and not (self._is_busy or self._is_closed):
+            found = self._connection._read_again(sql, parameters)
+            if found is not None:
+                self._columns, self._rows = found
+                self._place, self._rowcount, self._description = 0, -1, None
+                if self._declared or self._converters:
+                    self._declared, self._converters = [], []
+                return self
         kind = self._check_sql(sql)
         params: Any = None
         if parameters or hasattr(parameters, "__missing__"):

@@ -96,6 +96,11 @@ class Session:
         """Whether a transaction is open, or was lost and not yet rolled back."""
         return self._open is not None
 
+    @property
+    def reads_alone(self) -> bool:
+        """Return whether a statement that reads is no part of a transaction."""
+        return self._open is None and self.autocommit is not False
+
     # -- statements ------------------------------------------------------------------------------------------------
 
     def run(self, sql: str, params: Any, kind: str) -> Rows:

@@ -214,8 +214,8 @@ def stored(value: Any) -> Value:
         ) from None
 
 
-def _are_plain(params: Any) -> bool:
-    """Whether all of these are stored as they are: no adapter and no bound concerns any of them."""
+def are_plain(params: Any) -> bool:
+    """Return whether all of these are stored as they are: no adapter and no bound concerns any of them."""
     for value in params:
         kind = type(value)
         if (kind, PrepareProtocol) in adapters or not (
@@ -237,7 +237,7 @@ def adapt_all(params: Any, sql: str) -> list[Value] | dict[str, Value]:
         DataError: one of them is too large for SQLite.
     """
     kind = type(params)
-    if (kind is tuple or kind is list) and _are_plain(params):  # nearly always
+    if (kind is tuple or kind is list) and are_plain(params):  # nearly always
         return list(params)
     if hasattr(params, "__missing__") and isinstance(params, Mapping):  # it has names that it does not list
         try:

@@ -260,6 +260,15 @@ class Published:
             self._pause(TORN_S)
         raise UnavailableError(_unserved(self.database, f"{page_path(self.database)} cannot be read"))
 
+    @property
+    def said(self) -> bytes:
+        """The bytes of the last ``facts``."""
+        return self._said
+
+    def says(self, said: bytes) -> bool:
+        """Return whether the page still has these bytes."""
+        return self._map[:_FACTS_END] == said
+
     def batch(self, number: int) -> Batch | None:
         """Return what the page says of a batch; None if the batch is not among the last ones."""
         place = _BATCHES_AT + number % BATCHES * _BATCH.size

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -80,8 +80,8 @@ class _Reader:
 
     def look(self) -> FileMoment | None:
         """Return the moment of the snapshot that was just taken."""
-        row = self.execute(_MOMENT).fetchone()
-        said = row[0] if row is not None else ""
+        rows = self.execute(_MOMENT).fetchall()  # to the end: SQLite changes no collation while a statement runs
+        said = str(rows[0][0]) if rows else ""
         if said != self._said:
             self._said, self._was = said, moment_row.read(said)
         self.moment = self._was
@@ -90,6 +90,11 @@ class _Reader:
             self._texts.clear()
             self._limited.clear()
         return self.moment
+
+    def known(self, sql: str) -> Piece | None:
+        """Return a text's statement if it was compiled before and may run at once."""
+        piece = self._texts.get(sql)
+        return None if piece is None or piece.whole_schema else piece
 
     def forget_texts(self) -> None:
         """Compile again, with other functions."""
@@ -124,6 +129,20 @@ class _Reader:
     def views(self) -> list[str]:
         """The folded names of the views."""
         return [row[0].lower() for row in self.db.execute("SELECT name FROM main.sqlite_schema WHERE type = 'view'")]
+
+
+_Read = tuple[tuple[str, ...], list[tuple[Any, ...]]]
+
+
+class _Known(NamedTuple):
+    """The last read: its snapshot, the page's bytes, how long these count as those of a node that runs, its session."""
+
+    reader: _Reader
+    moment: FileMoment
+    said: bytes
+    until: int
+    level: str
+    token: Token
 
 
 class LocalReads:
@@ -161,6 +180,7 @@ class LocalReads:
         self._is_lost = False  # a snapshot that a block holds was let go
         self._until = self._budget_s = _FOREVER
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
+        self._known: _Known | None = None
         self._access = Access()
         self._members = -1
         self._is_closed = self._is_running = False
@@ -179,6 +199,7 @@ class LocalReads:
     def give(self, given: Give) -> None:
         """Register something of the program on all connections, now and later."""
         with self.lock:
+            self._known = None
             for reader in self._readers:
                 given(reader.db)
                 reader.forget_texts()
@@ -204,6 +225,48 @@ class LocalReads:
             except apsw.Error as error:
                 self.attached.forget(order.name)
                 raise SqlError(f"unable to open database: {order.path}: {error}") from error
+
+    def read_again(self, sql: str, params: tuple[Any, ...], level: str, token: Token) -> _Read | None:
+        """Run a statement with other parameters on the snapshot of the last read, if nothing has changed since then.
+
+        Args:
+            sql: its text.
+            params: each is stored as it is.
+            level: of the read.
+            token: of the session.
+
+        Returns:
+            the names of the columns, and the rows; None: ``read`` finds out.
+
+        Raises:
+            DeadlineError: the program has interrupted it.
+        """
+        with self.lock:
+            known = self._known
+            if known is None or known.token is not token or known.level != level:
+                return None
+            reader, published = known.reader, self.published
+            if (
+                reader.moment is not known.moment
+                or published is None
+                or not published.says(known.said)
+                or now_ns() > known.until
+                or self._process != os.getpid()
+            ):
+                self._known = None
+                return None
+            piece = reader.known(sql)
+            if piece is None or len(params) != len(piece.names):
+                return None
+            self._used = self._is_running = True
+            try:
+                return piece.columns, reader.execute(piece.sql, params).fetchall()
+            except apsw.InterruptError:
+                raise interrupted() from None
+            except (apsw.Error, TypeError, ValueError, OverflowError, BedrockishError):
+                return None  # it fails there as well, or the node answers
+            finally:
+                self._is_running = False
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -256,6 +319,12 @@ class LocalReads:
                     one.end()
             if moment is not self._told[0] or token is not self._told[1]:
                 self._told = moment, token, seen_by(moment, token)
+            if self._told[2] is token and not (self._pins or self.user or self._is_log_ending or self.given):
+                published = self.published
+                assert published is not None
+                if published.says(published.said):
+                    until = published.facts().heartbeat + SILENT_NS
+                    self._known = _Known(reader, moment, published.said, until, level, token)
             return found, self._told[2]
 
     def _leave_to_node(self, statements: Sequence[tuple[str, Params]], error: Exception) -> None:
@@ -349,6 +418,7 @@ class LocalReads:
             with self.lock:
                 if self._pins or self._reader(token(), level) is not None:
                     self._pins += 1
+                    self._known = None
                     self._pinned_at = time.monotonic()
                     self._is_lost = False
                     return
@@ -466,6 +536,7 @@ class LocalReads:
 
     def _leave(self) -> None:
         """Close the connections: the file is not the node's any more, or the node is gone."""
+        self._known = None
         readers, self._readers = self._readers, []
         for reader in readers:
             reader.close()

@@ -89,17 +89,26 @@ class Logged:
     failure: str = ""
 
 
+class _Given(threading.local):
+    """The ids that a statement of this thread has given, with their tables."""
+
+    def __init__(self) -> None:
+        self.ids: list[tuple[str, int]] = []
+
+
 class LeasedIds(AutoIds):
     """Ids that the node has leased to this process: no other transaction of the cluster gets them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._leases: dict[str, list[int]] = {}  # of each table, the next id last
+        self.given = _Given()
 
     def twin(self) -> "LeasedIds":
         """Return one for another connection, which takes from the same leases."""
         other = LeasedIds()
         other._home, other._highest, other._leases = self, self._highest, self._leases
+        other.given = self.given
         return other
 
     def note_lease(self, table: str, ids: list[int]) -> None:
@@ -112,6 +121,7 @@ class LeasedIds(AutoIds):
         while leased:
             found = leased.pop()
             if found > above:
+                self.given.ids.append((table, found))
                 return found
         raise IdsNeededError("the lease of ids is used up", table=table, above=above)
 
@@ -227,6 +237,7 @@ class LocalTransaction:
         request: its BEGIN.
         seen: the session's token after its snapshot.
         log: the statements so far; None: too many to be run again at the node.
+        ids: those that it has given to rows, with their tables.
         keeps_rows: it has rows of TEMP tables, and stays open until it is decided.
     """
 
@@ -236,6 +247,7 @@ class LocalTransaction:
         self._owner, self._place, self.request = owner, place, request
         self.seen = seen_by(moment, request.token)
         self.since = time.monotonic()
+        self.ids: list[tuple[str, int]] = []
         self.log: list[Logged] | None = []
         self._logged = 0
         self._ended: BedrockishError | None = None
@@ -483,11 +495,14 @@ class LocalTransactions:
     @contextmanager
     def asking(self, one: LocalTransaction) -> Iterator[None]:
         """Let the program's progress handler be asked while a transaction runs a statement."""
+        given = self.ids.given.ids
+        given.clear()
         self._reads.ending = lambda: one.stop(interrupted())
         try:
             yield
         finally:
             self._reads.ending = None
+            one.ids += given
 
     @property
     def is_served(self) -> bool:

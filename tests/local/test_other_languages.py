@@ -1,5 +1,6 @@
 """A node's file read by other SQLite libraries: the example of docs/local.md, the shell, and the traps."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -83,3 +84,29 @@ def test_reader_of_another_library_leaves_the_wal_alone(db: Connection, alone: L
     assert wal.stat().st_size == before
     with bedrockish.connect(alone.url()) as writer:
         writer.execute("INSERT INTO item VALUES (100, 'y')")
+
+
+@pytest.mark.slow
+def test_javascript_reads_its_own_write(tmp_path: Path) -> None:
+    """``better-sqlite3`` from npm, which is compiled where it is installed."""
+    if shutil.which("npm") is None or shutil.which("g++") is None:
+        pytest.skip("no npm or no compiler here: the JavaScript example is not tried")
+    npm = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "better-sqlite3@12"]
+    made = subprocess.run(npm, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1200)
+    assert made.returncode == 0, made.stderr[-1000:]
+    shutil.copy(ROOT / "examples" / "local.mjs", tmp_path)
+    with local_cluster(tmp_path / "one", ("A",), http=True) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        with bedrockish.connect(cluster.url()) as db:
+            db.execute("CREATE TABLE item(id INTEGER PRIMARY KEY, a)")
+        expected = []
+        for number in range(1, 6):
+            command = ["node", "local.mjs", str(node.database), f"http://127.0.0.1:{node.http_port}", str(number)]
+            told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+            expected.append({"id": number, "a": "from JavaScript"})
+            assert told.returncode == 0, told.stderr
+            assert json.loads(told.stdout) == expected
+        node.kill()
+        told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+        assert told.returncode != 0, "it is silent, and nobody takes the write"

@@ -394,6 +394,60 @@ def test_dbapi_reads_here(db: Connection, node: LocalNode, table: str) -> None:
     mine.close()
 
 
+@pytest.mark.parametrize("level", ["session", "stale"])
+def test_repeated_read_of_the_dbapi_sees_each_commit(
+    node: LocalNode, alone: LocalCluster, table: str, db: Connection, level: str
+) -> None:
+    """The short way holds for one snapshot, one session and one page only."""
+    sql = f"SELECT a FROM {table} WHERE id = ?"
+    with dbapi.connect(node.database, isolation_level=None, read=level) as mine, bedrockish.connect(alone.url()) as far:
+        reads = mine._link._client.local
+        assert reads is not None
+        for number in range(40):
+            mine.execute(f"UPDATE {table} SET a = ? WHERE id = 1", (number,))
+            for _ in range(3):
+                assert mine.execute(sql, (1,)).fetchone() == (number,)
+            far.execute(f"UPDATE {table} SET a = ? WHERE id = 1", (-number,))
+            mine._link.token = far.token
+            if level == "session":
+                assert mine.execute(sql, (1,)).fetchone() == (-number,)
+        assert mine.execute(sql, (1,)).fetchone() is not None
+        assert mine.execute(sql, (1,)).fetchone() is not None
+        known = reads._known
+        assert known is not None, "the short way was taken"
+        mine.execute("BEGIN")
+        mine.execute(f"UPDATE {table} SET a = 'mine' WHERE id = 1")
+        assert mine.execute(sql, (1,)).fetchone() == ("mine",)
+        mine.execute("ROLLBACK")
+        assert mine.execute(sql, (1,)).fetchone() != ("mine",)
+        with pytest.raises(dbapi.ProgrammingError):
+            mine.execute(sql, (1, 2))
+        with pytest.raises(dbapi.DataError):
+            mine.execute(sql, (1 << 70,))
+        mine.create_function("twice", 1, lambda value: 2 * value)
+        assert reads._known is None
+        assert mine.execute(sql, ("no such id",)).fetchone() is None
+
+
+def test_repeated_read_leaves_a_node_that_stops(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql = "SELECT count(*) FROM t"
+    reads = bench.reads
+    bench.page.beat(SERVING, 0)
+    token = bench.seen()
+    assert reads.read(((sql, ()),), "stale", token) is not None
+    known = reads._known
+    assert known is not None
+    assert reads.read_again(sql, (), "stale", known.token) is not None
+    monkeypatch.setattr("bedrockish.local.reads.now_ns", lambda: known.until + 1)
+    assert reads.read_again(sql, (), "stale", known.token) is None, "it is silent"
+    monkeypatch.undo()
+    bench.page.beat(SERVING, 0)
+    assert reads.read(((sql, ()),), "stale", known.token) is not None
+    assert reads.read_again(sql, (), "stale", known.token) is not None
+    bench.page.beat(REFUSING, 0)
+    assert reads.read_again(sql, (), "stale", known.token) is None, "it does not serve"
+
+
 def test_trio_client_reads_here(db: Connection, node: LocalNode, table: str) -> None:
     async def work() -> None:
         async with bedrockish.open_client(str(node.database)) as client:

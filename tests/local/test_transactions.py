@@ -322,6 +322,20 @@ def test_statement_that_needs_the_node_moves_the_transaction_there(
     assert db.execute(f"SELECT b FROM {table} WHERE id = 1").value() == (11 if first else 12)
 
 
+def test_moved_transaction_keeps_the_ids_of_its_rows(db: Connection, other: Connection, table: str) -> None:
+    for number in range(3):
+        opened = db.begin()
+        told = [opened.execute(f"INSERT INTO {table}(a) VALUES (?)", (f"m{number}{each}",)).lastrowid for each in "xyz"]
+        opened.execute(f"CREATE TABLE {table}m{number}(c)")
+        opened.execute(f"INSERT INTO {table}(a) VALUES (?)", (f"m{number}",))
+        opened.commit()
+        other.token = db.token
+        rows = other.execute(f"SELECT id FROM {table} WHERE a GLOB 'm{number}?' ORDER BY id").rows
+        assert [row[0] for row in rows] == told
+    ids = [row[0] for row in other.execute(f"SELECT id FROM {table}").rows]
+    assert len(ids) == len(set(ids)) == 2 + 3 * 4
+
+
 def test_moved_transaction_that_would_do_something_else_has_lost(db: Connection, other: Connection, table: str) -> None:
     opened = db.begin()
     assert opened.execute(f"SELECT b FROM {table} WHERE id = 1").value() == 10

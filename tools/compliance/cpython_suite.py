@@ -58,6 +58,17 @@ def run_ours(directory: Path, only: Sequence[str] = ()) -> Outcomes:
         return _run(directory, ["--url", cluster.url(), *chosen])
 
 
+def run_by_path(directory: Path, only: Sequence[str] = ()) -> Outcomes:
+    """Run the tests as ``run_ours`` does, by the path of a node's file.
+
+    Raises:
+        DemoError: they could not be run to their end.
+    """
+    with three_nodes(directory / "cluster") as cluster:
+        chosen = ["--only", *only] if only else []
+        return _run(directory, ["--url", str(cluster.nodes[0].database), *chosen])
+
+
 def run_plain(directory: Path) -> Outcomes:
     """Run the tests as they are.
 

@@ -58,6 +58,14 @@ SUITES = {
             cpython_suite.missing,
         ),
         Suite(
+            "cpython_path",
+            "CPython by path",
+            "The same by the path of a [node's file](local.md)",
+            cpython_suite.release,
+            cpython_suite.run_by_path,
+            missing=cpython_suite.missing,
+        ),
+        Suite(
             "sqlalchemy",
             "SQLAlchemy",
             "The dialect suite that ships with SQLAlchemy, on [our dialect](sqlalchemy.md)",

@@ -1,8 +1,9 @@
 """Measures programs that open a node's file, next to the same programs by URL and to plain ``sqlite3`` on a file.
 
 All use the DB-API, in processes of their own. Reads by key, ranges of 100 rows, a mix of 95 reads and 5 writes with few
-hot keys, and transactions of 31 statements. The node is one of three, on this machine; each commit is durable, also
-plain SQLite's. ``--write`` adds a program that writes by URL.
+hot keys, and transactions of 31 and of 4 statements. The node is one of three, on this machine; each commit is durable,
+also plain SQLite's. MariaDB Galera (three nodes) and PostgreSQL (one) run the same by their sockets if they are
+installed. ``--write`` adds a program that writes by URL.
 """
 
 import json
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import click
@@ -24,8 +25,10 @@ from rich.table import Table
 import bedrockish
 from bedrockish.errors import BedrockishError
 from tools.bench import quantile, read_numbers
-from tools.cluster import ROOT, LocalCluster, clean_environment, local_cluster
-from tools.scenarios.local_work import FILL, PLAIN, ROWS, SCHEMA, WORKS
+from tools.cluster import ROOT, DemoError, LocalCluster, clean_environment, local_cluster
+from tools.peer_galera import driver, galera
+from tools.peer_postgres import connect, postgres
+from tools.scenarios.local_work import FILL, GALERA, PLAIN, POSTGRES, ROWS, SCHEMA, WORKS
 
 FILE, URL = "file", "URL"
 PROGRAM = (sys.executable, "-m", "tools.scenarios.local_work")
@@ -84,6 +87,39 @@ def fill(cluster: LocalCluster) -> None:
 
 
 @contextmanager
+def peers(place: Path) -> Iterator[dict[str, str]]:
+    """Run the other databases that are installed, with the same rows; yield where each is."""
+    found = dict[str, str]()
+    with ExitStack() as stack:
+        with suppress(DemoError):
+            driver()
+            cluster = stack.enter_context(galera(place / "galera"))
+            with closing(cluster.connect(0)) as db:
+                for sql in (*SCHEMA, f"INSERT INTO item SELECT seq, concat('row ', seq), seq FROM seq_0_to_{ROWS - 1}"):
+                    db.cursor().execute(of_peer(sql))
+            found[GALERA] = str(cluster.nodes[0].socket)
+        with suppress(DemoError):
+            where = stack.enter_context(postgres(place / "postgres"))
+            with closing(connect(where)) as db:
+                for sql in (
+                    *SCHEMA,
+                    f"INSERT INTO item SELECT n, 'row ' || n, n FROM generate_series(0, {ROWS - 1}) n",
+                ):
+                    db.cursor().execute(of_peer(sql))
+            found[POSTGRES] = where
+        yield found
+
+
+def of_peer(sql: str) -> str:
+    """Return a statement as other databases take it."""
+    return (
+        sql.replace(" WITHOUT ROWID", "")
+        .replace("a TEXT", "a VARCHAR(40)")
+        .replace("customer INTEGER", "customer BIGINT")
+    )
+
+
+@contextmanager
 def writing(url: str, *, wanted: bool) -> Iterator[None]:
     """Insert rows by URL all the time, if that is wanted."""
     over = threading.Event()
@@ -115,7 +151,10 @@ def writing(url: str, *, wanted: bool) -> Iterator[None]:
 @click.option("--processes", callback=read_numbers, default="1,4", show_default=True, help="That have the clients.")
 @click.option("--work", "works", type=click.Choice(WORKS), multiple=True, help="Only this; may be repeated.")
 @click.option("--write", is_flag=True, help="Add a program that writes by URL.")
-def main(seconds: float, clients: list[int], processes: list[int], works: tuple[str, ...], write: bool) -> None:
+@click.option("--alone", is_flag=True, help="Without Galera and PostgreSQL.")
+def main(
+    seconds: float, clients: list[int], processes: list[int], works: tuple[str, ...], *, write: bool, alone: bool
+) -> None:
     """Measure reads and transactions of programs on a node's file."""
     table = Table("work", "processes", "clients", "by", "a second", "p50 µs", "p99 µs", "node ms each")
     with tempfile.TemporaryDirectory(prefix="bedrockish-bench-") as place, local_cluster(Path(place, "n")) as cluster:
@@ -126,7 +165,9 @@ def main(seconds: float, clients: list[int], processes: list[int], works: tuple[
         fill(cluster)
         node = cluster.nodes[0]
         engines = {PLAIN: str(plain), FILE: str(node.database), URL: cluster.url(0, only=True)}
-        with writing(cluster.url(1), wanted=write):
+        others = nullcontext(dict[str, str]()) if alone else peers(Path(place))
+        with others as found, writing(cluster.url(1), wanted=write):
+            engines |= found
             for work in works or WORKS:
                 for many in processes:
                     for count in [one for one in clients if one >= many]:
@@ -134,7 +175,7 @@ def main(seconds: float, clients: list[int], processes: list[int], works: tuple[
                             before = node.processor_s()
                             rate, p50, p99 = measure(engine, where, work, many, count, seconds)
                             used = (node.processor_s() - before) * 1e3 / max(1.0, rate * seconds)
-                            shown = "" if engine == PLAIN or math.isnan(used) else f"{used:.3f}"
+                            shown = "" if engine not in (FILE, URL) or math.isnan(used) else f"{used:.3f}"
                             table.add_row(
                                 work, str(many), str(count), engine, f"{rate:,.0f}", f"{p50:,.0f}", f"{p99:,.0f}", shown
                             )

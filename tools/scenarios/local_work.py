@@ -1,20 +1,22 @@
 """A process with some clients of ``tools/bench local``: runs one work for some seconds and prints its times as JSON."""
 
+import importlib
 import json
 import random
 import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bedrockish import dbapi
 from bedrockish.dbapi import Error
+from tools.peer_postgres import connect
 
 ROWS = 100_000
-PLAIN = "sqlite3"
-WORKS = ("point", "range", "mix", "order")
+PLAIN, GALERA, POSTGRES = "sqlite3", "Galera", "PostgreSQL"
+WORKS = ("point", "range", "mix", "order", "transfer")
 POINT = "SELECT a FROM item WHERE id = ?"
 RANGE = "SELECT id, b FROM item WHERE id BETWEEN ? AND ?"
 ADD = "UPDATE item SET b = b + 1 WHERE id = ?"
@@ -28,6 +30,34 @@ FILL = (
 )
 
 
+LOST: tuple[type[Exception], ...] = (Error, sqlite3.OperationalError)
+
+
+class Peer:
+    """A connection to another database with the methods of one of ours."""
+
+    def __init__(self, engine: str, where: str) -> None:
+        if engine == GALERA:
+            driver = importlib.import_module("MySQLdb")
+            self._db = driver.connect(unix_socket=where, user="root", database="bench", autocommit=True)
+        else:
+            self._db = connect(where)
+        self._texts = dict[str, str]()
+
+    def execute(self, sql: str, params: Sequence[Any] = ()) -> Any:
+        """Run a statement; return the cursor."""
+        text = self._texts.get(sql)
+        if text is None:
+            text = self._texts[sql] = sql.replace("?", "%s")
+        cursor = self._db.cursor()
+        cursor.execute(text, params)
+        return cursor
+
+    def rollback(self) -> None:
+        """Roll back the open transaction, which BEGIN has opened behind the driver's back."""
+        self.execute("ROLLBACK")
+
+
 class Client:
     """One connection, which does one thing after the other."""
 
@@ -35,11 +65,13 @@ class Client:
         self._luck = random.Random(seed)
         self._begin = "BEGIN IMMEDIATE" if engine == PLAIN else "BEGIN"
         self._order = random.SystemRandom().getrandbits(40) << 20  # no other run has the same
-        self._db: Any = (
-            sqlite3.connect(where, isolation_level=None, timeout=30, check_same_thread=False)
-            if engine == PLAIN
-            else dbapi.connect(where, isolation_level=None)
-        )
+        self._db: Any
+        if engine in (GALERA, POSTGRES):
+            self._db = Peer(engine, where)
+        elif engine == PLAIN:
+            self._db = sqlite3.connect(where, isolation_level=None, timeout=30, check_same_thread=False)
+        else:
+            self._db = dbapi.connect(where, isolation_level=None)
 
     def point(self) -> None:
         """Read a row by its key."""
@@ -70,13 +102,23 @@ class Client:
             self._db.execute("INSERT INTO line VALUES (?, ?, ?)", (self._order, number, item))
         self._db.execute("COMMIT")
 
+    def transfer(self) -> None:
+        """Move a unit between two rows of many: 4 statements."""
+        one, other = self._luck.sample(range(ROWS), 2)
+        self._db.execute(self._begin)
+        for row in (one, other):
+            self._db.execute("SELECT b FROM item WHERE id = ?", (row,)).fetchone()
+        self._db.execute("UPDATE item SET b = b - 1 WHERE id = ?", (one,))
+        self._db.execute(ADD, (other,))
+        self._db.execute("COMMIT")
+
     def run(self, do: Callable[[], None], until: float, took: list[float]) -> None:
         """Do it until a moment; what has lost to another client is rolled back and counts as not done."""
         do()
         while (began := time.perf_counter()) < until:
             try:
                 do()
-            except (Error, sqlite3.OperationalError):
+            except LOST:
                 self._db.rollback()
             else:
                 took.append(time.perf_counter() - began)
@@ -85,6 +127,9 @@ class Client:
 def main() -> None:
     """Run what the arguments say."""
     engine, where, work, threads, seconds, seed = sys.argv[1:]
+    global LOST
+    if engine in (GALERA, POSTGRES):
+        LOST = (importlib.import_module("MySQLdb" if engine == GALERA else "psycopg2").Error,)
     clients = [Client(engine, where, int(seed) * 1_000 + number) for number in range(int(threads))]
     took = [list[float]() for _ in clients]
     print("ready", flush=True)

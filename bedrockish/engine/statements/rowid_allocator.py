@@ -43,6 +43,7 @@ class AutoIds:
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
+        self._back: dict[str, list[int]] = {}  # leased ids that came back, the next one last
         self._seen: dict[str, int] = {}
         self._tables: dict[str, Table] = {}
         self._queries: dict[str, str] = {}
@@ -56,7 +57,7 @@ class AutoIds:
         They do not lock each other out: if both give an id at the same instant, one of two transactions is run again.
         """
         other = AutoIds()
-        other._home, other._highest = self, self._highest
+        other._home, other._highest, other._back = self, self._highest, self._back
         return other
 
     def register(self, db: apsw.Connection) -> None:
@@ -122,6 +123,10 @@ class AutoIds:
             self._highest[table] = ids[-1]
         return ids
 
+    def take_back(self, table: str, ids: list[int]) -> None:
+        """Give leased ids, which no row has, to the next rows of a table, in this order."""
+        self._back[table] = ids[::-1]
+
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
         """Return the error for the table whose ids have come to an end, which SQLite calls a full disk, or None."""
         if not self._sequences:
@@ -131,6 +136,11 @@ class AutoIds:
 
     def _next(self, db: apsw.Connection, table: str) -> int | None:
         seen = self._in_table(db, table)
+        back = self._back.get(table)
+        while back:
+            rowid = back.pop()
+            if rowid > seen:
+                return rowid
         above = max(seen, self._highest.get(table, seen))
         rowid = above + 1 + (self._own - above - 1) % self._stripes
         if rowid <= INT_MAX:

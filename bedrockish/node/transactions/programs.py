@@ -190,12 +190,15 @@ class Programs:
             return Answer(NOTHING, Token())  # it never will
 
     async def lease(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Lease ids of a table to a program of this machine, whose transactions give them to new rows.
+        """Lease ids of a table to a program of this machine, whose transactions give them to rows, or take some back.
 
         Raises:
             UsageError: the table has no ids, or the order has another form.
         """
-        table, above, count = (asked.get(name) for name in ("table", "above", "count"))
+        table, above, count, back = (asked.get(name) for name in ("table", "above", "count", "back"))
+        if isinstance(table, str) and isinstance(back, list) and all(type(one) is int for one in back):
+            self._engine.beside().ids.take_back(table, back[:LEASE_MAX])
+            return {}
         if not isinstance(table, str) or type(above) is not int or type(count) is not int or not 0 < count <= LEASE_MAX:
             raise UsageError(f"a lease names a table, the id above which it begins, and 1 to {LEASE_MAX} ids")
         elsewhere = self._elsewhere

@@ -197,11 +197,18 @@ class LocalReads:
             self._reader(Token(), STALE)
 
     def give(self, given: Give) -> None:
-        """Register something of the program on all connections, now and later."""
+        """Register something of the program on all connections, now and later.
+
+        Raises:
+            SqlError: SQLite does not take it.
+        """
         with self.lock:
             self._known = None
             for reader in self._readers:
-                given(reader.db)
+                try:
+                    given(reader.db)
+                except apsw.Error as error:
+                    raise SqlError(f"Error creating function: SQLite does not take it ({error})") from error
                 reader.forget_texts()
             self.given.append(given)
         self.on_given(given)

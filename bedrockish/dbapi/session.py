@@ -98,7 +98,7 @@ class Session:
 
     @property
     def reads_alone(self) -> bool:
-        """Return whether a statement that reads is no part of a transaction."""
+        """Return whether statements that read run outside of transactions."""
         return self._open is None and self.autocommit is not False
 
     # -- statements ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def test_single_writes_are_executed_here(db: Connection, cluster: LocalCluster, 
     assert db.execute(f"SELECT id, a FROM {table} ORDER BY id").rows == [(2, 21), (3, 31)]
     with pytest.raises(ConstraintError, match="CHECK"):
         db.execute(f"UPDATE {table} SET a = -1")
-    with dbapi.connect(cluster.nodes[3].database) as mine:
+    with closing(dbapi.connect(cluster.nodes[3].database)) as mine:
         mine.execute(f"INSERT INTO {table} VALUES (9, 9)")
         mine.commit()
         assert mine.execute(f"SELECT a FROM {table} WHERE id = 9").fetchone() == (9,)

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def example() -> str:
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A node whose write-ahead log no other test fills."""
+    with local_cluster(tmp_path_factory.mktemp("languages") / "node", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        yield cluster
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -408,7 +409,8 @@ def test_repeated_read_of_the_dbapi_sees_each_commit(
 ) -> None:
     """The short way holds for one snapshot, one session and one page only."""
     sql = f"SELECT a FROM {table} WHERE id = ?"
-    with dbapi.connect(node.database, isolation_level=None, read=level) as mine, bedrockish.connect(alone.url()) as far:
+    made = closing(dbapi.connect(node.database, isolation_level=None, read=level))
+    with made as mine, bedrockish.connect(alone.url()) as far:
         reads = mine._link._client.local
         assert reads is not None
         for number in range(40):

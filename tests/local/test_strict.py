@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_reads_of_a_hot_row_never_go_back(db: Connection, alone: LocalCluster, t
 
 
 def test_function_of_the_program_runs_in_a_strict_read(node: LocalNode, db: Connection, table: str) -> None:
-    with dbapi.connect(f"bedrockish:///?local={node.database}&read=strict") as mine:
+    with closing(dbapi.connect(f"bedrockish:///?local={node.database}&read=strict")) as mine:
         mine.create_function("twice", 1, lambda value: 2 * value)
         assert mine.execute(f"SELECT twice(a) FROM {table} ORDER BY id").fetchall() == [(20,), (40,)]
         mine.create_function("bad", 0, lambda: 1 / 0)

@@ -1,5 +1,6 @@
 """Statements each of whose steps is dear: the loop gives them up in time, and nothing of them is left."""
 
+import json
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -138,6 +139,12 @@ def test_a_row_of_a_stream_has_its_time(tmp_path: Path) -> None:
     desk.close()
 
 
+def ladder(rungs: int, above: int) -> str:
+    """Return a polygon whose edges nearly all cross one vertical line, so that each is compared with all others."""
+    points = [[number if number + 1 & 2 else -number, above + number // 2] for number in range(2 * rungs)]
+    return json.dumps([*points, [-2 * rungs, above + rungs], [-2 * rungs, above], points[0]], separators=(",", ":"))
+
+
 SUMS = ", ".join("+".join(f"max(v + {n + 900 * number})" for n in range(900)) for number in range(2))
 NAMES = [f"c{number}" for number in range(100)]
 UNIQUE = [f"UNIQUE({one}, {other})" for one in NAMES[:30] for other in NAMES]
@@ -157,6 +164,11 @@ UNIQUE = [f"UNIQUE({one}, {other})" for one in NAMES[:30] for other in NAMES]
         (("SELECT 'a' LIKE hex(zeroblob(?))", [40]), "and 16 here as the value of a column or an expression"),
         (("SELECT json_patch(?, ?)", ['{"a":1}' + " " * 400_000, '{"b":1}']), r"json_patch\(\) .* at most 163840"),
         (("SELECT jsonb_patch(?, ?)", ['{"a":1}' + " " * 400_000, '{"b":1}']), r"jsonb_patch\(\)"),
+        (
+            ("SELECT geopoly_overlap(?, ?)", [ladder(12_000, 0), ladder(12_000, 90_000)]),
+            r"geopoly_overlap\(\) .* 131072",
+        ),
+        (("SELECT geopoly_within(?, ?)", [ladder(12_000, 0), ladder(12_000, 90_000)]), r"geopoly_within\(\) .* 131072"),
         (("SELECT count(*) FROM found WHERE found MATCH ?", ["a " * 40_000]), "text of a MATCH may have 65536 bytes"),
         (
             (
@@ -272,6 +284,7 @@ ADVERSE: list[tuple[str, list[object]]] = [
     ("SELECT trim(?, ?)", ["z" * (64 << 10), "".join(chr(0x100 + n % 0x5000) for n in range(21 << 10)) + "z"]),
     ("SELECT unhex(?, ?)", ["-" * (64 << 10), "+" * ((64 << 10) - 1) + "-"]),
     ("SELECT length(json_patch(?, ?))", [members("a"), members("b")]),
+    ("SELECT geopoly_overlap(?, ?)", [ladder(4_700, 0), ladder(4_700, 10_000)]),
     ("SELECT count(*) FROM found WHERE found MATCH ?", ["a " * (31 << 10)]),
     ("SELECT ? LIKE ?", ["a" * (60 << 20), "%" + "a" * 60 + "b%"]),
     ("SELECT ? GLOB ?", ["a" * (60 << 20), "*" + "[ab]" * 14 + "c*"]),

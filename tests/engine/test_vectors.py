@@ -132,6 +132,31 @@ def test_rows_of_vec1_are_replicated_and_found_exactly_or_nearly(pair: Pair, tmp
     check(pair, tmp_path)
 
 
+def test_model_is_a_value_and_no_query(pair: Pair) -> None:
+    """Each node would run the query, and ``vec1_train`` begins with vectors that it draws."""
+    pair.run(0, VEC1)
+    pair.run(0, *[("INSERT INTO v(e, place, n) VALUES (?, 'a', 1)", (packed(n, 1),)) for n in range(40)])
+    for query in (
+        "INSERT INTO v(cmd, arg) SELECT 'rebuild', vec1_train(e) FROM v",
+        "INSERT INTO v(cmd, arg) VALUES ('rebuild', (SELECT vec1_train(e) FROM v))",
+        "INSERT INTO v(arg, cmd) select vec1_train(e), 'rebuild' FROM v",
+    ):
+        with pytest.raises(UnsupportedError, match="gets its model as a value"):
+            pair.run(0, query)
+
+
+def test_training_takes_few_vectors(pair: Pair) -> None:
+    """Its time grows with the square of their number, and nothing can interrupt it."""
+    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT vec1_train({}) FROM n"
+    assert pair.query(many.format(vector_modules.TRAINING_VECTORS, "zeroblob(16)"))
+    for query in (
+        many.format(vector_modules.TRAINING_VECTORS + 1, "zeroblob(16)"),
+        many.format(9, "zeroblob(1 << 20)"),
+    ):
+        with pytest.raises(apsw.SQLError, match="train on a sample"):
+            pair.query(query)
+
+
 def test_functions_for_vectors_are_there_without_a_virtual_table(pair: Pair) -> None:
     pair.run(0, "CREATE TABLE t(id INTEGER PRIMARY KEY, e BLOB)")
     pair.run(0, "INSERT INTO t VALUES (1, vec_f32('[1,0]')), (2, vec1_from_json('[0,1]'))")

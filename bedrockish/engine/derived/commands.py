@@ -54,7 +54,11 @@ def configures(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
     of_vec1 = next((one.name for one in tables.values() if one.module == VEC1 and folded(one.name) == name), None)
     if of_vec1 is not None:
         end = next((place for place in range(at, len(words)) if words[place].text == ")"), at)
-        return Command(of_vec1, True) if "cmd" in (_name(words, place) for place in range(at + 2, end)) else None
+        if "cmd" not in (_name(words, place) for place in range(at + 2, end)):
+            return None
+        rest = words[end + 1 :]
+        # One list of values. A query would be run by each node for itself, and may give each another model.
+        return Command(of_vec1, rest[0].is_word("VALUES") and sum(token.text == "(" for token in rest) == 1)
     table = next((one for one in tables if folded(one) == name == given), None)
     values = next((place for place, token in enumerate(words) if token.is_word("VALUES")), len(words))
     if table is None or values > at + 6 or values + 2 >= len(words):

@@ -89,6 +89,10 @@ _TAKES_LONG = frozenset({"vec1_train"})  # which nothing can end while it is at 
 _MODULE = "virtual tables of the module {} are not replicated, of {} they are; use one of these, or an ordinary table"
 _TOO_OLD = "a member of the cluster runs a release that does not replicate virtual tables; upgrade all members first"
 _COMMAND = "this command configures {} on every node; write its values into the text, without parameters"
+_MODEL = (
+    "{} gets its model as a value, VALUES ('rebuild', ?): a query would make another model at each node; run "
+    "vec1_train() first, and send its result"
+)
 _OUR_NAMES = "names that begin with bedrockish_ belong to the database itself; choose another name"
 _BEGIN = (
     "a request's statements already run as one transaction; leave out BEGIN, COMMIT, ROLLBACK and SAVEPOINT and send "
@@ -351,7 +355,7 @@ class Guard:
             piece.kind, piece.configures = SCHEMA, True
             piece.is_command = layout.tables[command.table].module in VECTORS
             if not command.is_literal:
-                seen.refusal = seen.refusal or _COMMAND.format(command.table)
+                seen.refusal = seen.refusal or (_MODEL if piece.is_command else _COMMAND).format(command.table)
 
     def _admitted(self, sql: str, *, ours: bool, is_limited: bool) -> str:
         """Return the text that SQLite is to compile for a statement; raises as ``compile``."""

@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 
 from bedrockish.engine.execution.interfaces import Guest
-from bedrockish.engine.sqlite.errors import broken
+from bedrockish.engine.sqlite.errors import FOREIGN_WRITER, broken
 from bedrockish.engine.sqlite.limits import Limits
 from bedrockish.engine.storage.wal import Wal
 from bedrockish.errors import DamagedError, EntryMismatchError
@@ -232,7 +232,7 @@ class Batch:
             if self._wal.is_overtaken():
                 # Between two batches the file is free for a moment; the node's own writes do not count here.
                 self.failed = True
-                raise DamagedError("another program has written to the node's file; stop it, and fill this node again")
+                raise DamagedError(FOREIGN_WRITER)
         except apsw.Error as error:
             raise self.broken(error) from error
         return True

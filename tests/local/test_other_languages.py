@@ -13,6 +13,7 @@ import trio
 
 import bedrockish
 from bedrockish.client.blocking import Connection
+from bedrockish.errors import BedrockishError
 from tests.test_tidy import ROOT
 from tools.cluster import LocalCluster, LocalNode, local_cluster
 
@@ -93,6 +94,52 @@ def test_reader_of_another_library_leaves_the_wal_alone(db: Connection, alone: L
     assert wal.stat().st_size == before
     with bedrockish.connect(alone.url()) as writer:
         writer.execute("INSERT INTO item VALUES (100, 'y')")
+
+
+READ_ONLY = """
+import sqlite3, sys
+db = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True, isolation_level=None)
+print(db.execute("SELECT count(*) FROM item").fetchone()[0])
+"""
+WRITER = """
+import sqlite3, sys, time
+db = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)
+until = time.monotonic() + 30
+while time.monotonic() < until:
+    try:
+        db.execute("INSERT INTO item VALUES (-1, 'by another program')")
+    except sqlite3.OperationalError as error:
+        if sys.argv[2] == "once":
+            print(error)
+            break
+    else:
+        print("written")
+        break
+"""
+
+
+def test_plain_writer_ends_the_node_and_readers_do_not_notice(tmp_path: Path) -> None:
+    """Both as docs/local.md tells: a node cannot know what was written, and SQLite knows of no node."""
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        path = str(node.database)
+        with bedrockish.connect(cluster.url()) as db:
+            db.execute("CREATE TABLE item(id INTEGER PRIMARY KEY, a)")
+            assert run(READ_ONLY, path).stdout == "0\n"
+            assert run(WRITER, path, "once").stdout == "database is locked\n"
+            # Only between two batches of the node is the file free for a moment, which this program waits for.
+            with subprocess.Popen(
+                [sys.executable, "-c", WRITER, path, "often"], stdout=subprocess.PIPE, text=True
+            ) as it:
+                with pytest.raises(BedrockishError):
+                    for number in range(100_000):
+                        db.execute("INSERT INTO item VALUES (?, 'x')", (number,), timeout=10)
+                assert it.communicate()[0] == "written\n"
+        assert node.process is not None
+        assert node.process.wait(20) != 0
+        assert "another program has written to the node's file" in node.log.read_text()
+        assert int(run(READ_ONLY, path).stdout) > 0, "nothing but the page tells that the node has ended"
 
 
 @pytest.mark.slow

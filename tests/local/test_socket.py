@@ -45,6 +45,22 @@ def test_only_the_owner_may_use_page_and_socket(node: LocalNode) -> None:
     assert stat.S_ISSOCK(os.stat(socket_path(node.database)).st_mode)
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o277])
+def test_umask_changes_no_permission(umask: int) -> None:
+    """An operator's shell may have any; a node whose owner could not write them would not start."""
+    script = (
+        f"import os, sys; os.umask({umask}); import bedrockish\n"
+        "with bedrockish.node() as node:\n"
+        "    with bedrockish.connect(str(node.path)) as db:\n"
+        "        db.execute('CREATE TABLE t(a)'); db.execute('INSERT INTO t VALUES (1)')\n"
+        "        print(db.execute('SELECT a FROM t').value())\n"
+        "    for suffix in ('-node', '-sock'):\n"
+        "        print(oct(os.stat(str(node.path) + suffix).st_mode & 0o777))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert told.stdout == "1\n0o600\n0o600\n", told.stderr
+
+
 def test_socket_takes_no_nodes(node: LocalNode) -> None:
     """A peer proves itself by a certificate, or by being at its address."""
     with pytest.raises(RefusedError, match="not for nodes"):

@@ -23,6 +23,8 @@ and a file system that became read-only. SQLite has a code of its own for the fi
 _TEXT = re.compile("syntax error|unrecognized token|incomplete input")
 FULL = "the disk is full, or may only be read; make room: nothing that was answered is lost, and a running node goes on"
 
+FOREIGN_WRITER = "another program has written to the node's file; stop it, and fill this node again"
+
 NO_FILE = "the node cannot open another file; end some connections, or raise its limit of open files"
 
 _CORRUPT_INDEX = (
@@ -155,4 +157,6 @@ def broken(error: apsw.Error, number: int = 0) -> DamagedError:
         return NoRoomError(f"{NO_FILE} ({error})")
     if isinstance(error, apsw.CorruptError):
         return damaged_page(error)
+    if isinstance(error, apsw.BusyError):  # the node holds the lock but for a moment between two batches
+        return DamagedError(FOREIGN_WRITER)
     return DamagedError(f"the database file failed: {error}; check the disk, and start the node again")

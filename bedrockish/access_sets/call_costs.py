@@ -23,12 +23,14 @@ from bedrockish.access_sets import search_costs
 from bedrockish.access_sets.opcodes import Op, is_brief
 from bedrockish.access_sets.search_costs import Searches, searches
 from bedrockish.errors import TooLargeError
+from bedrockish_journal.storage.packing import FUNCTION as UNPACKED
 
 LONGEST = 65 << 20  # bytes of a value of any statement
 LOOP_BYTES = 1 << 20  # of a value in the loop: about a millisecond for most functions
 LINE_BYTES = 4 << 20  # of all calls of a program together
 COPIES_BYTES = 32 << 20  # of all long values of a program in the loop, and ...
-WORKER_BYTES = 128 << 20  # ... in a worker: about two seconds for most functions
+WORKER_BYTES = 128 << 20  # ... of all that its calls make in a worker: about two seconds for most functions
+COPIED_BYTES = 256 << 20  # of all long values that it copies in a worker, which takes memory and hardly any time
 PATHS = 4  # arguments of a call with paths that take as long as a call
 INDEXED_BYTES = 64 << 10  # of a value in the loop that a virtual table takes, to be cut into words
 SCHEMA_BYTES = 64 << 10  # of a value in a schema statement in the loop, whose calls are unknown
@@ -126,8 +128,11 @@ def lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
 def _lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
     """Return the same as ``lengths``, without regard to virtual tables."""
     names = [name for program in programs for name in _names(program)]
-    mentions = _mentions(programs)
-    loop, in_worker = min(LOOP_BYTES, COPIES_BYTES // max(1, mentions)), WORKER_BYTES // max(1, mentions)
+    made = sum(map(_calls, programs))
+    copied = sum(map(_copies, programs)) + max(0, _rows(programs) - 1)
+    mentions = made + copied
+    loop = min(LOOP_BYTES, COPIES_BYTES // max(1, mentions))
+    in_worker = min(WORKER_BYTES // max(1, made), COPIED_BYTES // max(1, copied))
     if in_worker >= LONGEST:
         in_worker, mentions = 0, 0
     if not names:
@@ -167,25 +172,16 @@ def _names(program: Sequence[Op]) -> Iterator[str]:
 
 def _loop_cost(name: str) -> int:
     """Return how many ordinary calls a function counts for in the loop."""
-    return 0 if name in _BRIEF_CALLS else _VARIADIC if _has_paths(name) else 1
-
-
-def _mentions(programs: Sequence[Sequence[Op]]) -> int:
-    """Return how many long values the programs make or copy, beyond those of one row and the parameters.
-
-    Each call and each concatenation makes one. The parameters, and the columns of one row, are together no longer than
-    a value may be; each further row and each further mention of all of them may be as long again.
-    """
-    return sum(_calls(program) + _copies(program) for program in programs) + max(0, _rows(programs) - 1)
+    return 0 if _is_brief_call(name) else _VARIADIC if _has_paths(name) else 1
 
 
 def _calls(program: Sequence[Op]) -> int:
-    """Return how many long values a program makes; the paths of a call count in part."""
+    """Return how many long values a program makes, one for each call and concatenation; paths count in part."""
     found, paths, written = 0, 0, frozenset[int]()
     for op in program:
         if op.name == "Concat":
             found += 1
-        elif op.name in CALLS and (name := (op.p4 or "").lower()) not in _BRIEF_CALLS:
+        elif op.name in CALLS and not _is_brief_call(name := (op.p4 or "").lower()):
             found += _GROWTH if name in _GROWING else 1
             if _has_paths(name):
                 written = written or frozenset(_target(other) for other in program)
@@ -199,7 +195,11 @@ def _target(op: Op) -> int:
 
 
 def _copies(program: Sequence[Op]) -> int:
-    """Return how often a program names its rows, parameters and registers again."""
+    """Return how often a program names its rows, parameters and registers again.
+
+    The parameters, and the columns of one row, are together no longer than a value may be; each further row and each
+    further mention of all of them may be as long again.
+    """
     most: Counter[tuple[str, int]] = Counter()
     for (name, first, _), count in Counter(
         (op.name, op.p1 if op.name in _COLUMNS else 0, op.p2 if op.name in _COLUMNS else op.p1)
@@ -213,6 +213,11 @@ def _copies(program: Sequence[Op]) -> int:
 def _rows(programs: Sequence[Sequence[Op]]) -> int:
     """Return on how many cursors the programs read columns."""
     return len({(number, op.p1) for number, program in enumerate(programs) for op in program if op.name in _COLUMNS})
+
+
+def _is_brief_call(name: str) -> bool:
+    """Return whether a function takes no time; that of packed entries gives back a value, or makes a short one."""
+    return name in _BRIEF_CALLS or name.startswith(f"{UNPACKED}(")
 
 
 def _has_paths(name: str) -> bool:

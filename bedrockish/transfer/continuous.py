@@ -20,7 +20,7 @@ import trio
 
 from bedrockish.api.requests import STALE
 from bedrockish.client.trio_client import Client, open_client
-from bedrockish.errors import BedrockishError, ConfigError, DamagedError, UnavailableError
+from bedrockish.errors import BedrockishError, ConfigError, DamagedError, TooLargeError, UnavailableError
 from bedrockish.node.cluster.join import back_up
 from bedrockish.transfer.object_store import Mirror, ObjectStore
 from bedrockish_journal.model.clock import milliseconds
@@ -57,6 +57,8 @@ WITH RECURSIVE page(tick, prev, label, body, hash, size) AS (
     WHERE size < ?4 AND page.tick < ?3)
 SELECT prev, label, body, hash FROM page WHERE tick >= ?2 ORDER BY tick
 """
+# What may be long is named once: the page above names it in a dozen places, so its values may have a twelfth.
+_ENTRY = "SELECT prev, label, body, hash FROM bedrockish_journal WHERE leader = ?1 AND tick = ?2"
 
 
 class GapError(JournalError):
@@ -320,7 +322,10 @@ async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) ->
         first = has.get(leader, 0) + 1
         last = min(wanted[leader], first + PAGE_TICKS - 1)
         asked: Any = [(_REMOVED, (leader,)), (_PAGE, (leader, first, last, PAGE_BYTES))]
-        removed, page = await client.transact(asked, read=STALE)
+        try:
+            removed, page = await client.transact(asked, read=STALE)
+        except TooLargeError:
+            removed, page = await client.transact([asked[0], (_ENTRY, (leader, first))], read=STALE)
         if removed.rows and int(removed.value()) >= first:
             raise GapError(f"{leader}{first} was removed from the journals")
         taken = [hashed_entry(*map(bytes, row)) for row in page.rows]

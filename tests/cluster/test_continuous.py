@@ -4,9 +4,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import apsw
 import pytest
 import trio
 
@@ -125,6 +126,25 @@ async def test_a_copy_that_cannot_be_finished_leaves_nothing(
     with pytest.raises(ConfigError, match="cannot be finished"):
         await join.back_up(cluster.url(), tmp_path / "one.db")
     assert not numbered(tmp_path, "one.db*")
+
+
+async def test_entries_of_many_megabytes_are_followed(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The query for a page of entries names their bodies often, and so may read shorter ones only."""
+    await ready(cluster)
+    folder, new = tmp_path / "kept", tmp_path / "new.db"
+    async with open_client(cluster.url(options=PATIENT)) as client:
+        await client.execute("CREATE TABLE large(id INTEGER PRIMARY KEY, data BLOB)")
+        await all_safe(cluster)
+        command("backup", "follow", cluster.url(), folder, "--once")
+        for number in range(1, 6):
+            await client.execute("INSERT INTO large VALUES (?, zeroblob(?))", [number, number * 6_000_000])
+        await all_safe(cluster)
+        command("backup", "follow", cluster.url(), folder, "--once")
+        await client.execute("DROP TABLE large")
+    command("restore", "--from", folder, "--to", new)
+    with closing(apsw.Connection(str(new))) as db:
+        found = db.execute("SELECT id, length(data) FROM large").fetchall()
+    assert found == [(number, number * 6_000_000) for number in range(1, 6)]
 
 
 async def test_another_cluster_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:

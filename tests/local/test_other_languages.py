@@ -118,6 +118,11 @@ while time.monotonic() < until:
 """
 
 
+def write_all(db: Connection, numbers: Iterator[int]) -> None:
+    for number in numbers:
+        db.execute("INSERT INTO item VALUES (?, 'x')", (number,), timeout=10)
+
+
 def test_plain_writer_ends_the_node_and_readers_do_not_notice(tmp_path: Path) -> None:
     """Both as docs/local.md tells: a node cannot know what was written, and SQLite knows of no node."""
     with local_cluster(tmp_path / "one", ("A",)) as cluster:
@@ -132,9 +137,10 @@ def test_plain_writer_ends_the_node_and_readers_do_not_notice(tmp_path: Path) ->
             with subprocess.Popen(
                 [sys.executable, "-c", WRITER, path, "often"], stdout=subprocess.PIPE, text=True
             ) as it:
+                numbers = iter(range(100_000))
                 with pytest.raises(BedrockishError):
-                    for number in range(100_000):
-                        db.execute("INSERT INTO item VALUES (?, 'x')", (number,), timeout=10)
+                    write_all(db, numbers)
+                assert next(numbers, None) is not None
                 assert it.communicate()[0] == "written\n"
         assert node.process is not None
         assert node.process.wait(20) != 0

@@ -57,7 +57,7 @@ WITH RECURSIVE page(tick, prev, label, body, hash, size) AS (
     WHERE size < ?4 AND page.tick < ?3)
 SELECT prev, label, body, hash FROM page WHERE tick >= ?2 ORDER BY tick
 """
-# What may be long is named once: the page above names it in a dozen places, so its values may have a twelfth.
+# For an entry that is too long for the page, which copies its body a dozen times; this statement copies it five times.
 _ENTRY = "SELECT prev, label, body, hash FROM bedrockish_journal WHERE leader = ?1 AND tick = ?2"
 
 

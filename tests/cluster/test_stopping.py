@@ -210,15 +210,17 @@ def test_sighup_without_certificates_changes_nothing(alone: LocalCluster) -> Non
 
 
 def test_call_that_nothing_interrupts_does_not_hold_up_a_stop(alone: LocalCluster) -> None:
-    """The process ends without the thread of that call."""
+    """The process ends without the thread of that call. Each takes as long as a call may, one for each row."""
     found: list[BedrockishError] = []
+    rows = ", ".join(f"({number})" for number in range(20))
+    text = f"WITH n(i) AS (VALUES {rows}) SELECT sum(?1 LIKE ?2 || i) FROM n"
 
     def call() -> None:
         with (
             bedrockish.connect(alone.url(options="timeout=15")) as db,
             pytest.raises((UnavailableError, DeadlineError)) as caught,
         ):
-            db.execute("SELECT ? LIKE ?", ("a" * (30 << 20), "%" + "a" * 60 + "b%"))
+            db.execute(text, ("a" * (15 << 20), "%" + "a" * 50 + "b%"))
         found.append(caught.value)
 
     threads = [threading.Thread(target=call) for _ in range(2)]

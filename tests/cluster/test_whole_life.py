@@ -7,6 +7,7 @@ None sees an error, but those with an open transaction whose node ended: they ar
 """
 
 import json
+import re
 import resource
 import shutil
 import signal
@@ -268,12 +269,14 @@ class Life:
 
 def founded(home: Path, last: Sequence[Path]) -> Life:
     """Found it as the operator does: folders by ``init``, brought to the machines."""
-    ports = free_ports(3)
-    done = program(
-        *("init", str(home), *(f"127.0.0.1:{port}" for port in ports)),
-        *("--tls", "--cluster", "shop", "--http", str(max(ports) + 1 if max(ports) < 65000 else min(ports) - 4)),
-    )
+    ports, pages = free_ports(3), free_ports(3)
+    nodes = [f"127.0.0.1:{port}" for port in ports]
+    done = program("init", str(home), *nodes, "--tls", "--cluster", "shop", "--http", str(min(ports) - 4))
     assert done.returncode == 0, done.stderr
+    # Three ports in a row may belong to other programs of this machine; an operator would choose others, too.
+    for name, port in zip("ABC", pages, strict=True):
+        file = home / name / f"{name}.toml"
+        file.write_text(re.sub(r'(?m)^http = "127\.0\.0\.1:\d+"', f'http = "127.0.0.1:{port}"', file.read_text()))
     cluster = LocalCluster(home / "nodes")
     cluster.nodes = [Home(name, port, home / name) for name, port in zip("ABC", ports, strict=True)]
     life = Life(home, cluster, last)

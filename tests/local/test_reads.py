@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 import trio
 
@@ -250,7 +249,7 @@ def test_file_that_is_exchanged_while_it_is_opened_is_left(bench: Bench, monkeyp
     """SQLite opens the -wal by its name at the first read: between that and the page's word lies the danger."""
     published = page.Published(bench.reads.database)
     facts = published.facts()
-    open_file = apsw.Connection
+    open_file = connections.Connection
 
     def slowly(*arguments: Any, **options: Any) -> Any:
         found = open_file(*arguments, **options)
@@ -258,7 +257,7 @@ def test_file_that_is_exchanged_while_it_is_opened_is_left(bench: Bench, monkeyp
         bench.page.beat(SERVING, 0)
         return found
 
-    monkeypatch.setattr(apsw, "Connection", slowly)
+    monkeypatch.setattr(connections, "Connection", slowly)
     with pytest.raises(UnavailableError, match="exchanged while it was opened"):
         connections.connect(published, facts)
 

@@ -410,18 +410,22 @@ def test_open_transaction_goes_back_to_the_node_if_users_change_after_its_check(
     assert decode_transaction(begun.body).base == {"A": 1}
 
 
+def test_change_of_users_needs_a_check_of_rights() -> None:
+    one = One(replace(membership(0, "ABC"), users={"ann": UserSaid("", 1, 1)}))
+    change = transaction("A", 3, change=membership(1, "ABC"))
+    one.hear("A", commit(change))
+    assert one.node.state.commit_window.member_changes == {change.txid: 1}
+
+
 @pytest.mark.parametrize(
     ("old", "needed"),
     [
         (membership(0, "ABC"), 0),
         (membership(0, "ABCD"), 0),
-        (replace(membership(0, "ABC"), users={"ann": UserSaid("", 1, 1)}), 1),
         (replace(membership(0, "ABC"), level=LEVEL - 1), NEVER),
     ],
 )
-def test_change_of_users_needs_a_check_of_rights_and_a_new_level_another_execution(
-    old: Membership, needed: int
-) -> None:
+def test_new_level_needs_another_execution_and_new_members_none(old: Membership, needed: int) -> None:
     one = One(old)
     change = transaction("A", 3, change=membership(1, "ABC"))
     one.hear("A", commit(change))

@@ -148,6 +148,11 @@ def window_of(number: int) -> CommitWindow:
     return window
 
 
+def test_retired_commit_is_outside_a_base_without_the_retirement() -> None:
+    touched = AccessSet(read_points=frozenset({b"t:d\0" + b"1"}))
+    assert next(window_of(1).conflicts(touched, {"A": 0}), None) is not None
+
+
 @pytest.mark.parametrize("packed_later", [False, True])
 @pytest.mark.parametrize("number", [1, SEGMENT + 1])
 def test_open_transaction_from_before_a_retirement_is_compared_with_the_retired_commits(

@@ -305,14 +305,14 @@ MOMENTS: dict[str, Moment] = {
             "an open transaction without the retirement is compared with what was retired",
             (commit_window.CommitWindow, "retire", "EVERYWHERE if found is None else found.places", "EVERYWHERE"),
         ),
-        f"{_RETIRED}:test_open_transaction_from_before_a_retirement_is_compared_with_the_retired_commits",
+        f"{_RETIRED}:test_retired_commit_is_outside_a_base_without_the_retirement",
     ),
     "rights are checked once": Moment(
         fault(
             "a transaction goes on over a change of users if the rights of its user are checked again",
             (apply_queue.ApplyQueue, "_change_members", "0 if old.users == membership.users else ", "0 and "),
         ),
-        "tests.core.test_member_changes:test_change_of_users_needs_a_check_of_rights_and_a_new_level_another_execution",
+        "tests.core.test_member_changes:test_change_of_users_needs_a_check_of_rights",
     ),
     "a vector is said in short too soon": Moment(
         fault(

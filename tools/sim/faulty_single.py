@@ -156,7 +156,7 @@ SINGLE: dict[str, Moment] = {
     "a second place does not count": Moment(
         fault(
             "a commit is in a base under any of its places",
-            (packed_commits.Known, "is_in", "in self.places)", "in self.places[:1])"),
+            (packed_commits.Known, "is_in", "_is_among(self.places, base)", "_is_among(self.places[:1], base)"),
         ),
         "trace race_rolled_back_counted_out",
     ),
@@ -180,7 +180,7 @@ SINGLE: dict[str, Moment] = {
     ),
     "an open transaction outlives the window": _here(
         "an open transaction ends when its snapshot is older than the window",
-        *(revalidation, "overtaken", "if any(base", "if False and any(base"),
+        *(revalidation, "overtaken", "if state.commit_window.has_dropped(base):", "if False:"),
         "test_an_open_transaction_does_not_get_older_than_the_window",
     ),
     "strict reads of old snapshots are answered": _here(

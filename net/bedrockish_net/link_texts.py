@@ -39,8 +39,10 @@ def broken_off(where: str, error: Exception, hello: Hello, ssl_context: ssl.SSLC
             return TlsError(f"no TLS with {where}: its certificate has expired; {NEW_CERTIFICATE}")
         if "CERTIFICATE_EXPIRED" in said:
             return TlsError(f"no TLS with {where}: the certificate of this end has expired; {NEW_CERTIFICATE}")
-        wanted = "EOF" in said or "CERTIFICATE_REQUIRED" in said  # else it says what is wrong
-        return TlsError(f"no TLS with {where}: {said}{hint if wanted else ''}")
+        if isinstance(error.__cause__ or error, ssl.SSLEOFError):
+            # No alert came, so TLS was not refused: a process that ends, or begins again, leaves its links like that.
+            return DialError(f"{where} hung up during the TLS handshake: {said}{hint}")
+        return TlsError(f"no TLS with {where}: {said}{hint if 'CERTIFICATE_REQUIRED' in said else ''}")
     return DialError(f"{where} hung up before it said HELLO: {said}{hint}")
 
 

@@ -1,7 +1,9 @@
 """Mutual TLS: real certificates, made for each run, over real sockets."""
 
 import functools
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -157,6 +159,34 @@ async def test_plain_against_tls_says_so(authority: trustme.CA, tmp_path: Path) 
             await Link.dial(HOST, port, Hello("shell", None, "client"), ssl_context=bare)
         with pytest.raises(NetError, match="lets only certificates in: a client shows one"):
             await trio.to_thread.run_sync(lambda: link_of(hello, 5, Limits(), bare))
+
+
+def test_handshake_that_is_cut_off_is_no_refusal(authority: trustme.CA, tmp_path: Path) -> None:
+    """A node that begins again cuts its links, and takes new ones a moment later: a client dials again."""
+    b = issue(authority, tmp_path, "node-b")
+    with socket.create_server((HOST, 0)) as server:
+
+        def hang_up() -> None:
+            for _ in range(2):
+                link, _ = server.accept()
+                link.recv(1)
+                link.recv(65_536)  # all of it, so that the system sends no reset
+                link.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        port, hello, context = (
+            server.getsockname()[1],
+            Hello("shell", None, "client"),
+            dial_context(b.ca, b.cert, b.key),
+        )
+        with pytest.raises(DialError, match="during the TLS handshake") as caught:
+            dial(HOST, port, hello, 5, Limits(), context)
+        assert not isinstance(caught.value, TlsError)
+        with pytest.raises(DialError, match="during the TLS handshake") as caught:
+            trio.run(functools.partial(Link.dial, HOST, port, hello, ssl_context=context))
+        assert not isinstance(caught.value, TlsError)
+        thread.join(5)
 
 
 def test_missing_and_wrong_files_are_named(authority: trustme.CA, tmp_path: Path) -> None:

@@ -69,6 +69,25 @@ def test_statement_needs_the_rights_of_its_tables(shop: TestNode, sql: str, role
     assert needs(shop, sql) == role
 
 
+def test_optimize_is_a_hint_that_only_an_owner_gives(node: TestNode) -> None:
+    """Programs end with it, and a reader's are refused nothing; ANALYZE is an order."""
+    node.run("CREATE TABLE item(name)", "CREATE INDEX i ON item(name)")
+    node.run("INSERT INTO item(name) VALUES ('x'), ('y')")
+    node.engine.access.learn({name: UserSaid("", role, 1) for name, role in USERS.items()}, ["A"])
+
+    def writes(sql: str, user: str) -> bool:
+        return any(piece.needs >= OWNER for piece, _ in node.engine._executor.pieces(Statement(sql), user))
+
+    assert [writes("PRAGMA optimize", user) for user in ("reader", "writer", "owner", "admin")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(ForbiddenError):
+        writes("ANALYZE", "writer")
+
+
 def test_without_users_everybody_may_everything(node: TestNode) -> None:
     node.run("CREATE TABLE t(x)")
     assert node.engine.access.of("") is None

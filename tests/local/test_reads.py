@@ -24,6 +24,7 @@ from bedrockish.errors import BedrockishError, ResultLostError, UnavailableError
 from bedrockish.local import connections, page, reads
 from bedrockish.local.page import READING, REFUSING, SERVING, Page
 from bedrockish.local.reads import LocalReads
+from bedrockish_journal.storage import vector_modules
 from tests.engine.nodes import TestNode
 from tools.cluster import LocalCluster, LocalNode, local_cluster
 
@@ -249,7 +250,7 @@ def test_file_that_is_exchanged_while_it_is_opened_is_left(bench: Bench, monkeyp
     """SQLite opens the -wal by its name at the first read: between that and the page's word lies the danger."""
     published = page.Published(bench.reads.database)
     facts = published.facts()
-    open_file = connections.Connection
+    open_file = vector_modules.Connection
 
     def slowly(*arguments: Any, **options: Any) -> Any:
         found = open_file(*arguments, **options)
@@ -257,7 +258,7 @@ def test_file_that_is_exchanged_while_it_is_opened_is_left(bench: Bench, monkeyp
         bench.page.beat(SERVING, 0)
         return found
 
-    monkeypatch.setattr(connections, "Connection", slowly)
+    monkeypatch.setattr("bedrockish.local.connections.Connection", slowly)
     with pytest.raises(UnavailableError, match="exchanged while it was opened"):
         connections.connect(published, facts)
 

@@ -41,7 +41,7 @@ from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError, UsageError
 from bedrockish_journal.model.access_set import AccessSet, Range
 from bedrockish_journal.model.changes import encode_changes, encode_statements
-from bedrockish_journal.model.membership import ADMIN
+from bedrockish_journal.model.membership import ADMIN, OWNER
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.transaction import SCHEMA as SCHEMA_KIND
 from bedrockish_journal.storage.packing import set_aside
@@ -341,7 +341,12 @@ class Executor:
         """
         rights = self.access.of(user)
         with self.judging(sql):
-            piece, after = self._guard.compile_next(sql, at, is_limited=rights is not None and rights.role < ADMIN)
+            piece, after = self._guard.compile_next(
+                sql,
+                at,
+                is_limited=rights is not None and rights.role < ADMIN,
+                optimizes=rights is None or rights.role >= OWNER,
+            )
         if rights is not None:
             rights.check(piece, self._views)
         return piece, after
@@ -429,7 +434,9 @@ class Executor:
         at, until_schema = 0, True
         while at < len(statement.sql):
             with self.judging(statement.sql):
-                piece, at = self._guard.compile_next(statement.sql, at, is_limited=is_limited)
+                piece, at = self._guard.compile_next(
+                    statement.sql, at, is_limited=is_limited, optimizes=rights is None or rights.role >= OWNER
+                )
             if piece.kind == EMPTY:
                 continue
             if rights is not None:

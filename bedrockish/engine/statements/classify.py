@@ -236,7 +236,9 @@ class Guard:
         self.is_in_loop: Callable[[], bool] = lambda: False
         db.authorizer = self._authorize
 
-    def compile_next(self, sql: str, at: int = 0, *, is_limited: bool = False) -> tuple[Piece, int]:
+    def compile_next(
+        self, sql: str, at: int = 0, *, is_limited: bool = False, optimizes: bool = True
+    ) -> tuple[Piece, int]:
         """Compile the statement of a text that begins at a place or after it.
 
         SQLite gets the text of that statement alone: with the rest of a long script it would copy all of it for each.
@@ -245,6 +247,7 @@ class Guard:
             sql: the text.
             at: where to look for the statement.
             is_limited: as in ``compile``.
+            optimizes: as in ``compile``.
 
         Returns:
             the statement, which is empty at the end of the text, and the place after it.
@@ -256,20 +259,22 @@ class Guard:
         begin = after_nothing(sql, at)
         end = statement_end(sql, begin) or len(sql)
         try:
-            piece = self.compile(sql[begin:end], is_limited=is_limited)
+            piece = self.compile(sql[begin:end], is_limited=is_limited, optimizes=optimizes)
         except SqlError:
             if end == len(sql) or after_nothing(sql, end) == len(sql):
                 raise
-            piece, end = self.compile(sql[begin:], is_limited=is_limited), len(sql)  # SQLite may see another end
+            # SQLite may see another end.
+            piece, end = self.compile(sql[begin:], is_limited=is_limited, optimizes=optimizes), len(sql)
         return piece, end - len(piece.rest)
 
-    def compile(self, sql: str, *, ours: bool = False, is_limited: bool = False) -> Piece:
+    def compile(self, sql: str, *, ours: bool = False, is_limited: bool = False, optimizes: bool = True) -> Piece:
         """Compile the first statement of a text, without running it.
 
         Args:
             sql: the text.
             ours: the statement may call the node's own function.
             is_limited: its user may not read secrets, and gets the other rows (``rights.opened``).
+            optimizes: PRAGMA optimize may gather statistics; for a user who may not, it is a hint that is not followed.
 
         Raises:
             SqlError: SQLite does not understand it.
@@ -277,7 +282,7 @@ class Guard:
             TooLargeError: SQLite would write it out at too great a length.
             TakesLongError: compiling it would hold up the loop.
         """
-        sql = self._admitted(sql, ours=ours, is_limited=is_limited)
+        sql = self._admitted(sql, ours=ours, is_limited=is_limited, optimizes=optimizes)
         seen = self._seen = _Seen(ours=ours, analyzes=first_word(sql) == "ANALYZE", temporary=self.allows_temporary)
         piece: Piece | None = None
         deferred = self._db.pragma(pragmas.DEFER) if first_word(sql) == "PRAGMA" else None
@@ -357,7 +362,7 @@ class Guard:
             if not command.is_literal:
                 seen.refusal = seen.refusal or (_MODEL if piece.is_command else _COMMAND).format(command.table)
 
-    def _admitted(self, sql: str, *, ours: bool, is_limited: bool) -> str:
+    def _admitted(self, sql: str, *, ours: bool, is_limited: bool, optimizes: bool) -> str:
         """Return the text that SQLite is to compile for a statement; raises as ``compile``."""
         nul = sql.find("\0")
         if nul >= 0:  # SQLite would read no further, and its binding refuses the text with an error of Python's
@@ -369,7 +374,7 @@ class Guard:
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
         sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
         sql = sql if ours else with_users_tables(opened(sql) if is_limited else sql)
-        sql = pragmas.answered(sql, lambda: pragmas.lacks_statistics(self._db))
+        sql = pragmas.answered(sql, lambda: optimizes and pragmas.lacks_statistics(self._db))
         if self.expansion.added(sql) > LOOP_TOKENS and self.is_in_loop():
             raise TakesLongError(sql)
         return sql

@@ -378,3 +378,18 @@ def test_rows_are_complete_before_the_first_id_is_given(full: TestNode) -> None:
         assert text is not None
         plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + text).fetchall()]
         assert "MATERIALIZE bedrockish_rows" in plan, plan
+
+
+def test_only_leased_ids_are_taken_back(make_node: MakeNode) -> None:
+    """With the greatest id of all, or that of another node, one program would use them up for every other."""
+    node = make_node()
+    node.run("CREATE TABLE item(id INTEGER PRIMARY KEY, x)")
+    ids = node.engine._executor._ids
+    leased = ids.lease(node.engine._db, "item", 0, 3)
+    ids.take_back("item", [2**63 - 1, leased[-1] + 1, -1, *leased])
+    ids.take_back("absent", [1])
+    node.run("INSERT INTO item(x) VALUES (1), (2), (3), (4)")
+    found = [rowid for (rowid,) in node.engine._db.execute("SELECT id FROM item ORDER BY id")]
+    assert found[:3] == leased
+    assert found[3] < 100
+    assert "absent" not in ids._back

@@ -157,6 +157,30 @@ def test_training_takes_few_vectors(pair: Pair) -> None:
             pair.query(query)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ('{"codesize": 31}', "takes 9677 vectors at most for codes of 31 bytes"),
+        ('{"codesize": 1, "CODESIZE": 64}', "codes of 64 bytes"),
+        ("{nthread: 128}", "takes no option 'nthread'"),
+        ('{"opq": true}', "takes no option 'opq'"),
+        ('{"quantizer": "opq"}', "takes no quantizer 'opq'"),
+        ("[1, 2]", "as a JSON object"),
+        ("7", "as a JSON object"),
+        ("{", "malformed JSON"),
+        ('{"codesize": 1e999}', "codesize"),
+        ("[" * 5_000, "options of 1000 characters"),
+    ],
+)
+def test_training_takes_no_options_that_take_long(pair: Pair, options: str, text: str) -> None:
+    with pytest.raises(apsw.SQLError, match=text):
+        pair.query(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
+            "SELECT vec1_train(zeroblob(256), ?) FROM n",
+            (options,),
+        )
+
+
 def test_functions_for_vectors_are_there_without_a_virtual_table(pair: Pair) -> None:
     pair.run(0, "CREATE TABLE t(id INTEGER PRIMARY KEY, e BLOB)")
     pair.run(0, "INSERT INTO t VALUES (1, vec_f32('[1,0]')), (2, vec1_from_json('[0,1]'))")

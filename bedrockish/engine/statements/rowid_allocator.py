@@ -124,8 +124,14 @@ class AutoIds:
         return ids
 
     def take_back(self, table: str, ids: list[int]) -> None:
-        """Give leased ids, which no row has, to the next rows of a table, in this order."""
-        self._back[table] = ids[::-1]
+        """Give leased ids, which no row has, to the next rows of a table, in this order.
+
+        Ids that this node did not lease are ignored: after the greatest id of all, every INSERT into the table would fail.
+        """
+        highest = self._highest.get(table, 0)
+        leased = [one for one in ids if 0 < one <= highest and (one - self._own) % self._stripes == 0]
+        if leased:
+            self._back[table] = leased[::-1]
 
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
         """Return the error for the table whose ids have come to an end, which SQLite calls a full disk, or None."""

@@ -18,11 +18,14 @@ VECTORS = (VEC0, VEC1)
 PACKAGES = {VEC0: "sqlite-vec", VEC1: "apsw"}
 """The package that brings each module."""
 _ENTRY = {VEC0: "sqlite3_vec_init", VEC1: None}
-TRAINING_VECTORS = 10_000
-TRAINING_BYTES = 8 << 20
-"""The most that a model of vec1 is made of. The time of ``vec1_train`` grows with the square of their number, and
-nothing can interrupt it: 100,000 vectors of four dimensions in 8,000 buckets took five seconds, these less than two.
+TRAINING_VECTORS, TRAINING_BYTES, TRAINING_CODES = 10_000, 8 << 20, 300_000
+"""The most that a model of vec1 is made of: vectors, their bytes, and vectors times the size of their codes.
+
+The time of ``vec1_train`` grows with their products, and nothing can interrupt it: 100,000 vectors of four dimensions
+in 8,000 buckets took five seconds, 10,000 vectors with codes of 209 bytes eleven. These take less than two.
 """
+OPTIONS_CHARACTERS = 1_000
+TRAINING_OPTIONS = ("distance", "index", "nbucket", "quantizer", "codesize", "residual")
 
 
 class Connection(apsw.Connection):
@@ -42,25 +45,29 @@ class Connection(apsw.Connection):
 
 
 class _Training:
-    """The aggregate ``vec1_train``: vec1's own, which is given its vectors when it is known that they are few.
+    """The aggregate ``vec1_train``: vec1's own, which is given its vectors when it is known that it takes little time.
 
     Raises:
-        apsw.SQLError: of ``step``: they are too many.
+        apsw.SQLError: of both methods: it would take long.
     """
 
     def __init__(self) -> None:
-        self._given: list[tuple[Any, ...]] = []
+        self._vectors: list[Any] = []
+        self._options: tuple[Any, ...] = ()
         self._bytes = 0
 
     def step(self, *given: Any) -> None:
-        """Take a vector, and the options if there are any."""
-        self._bytes += len(given[0]) if isinstance(given[0], str | bytes) else 0
-        if len(self._given) == TRAINING_VECTORS or self._bytes > TRAINING_BYTES:
+        """Take a vector, and the options, which are those of the first one."""
+        vector, *options = given
+        self._bytes += len(vector) if isinstance(vector, str | bytes) else 0
+        if len(self._vectors) == TRAINING_VECTORS or self._bytes > TRAINING_BYTES:
             raise apsw.SQLError(
                 f"vec1_train() takes {TRAINING_VECTORS} vectors of {TRAINING_BYTES} bytes together at most; train on "
-                f"a sample: SELECT vec1_train(e) FROM (SELECT e FROM v ORDER BY random() LIMIT 5000)"
+                "a sample: SELECT vec1_train(e) FROM (SELECT e FROM v ORDER BY random() LIMIT 5000)"
             )
-        self._given.append(given)
+        if not self._vectors:
+            self._options = tuple(options)
+        self._vectors.append(vector)
 
     def final(self) -> Any:
         """Return the model."""
@@ -68,12 +75,36 @@ class _Training:
         try:
             db.enable_load_extension(True)
             db.load_extension(_libraries()[VEC1])
-            names = ", ".join("ab"[: len(self._given[0])] if self._given else "a")
-            db.execute(f"CREATE TABLE v({names})")
-            db.executemany(f"INSERT INTO v VALUES ({names.replace('a', '?').replace('b', '?')})", self._given)
-            return db.execute(f"SELECT vec1_train({names}) FROM v").get
+            db.execute("CREATE TABLE v(e)")
+            db.executemany("INSERT INTO v VALUES (?)", ((one,) for one in self._vectors))
+            if not self._options:
+                return db.execute("SELECT vec1_train(e) FROM v").get
+            return db.execute("SELECT vec1_train(e, ?) FROM v", (self._checked(db),)).get
         finally:
             db.close()
+
+    def _checked(self, db: apsw.Connection) -> str:
+        """Return the options as JSON; those that start threads or take long in another way are refused."""
+        if len(str(self._options[0])) > OPTIONS_CHARACTERS:
+            raise apsw.SQLError(f"vec1_train() takes options of {OPTIONS_CHARACTERS} characters at most")
+        text: Any = db.execute("SELECT json(?)", self._options).get or "{}"
+        found: Any = json.loads(text, object_pairs_hook=lambda pairs: {name.lower(): value for name, value in pairs})
+        if not isinstance(found, dict):
+            raise apsw.SQLError("vec1_train() takes its options as a JSON object")
+        for name in found.keys() - set(TRAINING_OPTIONS):
+            raise apsw.SQLError(f"vec1_train() takes no option {name!r:.60} here, only {', '.join(TRAINING_OPTIONS)}")
+        if str(found.get("quantizer")).lower() == "opq":
+            raise apsw.SQLError("vec1_train() takes no quantizer 'opq' here, which may take hours; use 'pq' or 'bq'")
+        try:
+            codes = int(found.get("codesize") or 0)
+        except (OverflowError, TypeError, ValueError):
+            codes = 0  # vec1 refuses it
+        if codes * len(self._vectors) > TRAINING_CODES:
+            raise apsw.SQLError(
+                f"vec1_train() takes {TRAINING_CODES // codes} vectors at most for codes of {codes} bytes; train on a "
+                "sample, or use a smaller codesize"
+            )
+        return json.dumps(found)
 
 
 @cache

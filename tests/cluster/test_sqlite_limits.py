@@ -99,18 +99,25 @@ def check_lake(lake: Path) -> None:
     assert {row["id"] for row in edge} == {ROWID_MAX, -ROWID_MAX - 1}
 
 
+async def back_up_and_restore(cluster: LocalCluster, place: Path) -> int:
+    """Make both kinds of backup, verify them, and restore from each; return the size of the copy in bytes."""
+    backup, folder = place / "backup.db", place / "kept"
+    await succeed("backup", cluster.url(), backup)
+    await succeed("backup", "verify", backup)
+    await succeed("backup", "follow", cluster.url(), folder, "--once")
+    await succeed("backup", "verify", folder)
+    for source in (backup, folder):
+        target = place / f"of_{source.name}"
+        await succeed("restore", "--from", source, "--to", target)
+        assert digest(target) == digest(cluster.nodes[0].database)
+        target.unlink()
+    return backup.stat().st_size
+
+
 async def test_tables_at_the_limits_of_sqlite_live_a_whole_life(tmp_path: Path) -> None:
     with local_cluster(tmp_path / "cluster", ("A",)) as cluster:
         await fill(cluster)
-        backup, folder = tmp_path / "backup.db", tmp_path / "kept"
-        await succeed("backup", cluster.url(), backup)
-        await succeed("backup", "verify", backup)
-        await succeed("backup", "follow", cluster.url(), folder, "--once")
-        await succeed("backup", "verify", folder)
-        for source in (backup, folder):
-            target = tmp_path / f"of_{source.name}"
-            await succeed("restore", "--from", source, "--to", target)
-            assert digest(target) == digest(cluster.nodes[0].database)
+        await back_up_and_restore(cluster, tmp_path)
         await succeed("lake", cluster.url(), tmp_path / "lake")
         check_lake(tmp_path / "lake")
         newcomer(cluster, "B", "--voter")
@@ -177,17 +184,7 @@ async def test_file_that_grows_over_the_lock_page_lives_a_whole_life(tmp_path: P
             )
         await level(cluster)
         await all_safe(cluster)
-        backup, folder = tmp_path / "backup.db", tmp_path / "kept"
-        await succeed("backup", cluster.url(), backup)
-        assert backup.stat().st_size > LOCK_PAGE + BLOB
-        await succeed("backup", "verify", backup)
-        await succeed("backup", "follow", cluster.url(), folder, "--once")
-        await succeed("backup", "verify", folder)
-        for source in (backup, folder):
-            target = tmp_path / f"of_{source.name}"
-            await succeed("restore", "--from", source, "--to", target)
-            assert digest(target) == digest(cluster.nodes[0].database)
-            target.unlink()
+        assert await back_up_and_restore(cluster, tmp_path) > LOCK_PAGE + BLOB
         newcomer(cluster, "B", "--voter")
         await voters(cluster, "A", "B", bound_s=600)
         await level(cluster)

@@ -126,7 +126,8 @@ class AutoIds:
     def take_back(self, table: str, ids: list[int]) -> None:
         """Give leased ids, which no row has, to the next rows of a table, in this order.
 
-        Ids that this node did not lease are ignored: after the greatest id of all, every INSERT into the table would fail.
+        Ids that this node did not lease are ignored: after the greatest id of all, each INSERT into the table would
+        fail.
         """
         highest = self._highest.get(table, 0)
         leased = [one for one in ids if 0 < one <= highest and (one - self._own) % self._stripes == 0]

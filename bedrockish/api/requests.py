@@ -307,7 +307,10 @@ def _parts(statements: Sequence[Statement]) -> Iterator[bytes]:
 
 
 def _digest(given: list[object]) -> bytes:
-    return _hashed(cbor2.dumps(one, canonical=True) for one in (given,))
+    try:
+        return sha256(cbor2.dumps(given, canonical=True)).digest()[:DIGEST_BYTES]
+    except (cbor2.CBORError, ValueError) as error:
+        raise _not_unicode(error) from error
 
 
 def _hashed(parts: Iterable[bytes]) -> bytes:
@@ -317,7 +320,11 @@ def _hashed(parts: Iterable[bytes]) -> bytes:
             found.update(part)
         return found.digest()[:DIGEST_BYTES]
     except (cbor2.CBORError, ValueError) as error:
-        raise UsageError(f"a text in the request is no Unicode: {error}; send it as bytes") from error
+        raise _not_unicode(error) from error
+
+
+def _not_unicode(error: Exception) -> UsageError:
+    return UsageError(f"a text in the request is no Unicode: {error}; send it as bytes")
 
 
 def part_digest(request: Request, number: int) -> bytes:

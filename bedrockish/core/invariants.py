@@ -27,7 +27,7 @@ def nothing_pending_is_below_the_cut(state: State) -> None:
     )
 
 
-def what_is_pending_is_held_and_open(state: State) -> None:
+def pending_transactions_are_held_and_open(state: State) -> None:
     """Votes hold each pending transaction: one without a vote would block others for nothing, or for ever."""
     for txid in state.votes.pending.transactions:
         vote = state.votes.by_txid.get(txid)
@@ -36,7 +36,7 @@ def what_is_pending_is_held_and_open(state: State) -> None:
         assert txid not in state.votes.outcomes, f"{txid} is pending and over"
 
 
-def what_is_held_is_pending(state: State) -> None:
+def held_transactions_are_pending(state: State) -> None:
     """The next conflict test searches ``pending``: if it lacked a held transaction, two could be held in conflict."""
     for txid, vote in state.votes.by_txid.items():
         assert not vote.held or txid in state.votes.pending or state.votes.outcomes.get(txid), (
@@ -57,21 +57,21 @@ def peers_are_the_other_members(state: State) -> None:
     assert state.roster.peers.keys() == links, f"peers are {sorted(state.roster.peers)}, links {sorted(links)}"
 
 
-def what_is_scheduled_is_to_come(state: State) -> None:
+def a_scheduled_change_is_not_in_force(state: State) -> None:
     """Safe time past a change's activation says that all that belongs before it is here: then it is in force."""
     change = state.schema.scheduled
     if change is not None and state.health.applies:
         assert change.activates > state.clock.safe, f"{change.txid} is to be in force since {change.activates}"
 
 
-def what_became_known_had_its_consequences(state: State) -> None:
+def the_step_has_told_all_ends(state: State) -> None:
     """A request that waits for an outcome is told in the step that learns it: nothing else would wake the request."""
     left = [*state.votes.ended, *state.votes.released, *state.outbox.effects]
     assert not left, f"after the step there is left {left}"
     assert not state.progress, "something was applied, and nobody was told"
 
 
-def what_waits_is_taken_and_not_applied(state: State, queue: ApplyQueue) -> None:
+def waiting_entries_are_taken_and_not_applied(state: State, queue: ApplyQueue) -> None:
     """Each timeline is taken and applied tick by tick: the entries between the two wait, in order, and no others."""
     for leader, taken in state.timelines.taken.items():
         applied = state.timelines.applied.get(leader, 0)
@@ -79,7 +79,7 @@ def what_waits_is_taken_and_not_applied(state: State, queue: ApplyQueue) -> None
         assert ticks == list(range(applied + 1, taken + 1)), f"{leader}: {applied} applied, {taken} taken, {ticks} wait"
 
 
-def what_counts_is_promised_to_nobody(state: State, coordinator: Coordinator) -> None:
+def counted_attempts_are_promised_to_nobody(state: State, coordinator: Coordinator) -> None:
     """Ballot 0 commits only while its leader has not moved on: to its rollback, or to a recovery that has its word."""
     for txid, attempt in coordinator.attempts.items():
         if attempt.counting:
@@ -89,7 +89,7 @@ def what_counts_is_promised_to_nobody(state: State, coordinator: Coordinator) ->
             assert txid not in coordinator.rollbacks, f"{txid} is counted and given up"
 
 
-def who_waits_is_waited_for(coordinator: Coordinator) -> None:
+def waiting_requests_stand_in_one_queue(coordinator: Coordinator) -> None:
     """A waiting request stands in exactly one queue, of a transaction or of a request: without one it never wakes."""
     replies = coordinator.replies
     queues = [*replies.wait_queue.waits.values(), *(inflight.behind for inflight in replies.in_flight.values())]
@@ -99,7 +99,7 @@ def who_waits_is_waited_for(coordinator: Coordinator) -> None:
             assert places[number] == 1, f"request {number} waits in {places[number]} queues"
 
 
-def who_is_in_flight_has_an_attempt(coordinator: Coordinator) -> None:
+def requests_in_flight_have_an_attempt(coordinator: Coordinator) -> None:
     """A request waits for approvals of a transaction that is still open; without one its answer never comes."""
     carried = {number for attempt in coordinator.attempts.values() for number in attempt.numbers}
     for number, inflight in coordinator.replies.in_flight.items():
@@ -109,12 +109,12 @@ def who_is_in_flight_has_an_attempt(coordinator: Coordinator) -> None:
 OF_STATE: tuple[Callable[[State], None], ...] = (
     the_cut_is_closed,
     nothing_pending_is_below_the_cut,
-    what_is_pending_is_held_and_open,
-    what_is_held_is_pending,
+    pending_transactions_are_held_and_open,
+    held_transactions_are_pending,
     a_clock_stays_below_its_ceiling,
     peers_are_the_other_members,
-    what_is_scheduled_is_to_come,
-    what_became_known_had_its_consequences,
+    a_scheduled_change_is_not_in_force,
+    the_step_has_told_all_ends,
 )
 
 
@@ -126,7 +126,7 @@ def check(state: State, queue: ApplyQueue, coordinator: Coordinator) -> None:
     """
     for invariant in OF_STATE:
         invariant(state)
-    what_waits_is_taken_and_not_applied(state, queue)
-    what_counts_is_promised_to_nobody(state, coordinator)
-    who_waits_is_waited_for(coordinator)
-    who_is_in_flight_has_an_attempt(coordinator)
+    waiting_entries_are_taken_and_not_applied(state, queue)
+    counted_attempts_are_promised_to_nobody(state, coordinator)
+    waiting_requests_stand_in_one_queue(coordinator)
+    requests_in_flight_have_an_attempt(coordinator)

@@ -8,7 +8,7 @@ set, each of which looks up the few keys of another set among its many.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from bedrockish_journal.model.access_set import MANY, AccessSet, Range, clocks_from, conflict, object_of
@@ -48,29 +48,24 @@ class _Keys(Generic[Name]):
         self._order: list[bytes] | None = None
         self._unused = 0
 
-    def add(self, points: Iterable[bytes], name: Name) -> None:
+    def add(self, points: Collection[bytes], name: Name) -> None:
         """Add a new holder to keys: a loop of its own, for there may be a hundred thousand."""
-        holders, one, new = self.holders, _One({name: None}), list[bytes]()
+        holders, one = self.holders, _One({name: None})
+        if self._order is not None:
+            self._insert([key for key in points if key not in holders])
         for key in points:
             held = holders.get(key)
             if held is None:
                 holders[key] = one
-                new.append(key)
             # Shared by all keys of its holder: it is replaced, and not changed under them.
             elif type(held) is _One:
                 holders[key] = {**held, name: None}
             else:
                 held[name] = None
-        # Kept in order only while queries ask for ranges: the cost of an insertion grows with the number of keys.
-        if self._order is not None:
-            self._change(len(new))
-        if self._order is not None:
-            for key in new:
-                insort(self._order, key)
 
-    def remove(self, points: Iterable[bytes], name: Name) -> None:
+    def remove(self, points: Collection[bytes], name: Name) -> None:
         """Remove a holder from keys."""
-        holders, gone = self.holders, list[bytes]()
+        holders = self.holders
         for key in points:
             held = holders[key]
             if type(held) is not _One:
@@ -78,9 +73,18 @@ class _Keys(Generic[Name]):
                 if held:
                     continue
             del holders[key]
-            gone.append(key)
         if self._order is not None:
-            self._change(len(gone))
+            self._delete([key for key in points if key not in holders])
+
+    def _insert(self, new: list[bytes]) -> None:
+        # Kept in order only while queries ask for ranges: the cost of an insertion grows with the number of keys.
+        self._change(len(new))
+        if self._order is not None:
+            for key in new:
+                insort(self._order, key)
+
+    def _delete(self, gone: list[bytes]) -> None:
+        self._change(len(gone))
         if self._order is not None:
             for key in gone:
                 del self._order[bisect_left(self._order, key)]

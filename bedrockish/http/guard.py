@@ -12,7 +12,6 @@ import ipaddress
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import lru_cache
-from typing import Protocol
 
 from bedrockish.common.access_token import PREFIX
 from bedrockish.common.trace_context import came_with, read_traceparent
@@ -21,6 +20,7 @@ from bedrockish.errors import AuthenticationError, BedrockishError, UsageError
 from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
 from bedrockish.http.purse import Purse
 from bedrockish.node.cluster.authentication import Gate
+from bedrockish.node.event_loop import Runtime
 from bedrockish_net.handshake import BROKEN
 
 OPEN = ("/livez", "/", "/favicon.ico")  # and the page's files, in which no data is
@@ -77,16 +77,6 @@ class Admission:
         return login[0]
 
 
-class Counts(Protocol):
-    """A node that has to know how many requests of HTTP are under way.
-
-    Attributes:
-        http_calls: how many requests are under way.
-    """
-
-    http_calls: int
-
-
 class Guard:
     """Lets through who may ask, and lets no bug out of one request.
 
@@ -106,7 +96,7 @@ class Guard:
         hosts: frozenset[str],
         caught: Callable[[str, Exception], BedrockishError],
         purse: Callable[[], Purse],
-        node: Counts,
+        node: Runtime,
     ) -> None:
         self._answer, self._admission, self._hosts = answer, admission, hosts
         self._caught, self._purse, self._node = caught, purse, node

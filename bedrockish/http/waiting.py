@@ -1,32 +1,20 @@
 """HTTP of a node that waits until its file can be written: the probes, the status, and a refusal with the reason."""
 
 import json
-from typing import Any, Protocol
 
 from bedrockish.config.config import Config
-from bedrockish.errors import UnavailableError
 from bedrockish.http.connections import serve_connections
 from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, Write
 from bedrockish.http.serving import ServerCertificate, listen
 from bedrockish.node.cluster.authentication import Credentials
+from bedrockish.node.waiting import WaitingNode
 
 PATIENCE_S = 10.0
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">
 <title>bedrockish</title><h1>This node waits</h1><p>{}</p>"""
 
 
-class Waits(Protocol):
-    """A node that waits; see ``bedrockish.node.waiting.WaitingNode``."""
-
-    @property
-    def refusal(self) -> UnavailableError:
-        """The error for every request."""
-
-    def status(self) -> dict[str, Any]:
-        """Return the status of the node."""
-
-
-async def serve_waiting(config: Config, credentials: Credentials, node: Waits) -> None:
+async def serve_waiting(config: Config, credentials: Credentials, node: WaitingNode) -> None:
     """Answer HTTP with the reason for which the node waits, until cancelled.
 
     Raises:
@@ -43,7 +31,7 @@ async def serve_waiting(config: Config, credentials: Credentials, node: Waits) -
     await serve_connections(serve, listener, tls, PATIENCE_S, set(), leaves=lambda: True)
 
 
-def answer(path: str, node: Waits) -> tuple[int, str, bytes]:
+def answer(path: str, node: WaitingNode) -> tuple[int, str, bytes]:
     """Return the status, the type and the body of the answer at a path."""
     told, refusal = node.status(), node.refusal
     kind = JSON

@@ -16,7 +16,6 @@ from sqlalchemy import create_engine, text
 
 from bedrockish.api.requests import Statement
 from bedrockish.errors import TooLargeError, UsageError
-from bedrockish.http.libsql import protobuf
 from bedrockish.http.libsql.pipeline import Kept, Pipelines
 from bedrockish.http.libsql.session import parameter_names, whole_transaction
 from bedrockish.http.libsql.structures import STEPS_MAX, Step, Texts, read_batch, read_step
@@ -55,8 +54,8 @@ def left(node: Asker) -> str:
 
 
 def test_each_version_says_that_it_is_there(node: Asker) -> None:
-    """Clients ask so before they choose."""
-    assert [node(path).status for path in ("/v2", "/v3", "/v3-protobuf", "/v4")] == [200, 200, 200, 404]
+    """Clients ask so before they choose; ``@libsql/client`` goes on with JSON where there is no Protobuf."""
+    assert [node(path).status for path in ("/v2", "/v3", "/v3-protobuf", "/v4")] == [200, 200, 404, 404]
 
 
 def test_a_transaction_goes_over_several_calls(node: Asker) -> None:
@@ -133,20 +132,18 @@ def test_a_cursor_is_lines(node: Asker) -> None:
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
-@pytest.mark.parametrize("path", ["/v3/cursor", "/v3-protobuf/cursor"])
-def test_a_cursor_ends_its_connection_where_it_has_no_other_end(node: Asker, path: str, version: str) -> None:
+def test_a_cursor_ends_its_connection_where_it_has_no_other_end(node: Asker, version: str) -> None:
     """HTTP/1.0 has no chunks: the body ends where the connection does. So it is told by ``Connection: close``, too."""
     steps = {"steps": [{"stmt": {"sql": "SELECT 7"}}]}
-    json_body = json.dumps({"baton": None, "batch": steps}).encode()
-    body = json_body if path == "/v3/cursor" else b"\x12\x0e\x0a\x0c\x12\x0a\x0a\x08SELECT 7"
-    head = f"POST {path} {version}\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    body = json.dumps({"baton": None, "batch": steps}).encode()
+    head = f"POST /v3/cursor {version}\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", node.port), timeout=10) as link:
         link.sendall(head.encode() + body)
         said = b"".join(iter(lambda: link.recv(1 << 16), b""))
     headers, _, answer = said.partition(b"\r\n\r\n")
     assert b" 200" in headers.splitlines()[0], said
     assert (b"chunked" in headers) == (version == "HTTP/1.1")
-    if path == "/v3/cursor" and version == "HTTP/1.0":
+    if version == "HTTP/1.0":
         assert [json.loads(line).get("type") for line in answer.splitlines()] == [None, "step_begin", "row", "step_end"]
 
 
@@ -207,12 +204,10 @@ def test_a_result_that_json_cannot_say_has_happened(node: Asker) -> None:
 
 
 def test_malformed_bodies_are_refused(node: Asker) -> None:
-    """With an error in the encoding that was asked for, and no trace of it in the node."""
+    """With an error as JSON, and no trace of it in the node."""
     for body in (b"", b"[]", b'{"requests": 1}', b'{"requests": [1]}', b'{"requests": [], "baton": 1}', b"\xff"):
         reply = node("/v2/pipeline", body)
         assert (reply.status, set(reply.json)) == (400, {"message", "code"})
-    for body in (b"\x12", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x12\x01\x07", b"\x80" * 11):
-        assert node("/v3-protobuf/pipeline", body).status == 400
     assert node("/livez").status == 200
 
 
@@ -276,28 +271,6 @@ def test_batches_and_conditions_have_limits() -> None:
         read_batch({"steps": [{"stmt": {"sql": "SELECT 1"}, "condition": deep}]}, Texts())
     with pytest.raises(TooLargeError, match="is the limit"):
         read_batch({"steps": [{}] * (STEPS_MAX + 1)}, Texts())
-
-
-def test_protobuf_and_json_answers_agree() -> None:
-    """Values of each type, in the bytes that the specification's schema gives them."""
-    # batch{steps{condition{not{is_autocommit}}, stmt{sql: "S", args: [-1, 0.5, "t", blob], want_rows: 0}}}
-    values = (
-        b"\x1a\x02\x10\x01"
-        + b"\x1a\x09\x19"
-        + b"\x00" * 6
-        + b"\xe0\x3f"
-        + b"\x1a\x03\x22\x01t"
-        + b"\x1a\x03\x2a\x01\xff"
-    )
-    statement = b"\x0a\x01S" + values + b"\x28\x00"
-    step = b"\x0a\x04\x1a\x02\x32\x00" + b"\x12" + bytes([len(statement)]) + statement
-    batch = b"\x0a" + bytes([len(step)]) + step
-    found = protobuf.read_cursor(b"\x12" + bytes([len(batch)]) + batch)
-    (one,) = read_batch(found["batch"], Texts())
-    assert one.condition == {"type": "not", "cond": {"type": "is_autocommit"}}
-    assert (one.statement, one.want_rows) == (Statement("S", (-1, 0.5, "t", b"\xff")), False)
-    rowid = protobuf.write_entry({"type": "step_end", "affected_row_count": 300, "last_insert_rowid": "-2"})
-    assert rowid == b"\x12\x05\x08\xac\x02\x10\x03"
 
 
 def test_a_parameter_is_given_by_position_or_by_name() -> None:
@@ -385,5 +358,5 @@ async def test_baton_of_a_cursor_is_good_before_its_last_line_leaves() -> None:
         yield {"type": "step_begin", "step": 0, "cols": []}
         yield {"type": "step_end", "affected_row_count": 0, "last_insert_rowid": None}
 
-    seen = [(json.loads(line), set(pipelines._kept)) async for line in pipelines._lines(kept, entries(), False)]
+    seen = [(json.loads(line), set(pipelines._kept)) async for line in pipelines._lines(kept, entries())]
     assert [good for _, good in seen] == [set(), set(), {seen[0][0]["baton"]}]

@@ -17,12 +17,11 @@ import trio
 
 from bedrockish.api.json_forms import read_json, write_json
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
-from bedrockish.http.libsql import protobuf
-from bedrockish.http.libsql.session import DeclaredTypes, Runs, Session
+from bedrockish.http.libsql.session import DeclaredTypes, Session
 from bedrockish.http.libsql.structures import ResultUnsayableError, has_infinity, write_error
 from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, lines_reply
+from bedrockish.node.event_loop import Runtime
 
-PROTOBUF = "application/x-protobuf"
 IDLE_S = 10.0
 STREAMS_MAX = 1_000
 REQUESTS_MAX = 1_000  # of a pipeline
@@ -48,19 +47,19 @@ class Kept:
 class Pipelines:
     """The HTTP endpoints of libSQL's protocol at one node."""
 
-    def __init__(self, node: Runs, declared: DeclaredTypes, body: Body) -> None:
+    def __init__(self, node: Runtime, declared: DeclaredTypes, body: Body) -> None:
         self._node, self._declared, self._body = node, declared, body
         self._kept: dict[str, Kept] = {}
         self._late: deque[tuple[float, str]] = deque()  # when a baton is no longer good
 
     def routes(self) -> dict[tuple[str, str], Handler]:
-        """Return the endpoints by method and path, for versions 1 to 3 and both encodings."""
-        found: dict[tuple[str, str], Handler] = {("GET", path): _supported for path in ("/v2", "/v3", "/v3-protobuf")}
-        for path, is_protobuf in (("/v2", False), ("/v3", False), ("/v3-protobuf", True)):
-            found["POST", f"{path}/pipeline"] = self._pipeline_of(is_protobuf)
-        for path, is_protobuf in (("/v3", False), ("/v3-protobuf", True)):
-            found["POST", f"{path}/cursor"] = self._cursor_of(is_protobuf)
-        return found | {("POST", f"/v1/{kind}"): self._alone(kind) for kind in ("execute", "batch")}
+        """Return the endpoints by method and path, for versions 1 to 3."""
+        return {
+            **{("GET", path): _supported for path in ("/v2", "/v3")},
+            **{("POST", f"{path}/pipeline"): self._pipeline for path in ("/v2", "/v3")},
+            ("POST", "/v3/cursor"): self._cursor,
+            **{("POST", f"/v1/{kind}"): self._alone(kind) for kind in ("execute", "batch")},
+        }
 
     def _alone(self, kind: str) -> Handler:
         """Return the endpoint of version 1 for one request, on a stream of its own."""
@@ -69,81 +68,67 @@ class Pipelines:
             session = self._new(request)
             session.purse, session.ends = request.purse, True
             try:
-                asked = await self._read(request, _read_object)
-                response = await session.answer({**asked, "type": kind})
-                if _is_infinite(response):
-                    raise INFINITE
+                response = await _answer(session, {**await self._read(request), "type": kind})
             except BedrockishError as error:
-                return _failed(error, is_protobuf=False)
+                return _failed(error)
             finally:
                 session.close()
-            return _reply(write_json({"result": response["result"]}), JSON)
+            return _reply({"result": response["result"]})
 
         return alone
 
     # -- pipelines -------------------------------------------------------------------------------------------------
 
-    def _pipeline_of(self, is_protobuf: bool) -> Handler:
-        async def pipeline(request: Request) -> Reply:
-            try:
-                asked = await self._read(request, protobuf.read_pipeline if is_protobuf else _read_object)
-                requests = asked.get("requests")
-                if not isinstance(requests, list) or not all(isinstance(one, dict) for one in requests):
-                    raise UsageError("requests should be an array of objects")
-                if len(requests) > REQUESTS_MAX:
-                    raise UsageError(f"a pipeline has {REQUESTS_MAX} requests at most; send several")
-                kept = self._take(request, asked.get("baton"))
-            except BedrockishError as error:
-                return _failed(error, is_protobuf)
-            kept.session.purse = request.purse
-            results = []
-            try:
-                for place, one in enumerate(requests):
-                    kept.session.ends = is_last_work(requests[place + 1 :])
-                    results.append(await _answered(kept.session, one, is_protobuf))
-                baton = self._keep(kept)
-            except BaseException:
-                kept.session.close()
-                raise
-            body = {"baton": baton, "base_url": None, "results": results}
-            if is_protobuf:
-                return _reply(protobuf.write_pipeline(body), PROTOBUF)
-            return _reply(write_json(body), JSON)
-
-        return pipeline
+    async def _pipeline(self, request: Request) -> Reply:
+        try:
+            asked = await self._read(request)
+            requests = asked.get("requests")
+            if not isinstance(requests, list) or not all(isinstance(one, dict) for one in requests):
+                raise UsageError("requests should be an array of objects")
+            if len(requests) > REQUESTS_MAX:
+                raise UsageError(f"a pipeline has {REQUESTS_MAX} requests at most; send several")
+            kept = self._take(request, asked.get("baton"))
+        except BedrockishError as error:
+            return _failed(error)
+        kept.session.purse = request.purse
+        results = []
+        try:
+            for place, one in enumerate(requests):
+                kept.session.ends = is_last_work(requests[place + 1 :])
+                results.append(await _answered(kept.session, one))
+            baton = self._keep(kept)
+        except BaseException:
+            kept.session.close()
+            raise
+        return _reply({"baton": baton, "base_url": None, "results": results})
 
     # -- cursors ---------------------------------------------------------------------------------------------------
 
-    def _cursor_of(self, is_protobuf: bool) -> Handler:
-        async def cursor(request: Request) -> Reply:
-            try:
-                asked = await self._read(request, protobuf.read_cursor if is_protobuf else _read_object)
-                kept = self._take(request, asked.get("baton"))
-            except BedrockishError as error:
-                return _failed(error, is_protobuf)
-            try:
-                kept.session.purse = request.purse
-                entries = await kept.session.open_batch(asked.get("batch") or {})
-            except BedrockishError as error:
-                kept.session.close()
-                return _failed(error, is_protobuf)
-            kind = PROTOBUF if is_protobuf else JSON
-            return lines_reply(self._lines(kept, entries, is_protobuf), kind)
+    async def _cursor(self, request: Request) -> Reply:
+        try:
+            asked = await self._read(request)
+            kept = self._take(request, asked.get("baton"))
+        except BedrockishError as error:
+            return _failed(error)
+        try:
+            kept.session.purse = request.purse
+            entries = await kept.session.open_batch(asked.get("batch") or {})
+        except BedrockishError as error:
+            kept.session.close()
+            return _failed(error)
+        return lines_reply(self._lines(kept, entries), JSON)
 
-        return cursor
-
-    async def _lines(
-        self, kept: Kept, entries: AsyncGenerator[dict[str, Any]], is_protobuf: bool
-    ) -> AsyncGenerator[bytes]:
+    async def _lines(self, kept: Kept, entries: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
         """Write the answer of a cursor. Its baton is good as soon as its last line leaves."""
         baton, is_kept = secrets.token_urlsafe(24), False
-        head = {"baton": baton, "base_url": None}
-        line = protobuf.delimited(protobuf.write_cursor_head(head)) if is_protobuf else write_json(head) + b"\n"
+        line = write_json({"baton": baton, "base_url": None}) + b"\n"
         try:
             async with aclosing(entries) as found:
                 async for entry in found:
                     yield line
-                    line = _line(entry, is_protobuf)
+                    if entry["type"] == "row" and has_infinity({"rows": [entry["row"]]}):
+                        entry = {"type": "error", "error": write_error(INFINITE)}
+                    line = write_json(entry) + b"\n"
             # Before the last line leaves: a client may send the baton, over another connection, once it has that line.
             is_kept = self._keep(kept, baton) is not None
             yield line
@@ -158,8 +143,11 @@ class Pipelines:
         session.user = request.user
         return session
 
-    async def _read(self, request: Request, read: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
-        return read(await self._body(request))
+    async def _read(self, request: Request) -> dict[str, Any]:
+        found = read_json(await self._body(request))
+        if not isinstance(found, dict):
+            raise UsageError("the body should be a JSON object")
+        return found
 
     def _take(self, request: Request, baton: object) -> Kept:
         """Return the stream that a baton stands for, or a new one; it is the request's alone until it is kept again."""
@@ -211,46 +199,32 @@ def is_last_work(following: Sequence[Mapping[str, Any]]) -> bool:
     return len(kinds) < len(following) and set(kinds) <= {"get_autocommit", "close_sql", "store_sql", "describe"}
 
 
-async def _answered(session: Session, asked: dict[str, Any], is_protobuf: bool) -> dict[str, Any]:
+async def _answer(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
+    """Return a stream's answer.
+
+    Raises:
+        BedrockishError: the request failed, or JSON cannot say its result.
+    """
+    response = await session.answer(asked)
+    result = response.get("result", {})
+    if any(has_infinity(one) for one in (result, *result.get("step_results", ())) if one and "rows" in one):
+        raise INFINITE
+    return response
+
+
+async def _answered(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
     try:
-        response = await session.answer(asked)
-        if not is_protobuf and _is_infinite(response):
-            raise INFINITE
+        return {"type": "ok", "response": await _answer(session, asked)}
     except BedrockishError as error:
         return {"type": "error", "error": write_error(error)}
-    return {"type": "ok", "response": response}
 
 
-def _is_infinite(response: dict[str, Any]) -> bool:
-    result = response.get("result", {})
-    return any(has_infinity(one) for one in (result, *result.get("step_results", ())) if one and "rows" in one)
+def _reply(body: dict[str, Any], status: int = 200) -> Reply:
+    return Reply(write_json(body), status, {"content-type": JSON, **NOT_KEPT})
 
 
-def _line(entry: dict[str, Any], is_protobuf: bool) -> bytes:
-    if is_protobuf:
-        return protobuf.delimited(protobuf.write_entry(entry))
-    if entry["type"] == "row" and has_infinity({"rows": [entry["row"]]}):
-        entry = {"type": "error", "error": write_error(INFINITE)}
-    return write_json(entry) + b"\n"
-
-
-def _read_object(body: bytes) -> dict[str, Any]:
-    found = read_json(body)
-    if not isinstance(found, dict):
-        raise UsageError("the body should be a JSON object")
-    return found
-
-
-def _reply(body: bytes, kind: str, status: int = 200) -> Reply:
-    return Reply(body, status, {"content-type": kind, **NOT_KEPT})
-
-
-def _failed(error: BedrockishError, is_protobuf: bool) -> Reply:
-    status = 503 if isinstance(error, UnavailableError) else 400
-    found = write_error(error)
-    if is_protobuf:
-        return _reply(protobuf.write_error(found), PROTOBUF, status)
-    return _reply(write_json(found), JSON, status)
+def _failed(error: BedrockishError) -> Reply:
+    return _reply(write_error(error), 503 if isinstance(error, UnavailableError) else 400)
 
 
 async def _supported(_request: Request) -> Reply:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from bedrockish.api.requests import Answer, Request, Result, Statement, Token, decode_results
 from bedrockish.api.temporary import Temporary
@@ -31,7 +31,8 @@ from bedrockish.http.libsql.structures import (
     write_value,
 )
 from bedrockish.http.purse import Purse
-from bedrockish.node.transactions.cursors import Stream, Streams
+from bedrockish.node.event_loop import Runtime
+from bedrockish.node.transactions.cursors import Stream
 from bedrockish.sqltext import transaction_control as control
 from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action, sections
 from bedrockish.sqltext.session_values import SessionValues, shown_names
@@ -53,39 +54,10 @@ READONLY = (["BEGIN", "READONLY"], ["BEGIN", "TRANSACTION", "READONLY"])  # libS
 _SEQUENCE = {"sequence", "execute", "batch", "describe", "store_sql", "close_sql", "get_autocommit"}
 
 
-class Transacts(Protocol):
-    """The open transactions of a node."""
-
-    streams: Streams
-
-    async def handle(self, owner: object, op: str, request: Request) -> Answer:
-        """Do one step of a transaction."""
-
-    async def columns(self, owner: object, command: str, statement: Statement) -> list[dict[str, Any]]:
-        """Return the columns of a statement's result, as an open transaction sees the tables."""
-
-    def end_owner(self, owner: object) -> None:
-        """End the transactions and results that belong to ``owner``."""
-
-
-class Runs(Protocol):
-    """The node as a session uses it."""
-
-    @property
-    def transactions(self) -> Transacts:
-        """The open transactions."""
-
-    async def submit(self, request: Request) -> Answer:
-        """Run a command to its end."""
-
-    async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
-        """Tell the columns of a statement's result."""
-
-
 class DeclaredTypes:
     """The declared types of columns, asked once for a text. A schema change makes them be asked again."""
 
-    def __init__(self, node: Runs, schema_version: Callable[[], int]) -> None:
+    def __init__(self, node: Runtime, schema_version: Callable[[], int]) -> None:
         self._node, self._schema_version = node, schema_version
         self._known: OrderedDict[tuple[int, str], list[str | None]] = OrderedDict()
 
@@ -117,7 +89,7 @@ class Session:
     user = ""
     ends = False
 
-    def __init__(self, node: Runs, declared: DeclaredTypes, texts: Texts | None = None) -> None:
+    def __init__(self, node: Runtime, declared: DeclaredTypes, texts: Texts | None = None) -> None:
         self._node, self._declared = node, declared
         self._texts = texts if texts is not None else Texts()
         self._owner = object()

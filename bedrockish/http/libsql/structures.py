@@ -36,8 +36,7 @@ class ResultUnsayableError(UsageError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the statement was run, but its result has an infinite number, which JSON cannot say; use Protobuf, or "
-            "CAST it to TEXT"
+            "the statement was run, but its result has an infinite number, which JSON cannot say; CAST it to TEXT"
         )
 
 

@@ -1,8 +1,8 @@
 """The journal in Spark: data source, stream, exports and audits.
 
 ``register(spark)`` makes ``spark.read.format("bedrockish")`` known, ``parquet_batches`` writes a stream. The rest is in
-the modules: ``source``, ``export``, ``audits``, ``questions``, ``session``. Importing this package needs no pyspark,
-and no Java, so that both can be missed politely.
+the modules ``source``, ``export``, ``lake`` and ``session``. Importing this package needs no pyspark and no Java, so
+that both can be missed politely.
 """
 
 from typing import TYPE_CHECKING

@@ -5,10 +5,11 @@ A clock is one integer: 42 bits of Unix milliseconds and 22 of counter. Of two c
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
-from bedrockish.api.requests import STALE, Rows
+from bedrockish.api.requests import STALE
 from bedrockish.api.wire import UPKEEP, Answered, Ask, Told
+from bedrockish.client.calls import Calls
 from bedrockish_journal.model.clock import milliseconds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -24,23 +25,10 @@ def is_after(later: int, earlier: int) -> bool:
     return later > earlier
 
 
-class _Asks(Protocol):
-    """The client that makes the calls below."""
-
-    async def execute(self, sql: str, *, timeout: float | None = None, read: str | None = None) -> Rows:  # noqa: ASYNC109
-        """Run a statement."""
-
-    async def _call(self, what: Ask, timeout_s: float) -> Answered | Told:
-        """Make a call."""
-
-    def _seconds(self, timeout_s: float | None) -> float:
-        """Return how long a call may take."""
-
-
-class ClockCalls:
+class ClockCalls(Calls):
     """The calls of a client that are about clocks and the journal's length."""
 
-    async def cluster_clock(self: _Asks, *, timeout: float | None = None) -> int:  # noqa: ASYNC109
+    async def cluster_clock(self, *, timeout: float | None = None) -> int:
         """Return a new value of the connected node's clock: later than all that it has heard of.
 
         Raises:
@@ -48,7 +36,7 @@ class ClockCalls:
         """
         return int((await self.execute("SELECT cluster_clock()", timeout=timeout, read=STALE)).value())
 
-    async def transaction_clock(self: _Asks, *, timeout: float | None = None) -> int:  # noqa: ASYNC109
+    async def transaction_clock(self, *, timeout: float | None = None) -> int:
         """Return a clock later than everything acknowledged anywhere before this call; a majority moves up to it.
 
         Raises:
@@ -56,7 +44,7 @@ class ClockCalls:
         """
         return int((await self.execute("SELECT transaction_clock()", timeout=timeout, read=STALE)).value())
 
-    async def safe_clock(self: _Asks, *, timeout: float | None = None) -> int:  # noqa: ASYNC109
+    async def safe_clock(self, *, timeout: float | None = None) -> int:
         """Return the clock up to which nothing can appear any more, anywhere, as far as the connected node knows.
 
         Raises:
@@ -65,12 +53,7 @@ class ClockCalls:
         return int((await self.execute("SELECT safe_clock()", timeout=timeout, read=STALE)).value())
 
     async def hold(
-        self: _Asks,
-        name: str,
-        after: str | None = None,
-        *,
-        release: bool = False,
-        timeout: float | None = None,  # noqa: ASYNC109
+        self, name: str, after: str | None = None, *, release: bool = False, timeout: float | None = None
     ) -> dict[str, Any]:
         """Have the journal kept after a cursor of the feed, for a reader of this name, at all nodes; or no longer.
 
@@ -87,7 +70,7 @@ class ClockCalls:
         asked = {"do": "hold", "name": name, "after": after, "release": release}
         return _told(await self._call(Ask(0, UPKEEP, asked=asked), self._seconds(timeout)))
 
-    async def upkeep(self: _Asks, asked: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+    async def upkeep(self, asked: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """Do what an operator asks of the connected node: see ``bedrockish clock`` and ``bedrockish journal prune``.
 
         Raises:

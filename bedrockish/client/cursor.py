@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from bedrockish.api.requests import Request, rows_of
-from bedrockish.api.wire import CLOSE, FETCH, STREAM, Answered, Step, Told
+from bedrockish.api.wire import CLOSE, FETCH, STREAM, Answered, Step
 from bedrockish.client.blocking_transaction import Runs
-from bedrockish.client.sansio.transaction_steps import What
+from bedrockish.client.calls import Calls
 from bedrockish.errors import (
     BedrockishError,
     ClientClosedError,
@@ -27,20 +27,6 @@ from bedrockish.sqltext.session_values import shown_names
 CLOSE_S = 2.0  # how long anybody tries to tell a node that a stream is not wanted any more
 
 Row = tuple[Any, ...]
-
-
-class Calls(Protocol):
-    """The client as a stream uses it; see ``Driver``."""
-
-    async def _call(self, what: What, timeout_s: float) -> Answered | Told: ...
-
-    def _begin(self, what: What, timeout_s: float) -> int: ...
-
-    async def _wait(self, number: int) -> Answered | Told: ...
-
-    def _cancel(self, number: int) -> None: ...
-
-    def _tell(self, what: What, timeout_s: float) -> None: ...
 
 
 class RowStream:

@@ -56,7 +56,7 @@ class Pool:
         self.is_closed = False
 
     @asynccontextmanager
-    async def client(self, *, timeout: float | None = None) -> AsyncIterator[Client]:  # noqa: ASYNC109
+    async def client(self, *, timeout: float | None = None) -> AsyncIterator[Client]:
         """Lend a session for the block.
 
         Args:
@@ -72,7 +72,7 @@ class Pool:
         finally:
             self.give(kept)
 
-    async def take(self, timeout: float | None = None) -> Kept:  # noqa: ASYNC109
+    async def take(self, timeout: float | None = None) -> Kept:
         """Lend a session; the caller must ``give`` it back. Raises what ``client`` says."""
         seconds = self._target.timeout_s if timeout is None else check_timeout(timeout)
         if self.is_closed:

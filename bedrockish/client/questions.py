@@ -1,26 +1,17 @@
 """The questions of a client to its node: about the node, and about a statement."""
 
-from typing import Any, Protocol
+from typing import Any
 
 from bedrockish.api.requests import Params, Statement, check_params
-from bedrockish.api.wire import EVENTS, EXPLAIN, NODES, STATUS, Answered, Ask, Told
+from bedrockish.api.wire import EVENTS, EXPLAIN, NODES, STATUS, Ask, Told
+from bedrockish.client.calls import Calls
 from bedrockish.client.request_builder import columns_of, map_of
 
 
-class _Asks(Protocol):
-    """The client that makes the calls below."""
-
-    async def _call(self, what: Ask, timeout_s: float) -> Answered | Told:
-        """Make a call."""
-
-    def _seconds(self, timeout_s: float | None) -> float:
-        """Return how long a call may take."""
-
-
-class QuestionCalls:
+class QuestionCalls(Calls):
     """The calls, for a client to inherit."""
 
-    async def status(self: _Asks, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+    async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return what the connected node says about itself and the cluster.
 
         Raises:
@@ -28,7 +19,7 @@ class QuestionCalls:
         """
         return map_of(await self._call(Ask(0, STATUS), self._seconds(timeout)))
 
-    async def nodes(self: _Asks, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+    async def nodes(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the members of the cluster as the connected node knows them.
 
         Raises:
@@ -36,7 +27,7 @@ class QuestionCalls:
         """
         return map_of(await self._call(Ask(0, NODES), self._seconds(timeout)))
 
-    async def events(self: _Asks, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109
+    async def events(self, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:
         """Return what the connected node lately said and heard of transactions, after a number from an earlier reply.
 
         Raises:
@@ -44,13 +35,7 @@ class QuestionCalls:
         """
         return map_of(await self._call(Ask(0, EVENTS, after), self._seconds(timeout)))
 
-    async def explain(
-        self: _Asks,
-        sql: str,
-        params: Params = None,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]]:
+    async def explain(self, sql: str, params: Params = None, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """Return what each statement of a text would read and write at the connected node; nothing happens.
 
         Raises:
@@ -61,12 +46,7 @@ class QuestionCalls:
         assert isinstance(reply, Told)
         return list(reply.value)
 
-    async def columns(
-        self: _Asks,
-        sql: str,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> list[tuple[str, str | None]]:
+    async def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
         """Return name and declared type of each column that a statement returns, without running it.
 
         The type of an expression is None.

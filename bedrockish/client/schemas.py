@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
 
-from bedrockish.api.requests import Params, Rows
 from bedrockish.client.admin_calls import clock_time
+from bedrockish.client.questions import QuestionCalls
 from bedrockish.errors import UsageError
 
 HISTORY = (
@@ -45,24 +44,10 @@ class SchemaVersion:
         return clock_time(self.activates)
 
 
-class _Asks(Protocol):
-    async def execute(self, sql: str, *, timeout: float | None = None) -> Rows:  # noqa: ASYNC109
-        """Run a statement."""
-
-    async def explain(
-        self,
-        sql: str,
-        params: Params = None,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]]:
-        """Tell what statements would do."""
-
-
-class SchemaCalls:
+class SchemaCalls(QuestionCalls):
     """The calls of a client that are about the schema."""
 
-    async def schema_history(self: _Asks, *, timeout: float | None = None) -> list[SchemaVersion]:  # noqa: ASYNC109
+    async def schema_history(self, *, timeout: float | None = None) -> list[SchemaVersion]:
         """Return the versions of the schema, as far as the connected node has them, oldest first.
 
         Raises:
@@ -70,7 +55,7 @@ class SchemaCalls:
         """
         return [SchemaVersion(*row) for row in await self.execute(HISTORY, timeout=timeout)]
 
-    async def try_schema(self: _Asks, sql: str, *, timeout: float | None = None) -> list[str]:  # noqa: ASYNC109
+    async def try_schema(self, sql: str, *, timeout: float | None = None) -> list[str]:
         """Run schema statements at the connected node, one after the other, and roll them back.
 
         Returns:

@@ -22,7 +22,6 @@ from bedrockish.api.url import Target
 from bedrockish.api.wire import PING, SETTLE, Answered, Ask, AskOutcome, Step, Told
 from bedrockish.client.admin_calls import ClockCalls
 from bedrockish.client.cursor import RowStream, streaming
-from bedrockish.client.questions import QuestionCalls
 from bedrockish.client.request_builder import (
     Statements,
     check_modes,
@@ -35,7 +34,7 @@ from bedrockish.client.request_builder import (
     with_values,
 )
 from bedrockish.client.sansio.core import ClientCore
-from bedrockish.client.sansio.transaction_steps import What, settled
+from bedrockish.client.sansio.transaction_steps import settled
 from bedrockish.client.schemas import SchemaCalls
 from bedrockish.client.transaction import Call, Farewell, Options, Transaction, run_transaction, shielded, transaction
 from bedrockish.errors import (
@@ -66,7 +65,7 @@ READING = ("SELECT", "VALUES", "WITH")
 APART = "the TEMP objects of the session are at the node, which does not have this program's files"
 
 
-class Session(ClockCalls, QuestionCalls, SchemaCalls):
+class Session(ClockCalls, SchemaCalls):
     """The calls of a session with a cluster; a driver moves them."""
 
     target: Target
@@ -77,21 +76,6 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
     _farewell: Farewell = staticmethod(shielded)
 
     def _now(self) -> float:
-        raise NotImplementedError
-
-    async def _call(self, what: What, timeout_s: float) -> Answered | Told:
-        raise NotImplementedError
-
-    def _begin(self, what: What, timeout_s: float) -> int:
-        raise NotImplementedError
-
-    async def _wait(self, number: int) -> Answered | Told:
-        raise NotImplementedError
-
-    def _cancel(self, number: int) -> None:
-        raise NotImplementedError
-
-    def _tell(self, what: What, timeout_s: float) -> None:
         raise NotImplementedError
 
     @property
@@ -124,7 +108,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         sql: str,
         params: Params = None,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109  the time is the command's, not only the waiting's
+        timeout: float | None = None,
         read: str | None = None,
         isolation: str = SERIALIZABLE,
         command: str | None = None,
@@ -162,7 +146,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         self,
         statements: Statements,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: float | None = None,
         read: str | None = None,
         isolation: str = SERIALIZABLE,
         command: str | None = None,
@@ -280,7 +264,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         name: str,
         args: Sequence[Any] | Mapping[str, Any] = (),
         *,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: float | None = None,
         read: str | None = None,
         isolation: str = SERIALIZABLE,
         command: str | None = None,
@@ -367,11 +351,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         return RowStream(self, make_request(new_command(), [(sql, params)], read, SERIALIZABLE, seconds))
 
     async def change_members(
-        self,
-        change: MemberChange,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109
-        command: str | None = None,
+        self, change: MemberChange, *, timeout: float | None = None, command: str | None = None
     ) -> Rows:
         """Change who belongs to the cluster, as one transaction; return the members after it.
 
@@ -407,11 +387,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         return transaction(self._steps, self._options(isolation, read, timeout))
 
     async def begin(
-        self,
-        *,
-        isolation: str = SERIALIZABLE,
-        read: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109
+        self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
     ) -> Transaction:
         """Open a transaction that the caller commits or rolls back. See ``transaction`` for the rest.
 
@@ -425,7 +401,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         *args: Any,
         isolation: str = SERIALIZABLE,
         read: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: float | None = None,
     ) -> T:
         """Run ``await function(transaction, *args)`` in a transaction, and again if it lost against another one.
 
@@ -442,7 +418,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         """
         return await run_transaction(self._steps, self._options(isolation, read, timeout), function, args)
 
-    async def settle(self, command: str, *, timeout: float | None = None) -> bool:  # noqa: ASYNC109
+    async def settle(self, command: str, *, timeout: float | None = None) -> bool:
         """Make sure that a transaction, by the ``command`` of its COMMIT, has happened (True), or never will (False).
 
         It never will, either, if the id is that of another user's command.
@@ -496,7 +472,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         check_modes(read, isolation)
         return Options(read, isolation, self._seconds(timeout_s), self._core.values, self._core.temporary)
 
-    async def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:  # noqa: ASYNC109
+    async def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:
         """Return the results of a command that happened; None if the node that was asked does not know of it (yet).
 
         To be certain, send the command again under its id: it is applied once at most.
@@ -507,7 +483,7 @@ class Session(ClockCalls, QuestionCalls, SchemaCalls):
         reply = await self._call(AskOutcome(0, command), self._seconds(timeout))
         return rows_of(reply.answer) if isinstance(reply, Answered) else None
 
-    async def ping(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
+    async def ping(self, *, timeout: float | None = None) -> None:
         """Make sure that some node answers; else raise a BedrockishError."""
         await self._call(Ask(0, PING), self._seconds(timeout))
 

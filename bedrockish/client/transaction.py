@@ -75,7 +75,7 @@ class Transaction:
         """Whether it can still be committed, as far as is known here."""
         return self._is_open
 
-    async def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:  # noqa: ASYNC109
+    async def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:
         """Run one statement, which may also be SAVEPOINT, RELEASE or ROLLBACK TO.
 
         After a usage error (a constraint, a syntax error) the transaction goes on without the statement.
@@ -87,13 +87,7 @@ class Transaction:
         """
         return (await self.run([(sql, params)], timeout=timeout))[0]
 
-    async def executemany(
-        self,
-        sql: str,
-        rows: Iterable[Params],
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> int:
+    async def executemany(self, sql: str, rows: Iterable[Params], *, timeout: float | None = None) -> int:
         """Run one statement with many parameters, a thousand in a round trip; return how many rows it changed.
 
         Raises:
@@ -110,12 +104,7 @@ class Transaction:
             total += sum(max(0, one.rowcount) for one in await self.run(batch, timeout=timeout))
         return total
 
-    async def run(
-        self,
-        statements: Sequence[str | tuple[str, Params]],
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109
-    ) -> list[Rows]:
+    async def run(self, statements: Sequence[str | tuple[str, Params]], *, timeout: float | None = None) -> list[Rows]:
         """Run several statements in one round trip; return the results of each.
 
         Raises:
@@ -137,7 +126,7 @@ class Transaction:
             reply = await self._step(STATEMENTS, tuple(made), timeout)
         return seen(rows_of(reply.answer, len(made)), values)
 
-    async def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:  # noqa: ASYNC109
+    async def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
         """Return name and declared type of each column of a statement's result, as this transaction sees the tables.
 
         Raises:
@@ -167,7 +156,7 @@ class Transaction:
             raise
         await self.execute(f"RELEASE {name}")
 
-    async def commit(self, *, timeout: float | None = None) -> Rows:  # noqa: ASYNC109
+    async def commit(self, *, timeout: float | None = None) -> Rows:
         """Commit; return rows whose ``place`` is the place in the journal, None if it only read.
 
         Raises:
@@ -185,7 +174,7 @@ class Transaction:
         rows = rows_of(reply.answer)
         return rows[0] if rows else Rows((), [], place=reply.answer.place)
 
-    async def rollback(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
+    async def rollback(self, *, timeout: float | None = None) -> None:
         """Roll everything back. Fine also when it is over already."""
         if self._is_open or self._error is not None:
             self._is_open, self._error = False, None

@@ -38,7 +38,7 @@ class Client(Driver, Session):
             return self.take_read(found)
 
     @asynccontextmanager
-    async def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AsyncIterator[None]:  # noqa: ASYNC109
+    async def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AsyncIterator[None]:
         """Let all reads in the block see one moment of the node's file. See ``blocking.Connection.snapshot``."""
         local, seconds = self._file(), self._seconds(timeout)
         level = read or self.target.read

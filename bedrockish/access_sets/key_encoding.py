@@ -12,13 +12,11 @@ wrong. That goes through a private connection, one for each thread.
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from struct import Struct
 from typing import Any, NamedTuple
 
 import apsw
-
-from bedrockish_journal.model.access_set import HIGH
 
 Encoder = Callable[[Any], bytes]
 
@@ -156,18 +154,6 @@ def table_key(name: str, rowid: int) -> bytes:
 def column_key(row: bytes, column: str) -> bytes:
     """Return the key of a column of a row, of which the key in ``Table.columns_object`` is given."""
     return row + _COLUMN + text_bytes(column)
-
-
-def index_prefix(name: str, values: Sequence[Any], specs: Sequence[Spec]) -> bytes:
-    """Return the common prefix of the keys of an index's entries whose first columns have these values."""
-    return b"i:%b\0" % name.encode() + b"".join(
-        encoder(spec)(value) for value, spec in zip(values, specs, strict=False)
-    )
-
-
-def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
-    """Return the range of all keys that begin with some whole columns."""
-    return prefix, prefix + HIGH
 
 
 # Affinity, by the letters that SQLite uses in its bytecode.

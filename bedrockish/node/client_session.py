@@ -51,6 +51,8 @@ from bedrockish.errors import (
     UnsupportedError,
     UsageError,
 )
+from bedrockish.node.admin.retention import Upkeep
+from bedrockish.node.cluster.donor import Copy, Donor
 from bedrockish.node.rights import check_call, check_call_by_token
 from bedrockish_net.errors import Code, LinkClosedError, LocalProtocolError
 from bedrockish_net.handshake import is_local
@@ -68,17 +70,6 @@ LARGE_BYTES = 1 << 20  # a longer call is refused when all memory is used
 STAY_S = 1.0  # between two looks at whether a client that came with a token may stay
 LEAVE_LOOKS = 100  # at the end of the calls that it had begun
 WAITING_BYTES = 4 << 20  # with more bytes on their way to a client, or kept for it, its further calls are not begun
-
-
-class Upkeeps(Protocol):
-    """A session's interface to the operator's orders."""
-
-    async def handle(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Perform an operator's order.
-
-        Raises:
-            UsageError: it cannot be done.
-        """
 
 
 class Submits(Protocol):
@@ -112,29 +103,6 @@ class Submits(Protocol):
         """
 
 
-class Lent(Protocol):
-    """A copy of the node's file, lent to one client."""
-
-    size: int
-    digest: bytes
-
-    async def read(self, offset: int) -> bytes:
-        """Return the piece at an offset."""
-
-    def close(self) -> None:
-        """Remove the copy."""
-
-
-class Donates(Protocol):
-    """A session's interface to a donor, for a node that joins."""
-
-    async def facts(self) -> dict[str, Any]:
-        """Return the facts that a new node needs."""
-
-    async def copy(self) -> Lent:
-        """Make a copy of the node's file."""
-
-
 class Transacts(Protocol):
     """A session's interface to interactive transactions."""
 
@@ -159,28 +127,15 @@ class CommitPrepared(Protocol):
         """Return the answer, or an awaitable for it."""
 
 
-class Holds(Protocol):
-    """A counter of the bytes that are kept for clients."""
-
-    def hold(self, owner: object, count: int) -> None:
-        """Note bytes that are kept for ``owner``; a negative number gives them back."""
-
-    def move(self, owner: object, count: int) -> None:
-        """Note that bytes kept for ``owner`` now wait on its link."""
-
-    def check_large(self) -> None:
-        """Raise MemoryFullError if nothing may begin that takes much."""
-
-
 class Loan:
     """The copy, one at most, that a client has on its link."""
 
-    def __init__(self, donor: Donates | None) -> None:
+    def __init__(self, donor: Donor | None) -> None:
         self._donor = donor
-        self._lent: Lent | None = None
+        self._lent: Copy | None = None
 
     @property
-    def donor(self) -> Donates:
+    def donor(self) -> Donor:
         """Return the donor.
 
         Raises:
@@ -218,12 +173,12 @@ async def serve_client(
     node: Submits,
     *,
     in_flight_max: int = IN_FLIGHT_MAX,
-    donor: Donates | None = None,
+    donor: Donor | None = None,
     begin: Begin | None = None,
     transactions: Transacts | None = None,
-    upkeep: Upkeeps | None = None,
+    upkeep: Upkeep | None = None,
     caught: Caught,
-    memory: Holds | None = None,
+    memory: Memory | None = None,
     user: str = "",
     access: Access | None = None,
     why_out: Callable[[], str] | None = None,
@@ -289,7 +244,7 @@ class _Session:
         begin: Begin | None,
         in_flight_max: int,
         transactions: Transacts | None,
-        upkeep: Upkeeps | None,
+        upkeep: Upkeep | None,
         caught: Caught,
     ) -> None:
         self._transactions, self._upkeep = transactions, upkeep
@@ -309,7 +264,7 @@ class _Session:
         while self._backlog:
             self._hold_call(-_long(self._backlog.popleft()))
 
-    def count_by(self, memory: Holds) -> None:
+    def count_by(self, memory: Memory) -> None:
         """Let ``memory`` count the bytes that this session keeps."""
         self._memory = memory
 

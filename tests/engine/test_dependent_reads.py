@@ -8,12 +8,13 @@ import pytest
 from bedrockish.access_sets import dependent_reads
 from bedrockish.access_sets.catalog import read_schema
 from bedrockish.access_sets.dependent_reads import TOO_MANY
-from bedrockish.access_sets.key_encoding import Spec, column_key, encode, index_prefix, prefix_range, table_key
+from bedrockish.access_sets.key_encoding import Spec, column_key, encode, table_key
 from bedrockish.access_sets.loop_stops import _written
 from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import analyse, program_of
 from bedrockish_journal.model.access_set import HIGH, Range, conflict, object_range
 from bedrockish_journal.model.changes import INSERT, UPDATE, Change
+from tests.engine.index_keys import index_prefix, prefix_range
 from tests.engine.nodes import TestNode
 
 DDL = """

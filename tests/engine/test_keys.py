@@ -16,10 +16,9 @@ from bedrockish.access_sets.key_encoding import (
     apply_affinity,
     encode,
     encoder,
-    index_prefix,
-    prefix_range,
     table_key,
 )
+from tests.engine.index_keys import index_prefix, prefix_range
 
 VALUES = st.one_of(
     st.none(),

@@ -4,10 +4,11 @@ import apsw
 import pytest
 
 from bedrockish.access_sets.catalog import read_schema
-from bedrockish.access_sets.key_encoding import Spec, column_key, encode, index_prefix, prefix_range, table_key
+from bedrockish.access_sets.key_encoding import Spec, column_key, encode, table_key
 from bedrockish.access_sets.readset import EVERYTHING, analyse
 from bedrockish.api.requests import decode_results
 from bedrockish_journal.model.access_set import HIGH, Range, object_range
+from tests.engine.index_keys import index_prefix, prefix_range
 from tests.engine.nodes import TestNode
 
 DDL = """

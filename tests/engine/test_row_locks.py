@@ -10,7 +10,7 @@ import pytest
 from bedrockish.access_sets.key_encoding import table_key
 from bedrockish.engine.execution.workspace import Workspace
 from bedrockish.engine.statements import row_locks
-from bedrockish.engine.statements.row_locks import Base
+from bedrockish.engine.statements.row_locks import Base, Others
 from bedrockish.errors import ConflictError, SqlError
 from bedrockish_journal.model.access_set import conflict
 from tests.engine.nodes import request
@@ -28,14 +28,14 @@ TAKE = f"UPDATE jobs SET state = 'taken' WHERE id = ({NEXT}) RETURNING id"
 
 
 @dataclass
-class Known:
+class Known(Others):
     """A node's knowledge of the others."""
 
     writing: set[bytes] = field(default_factory=set)
     place: tuple[int, int] = (0, 1)
     now: float = 100.0
 
-    def is_writing(self, key: bytes, _base: Base | None) -> bool:
+    def is_writing(self, key: bytes, base: Base | None) -> bool:
         return key in self.writing
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:

@@ -6,10 +6,11 @@ import apsw
 import pytest
 
 from bedrockish.access_sets.catalog import read_schema
-from bedrockish.access_sets.key_encoding import Spec, column_key, encode, index_prefix, table_key
+from bedrockish.access_sets.key_encoding import Spec, column_key, encode, table_key
 from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish_journal.model.access_set import conflict, object_range
 from tests.engine.conftest import MakeNode
+from tests.engine.index_keys import index_prefix
 
 
 def keys_of(ddl: str) -> WriteKeys:

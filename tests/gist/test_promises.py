@@ -14,9 +14,10 @@ from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.pending import Pending
 from bedrockish.core.state.settings import approvals_needed
 from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.order import all_orders, draws
+from bedrockish_journal.model.order import draws
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.traces.grammar import Reader
+from tests.traces.orders import all_orders
 from tests.traces.table import Table
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from bedrockish.access_sets.key_encoding import Spec, column_key, encode, index_prefix, table_key
+from bedrockish.access_sets.key_encoding import Spec, column_key, encode, table_key
 from bedrockish_journal.model.key_text import TEXT_MAX, key_text, read_columns, rowid_bytes
+from tests.engine.index_keys import index_prefix
 
 
 @pytest.mark.parametrize(

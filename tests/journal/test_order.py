@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bedrockish_journal.model.errors import ReplayBlockedError
-from bedrockish_journal.model.order import all_orders, draws, may_apply, next_applicable, replay_order
+from bedrockish_journal.model.order import draws, may_apply, replay_order
+from tests.traces.orders import all_orders, next_applicable
 
 
 @dataclass(frozen=True)

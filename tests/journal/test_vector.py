@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.vector import Order, canonical, check, compare, covers, format_vector, merge, parse_vector
+from bedrockish_journal.model.vector import canonical, check, covers, format_vector, merge
+from tests.traces.orders import parse_vector
 
 NODES = ("A", "B", "C")
 vectors = st.dictionaries(st.sampled_from(NODES), st.integers(1, 4))
@@ -18,15 +19,6 @@ def test_covering_is_a_partial_order(one: dict[str, int], two: dict[str, int], t
         assert one == two
     if covers(one, two) and covers(two, three):
         assert covers(one, three)
-
-
-@given(vectors, vectors)
-def test_compare_is_covering_both_ways(one: dict[str, int], two: dict[str, int]) -> None:
-    opposite = {Order.BEFORE: Order.AFTER, Order.AFTER: Order.BEFORE}
-    order = compare(one, two)
-    assert compare(two, one) is opposite.get(order, order)
-    assert (order is Order.EQUAL) == (one == two)
-    assert (order in (Order.BEFORE, Order.EQUAL)) == covers(two, one)
 
 
 @given(vectors, vectors, vectors)

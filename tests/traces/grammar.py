@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from bedrockish_journal.model.errors import ReplayBlockedError
-from bedrockish_journal.model.order import all_orders, may_apply
-from bedrockish_journal.model.vector import Vector, parse_vector
+from bedrockish_journal.model.order import may_apply
+from bedrockish_journal.model.vector import Vector
+from tests.traces.orders import all_orders, parse_vector
 from tests.traces.table import LOUD, PLAIN, QUIET, Line, Script, SlipError, Table
 
 LEADS = re.compile(r"(?P<node>[A-Z])(?P<tick>\d+): (?P<verb>BEGIN|ROLLBACK|RECOVER) (?P<rest>.+)")

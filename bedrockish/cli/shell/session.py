@@ -89,19 +89,11 @@ class Shell:
             self.out.close()
         self.out, self.is_once = None, False
 
-    def run_script(self, text: str, source: str) -> None:
-        """Run a script; it is read as a whole before anything of it is sent.
-
-        Raises:
-            BedrockishError: the first error, with the number of its line; the rest was not run.
-        """
-        self.run_all(list(group(items(text, source))))
-
     def run_all(self, parts: Iterable[Unit | Piece | Dot]) -> None:
         """Run parts of scripts one after the other.
 
         Raises:
-            BedrockishError: see ``run_script``.
+            BedrockishError: the first error, with the number of its line; the rest was not run.
         """
         for part in parts:
             try:
@@ -166,7 +158,7 @@ class Shell:
 
         Raises:
             UsageError: the file cannot be read, or reads itself.
-            BedrockishError: see ``run_script``.
+            BedrockishError: see ``run_all``.
         """
         if self._nested >= NESTED_MAX:
             raise UsageError(f"{path}: {NESTED_MAX} scripts read each other; does one read itself?")

@@ -16,7 +16,6 @@ A statement that calls it relaxes its reads of that table, and nothing else: onl
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 from zlib import crc32
 
 from bedrockish.access_sets.catalog import Schema, Table
@@ -32,32 +31,19 @@ LEFT_S = 3.0  # for so long a row is left to another node that may want it
 Base = Mapping[str, int]
 
 
-class Others(Protocol):
-    """A node's knowledge of transactions that are not open at it."""
+class Others:
+    """A node's knowledge of transactions that are open elsewhere: by default, none."""
 
-    def is_writing(self, key: bytes, base: Base | None) -> bool:
+    def is_writing(self, key: bytes, base: Base | None) -> bool:  # noqa: ARG002
         """Return whether a transaction under way writes a key, or a commit outside ``base`` has (None: do not look)."""
-
-    def share(self, objects: tuple[str, ...]) -> tuple[int, int]:
-        """Return our place among the nodes that have met at a table or its indexes, and how many they are."""
-
-    def seconds(self) -> float:
-        """Return the time, in seconds."""
-
-
-class Alone:
-    """No other transaction is known."""
-
-    def is_writing(self, _key: bytes, _base: Base | None) -> bool:
-        """Return False: no other transaction exists."""
         return False
 
-    def share(self, _objects: tuple[str, ...]) -> tuple[int, int]:
-        """Return the share of a single node: all rows."""
+    def share(self, objects: tuple[str, ...]) -> tuple[int, int]:  # noqa: ARG002
+        """Return our place among the nodes that have met at a table or its indexes, and how many they are."""
         return 0, 1
 
     def seconds(self) -> float:
-        """Return 0: no time goes by."""
+        """Return the time, in seconds."""
         return 0.0
 
 
@@ -76,7 +62,7 @@ class RowLocks:
 
     def __init__(self, schema: Callable[[], Schema]) -> None:
         self._schema = schema
-        self.others: Others = Alone()
+        self.others = Others()
         self._holders: dict[bytes, str] = {}  # key -> the command of the transaction that has locked it
         self.held: dict[str, list[bytes]] = {}
         self._left: dict[bytes, float] = {}  # since when a row is left to other nodes; oldest first

@@ -40,11 +40,6 @@ def may_apply(entry: Placed, applied: Vector) -> bool:
     return applied.get(leader, 0) == tick - 1 and covers(applied, entry.after)
 
 
-def next_applicable(entries: Iterable[P], applied: Vector) -> list[P]:
-    """Return those of ``entries`` that may be applied next, in the order given."""
-    return [entry for entry in entries if may_apply(entry, applied)]
-
-
 def draws(seed: int) -> Callable[[], float]:
     """Return a source of numbers in [0, 1) that are the same for the same seed on every machine (splitmix64)."""
     state = seed & _MASK
@@ -163,25 +158,3 @@ class _Interleaving(Generic[P]):
                 before = tick
                 wanted.update(need for need in entry.after.items() if self.applied.get(need[0], 0) < need[1])
         return ReplayBlockedError(blocked, sorted(wanted.difference(blocked)))
-
-
-def all_orders(entries: Iterable[P]) -> Iterator[list[P]]:
-    """Yield every causally valid order of a few entries.
-
-    Their number grows like a factorial: this is for tests and for explaining.
-
-    Raises:
-        ReplayBlockedError: some of them can never be applied, in any order; nothing has been yielded.
-    """
-    pool = list(replay_order(entries, lambda: 0.0))
-    yield from _orders(pool, {})
-
-
-def _orders(pool: list[P], applied: dict[str, int]) -> Iterator[list[P]]:
-    if not pool:
-        yield []
-    for entry in next_applicable(pool, applied):
-        leader, tick = entry.place
-        rest = [other for other in pool if other is not entry]
-        for order in _orders(rest, {**applied, leader: tick}):
-            yield [entry, *order]

@@ -55,11 +55,6 @@ class Ticks:
         return "Ticks(" + ", ".join(f"{first}-{last}" for first, last in self._spans) + ")"
 
     @property
-    def dense(self) -> int:
-        """The last tick up to which nothing is missing; 0 when tick 1 is."""
-        return self._spans[0][1] if self._spans and self._spans[0][0] == 1 else 0
-
-    @property
     def last(self) -> int:
         """The highest tick, gaps or not; 0 for none."""
         return self._spans[-1][1] if self._spans else 0

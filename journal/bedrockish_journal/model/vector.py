@@ -6,7 +6,6 @@ printed or read; a ``*`` in it is a component for which no node speaks, and is n
 """
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from operator import itemgetter
 
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -17,31 +16,12 @@ EMPTY: Vector = {}
 _tick = itemgetter(1)  # of a component
 
 
-class Order(Enum):
-    """The order between two vectors."""
-
-    EQUAL = "equal"
-    BEFORE = "before"
-    AFTER = "after"
-    CONCURRENT = "concurrent"
-
-
 def covers(vector: Vector, other: Vector) -> bool:
     """Return whether ``vector`` has seen everything that ``other`` has seen."""
     for node, tick in other.items():  # noqa: SIM110  all() of a generator takes three times as long
         if vector.get(node, 0) < tick:
             return False
     return True
-
-
-def compare(left: Vector, right: Vector) -> Order:
-    """Tell how ``left`` stands to ``right``: before it, after it, equal, or concurrent with it."""
-    below, above = covers(right, left), covers(left, right)
-    if below and above:
-        return Order.EQUAL
-    if below:
-        return Order.BEFORE
-    return Order.AFTER if above else Order.CONCURRENT
 
 
 def merge(*vectors: Vector) -> dict[str, int]:
@@ -80,22 +60,3 @@ def check(value: object, *, zeros: bool = False) -> dict[str, int]:
 def format_vector(vector: Vector, nodes: Sequence[str]) -> str:
     """Print a vector in the gist's form: ``[4, *, 0, *, 0]``; a component that is absent is a ``*``."""
     return "[" + ", ".join(str(vector[node]) if node in vector else "*" for node in nodes) + "]"
-
-
-def parse_vector(text: str, nodes: Sequence[str]) -> dict[str, int]:
-    """Read the gist's form; a ``*`` leaves the component out, a 0 is kept.
-
-    Raises:
-        EntryMalformedError: the text is not a bracketed list of as many components as there are nodes.
-    """
-    parts = [part.strip() for part in text.strip().removeprefix("[").removesuffix("]").split(",")]
-    if not (text.strip().startswith("[") and text.strip().endswith("]")) or len(parts) != len(nodes):
-        raise EntryMalformedError(f"{text!r} is not a vector of the nodes {', '.join(nodes)}")
-    found: dict[str, int] = {}
-    for node, part in zip(nodes, parts, strict=True):
-        if part == "*":
-            continue
-        if not part.isdecimal():
-            raise EntryMalformedError(f"{part!r} in {text!r} is neither a tick nor '*'")
-        found[node] = int(part)
-    return found

@@ -278,7 +278,7 @@ class _Rebuild:
         self, db: apsw.Connection, sources: Sequence[Source], beginning: Beginning, until: Moment | None
     ) -> None:
         self.db, self.applier = db, Applier(db)
-        self._sources, self._beginning, self._until = sources, beginning, until
+        self._sources, self._until = sources, until
         self.adopted = _adopted(sources)
         self.void = {txid for _, source in sources for txid in voided(source)}
         self.heads = dict(beginning.heads)

@@ -54,7 +54,7 @@ def left(node: Asker) -> str:
 
 
 def test_each_version_says_that_it_is_there(node: Asker) -> None:
-    """Clients ask so before they choose; ``@libsql/client`` goes on with JSON where there is no Protobuf."""
+    """Clients ask so before they choose; where ``@libsql/client`` misses Protobuf, it goes on with JSON."""
     assert [node(path).status for path in ("/v2", "/v3", "/v3-protobuf", "/v4")] == [200, 200, 404, 404]
 
 

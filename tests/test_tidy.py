@@ -108,8 +108,6 @@ MAY_IMPORT = {
         "tools.compliance sqlmodel flask flask_sqlalchemy pandas celery sqlalchemy dataset records sqlite_utils"
     ),
     "tools/compliance/django_runner.py": "tools.compliance django",
-    "tools/soundness.py": "bedrockish bedrockish_journal tools apsw hypothesis",
-    "tools/soundness_cases.py": "bedrockish bedrockish_journal tools apsw hypothesis",
     "tools/bootstrap.py": "tools.java",
     "tools/java.py": "",
     "tools/check.py": "tools.java",

@@ -11,14 +11,12 @@ purpose.
     python -m tools.applicable --examples 2000 --seed 1
 """
 
-import argparse
 import contextlib
 import random
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -46,8 +44,8 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.verify.replay import RANDOM, digest, replay
 from tools.applicable_cases import COMMIT, DECIDE, DELIVER, OPEN, RUN, STATEMENT, Case, Sql, Step, make_case
-from tools.applicable_faults import FAULTS, broken
-from tools.soundness_cases import Source
+from tools.applicable_faults import FAULTS
+from tools.case_search import Tally, find_failing, run
 
 NODES = "ABC"
 MEMBERSHIP = Membership(0, {node: Member(node, f"127.0.0.1:{place}") for place, node in enumerate(NODES, 1)})
@@ -120,17 +118,6 @@ class Node:
             self.interactive.end(session)
         self.interactive.close()
         self.engine.close()
-
-
-@dataclass
-class Tally:
-    """How often what happened."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def lines(self) -> list[str]:
-        """Return the tally as text."""
-        return [f"{count:9} {name}" for name, count in sorted(self.counts.items())]
 
 
 class World:
@@ -382,40 +369,17 @@ def _step(world: World, step: Step) -> None:
 
 def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> str | None:
     """Try many cases; return the report of one that fails, made small, or None."""
-    for number in range(examples):
-        luck = random.Random(f"{start}:{number}")
-        case = make_case(Source(luck.randrange))
-        report = _failing(case, tally)
+
+    def failing(case: Case) -> str | None:
         tally.counts["examples"] += 1
-        if report is not None:
-            return (_failing(_smallest(case), Tally()) or report) if shrink else report
-    return None
+        try:
+            with tempfile.TemporaryDirectory(prefix="applicable-", dir=_memory()) as folder:
+                play(case, tally, Path(folder))
+        except NotAppliedError as error:
+            return str(error)
+        return None
 
-
-def _failing(case: Case, tally: Tally) -> str | None:
-    try:
-        with tempfile.TemporaryDirectory(prefix="applicable-", dir=_memory()) as folder:
-            play(case, tally, Path(folder))
-    except NotAppliedError as error:
-        return str(error)
-    return None
-
-
-def _smallest(case: Case) -> Case:
-    """Leave out whatever the case does not need to fail."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for part in ("steps", "rows", "ddl"):
-            size = len(getattr(case, part))
-            while size:
-                for place in reversed(range(0, len(getattr(case, part)), size)):
-                    items = getattr(case, part)
-                    less = replace(case, **{part: items[:place] + items[place + size :]})
-                    if _failing(less, Tally()) is not None:
-                        case, smaller = less, True
-                size //= 2
-    return case
+    return find_failing(examples, start, make_case, failing, ("steps", "rows", "ddl"), shrink=shrink)
 
 
 def _memory() -> str | None:
@@ -423,21 +387,5 @@ def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-def main() -> int:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mutate", choices=sorted(FAULTS), help="break it in this way")
-    options = parser.parse_args()
-    tally = Tally()
-    with broken(options.mutate) if options.mutate else contextlib.nullcontext():
-        report = search(options.examples, options.seed, tally)
-    print("\n".join(tally.lines()))
-    if report is not None:
-        print(report)
-    return int(report is not None)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, search, FAULTS))

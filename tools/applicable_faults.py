@@ -1,14 +1,10 @@
 """Deliberate faults: each must be found by ``tools.applicable``, or a slip like it would not be."""
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import patch
 
 from bedrockish.access_sets import computed_columns, writeset
 from bedrockish.engine.storage import row_applier
-
-Patch = tuple[Any, str, Any]
+from tools.case_search import Fault, Patch
 
 
 def computed_by_row() -> list[Patch]:
@@ -70,7 +66,7 @@ def rows_as_spans() -> list[Patch]:
     return [(writeset.WriteKeys, "spans", lambda _self, ranges, _changes: tuple(ranges))]
 
 
-FAULTS: dict[str, Callable[[], list[Patch]]] = {
+FAULTS: dict[str, Fault] = {
     function.__name__.replace("_", "-"): function
     for function in (
         computed_by_row,
@@ -83,12 +79,3 @@ FAULTS: dict[str, Callable[[], list[Patch]]] = {
         rows_as_spans,
     )
 }
-
-
-@contextlib.contextmanager
-def broken(name: str) -> Iterator[None]:
-    """Break it in one way."""
-    with contextlib.ExitStack() as stack:
-        for target, attribute, value in FAULTS[name]():
-            stack.enter_context(patch.object(target, attribute, value))
-        yield

@@ -7,14 +7,11 @@ purpose, to show that such a fault would be found.
     python -m tools.soundness --examples 2000 --seed 1
 """
 
-import argparse
 import contextlib
-import random
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import apsw
@@ -25,8 +22,9 @@ from bedrockish.access_sets.readset import ReadKeys, ReadPlan, analyse
 from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
-from tools.soundness_cases import Case, Source, make_case
-from tools.soundness_faults import FAULTS, broken
+from tools.case_search import Tally, find_failing, run
+from tools.soundness_cases import Case, make_case
+from tools.soundness_faults import FAULTS
 from tools.soundness_witnesses import WITNESSES
 
 RawChange = tuple[str, int | None, int | None, tuple[Any, ...] | None, tuple[Any, ...] | None]
@@ -52,19 +50,6 @@ class Outcome:
     blurred: list[str]
     blind: list[str] = field(default_factory=list)
     last_ids: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass
-class Tally:
-    """How often what happened."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    fallbacks: Counter[str] = field(default_factory=Counter)
-
-    def lines(self) -> list[str]:
-        """Return the tally as text."""
-        lines = [f"{count:9} {name}" for name, count in sorted(self.counts.items())]
-        return lines + [f"{count:9} fallback: {name}" for name, count in self.fallbacks.most_common()]
 
 
 class Bench:
@@ -299,68 +284,18 @@ def _report(
 
 def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> str | None:
     """Try the witnesses and many cases; return the report of an unsound one, made small, or None."""
-    for case in WITNESSES.values():
-        report = _unsound(case, tally)
-        if report is not None:
-            return report
-    for number in range(examples):
-        luck = random.Random(f"{start}:{number}")
-        case = make_case(Source(luck.randrange))
-        report = _unsound(case, tally)
-        if report is not None:
-            return (_unsound(_smallest(case), Tally()) or report) if shrink else report
-    return None
 
+    def unsound(case: Case) -> str | None:
+        try:
+            examine(case, tally)
+        except UnsoundError as error:
+            return str(error)
+        return None
 
-def _unsound(case: Case, tally: Tally) -> str | None:
-    try:
-        examine(case, tally)
-    except UnsoundError as error:
-        return str(error)
-    return None
-
-
-def _smallest(case: Case) -> Case:
-    """Leave out whatever the case does not need to be unsound."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for part in ("queries", "changes", "temporary", "rows", "ddl"):
-            for place in reversed(range(len(getattr(case, part)))):
-                items = getattr(case, part)
-                less = replace(case, **{part: items[:place] + items[place + 1 :]})
-                with contextlib.suppress(apsw.Error):  # without that table nothing else works
-                    if _unsound(less, Tally()) is not None:
-                        case, smaller = less, True
-    return case
-
-
-def main() -> int:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mutate", choices=sorted(FAULTS), help="break the analysis in this way")
-    parser.add_argument("--list", action="store_true", help="list the deliberate faults and stop")
-    options = parser.parse_args()
-    if options.list:
-        for name, fault in FAULTS.items():
-            print(f"{name:18} {fault.__doc__}")
-        return 0
-    tally = Tally()
-    try:
-        with broken(options.mutate):
-            report = search(options.examples, options.seed, tally)
-    except Exception:
-        traceback.print_exc()
-        return 2
-    print("\n".join(tally.lines()))
-    if report is not None:
-        print(report)
-        return 1
-    print(f"sound in {options.examples} cases")
-    return 0
+    found = next(filter(None, map(unsound, WITNESSES.values())), None)
+    parts = ("queries", "changes", "temporary", "rows", "ddl")
+    return found or find_failing(examples, start, make_case, unsound, parts, shrink=shrink)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, search, FAULTS))

@@ -3,21 +3,17 @@
 A fault is a function without arguments that returns the replacement and its target.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from typing import Any
-from unittest import mock
 
 from bedrockish.access_sets import computed_columns, dependent_reads, key_values, loop_stops, readset, writeset
 from bedrockish.access_sets import cursor_ranges as seeks
 from bedrockish.access_sets import key_encoding as keys
 from bedrockish.access_sets import register_values as registers
 from bedrockish.access_sets.opcodes import Op
-
-Patch = tuple[Any, str, Any]
-Fault = Callable[[], list[Patch]]
+from tools.case_search import Fault, Patch
 
 
 def no_sub_programs() -> list[Patch]:
@@ -442,15 +438,3 @@ FAULTS: dict[str, Fault] = {
         temporary_rows_are_its_own,
     )
 }  # fmt: skip
-
-
-@contextlib.contextmanager
-def broken(name: str | None) -> Iterator[None]:
-    """Run something with one fault in place, or with none."""
-    with contextlib.ExitStack() as stack:
-        for target, attribute, replacement in FAULTS[name]() if name else []:
-            if isinstance(target, str):
-                stack.enter_context(mock.patch(f"{target}.{attribute}", replacement))
-            else:
-                stack.enter_context(mock.patch.object(target, attribute, replacement))
-        yield

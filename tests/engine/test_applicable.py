@@ -4,8 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tools.applicable import Tally, search
-from tools.applicable_faults import FAULTS, broken
+from tools.applicable import search
+from tools.applicable_faults import FAULTS
+from tools.case_search import Tally, broken
 
 
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -21,12 +22,12 @@ def test_approved_transactions_apply_in_any_order_of_their_bases(seed: int) -> N
 
 @pytest.mark.parametrize("name", ["no-unique-points", "triggers-again"])
 def test_a_fault_is_found(name: str) -> None:
-    with broken(name):
+    with broken(FAULTS, name):
         assert search(300, 1, Tally(), shrink=False) is not None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_every_deliberate_fault_is_found(name: str) -> None:
-    with broken(name):
+    with broken(FAULTS, name):
         assert search(8000, 1, Tally(), shrink=False) is not None

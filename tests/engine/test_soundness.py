@@ -2,9 +2,10 @@
 
 import pytest
 
-from tools.soundness import Tally, UnsoundError, examine, search
+from tools.case_search import Tally, broken
+from tools.soundness import UnsoundError, examine, search
 from tools.soundness_cases import Case
-from tools.soundness_faults import FAULTS, broken
+from tools.soundness_faults import FAULTS
 from tools.soundness_witnesses import WITNESSES
 
 
@@ -19,7 +20,7 @@ def test_changes_outside_the_access_set_do_not_change_a_statement() -> None:
 
 @pytest.mark.parametrize("name", ["no-index-keys", "failures-read-less"])
 def test_a_broken_analysis_is_found(name: str) -> None:
-    with broken(name):
+    with broken(FAULTS, name):
         assert search(400, 7, Tally()) is not None
 
 
@@ -63,7 +64,7 @@ def test_witnesses_of_past_mistakes_are_sound(name: str) -> None:
     ],
 )
 def test_each_mistake_about_dependent_reads_and_columns_has_a_witness(name: str) -> None:
-    with broken(name):
+    with broken(FAULTS, name):
         assert any(_is_unsound(case) for case in WITNESSES.values())
 
 
@@ -78,5 +79,5 @@ def _is_unsound(case: Case) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_every_deliberate_fault_is_found(name: str) -> None:
-    with broken(name):
+    with broken(FAULTS, name):
         assert search(4000, 7, Tally(), shrink=False) is not None

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from bedrockish.access_sets.definitions import Definitions, folded, listed
-from bedrockish.access_sets.system_names import PASSING, check_references, is_ours
+from bedrockish.access_sets.system_names import PASSING, check_references
 from bedrockish.access_sets.virtual_layout import OwnRows, VirtualLayout, as_shadows
 from bedrockish.errors import UnsupportedError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
@@ -87,7 +87,6 @@ class Tables:
         system: the names that belong to the database itself, but for those that come and go.
         parents: all of them.
         foreign_keys: whether there are any.
-        watched: whether foreign keys or triggers are on tables of the database itself.
         virtual: the virtual tables; those that own their rows are in ``by_name``, too.
     """
 
@@ -138,9 +137,6 @@ class Tables:
         self._reserved = frozenset(name for name in self.parents - parents if name.startswith(_NO_USERS))
         if known is not None:
             self._reserved |= known._reserved & self.parents
-        # Only in a file of an earlier release: now such a schema is refused (``system_names``).
-        triggered = (row.table for row in self.definitions.latent if row.kind == "trigger")
-        self.watched = any(is_ours(name) for name in chain(self._reserved, triggered))
         self.system = self.definitions.system - PASSING
 
     def _read(self, db: apsw.Connection, name: str) -> None:

@@ -40,14 +40,12 @@ class Hooks:
     """Calls of the batch to its engine.
 
     Attributes:
-        quiet: keeps the user's schema out of the node's own writes.
         deafen: ends the capture of row changes.
         reload: reads the schema again, after SQLite has rolled back the batch.
         seal: writes the rows of the node's own that each batch has, before the commit; takes the batch's number.
         committed: called right after the commit, before the next batch is open.
     """
 
-    quiet: Callable[[], None]
     deafen: Callable[[], None]
     reload: Callable[[], None]
     seal: Callable[[int], None]
@@ -166,7 +164,6 @@ class Batch:
             DamagedError: the file failed; the node must stop.
         """
         self.leave()
-        self._hooks.quiet()
         try:
             action(*arguments)
         except EntryMismatchError:
@@ -185,7 +182,6 @@ class Batch:
         self._hooks.reload()
         before, self.state = self.state, State.REDOING
         for action, arguments in self._actions:
-            self._hooks.quiet()
             try:
                 action(*arguments)
             except DamagedError:
@@ -217,7 +213,6 @@ class Batch:
         if not self._actions:
             return False
         self.leave()
-        self._hooks.quiet()
         try:
             self._hooks.seal(self.number + 1)
             self.state = State.COMMITTING
@@ -236,10 +231,6 @@ class Batch:
         except apsw.Error as error:
             raise self.broken(error) from error
         return True
-
-    def keep_quiet(self) -> None:
-        """Keep the user's schema out of the node's own writes from here on."""
-        self._hooks.quiet()
 
     def close(self) -> None:
         """Close the batch: nothing more is written when no other thread has the connection."""

@@ -99,7 +99,7 @@ class Engine:
         self.pages = PageCache(db, limits.memory.max_bytes)
         self.damaged = DamagedEntries(system.get_meta(db, "node"))
         self.bootstrap: bytes = system.get_meta(db, "bootstrap")
-        hooks = Hooks(self._keep_to_ourselves, self._capture.deafen, self._reload, self._seal, self._committed)
+        hooks = Hooks(self._capture.deafen, self._reload, self._seal, self._committed)
         self.batch = batch = Batch(db, self._wal, limits, hooks, system.get_meta(db, "batches"))
         self._journal = Journal(db, batch.write, self.damaged)
         versions = Versions(db, batch.write, self._applier.loud, self._learn_schema, self._capture.noticing)
@@ -490,15 +490,6 @@ class Engine:
         """The memory that all requests share."""
         return self._limits.memory
 
-    def _keep_to_ourselves(self) -> None:
-        """Keep the user's schema out of the node's own writes.
-
-        No schema of this release can take part in them, and switching triggers off has every statement compiled
-        again; a file of an earlier release may have foreign keys to system tables.
-        """
-        if self._watched:
-            self._applier.quiet()
-
     def _note_change(self) -> None:
         """Note that the open batch changes the schema."""
         self._is_changed = True
@@ -515,7 +506,6 @@ class Engine:
         self._applier.use(tables)
         self._executor.use(tables)
         self._ids.use(tables)
-        self._watched = tables.watched
         self.publication.forget_schema()
         self._is_changed = True
         self._applier.indexes.rebuild(stale_indexes(before, tables.virtual, changed, statements))

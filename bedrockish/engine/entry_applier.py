@@ -110,7 +110,6 @@ class EntryApplier:
         db.execute("SAVEPOINT entry")
         try:
             self._apply_kind(entry, changes)
-            self._batch.keep_quiet()  # a change of the schema ran with triggers and foreign keys on
             store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
         except BaseException:
             if db.in_transaction:  # otherwise SQLite gave up the whole batch: the disk is full, or failed

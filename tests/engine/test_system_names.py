@@ -1,18 +1,15 @@
 """The node's own tables are in the same file as the user's tables, and no statement can change them."""
 
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import apsw
 import pytest
 
-from bedrockish.core.protocol.records import Vote
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.import_check import misfits
 from bedrockish.engine.storage.database_file import Founding, others_may_read
-from bedrockish.errors import BedrockishError, ConfigError, UnsupportedError
-from bedrockish_journal.model.transaction import Txid
+from bedrockish.errors import BedrockishError, ConfigError
 from tests.engine.nodes import MEMBERSHIP, TestNode
 
 ATTACKS = """
@@ -98,33 +95,6 @@ def test_a_file_that_refers_to_system_tables_is_not_taken_in(tmp_path: Path) -> 
         ]
     )
     assert [one.split(":")[0] for one in found] == ["a table", "a view"]
-
-
-@pytest.mark.parametrize("action", ["RESTRICT", "CASCADE", "SET NULL"])
-def test_a_file_of_an_earlier_release_with_such_a_foreign_key_goes_on(
-    make_node: Callable[..., TestNode], tmp_path: Path, action: str
-) -> None:
-    """It was accepted once: bookkeeping does not trip over it, and does not change what refers to it."""
-    path = tmp_path / "old.db"
-    make_node(path=path).engine.close()
-    db = apsw.Connection(str(path))
-    db.execute(f"CREATE TABLE x(a REFERENCES bedrockish_meta(key) ON DELETE {action} ON UPDATE {action})")
-    db.execute(f"CREATE TABLE y(a REFERENCES bedrockish_vote(clock) ON DELETE {action})")
-    db.execute("INSERT INTO x VALUES ('batches'), ('clock_ceiling'), ('safe')")
-    db.close()
-    node = make_node(path=path)
-    for value in (1, 2):
-        node.engine.set_meta("clock_ceiling", value)
-        node.engine.set_meta("safe", value)
-        node.engine.votes.save(Vote(Txid(value, "B"), None, False, 1, None))
-        node.engine.flush()
-        node.engine.votes.drop(Txid(value, "B"))
-        node.engine.flush()
-    assert sorted(node.rows("SELECT a FROM x")) == [("batches",), ("clock_ceiling",), ("safe",)]
-    with pytest.raises(UnsupportedError, match="has a foreign key to bedrockish_"):
-        node.run("CREATE TABLE z(a)")
-    node.run("DROP TABLE x; DROP TABLE y")
-    node.run("CREATE TABLE z(a)")
 
 
 def test_the_files_are_their_owners_alone(node: TestNode, tmp_path: Path) -> None:

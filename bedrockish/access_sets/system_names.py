@@ -19,7 +19,8 @@ ASKED = frozenset(f"{PREFIX}{name}" for name in ("meta", "past"))
 # Names of the tables on which an index is built online (``storage.index_build``): they exist for a while, at each node
 # in its own time.
 STAND_IN, STAND_IN_INDEX, BARE = (f"{PREFIX}{name}" for name in ("building", "built", "bare"))
-PASSING = frozenset({STAND_IN, STAND_IN_INDEX, BARE})
+SHADOWS = ("data", "idx", "docsize", "config")  # of an FTS5 index on the rows of a table
+PASSING = frozenset({STAND_IN, STAND_IN_INDEX, BARE, *(f"{STAND_IN}_{name}" for name in SHADOWS)})
 # Forbidden in statements, even as names that live only as long as the statement.
 HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows", "open_journal", "open_meta", "unpacked")) | PASSING
 

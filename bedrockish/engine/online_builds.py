@@ -8,10 +8,11 @@ import apsw
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.engine.batch import Batch
-from bedrockish.engine.storage.index_build import IndexBuild
-from bedrockish.engine.storage.index_plan import IndexPlan, plan_index
+from bedrockish.engine.storage.index_build import Build, IndexBuild
+from bedrockish.engine.storage.index_plan import IndexPlan, Plan, SearchPlan, plan_build
 from bedrockish.engine.storage.schema_versions import Versions
 from bedrockish.engine.storage.scratch_files import check_room
+from bedrockish.engine.storage.search_build import SearchBuild
 from bedrockish.errors import UnavailableError
 from bedrockish_journal.model.changes import decode_steps
 from bedrockish_journal.model.entry import Entry
@@ -47,13 +48,13 @@ class OnlineBuilds:
         self._db, self._batch, self._versions, self._tables = db, batch, versions, tables
         self._prepare, self._open_reader, self._note_change = prepare, open_reader, note_change
         self._file = db.filename
-        self.current: IndexBuild | None = None
+        self.current: Build | None = None
 
-    def plan(self, transaction: Transaction) -> IndexPlan | None:
+    def plan(self, transaction: Transaction) -> Plan | None:
         """Return the plan to build for a schema change next to its table; None if the change cannot be built so."""
-        return plan_index(decode_steps(transaction.changes), self._tables(), self._prepare)
+        return plan_build(decode_steps(transaction.changes), self._tables(), self._prepare)
 
-    def start(self, plan: IndexPlan, txid: Txid) -> IndexBuild:
+    def start(self, plan: Plan, txid: Txid) -> Build:
         """Start to build for a scheduled change; every applied entry must be flushed.
 
         Raises:
@@ -62,7 +63,12 @@ class OnlineBuilds:
         assert not self._batch.is_dirty
         check_room(self._file, os.stat(self._file).st_size)  # a full disk ends the node, and the build is optional
         version = self._versions.current
-        build = IndexBuild(self._db, plan, txid, version)
+        build: Build
+        if isinstance(plan, SearchPlan):
+            build = SearchBuild(self._db, plan, txid, version)
+        else:
+            assert isinstance(plan, IndexPlan)
+            build = IndexBuild(self._db, plan, txid, version)
         try:
             build.begin(self._open_reader)
         except apsw.Error as error:

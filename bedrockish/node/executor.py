@@ -29,7 +29,7 @@ from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.execution.workspace import Work, Workspace
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements.clock_functions import ClockNeededError
-from bedrockish.engine.storage.index_plan import makes_index
+from bedrockish.engine.storage.index_plan import makes_index, makes_search
 from bedrockish.errors import BedrockishError, DamagedError, TooLargeError, UsageError
 from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.cluster.membership import prepare_change
@@ -197,7 +197,8 @@ class Executions:
                 prepared = node.engine.execute(request, budget_s, clock)
                 if node.workers.long_texts:
                     node.workers.was_short(*request.texts)
-                return _checked(request, prepared)
+                if prepared.kind != SCHEMA or not makes_search(decode_steps(prepared.changes)):
+                    return _checked(request, prepared)
             except TakesLongError as error:
                 node.workers.took_long(next((text for text in request.texts if error.sql in text), request.texts[0]))
         node.workers.start(request_id, request, partial(self._in_worker, request), is_python=False, clock=clock > 0)
@@ -209,9 +210,14 @@ class Executions:
         prepared = _checked(request, workspace.execute(request))
         took_s = time.monotonic() - began
         self.check_modules(prepared)
-        if prepared.kind != SCHEMA or took_s < LONG_CHANGE_S:
+        if prepared.kind != SCHEMA:
             return prepared
-        if not makes_index(decode_steps(prepared.changes)):
+        steps = decode_steps(prepared.changes)
+        if makes_search(steps):
+            took_s = workspace.seconds_to_index(steps)
+        elif not makes_index(steps):
+            return prepared
+        if took_s < LONG_CHANGE_S:
             return prepared
         return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
 

@@ -4,6 +4,7 @@ import random
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -14,6 +15,7 @@ from bedrockish import open_client
 from bedrockish.errors import BedrockishError, ConstraintError
 from bedrockish_journal.model.clock import milliseconds
 from tests.cluster.story import PATIENT, insist, judge_files, level, ready, rows, send_signal, until
+from tests.engine.virtual_pair import check_virtual
 from tools.cluster import LocalCluster, LocalNode
 
 pytestmark = pytest.mark.cluster
@@ -86,6 +88,21 @@ def was_built_beside(node: LocalNode, title: str) -> bool:
 Change = tuple[str, str]  # a statement, and the log's name for the object that it creates
 
 
+CHANGES = {
+    "index": (
+        "CREATE INDEX by_v ON t(v, r DESC, n) WHERE n < 90",
+        "CREATE UNIQUE INDEX by_code ON t(code)",
+        ("t INDEXED BY by_v WHERE n < 90", "n < 90"),
+    ),
+    "search": (
+        "CREATE VIRTUAL TABLE by_v USING fts5(v, n, content='t', content_rowid='id')",
+        "CREATE VIRTUAL TABLE by_code USING fts5(v, code, content=t, content_rowid=id, tokenize=porter)",
+        ("by_v('v : row')", "v LIKE 'row %'"),
+    ),
+}
+"""Two changes, and what finds some rows by the first one and without it."""
+
+
 async def make_and_kill(
     cluster: LocalCluster, run: Callable[[str], Awaitable[object]], first: Change, second: Change
 ) -> None:
@@ -123,8 +140,9 @@ def is_sound(node: LocalNode) -> bool:
     return (found, left) == ([("ok",)], [])
 
 
-async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(slow: LocalCluster) -> None:
-    cluster = slow
+@pytest.mark.parametrize("kind", CHANGES)
+async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(slow: LocalCluster, kind: str) -> None:
+    cluster, (first, second, all_of_it) = slow, CHANGES[kind]
     await ready(cluster)
     async with open_client(cluster.url(0, options=PATIENT)) as client:
         columns = "id INTEGER PRIMARY KEY, code INTEGER, v TEXT COLLATE NOCASE, r REAL, n INTEGER"
@@ -134,25 +152,23 @@ async def test_nodes_die_while_an_index_is_built_and_when_it_comes_into_force(sl
         async with trio.open_nursery() as nursery:
             for number in range(3):
                 nursery.start_soon(work.write, number)
-            await make_and_kill(
-                cluster, client.execute,
-                ("CREATE INDEX by_v ON t(v, r DESC, n) WHERE n < 90", "index by_v"),
-                ("CREATE UNIQUE INDEX by_code ON t(code)", "index by_code"),
-            )  # fmt: skip
-            with pytest.raises(ConstraintError):
-                await client.execute("INSERT INTO t(code, n) VALUES (77000, 1), (77000, 2)")
+            await make_and_kill(cluster, client.execute, (first, "index by_v"), (second, "index by_code"))
+            if "UNIQUE" in second:
+                with pytest.raises(ConstraintError):
+                    await client.execute("INSERT INTO t(code, n) VALUES (77000, 1), (77000, 2)")
             work.stopping = True
         assert work.done > 50
-        found = await client.execute("SELECT count(*) FROM t INDEXED BY by_v WHERE n < 90")
-        assert found.rows == (await client.execute("SELECT count(*) FROM t NOT INDEXED WHERE n < 90")).rows
+        found = await client.execute(f"SELECT count(*) FROM {all_of_it[0]}")
+        assert found.rows == (await client.execute(f"SELECT count(*) FROM t NOT INDEXED WHERE {all_of_it[1]}")).rows
+        assert found.value() > 1_000
     await level(cluster)
     cluster.stop()
     judge_files(cluster)
     for node in cluster.nodes:
         assert is_sound(node), node.name
-    told = [
-        rows(node, "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = 't'") for node in slow.nodes
-    ]
+        with closing(apsw.Connection(str(node.database))) as db:
+            check_virtual(db)
+    told = [rows(node, "SELECT name, sql FROM sqlite_schema WHERE name GLOB 'by_*'") for node in slow.nodes]
     assert told[0] == told[1] == told[2] != []
 
 

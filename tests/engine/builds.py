@@ -4,13 +4,13 @@ import apsw
 import pytest
 
 from bedrockish.access_sets.system_names import PASSING
-from bedrockish.engine.storage.index_build import IndexBuild
+from bedrockish.engine.storage.index_build import Build
 from bedrockish.errors import ConstraintError
 from bedrockish_journal.model.entry import Entry
 from tests.engine.nodes import TestNode
 
 
-def begin(node: TestNode, entry: Entry) -> IndexBuild:
+def begin(node: TestNode, entry: Entry) -> Build:
     """Begin to build what a change of the schema makes that was decided."""
     node.save()
     plan = node.engine.builds.plan(entry.transaction)

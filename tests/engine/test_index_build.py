@@ -11,7 +11,7 @@ import pytest
 from bedrockish.access_sets.system_names import BARE, PASSING, STAND_IN
 from bedrockish.access_sets.system_names import STAND_IN_INDEX as BUILT
 from bedrockish.engine.storage import index_build, schema_versions
-from bedrockish.engine.storage.index_build import IndexBuild, Phase
+from bedrockish.engine.storage.index_build import Build, IndexBuild, Phase
 from bedrockish.engine.storage.refill import replay_own
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.engine.storage.stand_in import root_of
@@ -72,13 +72,13 @@ def begin(node: TestNode, entry: Entry) -> IndexBuild:
     return build
 
 
-def go_on(node: TestNode, build: IndexBuild) -> bool:
+def go_on(node: TestNode, build: Build) -> bool:
     if build.is_waiting:
         build.fetch()
     return node.engine.builds.advance()
 
 
-def finish(node: TestNode, build: IndexBuild) -> None:
+def finish(node: TestNode, build: Build) -> None:
     while build.phase not in (Phase.READY, Phase.FAILED):
         go_on(node, build)
 

@@ -219,6 +219,23 @@ def test_command_that_configures_an_index_reaches_every_node(pair: Pair) -> None
     assert len(pair.query(MATCH, ("alpha",))) == 1
 
 
+def test_upkeep_of_an_index_that_is_in_step_does_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rebuild of a million rows takes a minute. One that follows a write indexes the rows of its own transaction."""
+    pair.run(0, DOCS, INDEX, "CREATE VIRTUAL TABLE notes USING fts5(body)")
+    request = ("INSERT INTO docs(title) VALUES ('alpha')", "INSERT INTO found(found) VALUES ('rebuild')")
+    assert len(pair.run(0, *request, "SELECT * FROM found WHERE found MATCH 'alpha'")[2]) == 1
+    assert len(pair.query(MATCH, ("alpha",))) == 1
+    monkeypatch.setattr(pair.nodes[0].engine._executor, "run_piece", None)
+    for sql in (
+        "INSERT INTO found(found) VALUES ('rebuild')",
+        'INSERT INTO "notes" ("notes") VALUES ("optimize");',
+        "INSERT INTO main.found(found, rank) VALUES ('merge', 500)",
+    ):
+        (result,) = pair.nodes[0].run(sql)
+        assert (result.rows, result.rowcount) == ([], 1)
+    monkeypatch.undo()
+
+
 def test_corrupt_index_is_made_anew_where_a_row_changes(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     pair.run(0, DOCS, INDEX)
     pair.run(0, "INSERT INTO docs VALUES (1, 'alpha', 'beta', 0)")

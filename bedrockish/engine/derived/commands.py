@@ -22,20 +22,25 @@ _CONFIGURES = frozenset(
 )
 
 
+_UPKEEP = frozenset({"merge", "optimize", "rebuild"})
+
+
 class Command(NamedTuple):
     """A command in the text of a statement.
 
     Attributes:
         table: the virtual table.
         is_literal: its values are in the text, or can be written into it.
+        is_upkeep: it changes no answer of an index that is in step with its rows; every other one configures an index.
     """
 
     table: str
     is_literal: bool
+    is_upkeep: bool = False
 
 
-def configures(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
-    """Return the command if a statement is one that configures an index; None if it is another statement.
+def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
+    """Return the command if a statement is one that configures an index, or upkeep; None if it is another statement.
 
     Args:
         sql: one statement that SQLite accepts.
@@ -66,9 +71,10 @@ def configures(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
     command = words[values + 2]
     if command.kind == "param" and _name(words, at + 4) == "rank":
         return Command(table, False)  # which command it is, a value would say
-    if (command.name or "").lower() not in _CONFIGURES:
+    name = (command.name or "").lower()
+    if name not in _CONFIGURES | _UPKEEP:
         return None
-    return Command(table, all(token.kind != "param" for token in words[values:]))
+    return Command(table, all(token.kind != "param" for token in words[values:]), name in _UPKEEP)
 
 
 def with_values(sql: str, names: Sequence[str | None], values: Sequence[Value]) -> str:

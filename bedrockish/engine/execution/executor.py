@@ -288,6 +288,9 @@ class Executor:
                     self.stays = self.stays or piece.stays
                     run.configures = run.configures or piece.configures
                 elif piece.kind == WRITE:
+                    if piece.is_upkeep and not run.writes:  # its index is in step with the committed rows
+                        run.results.append(Result((), [], 1, None))
+                        continue
                     run.writes = True
                 if run.schema and (run.writes or piece.kind == READ):
                     if self.stays:
@@ -456,7 +459,7 @@ class Executor:
                 self.forget_texts()
             texts[statement.sql] = tuple(found)
             if "transaction_" not in statement.sql.lower() and all(
-                piece.kind == WRITE and not piece.setting for piece in found
+                piece.kind == WRITE and not piece.setting and not piece.is_upkeep for piece in found
             ):
                 self.only_writes.add(statement.sql)
 

@@ -9,7 +9,7 @@ bit old.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,11 +35,13 @@ from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder, Scope
 from bedrockish.engine.storage.database_file import ANALYSIS_ROWS
+from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
+from bedrockish.engine.storage.search_build import seconds
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
 from bedrockish_journal.model.access_set import AccessSet
-from bedrockish_journal.model.changes import Change
+from bedrockish_journal.model.changes import Change, Step
 from bedrockish_journal.storage.store import unpack_on
 
 T = TypeVar("T")
@@ -154,6 +156,19 @@ class Workspace:
             return executor.execute(request, base, self._version, at_once=at_once)
         except MixesError:
             return execute_mixed(executor, request, base, self._version)
+
+    def seconds_to_index(self, steps: Sequence[Step]) -> float:
+        """Return about how long SQLite would take to build the FTS5 index that a change makes on a table's rows.
+
+        Raises:
+            BedrockishError: what ``stop`` was given, or the file cannot be read.
+        """
+        prepare, busy = self._beside.prepare, self._beside.limits.busy
+        plan = plan_build(steps, self._open().executor.known.tables, prepare)
+        try:
+            return seconds(self._reader, plan, prepare, busy) if isinstance(plan, SearchPlan) else 0.0
+        except apsw.Error as error:
+            raise self._stopped or UnavailableError(f"the node cannot read its file ({error}); try again") from error
 
     def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
         """Tell what each statement of a text would read and write, as ``engine.explain.explain`` does."""

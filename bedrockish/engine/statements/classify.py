@@ -13,7 +13,7 @@ import apsw
 
 from bedrockish.access_sets.system_names import hidden_name, is_ours, may_be_asked
 from bedrockish.access_sets.virtual_layout import VirtualLayout
-from bedrockish.engine.derived.commands import configures
+from bedrockish.engine.derived.commands import command_of
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.engine.statements import pragmas
@@ -137,6 +137,7 @@ class Piece:
         fills: it makes a table and its rows, CREATE TABLE ... AS SELECT.
         defines: it makes, changes or drops a TEMP object.
         is_command: it is a command of a virtual table whose values are to be written into its text.
+        is_upkeep: it is a command of FTS5 that changes no answer of an index that is in step with its rows.
         is_dear: it calls what takes long and cannot be interrupted.
         stays: it makes a table of vec1: a connection fails later if that is rolled back without its transaction.
     """
@@ -160,6 +161,7 @@ class Piece:
     fills: bool = False
     defines: bool = False
     is_command: bool = False
+    is_upkeep: bool = False
     is_dear: bool = False
     stays: bool = False
     _behind: bool | None = field(default=None, repr=False, compare=False)
@@ -352,11 +354,12 @@ class Guard:
             found -= own
         for name in list(seen.reads):  # a search shows the rows of the content table
             seen.reads.update(table.removeprefix("t:") for table in layout.objects_of(name))
-        command = configures(piece.sql, layout.tables) if piece.kind == WRITE else None
+        command = command_of(piece.sql, layout.tables) if piece.kind == WRITE else None
         piece.is_dear = piece.is_dear or any(
             layout.tables[name].module in VECTORS for name in seen.named & layout.tables.keys()
         )
-        if command is not None:
+        piece.is_upkeep = command is not None and command.is_upkeep
+        if command is not None and not command.is_upkeep:
             piece.kind, piece.configures = SCHEMA, True
             piece.is_command = layout.tables[command.table].module in VECTORS
             if not command.is_literal:

@@ -30,8 +30,8 @@ import apsw
 
 from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
 from bedrockish.access_sets.table_layout import quote
-from bedrockish.engine.storage.index_plan import IndexPlan
-from bedrockish.engine.storage.stand_in import REFUSALS, Writable, root_of
+from bedrockish.engine.storage.index_plan import IndexPlan, Plan
+from bedrockish.engine.storage.stand_in import DESCRIBE, REFUSALS, Writable, describe, root_of, stand_ins
 from bedrockish_journal.model.changes import Row, decode_changes_in_pieces
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
@@ -47,7 +47,6 @@ SAMPLES = 64  # rows whose entries are looked up before the index is the table's
 ASK_STEPS = 10_000  # of SQLite's that sorts, until it asks whether the index is still wanted
 CACHE_KIB = 16 << 10  # of the connection that sorts
 
-_DESCRIBE = "INSERT INTO sqlite_schema(type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?)"
 _VALUE_BYTES = 8
 _CLOSED = "not all of its rows were read before its time came, or before the node was to end"
 
@@ -62,8 +61,8 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-class IndexBuild:
-    """The build of one index.
+class Build:
+    """The build of one result of a schema change, from the rows of one table.
 
     Args:
         db: the connection that writes.
@@ -76,9 +75,13 @@ class IndexBuild:
         failure: why it failed.
         rows: how many of the snapshot's were put in.
         is_late: the change comes into force now.
+        slice_bytes: about how many bytes of rows are put in at a time.
+        loaded: with more than this part of the rows it is finished when its time comes.
     """
 
-    def __init__(self, db: apsw.Connection, plan: IndexPlan, txid: Txid, version: int) -> None:
+    slice_bytes, loaded = SLICE_BYTES, LOADED
+
+    def __init__(self, db: apsw.Connection, plan: Plan, txid: Txid, version: int) -> None:
         self._db, self.plan, self.txid, self.version = db, plan, txid, version
         self.phase = Phase.LOADING
         self.failure = ""
@@ -93,13 +96,6 @@ class IndexBuild:
         self._lock = Lock()  # guards the reading connection, and the rows it has read
         self._stale: set[int] = set()  # rows that have changed, whose entries are still those of the snapshot
         self._missing: set[int] = set()  # rows whose entries are still to be put in
-        columns = ", ".join(plan.columns)
-        marks = ", ".join("?" * len(plan.columns))
-        self._add = f"INSERT INTO {STAND_IN}({columns}) VALUES ({marks})"
-        self._add_bare = f"INSERT INTO {BARE}({columns}) VALUES ({marks})"
-        # Never without WHERE: SQLite would clear the table and its index, and not look at the entries.
-        self._remove = f"DELETE FROM {STAND_IN} WHERE {plan.rowid} = ?"
-        self._remove_bare = f"DELETE FROM {BARE} WHERE {plan.rowid} = ?"
 
     @property
     def is_at_work(self) -> bool:
@@ -143,7 +139,7 @@ class IndexBuild:
                         count: Any = self._reader.execute(f"SELECT count(*) FROM {quote(self.plan.table)}").fetchall()
                         self._total = count[0][0]
                         self._sorted = iter(self._reader.execute(self.plan.load))
-                    found = _some(self._sorted)
+                    found = _some(self._sorted, self.slice_bytes)
                 except (apsw.Error, UnicodeDecodeError) as error:
                     self.fail(f"its rows cannot be read: {error}")
                     return
@@ -211,7 +207,7 @@ class IndexBuild:
     def is_nearly_done(self) -> bool:
         """Whether loading the rest takes less time than running the change's statement, and not too much memory."""
         left = self._total - self.rows
-        return self.rows > LOADED * self._total and left * self._slices <= LEFT_MAX * self.rows
+        return self.rows > self.loaded * self._total and left * self._slices <= LEFT_MAX * self.rows
 
     def touched(self, transaction: Transaction, schema: int) -> Collection[int]:
         """Return the rows that a transaction changes in the table of which this is made, if ``schema`` is its own."""
@@ -281,7 +277,7 @@ class IndexBuild:
         It does not if the table's definition has changed, or if the result fails its checks.
         """
         db = self._db
-        if self.phase is not Phase.READY or root_of(db, STAND_IN) == 0:
+        if self.phase is not Phase.READY or not stand_ins(db):
             return False
         db.execute("SAVEPOINT beside")
         moved = False
@@ -309,6 +305,39 @@ class IndexBuild:
             self.fail(str(error))
         db.execute("RELEASE beside")
 
+    def _is_free(self) -> bool:
+        """Return whether the table's definition is unchanged, and the name of the index is free."""
+        taken = self._db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? COLLATE NOCASE", (self.plan.name,))
+        if taken.fetchall():
+            return False
+        query = "SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?"
+        return self._db.execute(query, (self.plan.table,)).fetchall() == [(self.plan.table_sql,)]
+
+    def _create(self) -> None:
+        raise NotImplementedError
+
+    def _edit(self, removed: Sequence[Row], added: Sequence[Row]) -> None:
+        raise NotImplementedError
+
+    def _move(self) -> bool:
+        raise NotImplementedError
+
+
+class IndexBuild(Build):
+    """The build of one index."""
+
+    plan: IndexPlan
+
+    def __init__(self, db: apsw.Connection, plan: IndexPlan, txid: Txid, version: int) -> None:
+        super().__init__(db, plan, txid, version)
+        columns = ", ".join(plan.columns)
+        marks = ", ".join("?" * len(plan.columns))
+        self._add = f"INSERT INTO {STAND_IN}({columns}) VALUES ({marks})"
+        self._add_bare = f"INSERT INTO {BARE}({columns}) VALUES ({marks})"
+        # Never without WHERE: SQLite would clear the table and its index, and not look at the entries.
+        self._remove = f"DELETE FROM {STAND_IN} WHERE {plan.rowid} = ?"
+        self._remove_bare = f"DELETE FROM {BARE} WHERE {plan.rowid} = ?"
+
     def _create(self) -> None:
         self._db.execute(self.plan.stand_in_sql)
         self._db.execute(self.plan.index_sql)
@@ -326,34 +355,14 @@ class IndexBuild:
 
     def _describe_bare(self) -> None:
         """Have this connection, and it alone, know the stand-in by another name, as a table without an index."""
-        db = self._db
-        root = root_of(db, STAND_IN)
-        with Writable(db):
-            row = (BARE, BARE, root, self.plan.bare_sql)
-            db.execute(_DESCRIBE, ("table", *row))
-            try:
-                db.execute("PRAGMA writable_schema = RESET")
-                known = db.table_exists("main", BARE)  # reads the schema
-            finally:
-                db.execute("PRAGMA writable_schema = ON")
-                db.execute("DELETE FROM sqlite_schema WHERE name = ?", (BARE,))
-            assert known
-
-    def _is_free(self) -> bool:
-        """Return whether the table's definition is unchanged, and the name of the index is free."""
-        taken = self._db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? COLLATE NOCASE", (self.plan.name,))
-        if taken.fetchall():
-            return False
-        query = "SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?"
-        return self._db.execute(query, (self.plan.table,)).fetchall() == [(self.plan.table_sql,)]
+        describe(self._db, BARE, root_of(self._db, STAND_IN), self.plan.bare_sql)
 
     def _move(self) -> bool:
         db, plan = self._db, self.plan
         root = root_of(db, STAND_IN_INDEX)
         with Writable(db):
             # At the end, where CREATE INDEX puts it: on every node the order of a table's indexes is the same.
-            row = (plan.name, plan.table, root, plan.sql)
-            db.execute(_DESCRIBE, ("index", *row))
+            db.execute(DESCRIBE, ("index", plan.name, plan.table, root, plan.sql))
             db.execute("DELETE FROM sqlite_schema WHERE name = ?", (STAND_IN_INDEX,))
             # So every connection reads the schema again, this one at its next statement, and a rollback counts, too.
             version: int = db.pragma("schema_version")
@@ -390,14 +399,14 @@ def _taken(rowids: set[int]) -> list[int]:
     return [rowids.pop() for _ in range(min(len(rowids), SLICE_ROWS))]
 
 
-def _some(rows: Iterator[Row]) -> list[Row]:
+def _some(rows: Iterator[Row], most: int) -> list[Row]:
     """Return the next slice of some rows; an empty one at their end."""
     found: list[Row] = []
     size = 0
     for row in rows:
         found.append(row)
         size += sum(_size(value) for value in row)
-        if len(found) == SLICE_ROWS or size > SLICE_BYTES:
+        if len(found) == SLICE_ROWS or size > most:
             break
     return found
 

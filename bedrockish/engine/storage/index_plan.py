@@ -10,6 +10,7 @@ is built as any other schema statement is run.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import apsw
 
@@ -20,28 +21,27 @@ from bedrockish.access_sets.table_layout import Table, Tables, quote
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 from bedrockish_journal.model.changes import DO, Step
 from bedrockish_journal.storage.vector_modules import Connection
+from bedrockish_journal.storage.virtual_tables import FTS5, parse_virtual
 
+P = TypeVar("P", bound="Plan")
+COLUMNS_MAX = 500  # of an FTS5 index that is built online
 _FORM = "SELECT name, desc, coll, key FROM pragma_index_xinfo(?) ORDER BY seqno"
 
 
 @dataclass(frozen=True, slots=True)
-class IndexPlan:
-    """The plan of an index build, made before any row is read.
+class Plan:
+    """The plan of a build, made before any row is read.
 
     Attributes:
         table: name of the table, as the schema spells it.
         table_sql: the statement that made it.
-        name: name of the index.
-        sql: the statement that makes it, as SQLite keeps it.
+        name: name of the result.
+        sql: the statement that makes the result, as SQLite keeps it.
         stand_in_sql: makes the stand-in.
-        bare_sql: describes it once more, as a table without the index.
-        index_sql: makes the index on the stand-in.
         rowid: a name of the rowid, in the table as in the stand-in, quoted.
-        columns: columns of the stand-in that its rows are given by: the rowid, and then those of the index.
+        columns: columns of the stand-in that its rows are given by: the rowid, and then those of the result.
         load: selects all such rows of the table that have an entry, in the order of the entries.
         one: selects the row of one rowid.
-        is_plain: each row has an entry, of columns alone.
-        terms: the names of the columns of an entry, if it is plain.
     """
 
     table: str
@@ -49,19 +49,43 @@ class IndexPlan:
     name: str
     sql: str
     stand_in_sql: str
-    bare_sql: str
-    index_sql: str
     rowid: str
     columns: tuple[str, ...]
     load: str
     one: str
-    is_plain: bool
-    terms: tuple[str, ...]
 
     @property
     def title(self) -> str:
         """Name of the result, for people."""
         return f"index {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan(Plan):
+    """The plan of the build of an index.
+
+    Attributes:
+        bare_sql: describes the stand-in once more, as a table without the index.
+        index_sql: makes the index on the stand-in.
+        is_plain: each row has an entry, of columns alone.
+        terms: the names of the columns of an entry, if it is plain.
+    """
+
+    bare_sql: str
+    index_sql: str
+    is_plain: bool
+    terms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan(Plan):
+    """The plan of the build of an FTS5 index on the rows of a table.
+
+    Attributes:
+        near: selects the rows from a rowid on, in order.
+    """
+
+    near: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +114,22 @@ def makes_index(steps: Sequence[Step]) -> bool:
     return take_apart(*only_statement(steps)) is not None
 
 
-def plan_index(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> IndexPlan | None:
-    """Return the plan of an online index build; None if the change is not one index that can be built so.
+def makes_search(steps: Sequence[Step]) -> bool:
+    """Return whether a change of the schema is one statement that makes an FTS5 index on the rows of a table."""
+    sql, found = only_statement(steps)
+    return bool(_content(sql, found))
+
+
+def _content(sql: str, found: list[Token]) -> str:
+    """Return the content table of the FTS5 index that a statement makes; empty if it makes none."""
+    if len(found) < 6 or not (found[0].is_word("CREATE") and found[1].is_word("VIRTUAL")):
+        return ""
+    virtual = parse_virtual("", sql)
+    return virtual.content if virtual.module == FTS5 and not virtual.why_not_replicated else ""
+
+
+def plan_build(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Plan | None:
+    """Return the plan of an online build; None if the change is not one index that can be built so.
 
     Args:
         steps: the change.
@@ -99,6 +137,9 @@ def plan_index(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Index
         prepare: gives a connection the functions and collations that SQLite does not have.
     """
     sql, found = only_statement(steps)
+    content = _content(sql, found)
+    if content:
+        return _plan_search(sql, table_with_rowids(tables, content), tables, prepare)
     words = take_apart(sql, found)
     table = table_with_rowids(tables, words.table) if words is not None else None
     if words is None or table is None:
@@ -179,9 +220,38 @@ def _planned(trial: apsw.Connection, statement: str, words: Words, table: Table,
     trial.execute(f"EXPLAIN {load}").fetchall()
     trial.execute(f"EXPLAIN {one}", (1,)).fetchall()
     return IndexPlan(
-        table.name, table_sql, name, sql, stand_in_sql, bare_sql, index_sql, table.rowid, named, load, one, is_plain,
+        table.name, table_sql, name, sql, stand_in_sql, table.rowid, named, load, one, bare_sql, index_sql, is_plain,
         tuple(map(str, terms)) if is_plain else (),
     )  # fmt: skip
+
+
+def _plan_search(sql: str, table: Table | None, tables: Tables, prepare: Prepare) -> SearchPlan | None:
+    if table is None:
+        return None
+    text = tables.definitions.text_of(table.name)
+    return tried(prepare, lambda trial: _planned_search(trial, sql, table, text))
+
+
+def _planned_search(trial: apsw.Connection, statement: str, table: Table, table_sql: str) -> SearchPlan | None:
+    trial.execute(table_sql)
+    trial.execute(statement)
+    ((name, sql),) = trial.execute("SELECT name, sql FROM sqlite_schema WHERE rootpage = 0").fetchall()
+    words = tokens(str(sql))
+    using = next(token.start for token in words[4:] if token.is_word("USING"))
+    stand_in_sql = f"CREATE VIRTUAL TABLE {STAND_IN} {str(sql)[using:]}"
+    trial.execute(stand_in_sql)
+    info = trial.execute("SELECT name FROM pragma_table_xinfo(?) WHERE hidden <> 1 ORDER BY cid", (name,)).fetchall()
+    columns = [quote(str(column)) for (column,) in info]
+    if len(columns) >= COLUMNS_MAX:
+        return None
+    assert table.rowid
+    read = f"SELECT {', '.join((table.rowid, *columns))} FROM {quote(table.name)}"
+    order = f"ORDER BY {table.rowid}"
+    load, one, near = f"{read} {order}", f"{read} WHERE {table.rowid} = ?", f"{read} WHERE {table.rowid} >= ? {order}"
+    trial.execute(f"EXPLAIN {load}").fetchall()
+    return SearchPlan(
+        table.name, table_sql, str(name), str(sql), stand_in_sql, table.rowid, ("rowid", *columns), load, one, near
+    )
 
 
 def _described(trial: apsw.Connection, table: str, column: str) -> str:
@@ -210,7 +280,7 @@ def table_with_rowids(tables: Tables, name: str) -> Table | None:
     return table if table is not None and table.rowid else None
 
 
-def tried(prepare: Prepare, plan: Callable[[apsw.Connection], IndexPlan | None]) -> IndexPlan | None:
+def tried(prepare: Prepare, plan: Callable[[apsw.Connection], P | None]) -> P | None:
     """Return a plan made in an empty database in memory; None if SQLite refuses a part of it there.
 
     Args:

@@ -99,9 +99,11 @@ def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare,
         begin(db)
         db.execute("ATTACH ? AS old", (str(Path(database).resolve()),))
         with db:
-            kept = "FROM old.sqlite_schema WHERE tbl_name GLOB 'bedrockish_*' AND tbl_name <> ? AND sql IS NOT NULL"
+            kept = (
+                "FROM old.sqlite_schema WHERE tbl_name GLOB 'bedrockish_*' AND tbl_name NOT GLOB ? AND sql IS NOT NULL"
+            )
             query = f"SELECT type, name, sql {kept} ORDER BY type = 'index'"
-            made: list[Any] = db.execute(query, (STAND_IN,)).fetchall()
+            made: list[Any] = db.execute(query, (f"{STAND_IN}*",)).fetchall()
             for _, _, sql in made:
                 db.execute(sql)
             for name in [quote(name) for kind, name, _ in made if kind == "table"]:

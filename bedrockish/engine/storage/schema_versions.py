@@ -8,7 +8,7 @@ import apsw
 
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
 from bedrockish.engine.storage import system_tables as system
-from bedrockish.engine.storage.index_build import IndexBuild
+from bedrockish.engine.storage.index_build import Build
 from bedrockish.engine.storage.stand_in import remove_leftovers
 from bedrockish.errors import DamagedError
 from bedrockish.sqltext.statement_ends import first_word
@@ -66,7 +66,7 @@ class Versions:
             what = f"{entry.leader}{entry.tick} cannot be applied, {'; '.join(statements)!r} gave: {failure}"
             raise DamagedError(f"{what}; fill this node again from another one", table="")
 
-    def activate(self, txid: Txid, build: IndexBuild | None = None) -> str:
+    def activate(self, txid: Txid, build: Build | None = None) -> str:
         """Put the scheduled change in force, in the open batch; return why the data forbids it, or ''.
 
         ``build`` holds the change's result if it was built in the background.
@@ -78,7 +78,7 @@ class Versions:
         """Return the outcome of a change at this node."""
         return schema.standing(self._db, txid)
 
-    def _activate(self, txid: Any, build: IndexBuild | None) -> None:
+    def _activate(self, txid: Any, build: Build | None) -> None:
         waiting = schema.scheduled(self._db)
         assert waiting is not None
         assert waiting.txid == txid

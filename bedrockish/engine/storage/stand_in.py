@@ -13,6 +13,8 @@ from bedrockish.access_sets.system_names import BARE, STAND_IN
 from bedrockish.errors import ConfigError
 from bedrockish_journal.storage.vector_modules import Connection
 
+DESCRIBE = "INSERT INTO sqlite_schema(type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?)"
+_STAND_INS = "SELECT name FROM sqlite_schema WHERE type = 'table' AND (name = ? OR name GLOB ?)"
 REFUSALS = (apsw.ConstraintError, apsw.SQLError, apsw.MismatchError, apsw.TooBigError, apsw.CorruptError)
 
 
@@ -37,16 +39,42 @@ def root_of(db: apsw.Connection, name: str) -> int:
     return int(found[0][0]) if found else 0
 
 
+def stand_ins(db: apsw.Connection) -> list[str]:
+    """Return the names of the tables that stand in for a result: one, or the shadow tables of an FTS5 index."""
+    found: list[Any] = db.execute(_STAND_INS, (STAND_IN, f"{STAND_IN}_*")).fetchall()
+    return [str(name) for (name,) in found]
+
+
+def describe(db: apsw.Connection, name: str, root: int, sql: str) -> None:
+    """Have this connection, and it alone, know a table that is not in the file, by its row in ``sqlite_schema``."""
+    with Writable(db):
+        db.execute(DESCRIBE, ("table", name, name, root, sql))
+        try:
+            db.execute("PRAGMA writable_schema = RESET")
+            known = db.table_exists("main", name)  # reads the schema
+        finally:
+            db.execute("PRAGMA writable_schema = ON")
+            db.execute("DELETE FROM sqlite_schema WHERE name = ?", (name,))
+        assert known
+
+
+def forget(db: apsw.Connection) -> None:
+    """Have this connection know what is in the file, and nothing else."""
+    with Writable(db):
+        db.execute("PRAGMA writable_schema = RESET")
+
+
 def remove_leftovers(db: apsw.Connection) -> None:
     """Remove the unfinished results of builds, if any.
 
-    The writing connection may also know the stand-in by the bare name, which is not in the file. It has to forget that:
-    the root page is soon another table's, from which the next build would delete rows.
+    The writing connection may also know the stand-in by the bare name, or as an FTS5 table, neither of which is in the
+    file. It has to forget that: a root page is soon another table's, from which the next build would delete rows.
     """
-    if db.table_exists("main", BARE):
-        with Writable(db):
-            db.execute("PRAGMA writable_schema = RESET")
-    db.execute(f"DROP TABLE IF EXISTS {STAND_IN}")
+    left = stand_ins(db)
+    if db.table_exists("main", BARE) or (db.table_exists("main", STAND_IN) and STAND_IN not in left):
+        forget(db)
+    for name in left:
+        db.execute(f"DROP TABLE {name}")
 
 
 def remove_copied(copy: Path) -> None:
@@ -58,7 +86,7 @@ def remove_copied(copy: Path) -> None:
     try:
         db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
-            if root_of(db, STAND_IN) == 0:
+            if not stand_ins(db):
                 return
             remove_leftovers(db)
         finally:

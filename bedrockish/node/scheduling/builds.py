@@ -12,8 +12,8 @@ import trio
 
 from bedrockish.core.state.state import State
 from bedrockish.engine.engine import Engine
-from bedrockish.engine.storage.index_build import IndexBuild, Phase
-from bedrockish.engine.storage.index_plan import IndexPlan
+from bedrockish.engine.storage.index_build import Build, Phase
+from bedrockish.engine.storage.index_plan import Plan
 from bedrockish.errors import UnavailableError
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish_journal.model.clock import milliseconds
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_MS = 500  # until a change comes into force, or it is not worth beginning
 PAUSE_S = 0.002  # between two slices, at least
-SLICES_MAX = 4  # that come without waiting for the disk: on a busy one, that takes longer than they do
+UNSYNCED_BYTES = 1 << 20  # of slices that come without waiting for the disk: on a busy one, that takes longer than they
 
 
 class Builds:
@@ -86,9 +86,9 @@ class Builds:
             took_s = time.monotonic() - began
             logger.info("%s was built beside its table in %.1f s, of %d rows", plan.title, took_s, build.rows)
 
-    async def _started(self, plan: IndexPlan, change: Transaction) -> IndexBuild | None:
+    async def _started(self, plan: Plan, change: Transaction) -> Build | None:
         """Begin at the next boundary; None if the change is in force before that."""
-        found: list[IndexBuild | UnavailableError] = []
+        found: list[Build | UnavailableError] = []
         done, abandoned = trio.Event(), False
 
         def begin() -> None:
@@ -115,9 +115,9 @@ class Builds:
             return one
         return None
 
-    async def _build(self, build: IndexBuild) -> None:
+    async def _build(self, build: Build) -> None:
         """Build it until the result is ready, or until the change's time has come and another place has built it."""
-        slices = 0
+        slices, most = 0, UNSYNCED_BYTES // build.slice_bytes
         while build.phase not in (Phase.READY, Phase.FAILED):
             if build.is_waiting:
                 await trio.to_thread.run_sync(build.fetch, abandon_on_cancel=True)
@@ -133,7 +133,7 @@ class Builds:
             self._engine.builds.advance()
             took_s = time.thread_time() - began
             slices += 1
-            if slices % SLICES_MAX == 0:
+            if slices % most == 0:
                 await self._durable()
             await trio.sleep(max(PAUSE_S, took_s))
         await self._durable()

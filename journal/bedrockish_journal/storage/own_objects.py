@@ -7,7 +7,10 @@ import apsw
 PREFIX = "bedrockish_"
 TABLES = frozenset(
     f"{PREFIX}{name}"
-    for name in ("journal", "joined", "past", "pruned", "packed", "schema", "meta", "vote", "piece", "building", "bare")
+    for name in (
+        *("journal", "joined", "past", "pruned", "packed", "schema", "meta", "vote", "piece", "building", "bare"),
+        *("building_data", "building_idx", "building_docsize", "building_config"),  # of an FTS5 index
+    )
 )
 INDEXES = frozenset(
     f"{PREFIX}{name}"

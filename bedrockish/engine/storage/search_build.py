@@ -1,0 +1,115 @@
+"""Online build of an FTS5 index on the rows of a table, in stand-ins of its shadow tables.
+
+The file has these as ordinary tables. Only the connection that writes knows the FTS5 table that they belong to, so no
+other program, and no copy of the file, meets an index that is not ready. When the change comes into force, its
+statement makes the shadow tables, which exchange their pages with the stand-ins.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import apsw
+
+from bedrockish.access_sets.catalog import Prepare
+from bedrockish.access_sets.system_names import SHADOWS, STAND_IN
+from bedrockish.access_sets.table_layout import quote
+from bedrockish.engine.storage.index_build import SAMPLES, Build
+from bedrockish.engine.storage.index_plan import SearchPlan
+from bedrockish.engine.storage.stand_in import Writable, describe, root_of, stand_ins
+from bedrockish_journal.model.changes import Row
+from bedrockish_journal.storage.vector_modules import Connection
+
+TRIED = 256  # rows that the trial of a build has
+_SET_ROOT = "UPDATE sqlite_schema SET rootpage = ? WHERE name = ?"
+
+
+def seconds(db: apsw.Connection, plan: SearchPlan, prepare: Prepare, busy: Callable[[], float]) -> float:
+    """Return about how long SQLite would take to build an index: it is tried in memory, with some of the rows.
+
+    Args:
+        db: reads the rows.
+        plan: of the index.
+        prepare: gives a connection the functions and tokenizers that SQLite does not have.
+        busy: the processor time of this thread, in seconds.
+
+    Raises:
+        apsw.Error: the rows cannot be read, or it is interrupted.
+    """
+    table = quote(plan.table)
+    found: Any = db.execute(f"SELECT count(*), min({plan.rowid}), max({plan.rowid}) FROM {table}").fetchall()
+    ((count, least, most),) = found
+    rows: list[Any] = []
+    for place in range(TRIED if count else 0):
+        rows += db.execute(f"{plan.near} LIMIT 1", (least + (most - least) * place // TRIED,)).fetchall()
+    with closing(Connection(":memory:")) as trial:
+        prepare(trial)
+        trial.execute(plan.stand_in_sql)
+        began = busy()
+        with trial:
+            trial.executemany(_add(plan), [(number, *row[1:]) for number, row in enumerate(rows)])
+        return (busy() - began) / TRIED * float(count)
+
+
+def _add(plan: SearchPlan) -> str:
+    return f"INSERT INTO {STAND_IN}({', '.join(plan.columns)}) VALUES ({', '.join('?' * len(plan.columns))})"
+
+
+class SearchBuild(Build):
+    """The build of one FTS5 index."""
+
+    plan: SearchPlan
+    slice_bytes = 64 << 10  # which are cut into words in about as long as others' slices take
+    loaded = 0.1  # a row takes as long here as in SQLite's rebuild
+
+    def _create(self) -> None:
+        self._db.execute(self.plan.stand_in_sql)
+        with Writable(self._db):
+            self._db.execute("DELETE FROM sqlite_schema WHERE name = ?", (STAND_IN,))
+
+    def _edit(self, removed: Sequence[Row], added: Sequence[Row]) -> None:
+        db, plan = self._db, self.plan
+        if not db.table_exists("main", STAND_IN):
+            describe(db, STAND_IN, 0, plan.stand_in_sql)
+        taken, marks = ", ".join(plan.columns), ", ?" * len(plan.columns)
+        db.executemany(f"INSERT INTO {STAND_IN}({STAND_IN}, {taken}) VALUES ('delete'{marks})", removed)
+        db.executemany(_add(plan), added)
+
+    def _move(self) -> bool:
+        db, plan = self._db, self.plan
+        db.execute(plan.sql)
+        pairs = [(f"{STAND_IN}_{part}", f"{plan.name}_{part}") for part in SHADOWS]
+        roots = [(root_of(db, name), root_of(db, made)) for name, made in pairs]
+        if any(bool(one) != bool(other) for one, other in roots):
+            self.failure = "it lacks a table"
+            return False
+        with Writable(db):
+            for (name, made), (one, other) in zip(pairs, roots, strict=True):
+                db.execute(_SET_ROOT, (one, made))
+                db.execute(_SET_ROOT, (other, name))
+            version: int = db.pragma("schema_version")  # by which every connection reads the schema again
+            db.execute(f"PRAGMA main.schema_version = {version + 1}")
+            db.execute("PRAGMA writable_schema = RESET")
+        for name in stand_ins(db):
+            db.execute(f"DROP TABLE {name}")
+        return self._is_right()
+
+    def _is_right(self) -> bool:
+        """Return whether the index has some rows of the table, and no row that the table lacks."""
+        db, plan = self._db, self.plan
+        table, sizes = quote(plan.table), quote(f"{plan.name}_docsize")
+        if not db.table_exists("main", f"{plan.name}_docsize"):
+            return True
+        ends = "SELECT (SELECT min({0}) FROM {1}), (SELECT max({0}) FROM {1})"
+        found: Any = db.execute(ends.format(plan.rowid, table)).fetchall()[0]
+        if db.execute(ends.format("id", sizes)).fetchall() != [found]:
+            self.failure = "its first or last row is another one than that of the table"
+            return False
+        least, most = found
+        pick = f"SELECT {plan.rowid} FROM {table} NOT INDEXED WHERE {plan.rowid} >= ? ORDER BY {plan.rowid} LIMIT 1"
+        for place in range(SAMPLES if least is not None else 0):
+            row: Any = db.execute(pick, (least + (most - least) * place // (SAMPLES - 1),)).fetchall()
+            if not db.execute(f"SELECT 1 FROM {sizes} WHERE id = ?", row[0]).fetchall():
+                self.failure = f"row {row[0][0]} is not in it"
+                return False
+        return True

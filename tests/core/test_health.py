@@ -5,7 +5,7 @@ import pytest
 
 from bedrockish.api.requests import STRICT, Request, Statement
 from bedrockish.common.levels import LEVEL
-from bedrockish.core.coordinator.request import Attempt
+from bedrockish.core.coordinator.request import Attempt, InFlight, did_not_happen
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Apply, Effect, Execute, Persist, Reply, Send, SendEntries
 from bedrockish.core.protocol.events import Compared, Executed, Now, PeerUp, Received, Submitted, Woken
@@ -41,8 +41,9 @@ from bedrockish.core.protocol.messages import (
     encode,
 )
 from bedrockish.core.protocol.records import Prepared, Recovered, Vote
+from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.settings import Settings
-from bedrockish.errors import ReadOnlyError, UnavailableError
+from bedrockish.errors import ConflictError, ReadOnlyError, UnavailableError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -331,3 +332,19 @@ def test_a_leader_whose_rows_a_voter_does_not_have_is_in_doubt_of_its_own() -> N
     node.coordinator.attempts[made.txid] = Attempt(made, [], 0.0, {"B": 0})
     node.step(Received("A", Reject(made.txid, Reason.DIFFERS, None, b"", CLOCK)), Now(0.1, WALL))
     assert node.state.doubts == 1
+
+
+def test_request_that_waits_for_a_repair_is_told_of_the_voter_with_other_rows() -> None:
+    """The voter still holds the command's attempt before, and an error that named that would send people nowhere."""
+    made, earlier = transaction("B", 2), transaction("B", 1).txid
+    node = doubting("", Recovered("B", "b", MEMBERS, votes=(Vote(made.txid, made, held=True),)))
+    inflight = InFlight(1, Request("pay", (), timeout_s=1.0), 1.0, attempts=9)
+    node.coordinator.replies.in_flight[1] = inflight
+    node.coordinator.attempts[made.txid] = Attempt(made, [1], 0.0, {"B": 0})
+    node.step(Received("A", Reject(made.txid, Reason.DIFFERS, None, b"", CLOCK)), Now(0.1, WALL))
+    inflight.last = Reject(made.txid, Reason.FOR, earlier, command_key("pay"), CLOCK)
+    error = did_not_happen(inflight, node.state)
+    assert isinstance(error, UnavailableError)
+    assert "A has other rows than B" in str(error)
+    inflight.last = Reject(made.txid, Reason.FOR, earlier, b"t:account\0x", CLOCK)
+    assert isinstance(did_not_happen(inflight, node.state), ConflictError)

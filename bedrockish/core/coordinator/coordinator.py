@@ -477,6 +477,7 @@ class Coordinator:
                 inflight.late = peer
             if message.reason == Reason.DIFFERS:
                 inflight.kept = None  # it may be made of rows of ours that are damaged, and about to be repaired
+                inflight.differs = peer
         # By reason: ``status`` and the metrics say why commands are run again.
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
         # Either of us may be the one with damaged tables: the repair finds out by asking the others.

@@ -9,6 +9,7 @@ from bedrockish.api.requests import Answer, Request, Token, digest_of
 from bedrockish.core.protocol.messages import Begin, Reason, Reject
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.access_index import Conflict
+from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
@@ -85,6 +86,7 @@ class InFlight:
         unfit: how often its clock was too old when it was done.
         refusal: why it was not begun, or was rejected for our clock, for its error if it did not happen.
         late: the voter that last had closed its time when it arrived.
+        differs: the voter that last had other rows than this node.
         open: its transactions of which the end is not known yet.
         behind: requests that wait until this one, which goes first, is in flight or done.
         last: the last reject that named another transaction.
@@ -122,6 +124,7 @@ class InFlight:
     unfit: int = 0
     refusal: str = ""
     late: str = ""
+    differs: str = ""
     once: bool = False
     is_long: bool = False
     error: BedrockishError | None = None
@@ -339,6 +342,14 @@ def came_too_late(peer: str) -> str:
     )
 
 
+def rows_differ(me: str, peer: str) -> str:
+    """Return what to say of a transaction that a voter refused because its rows are not those of this node."""
+    return (
+        f"{peer} has other rows than {me}, so the tables of one of the two are damaged; it finds that out and fills "
+        "itself again, which takes minutes for a file of gigabytes; 'bedrockish verify URL' names the rows"
+    )
+
+
 def retry_pause_ms(inflight: InFlight, settings: Settings, draw: float) -> float:
     """Return how long a request pauses after a rejection: longer each time, with jitter.
 
@@ -416,6 +427,11 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
             f"{request.timeout_s:g} s; it did not happen: give it more time, or split it into several"
         )
     if reject is not None and reject.other is not None:
+        # A voter that differed still holds the attempt before: the command waits for itself, and for the repair.
+        if inflight.differs and reject.key == command_key(request.command):
+            return UnavailableError(
+                f"command {request.command} did not happen: {rows_differ(state.me, inflight.differs)}"
+            )
         return _outrun(inflight, reject.other, reject.key, state)
     if inflight.lost is None or inflight.late:
         return DeadlineError(

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import trio
 
-from bedrockish.cli.url import UrlCommand, url_argument, url_at
+from bedrockish.cli.url import UrlCommand, url_at
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UnavailableError, UsageError
 from bedrockish_journal.model.anchor import (
@@ -30,7 +30,6 @@ BEGINNING = b'{"statement": '  # of each line
 
 
 @click.command(cls=UrlCommand)
-@url_argument
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def anchor(url: str, file: Path) -> None:
     """Add a line to FILE: the present end of each timeline of the journals, signed by the nodes' certificates.

@@ -12,7 +12,7 @@ import click
 import trio
 
 from bedrockish.cli.upkeep import duration
-from bedrockish.cli.url import LocalPath, UrlCommand, url_argument
+from bedrockish.cli.url import LocalPath, UrlCommand
 from bedrockish.errors import UsageError
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.moment import time_text
@@ -61,7 +61,6 @@ def backup() -> None:
 
 
 @click.command("copy", cls=UrlCommand)
-@url_argument
 @click.argument("file", type=LocalPath(TO_STORE, dir_okay=False))
 def copy(url: str, file: Path) -> None:
     """Copy the file of a node at URL, as it is now, to the new FILE, while clients go on."""
@@ -72,7 +71,6 @@ def copy(url: str, file: Path) -> None:
 
 
 @backup.command("follow", cls=UrlCommand)
-@url_argument
 @click.argument("directory", type=LocalPath(TO_STORE, file_okay=False))
 @click.option("--every", callback=duration, default="1d", show_default=True, metavar="AGE", help="Between snapshots.")
 @click.option("--keep", callback=duration, metavar="AGE", help="How far back a restore must go; by default, for ever.")

@@ -8,14 +8,13 @@ import click
 import trio
 
 from bedrockish.cli.upkeep import duration
-from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.cli.url import UrlCommand
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import UsageError
 from bedrockish.transfer.batch import ROWS_MAX, Batch, Progress, read_progress
 
 
 @click.command(cls=UrlCommand)
-@url_argument
 @click.argument("table")
 @click.argument("sql")
 @click.option("--key", default="rowid", show_default=True, help="A column with an index, of integers or texts.")

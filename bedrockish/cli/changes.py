@@ -7,7 +7,7 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.cli.safe_text import visible
-from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.cli.url import UrlCommand
 from bedrockish.client.feed import Changes
 from bedrockish_journal.feed.change_feed import Committed
 from bedrockish_journal.feed.json_form import as_data
@@ -16,7 +16,6 @@ from bedrockish_journal.model.transaction import MEMBERS
 
 
 @click.command(cls=UrlCommand)
-@url_argument
 @click.option("--after", metavar="CURSOR", help="Go on after this place, which an earlier run printed.")
 @click.option("--table", "tables", metavar="NAME", multiple=True, help="Only changes of this table; may be repeated.")
 @click.option("--follow", is_flag=True, help="Wait for more, until interrupted.")

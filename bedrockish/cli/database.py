@@ -12,7 +12,7 @@ from bedrockish import open_client
 from bedrockish.api.requests import STRICT
 from bedrockish.cli.progress import progress_bar
 from bedrockish.cli.safe_text import visible
-from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.cli.url import UrlCommand
 from bedrockish.client.trio_client import Client, target_of
 from bedrockish.errors import UnsupportedError, UsageError
 from bedrockish.transfer.load_database import (
@@ -36,7 +36,6 @@ NAMES = (
 
 
 @click.command("import", cls=UrlCommand)
-@url_argument
 @click.argument("file", type=FILE)
 @click.option("--add", is_flag=True, help="Even if the cluster has tables; none of the file's names may be taken.")
 @click.option("--again", is_flag=True, help="Import a file that was imported before, and dropped since.")
@@ -120,7 +119,6 @@ async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
 
 
 @click.command("export", cls=UrlCommand)
-@url_argument
 @click.argument("file", type=FILE)
 def export_database(url: str, file: Path) -> None:
     """Write the contents of the cluster at URL into the new SQLite database FILE, while clients go on.

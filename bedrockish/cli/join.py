@@ -6,13 +6,12 @@ import click
 import trio
 
 from bedrockish.cli.serve import read_config, read_settings, run_until_signal
-from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.cli.url import UrlCommand
 from bedrockish.common import log_format as logs
 from bedrockish.config.config import Config
 
 
 @click.command(cls=UrlCommand)
-@url_argument
 @click.option(
     "-c", "--config", type=click.Path(path_type=Path), envvar="BEDROCKISH_CONFIG", help="The new node's TOML file."
 )

@@ -6,7 +6,7 @@ import click
 import trio
 
 from bedrockish.cli.journal import load_plugins
-from bedrockish.cli.url import LocalPath, UrlCommand, url_argument
+from bedrockish.cli.url import LocalPath, UrlCommand
 from bedrockish.client.feed import Changes
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import PrunedError, UsageError
@@ -16,7 +16,6 @@ from bedrockish_journal.feed.change_feed import Committed
 
 
 @click.command(cls=UrlCommand)
-@url_argument
 @click.argument(
     "directory", type=LocalPath("write a directory of this machine, and copy it from there", file_okay=False)
 )

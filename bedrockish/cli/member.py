@@ -11,6 +11,7 @@ from bedrockish.api.url import parse_address
 from bedrockish.cli.output import BOX, MODES, PLAIN, print_rows
 from bedrockish.cli.upkeep import everywhere
 from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument
+from bedrockish.client.blocking import connect
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import MembershipError, ReadOnlyError, UnavailableError, UsageError
 
@@ -42,18 +43,12 @@ def member() -> None:
 
 
 @member.command("list", cls=UrlCommand)
-@url_argument
 @mode_option
 @timeout_option
 def list_members(url: str, mode: str | None, timeout: float | None) -> None:
     """Print the members, as the node at URL knows them."""
-
-    async def ask() -> dict[str, dict[str, object]]:
-        async with open_client(url) as client:
-            return await client.nodes(timeout=timeout)
-
-    target_of(url)
-    nodes = trio.run(ask)
+    with connect(url) as connection:
+        nodes = connection.nodes(timeout=timeout)
     columns = ("node", "address", "role", "up", "store")
     rows = [
         (node, fact["address"], fact["role"], "yes" if fact["up"] else "no", fact["store"])
@@ -63,7 +58,6 @@ def list_members(url: str, mode: str | None, timeout: float | None) -> None:
 
 
 @member.command(cls=UrlCommand)
-@url_argument
 @click.argument("node")
 @click.argument("address", metavar="HOST:PORT")
 @unresolved_option
@@ -76,7 +70,6 @@ def add(url: str, node: str, address: str, force: bool, mode: str | None, timeou
 
 
 @member.command(cls=UrlCommand)
-@url_argument
 @click.argument("node")
 @mode_option
 @timeout_option
@@ -86,7 +79,6 @@ def promote(url: str, node: str, mode: str | None, timeout: float | None) -> Non
 
 
 @member.command(cls=UrlCommand)
-@url_argument
 @click.argument("node")
 @force_option
 @mode_option
@@ -97,7 +89,6 @@ def demote(url: str, node: str, force: bool, mode: str | None, timeout: float | 
 
 
 @member.command(cls=UrlCommand)
-@url_argument
 @click.argument("node")
 @force_option
 @mode_option
@@ -141,7 +132,6 @@ def replace_node(
 
 
 @member.command(cls=UrlCommand)
-@url_argument
 @click.argument("node")
 @click.option("--from", "source", metavar="NAME", help="The member to copy from, whatever the others say of it.")
 @click.option("--from-journal", is_flag=True, help="Make the tables from NODE's own journal instead of a copy.")
@@ -181,7 +171,6 @@ def _reason(told: dict[str, object]) -> str:
 
 
 @member.command(cls=UrlCommand)
-@url_argument
 @click.argument("transaction")
 @click.option("--force", is_flag=True, help="Even if a member has applied it, or does not answer.")
 def resolve(url: str, transaction: str, force: bool) -> None:

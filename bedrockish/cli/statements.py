@@ -10,7 +10,7 @@ from bedrockish.api.requests import Rows
 from bedrockish.cli.member import show
 from bedrockish.cli.output import MODES
 from bedrockish.cli.upkeep import everywhere
-from bedrockish.cli.url import UrlCommand, url_argument
+from bedrockish.cli.url import UrlCommand
 
 ADDED = ("calls", "errors", "repeats", "total_ms", "result_bytes")
 COLUMNS = ("calls", "errors", "repeats", "total_ms", "mean_ms", "longest_ms", "result_bytes", "nodes", "statement")
@@ -18,7 +18,6 @@ BY = COLUMNS[:7]
 
 
 @click.command(cls=UrlCommand)
-@url_argument
 @click.option("--by", type=click.Choice(BY), default="total_ms", show_default=True, help="Those with most of it first.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many of them.")
 @click.option("--node", "only", metavar="NAME", help="At this member only; by default all, added up.")

@@ -9,7 +9,7 @@ import trio
 
 from bedrockish import __version__
 from bedrockish.cli.safe_text import visible
-from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument, url_at
+from bedrockish.cli.url import UrlCommand, UrlGroup, url_at
 from bedrockish.client.trio_client import open_client
 from bedrockish.common.levels import LEVEL
 from bedrockish.errors import BedrockishError
@@ -103,7 +103,6 @@ def upgrade() -> None:
 
 
 @upgrade.command(cls=UrlCommand)
-@url_argument
 def check(url: str) -> None:
     """Say which node may be restarted next on the release of this program, while clients go on.
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bedrockish.cli.safe_text import is_terminal
-from bedrockish.cli.url import UrlCommand, url_argument, url_at
+from bedrockish.cli.url import UrlCommand, url_at
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 
@@ -22,7 +22,6 @@ MEGABYTES = {"KB": 0.001, "MB": 1, "GB": 1_000, "TB": 1_000_000}
 
 
 @click.command(cls=UrlCommand)
-@url_argument
 @click.argument("to", metavar="[on|off|default]", type=click.Choice(["on", "off", "default"]), required=False)
 def clock(url: str, to: str | None) -> None:
     """Print the clocks of all members, or let them follow the wall clock (on), or only count (off).
@@ -74,7 +73,6 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 
 
 @click.command(cls=UrlCommand)
-@url_argument
 @click.option("--older-than", callback=duration, metavar="AGE", help="What is older by the cluster's clock: 7d, 12h.")
 @click.option("--larger-than", callback=_size, metavar="SIZE", help="The oldest of what makes it larger: 500MB, 2GB.")
 @click.option("--node", "only", metavar="NAME", help="At this member only; by default at all.")
@@ -104,7 +102,6 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
 
 
 @click.command(cls=UrlCommand)
-@url_argument
 @click.argument("name")
 @click.option("--after", metavar="CURSOR", help="What it has read of the change feed; by default nothing.")
 @click.option("--release", is_flag=True, help="It needs nothing any more.")

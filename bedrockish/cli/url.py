@@ -18,6 +18,10 @@ class UrlCommand(click.Command):
     our URLs begin with the same scheme, so whether one was given can be seen before.
     """
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.params.insert(0, click.Argument(["url"], metavar="[URL]"))
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the URL of the environment first if no word is a URL.
 

@@ -10,15 +10,17 @@ from bedrockish.api.requests import (
     USER_REMOVE,
     USER_REVOKE,
     MemberChange,
-    Rows,
 )
 from bedrockish.cli.member import change_members, show, timeout_option
 from bedrockish.cli.output import MODES
 from bedrockish.cli.secure import ask_hash
 from bedrockish.cli.upkeep import duration
-from bedrockish.cli.url import UrlCommand, UrlGroup, url_argument
+from bedrockish.cli.url import UrlCommand, UrlGroup
+from bedrockish.client.blocking import connect
 from bedrockish.client.trio_client import open_client
 from bedrockish_journal.model.membership import ROLES
+
+USERS = "SELECT user_name, role, tables FROM bedrockish_users ORDER BY 1"
 
 mode_option = click.option(
     "--mode", type=click.Choice(MODES), help="How to print the users; by default a box, in a pipe plain."
@@ -39,23 +41,15 @@ def user() -> None:
 
 
 @user.command("list", cls=UrlCommand)
-@url_argument
 @mode_option
 @timeout_option
 def list_users(url: str, mode: str | None, timeout: float | None) -> None:
     """Print the users and their roles."""
-
-    async def ask() -> Rows:
-        async with open_client(url) as client:
-            return await client.execute(
-                "SELECT user_name, role, tables FROM bedrockish_users ORDER BY 1", timeout=timeout
-            )
-
-    show(trio.run(ask), mode)
+    with connect(url) as connection:
+        show(connection.execute(USERS, timeout=timeout), mode)
 
 
 @user.command(cls=UrlCommand)
-@url_argument
 @click.argument("name")
 @click.option("--role", type=click.Choice(ROLES), help="By default none, which may do nothing.")
 @force_option
@@ -67,7 +61,6 @@ def add(url: str, name: str, role: str | None, force: bool, mode: str | None, ti
 
 
 @user.command(cls=UrlCommand)
-@url_argument
 @click.argument("name")
 @mode_option
 @timeout_option
@@ -77,7 +70,6 @@ def passwd(url: str, name: str, mode: str | None, timeout: float | None) -> None
 
 
 @user.command(cls=UrlCommand)
-@url_argument
 @click.argument("name")
 @role_argument
 @table_option
@@ -87,16 +79,16 @@ def grant(url: str, name: str, role: str, table: str, mode: str | None, timeout:
     """Give NAME at least ROLE."""
     change_members(url, MemberChange(USER_GRANT, name, role=role, table=table), mode, timeout)
     if table:
-        told = trio.run(_odd_table, url, table)
+        told = _odd_table(url, table)
         if told:
             click.echo(told, err=True)
 
 
-async def _odd_table(url: str, table: str) -> str:
+def _odd_table(url: str, table: str) -> str:
     """Return what is odd about a role for a table: it counts all the same, but may be a slip."""
     query = "SELECT type FROM sqlite_schema WHERE name = ? COLLATE NOCASE AND type IN ('table', 'view')"
-    async with open_client(url) as client:
-        rows = (await client.execute(query, [table])).rows
+    with connect(url) as connection:
+        rows = connection.execute(query, [table]).rows
     if not rows:
         return f"there is no table {table} now: the role is for the next one of that name"
     if rows[0][0] == "view":
@@ -105,7 +97,6 @@ async def _odd_table(url: str, table: str) -> str:
 
 
 @user.command(cls=UrlCommand)
-@url_argument
 @click.argument("name")
 @role_argument
 @table_option
@@ -118,7 +109,6 @@ def revoke(url: str, name: str, role: str, table: str, force: bool, mode: str | 
 
 
 @user.command(cls=UrlCommand)
-@url_argument
 @click.argument("name")
 @force_option
 @mode_option
@@ -129,7 +119,6 @@ def remove(url: str, name: str, force: bool, mode: str | None, timeout: float | 
 
 
 @user.command(cls=UrlCommand)
-@url_argument
 @click.argument("name")
 @click.option("--for", "for_s", callback=duration, default="1h", show_default=True, help="How long it is good: 1h, 7d.")
 @timeout_option

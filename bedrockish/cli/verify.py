@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import click
 import trio
 
-from bedrockish.cli.url import UrlCommand, url_argument, url_at
+from bedrockish.cli.url import UrlCommand, url_at
 from bedrockish.client.compare_nodes import AskRange, NodeComparison, Report
 from bedrockish.client.trio_client import Client, open_client, target_of
 from bedrockish.errors import BedrockishError, ProtocolMismatchError
@@ -18,7 +18,6 @@ TIMEOUT_S = 60.0
 
 
 @click.command(cls=UrlCommand)
-@url_argument
 @click.option("--rows-per-second", type=click.IntRange(1), help="How fast, at most; by default as fast as it goes.")
 def verify(url: str, rows_per_second: int | None) -> None:
     """Compare the rows of all tables at all members, and print differences: table, key, and the node in the minority.

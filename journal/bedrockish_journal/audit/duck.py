@@ -67,6 +67,7 @@ def run_audits(
 
 
 def _load(db: duckdb.DuckDBPyConnection, reader: Reader) -> None:
+    db.begin()  # each table by itself would be synced
     for name, schema in (("held", HELD), ("facts", FACTS)):
         db.register("empty", schema.empty_table())
         db.execute(f"CREATE TABLE {name} AS SELECT * FROM empty")
@@ -81,6 +82,7 @@ def _load(db: duckdb.DuckDBPyConnection, reader: Reader) -> None:
     db.unregister("part")
     for view in views(DUCKDB):
         db.execute(f"CREATE {'TABLE' if view.kept else 'VIEW'} {view.name} AS {view.sql}")
+    db.commit()
 
 
 def _count(db: duckdb.DuckDBPyConnection, reader: Reader) -> Counts:

@@ -33,12 +33,13 @@ from bedrockish.http.libsql.pipeline import Pipelines
 from bedrockish.http.libsql.session import DeclaredTypes
 from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, StatusError, error_reply, json_reply, raw_reply
 from bedrockish.http.metrics import CONTENT_TYPE, metrics_text
-from bedrockish.http.purse import Purse
+from bedrockish.http.purse import Purse, Unfinished
 from bedrockish.http.streamed import streamed
 from bedrockish.node.admin.troubles import not_ready
 from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.rights import check_seeing, check_upkeep
+from bedrockish.node.transactions.callers import Owner, caller_of
 from bedrockish.sqltext.session_values import SessionValues, asks_values
 from bedrockish_net.limits import Limits
 
@@ -158,8 +159,10 @@ def make_app(
     admission = Admission(token, gate)
     declared = DeclaredTypes(node, lambda: node.engine.schema_version)
 
+    unfinished = Unfinished(node.engine.memory)
+
     def purse() -> Purse:
-        return Purse(node.engine.memory, node.config.limits.result_bytes_max)
+        return Purse(node.engine.memory, node.config.limits.result_bytes_max, unfinished)
 
     pipelines = Pipelines(node, declared, read_body)
     routes = Routes(Handlers(node, gate, credentials), pipelines.routes())
@@ -191,13 +194,15 @@ class Handlers:
 
     async def stream(self, request: Request) -> Reply:
         """Run one statement that only reads, and write its rows as they come."""
-        command, objects = await self._command(request, read_only=True)
-        return await streamed(self._node.transactions.streams, command, self._cluster_id, objects=objects)
+        return await self._streamed(request, *await self._command(request, read_only=True))
 
     async def ask_stream(self, request: Request) -> Reply:
         """Run the statement in the URL, which only reads, and write its rows as they come."""
-        command, objects = self._question(request)
-        return await streamed(self._node.transactions.streams, command, self._cluster_id, objects=objects)
+        return await self._streamed(request, *self._question(request))
+
+    async def _streamed(self, request: Request, command: Command, objects: bool) -> Reply:
+        streams, owner = self._node.transactions.streams, Owner(request.address)
+        return await streamed(streams, owner, command, self._cluster_id, objects=objects)
 
     async def transaction(self, request: Request) -> Reply:
         """Run statements as one transaction."""
@@ -377,7 +382,7 @@ async def read_body(request: Request) -> bytes:
     Raises:
         StatusError: it is encoded.
         TooLargeError: it is longer than any client may send.
-        MemoryFullError: the node has no memory for it.
+        MemoryFullError: the node has no memory for it, or the caller has begun too many others.
     """
     coding = request.headers.get("content-encoding", "identity")
     if coding.strip().lower() != "identity":
@@ -385,12 +390,15 @@ async def read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length[:18]) > BODY_BYTES_MAX:
         raise _too_large()
-    body, purse = bytearray(), request.purse
-    while chunk := await request.piece():
-        body += chunk
-        purse.add_body(len(chunk))
-        if len(body) > BODY_BYTES_MAX:
-            raise _too_large()
+    body, purse, caller = bytearray(), request.purse, caller_of(Owner(request.address), request.user)
+    try:
+        while chunk := await request.piece():
+            body += chunk
+            purse.add_body(len(chunk), caller)
+            if len(body) > BODY_BYTES_MAX:
+                raise _too_large()
+    finally:
+        purse.end_body(caller)
     return bytes(body)
 
 

@@ -21,12 +21,13 @@ from bedrockish.errors import UsageError
 from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
 from bedrockish.http.parsing import Parser
 from bedrockish.node.admin.watching import files_max
-from bedrockish_net.handshake import BROKEN
+from bedrockish_net.handshake import BROKEN, host_of
 
 logger = logging.getLogger(__name__)
 
 READ_BYTES = 64 << 10
-IDLE_S = 75.0  # a caller's time for a whole head, and for each part of a body
+IDLE_S = 75.0  # a caller's time for a whole head, for each part of a body, and for a short body
+BODY_BYTES_S = 16 << 10  # a long body has to come as fast as this in the mean
 LOOK_S = 1.0
 FAREWELL_S, FAREWELL_READS = 1.0, 64
 SAFETY = {  # on every reply: a page that lies in another site's page, or that guesses a type, gets nothing
@@ -58,10 +59,11 @@ class Connection:
     def __init__(self, stream: Stream, serve: Serves, leaves: Callable[[], bool] = lambda: False) -> None:
         self._stream, self._serve, self._leaves = stream, serve, leaves
         self._plain = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-        self._parser = Parser(_host(self._plain), self._read_body)
+        self._parser = Parser(host_of(stream), self._read_body)
         self._waits_since = math.inf  # a write
         self._request: Request | None = None  # the one that is being answered
         self._is_answered = self._is_last = False
+        self._since = 0.0  # its head was here
         self.until = trio.current_time() + IDLE_S
 
     async def run(self) -> None:
@@ -87,7 +89,7 @@ class Connection:
             await self._end()
             return False
         self._request = request = parser.requests.popleft()
-        self._is_answered, self._is_last = False, not request.is_kept_alive
+        self._is_answered, self._is_last, self._since = False, not request.is_kept_alive, trio.current_time()
         await self._serve(request, self._write)
         if self._is_last:
             await self._end()
@@ -109,9 +111,11 @@ class Connection:
         """
         self._parser.check()
         request = self._request
-        if request is not None and request.headers.pop("expect", "").lower() == "100-continue":
+        assert request is not None
+        if request.headers.pop("expect", "").lower() == "100-continue":
             await self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self.until = trio.current_time() + IDLE_S
+        late = self._since + IDLE_S + request.came_bytes / BODY_BYTES_S
+        self.until = min(trio.current_time() + IDLE_S, late)
         if not await self._read():
             raise CallerGoneError("in the middle of a request")
         self.until = math.inf
@@ -243,13 +247,6 @@ def _date() -> bytes:
     if _written[0] != now:
         _written = now, f"date: {formatdate(now, usegmt=True)}\r\n".encode()
     return _written[1]
-
-
-def _host(stream: trio.SocketStream) -> str:
-    try:
-        return str(stream.socket.getpeername()[0])
-    except OSError:  # it has gone already
-        return ""
 
 
 async def serve_connections(

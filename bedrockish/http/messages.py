@@ -46,6 +46,7 @@ class Request:
         name: the last part of the path, at paths that end with one.
         user: the caller's user; empty at a node without logins.
         purse: the memory that the node holds for this request.
+        came_bytes: how much of the body has come.
         is_whole: whether the whole body has come.
         is_old: whether the caller speaks HTTP/1.0, which has no chunks.
         is_upgrade: the caller offers another protocol for this connection.
@@ -54,6 +55,7 @@ class Request:
 
     purse: Purse
     name = user = ""
+    came_bytes = 0
     is_upgrade = False
     is_whole = is_old = is_kept_alive = False
 
@@ -68,6 +70,7 @@ class Request:
     def add(self, data: bytes) -> None:
         """Take a part of the body."""
         self._came += data
+        self.came_bytes += len(data)
 
     async def piece(self) -> bytes:
         """Return the next part of the body, with all that has come; nothing at its end.

@@ -4,11 +4,48 @@ It draws on the memory of the node (``memory_max``) until the answer is written.
 are transactions of their own is bounded before each of them.
 """
 
+from collections import Counter
+
 from bedrockish.engine.sqlite.limits import Memory
-from bedrockish.errors import TooLargeError
+from bedrockish.errors import MemoryFullError, TooLargeError
+from bedrockish.node.transactions.callers import RULE, fits
 
 WRITTEN = 2  # an answer is kept as it was given, or as text, which is longer
 LOOK_BYTES = 1 << 20
+UNFINISHED_PARTS = 4  # bodies that are not whole may take one of so many parts of the memory
+
+
+class Unfinished:
+    """The bytes of bodies that have not come to their end, each caller's with a bound of its own.
+
+    Args:
+        memory: the node's.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory, self._held = memory, Counter[str]()
+
+    def hold(self, caller: str, size: int) -> None:
+        """Count bytes of a caller's.
+
+        Raises:
+            MemoryFullError: it has begun more than it may.
+        """
+        most, own = self._memory.max_bytes // UNFINISHED_PARTS, self._held[caller]
+        if not fits(most, self._held.total(), own, size):
+            raise MemoryFullError(
+                f"{own >> 10} KiB of bodies that you have begun are not whole; all callers may have {most >> 10} KiB, "
+                f"a quarter of memory_max, of which {RULE}; nothing happened: send bodies one after the other, or try "
+                "again later",
+                memory_max=self._memory.max_bytes,
+            )
+        self._held[caller] = own + size
+
+    def give_back(self, caller: str, size: int) -> None:
+        """Count no more a body that has ended."""
+        self._held[caller] -= size
+        if not self._held[caller]:
+            del self._held[caller]
 
 
 class Purse:
@@ -17,23 +54,34 @@ class Purse:
     Args:
         memory: the node's.
         room: bytes that all its answers may take together.
+        unfinished: the bodies that have not come to their end.
+
+    Attributes:
+        answered: bytes of the answers so far.
     """
 
-    def __init__(self, memory: Memory, room: int) -> None:
-        self._memory, self._room = memory, room
-        self._held = self._looked = 0
+    def __init__(self, memory: Memory, room: int, unfinished: Unfinished) -> None:
+        self._memory, self._room, self._unfinished = memory, room, unfinished
+        self._held = self._looked = self._begun = 0
         self.answered = 0
 
-    def add_body(self, size: int) -> None:
-        """Count bytes of the body.
+    def add_body(self, size: int, caller: str) -> None:
+        """Count bytes of the body, which a caller sends.
 
         Raises:
-            MemoryFullError: the node has no memory for a long body.
+            MemoryFullError: the node has no memory for a long body, or the caller has begun too many.
         """
+        self._unfinished.hold(caller, size)
+        self._begun += size
         self._hold(size)
         if self._held - self._looked > LOOK_BYTES:
             self._looked = self._held
             self._memory.check_large()
+
+    def end_body(self, caller: str) -> None:
+        """Note that the body is whole, or given up."""
+        self._unfinished.give_back(caller, self._begun)
+        self._begun = 0
 
     def add_answer(self, size: int) -> None:
         """Count the answer of a statement."""

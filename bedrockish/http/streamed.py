@@ -6,12 +6,13 @@ from bedrockish.api.json_forms import pack_object, pack_row, pack_token, unique_
 from bedrockish.api.requests import Request, decode_results
 from bedrockish.errors import BedrockishError, UnavailableError, pack_error
 from bedrockish.http.messages import Reply, lines_reply
+from bedrockish.node.transactions.callers import Owner
 from bedrockish.node.transactions.cursors import Stream, Streams
 
 LINES = "application/x-ndjson"
 
 
-async def streamed(streams: Streams, request: Request, cluster_id: str, *, objects: bool) -> Reply:
+async def streamed(streams: Streams, owner: Owner, request: Request, cluster_id: str, *, objects: bool) -> Reply:
     """Return the response for a statement that reads.
 
     Its first line has the columns, then each row is an array, or stands in an object as ``row``; the last line is an
@@ -20,7 +21,7 @@ async def streamed(streams: Streams, request: Request, cluster_id: str, *, objec
     Raises:
         BedrockishError: it cannot be read.
     """
-    stream = await streams.open(object(), request)
+    stream = await streams.open(owner, request)
     return lines_reply(_lines(streams, stream, cluster_id, objects=objects), LINES)
 
 

@@ -239,3 +239,14 @@ def _keep_unsent_here(stream: trio.abc.Stream) -> None:
     option = getattr(trio.socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and isinstance(stream, trio.SocketStream):
         stream.setsockopt(trio.socket.IPPROTO_TCP, option, UNSENT_BYTES_MAX)
+
+
+def host_of(stream: trio.abc.Stream) -> str:
+    """Return the address at the other end, without its port; empty if it has gone, or is a file's."""
+    raw: Any = stream
+    while isinstance(raw, trio.SSLStream):
+        raw = raw.transport_stream
+    try:
+        return str(raw.socket.getpeername()[0])
+    except (AttributeError, IndexError, OSError):
+        return ""

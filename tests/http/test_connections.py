@@ -152,6 +152,32 @@ async def test_caller_that_does_not_send_the_rest_is_cut_off(monkeypatch: pytest
         nursery.cancel_scope.cancel()
 
 
+async def test_body_that_comes_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, and the body in hours."""
+    monkeypatch.setattr(connections, "IDLE_S", 0.4)
+    monkeypatch.setattr(connections, "LOOK_S", 0.05)
+
+    async def serve(request: Request, write: Write) -> None:
+        while await request.piece():
+            pass
+        await write(Reply(b"whole"))
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connections.serve_connections, serve, listener, None, 60.0, set())
+        for size, is_cut in ((1, True), (8 << 10, False)):
+            async with await trio.open_tcp_stream(*listener.getsockname()) as caller:
+                found = b""
+                with trio.fail_after(20), suppress(trio.BrokenResourceError):
+                    await caller.send_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (20 * size))
+                    for _ in range(20):
+                        await trio.sleep(0.05)
+                        await caller.send_all(bytes(size))
+                    found = await caller.receive_some()
+                assert (b"whole" not in found) == is_cut
+        nursery.cancel_scope.cancel()
+
+
 async def test_body_that_nobody_reads_is_not_kept_during_a_streamed_reply() -> None:
     """A caller may send gigabytes while it is written to."""
     asked: list[Request] = []

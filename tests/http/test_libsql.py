@@ -352,7 +352,7 @@ async def test_baton_of_a_cursor_is_good_before_its_last_line_leaves() -> None:
     """A client that has the last line may go on over another connection at once."""
     nothing: Any = None
     session: Any = SimpleNamespace(closed=False, close=lambda: None)
-    pipelines, kept = Pipelines(nothing, nothing, nothing), Kept(session, b"")
+    pipelines, kept = Pipelines(nothing, nothing, nothing), Kept(session, b"", "")
 
     async def entries() -> AsyncGenerator[dict[str, Any]]:
         yield {"type": "step_begin", "step": 0, "cols": []}

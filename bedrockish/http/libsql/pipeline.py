@@ -21,6 +21,7 @@ from bedrockish.http.libsql.session import DeclaredTypes, Session
 from bedrockish.http.libsql.structures import ResultUnsayableError, has_infinity, write_error
 from bedrockish.http.messages import JSON, NOT_KEPT, Reply, Request, lines_reply
 from bedrockish.node.event_loop import Runtime
+from bedrockish.node.transactions.callers import RULE, Owner, caller_of, has_room
 
 IDLE_S = 10.0
 STREAMS_MAX = 1_000
@@ -37,11 +38,13 @@ class Kept:
 
     Attributes:
         session: the stream.
-        caller: digest of its caller's credentials; only that caller may go on with it.
+        credentials: a digest of those of its caller; only that caller may go on with it.
+        caller: the user or the address whose share it is of.
     """
 
     session: Session
-    caller: bytes
+    credentials: bytes
+    caller: str
 
 
 class Pipelines:
@@ -139,7 +142,7 @@ class Pipelines:
     # -- batons ----------------------------------------------------------------------------------------------------
 
     def _new(self, request: Request) -> Session:
-        session = Session(self._node, self._declared)
+        session = Session(self._node, self._declared, request.address)
         session.user = request.user
         return session
 
@@ -152,15 +155,19 @@ class Pipelines:
     def _take(self, request: Request, baton: object) -> Kept:
         """Return the stream that a baton stands for, or a new one; it is the request's alone until it is kept again."""
         self._close_late()
-        caller = sha256(request.headers.get("authorization", "").encode()).digest()
+        credentials = sha256(request.headers.get("authorization", "").encode()).digest()
         if baton is None:
-            if len(self._kept) >= STREAMS_MAX:
-                raise UnavailableError(f"the node has {STREAMS_MAX} open streams, which is its limit; try again")
-            return Kept(self._new(request), caller)
+            caller = caller_of(Owner(request.address), request.user)
+            if not has_room(STREAMS_MAX, (one.caller for one in self._kept.values()), caller):
+                raise UnavailableError(
+                    f"the node has {len(self._kept)} open streams; its limit is {STREAMS_MAX}, of which {RULE}: close "
+                    "some, or try again"
+                )
+            return Kept(self._new(request), credentials, caller)
         if not isinstance(baton, str):
             raise UsageError("baton should be a text or null")
         kept = self._kept.get(baton)
-        if kept is None or kept.caller != caller:
+        if kept is None or kept.credentials != credentials:
             raise UsageError(
                 f"there is no stream for this baton: it was used already, or the stream was idle for {IDLE_S:g} s, or "
                 "the node was started again; what was not committed did not happen: open another stream"

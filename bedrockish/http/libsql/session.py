@@ -32,6 +32,7 @@ from bedrockish.http.libsql.structures import (
 )
 from bedrockish.http.purse import Purse
 from bedrockish.node.event_loop import Runtime
+from bedrockish.node.transactions.callers import Owner
 from bedrockish.node.transactions.cursors import Stream
 from bedrockish.sqltext import transaction_control as control
 from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action, sections
@@ -89,10 +90,9 @@ class Session:
     user = ""
     ends = False
 
-    def __init__(self, node: Runtime, declared: DeclaredTypes, texts: Texts | None = None) -> None:
+    def __init__(self, node: Runtime, declared: DeclaredTypes, host: str = "") -> None:
         self._node, self._declared = node, declared
-        self._texts = texts if texts is not None else Texts()
-        self._owner = object()
+        self._texts, self._owner = Texts(), Owner(host)
         self._token = Token()
         self._open: Request | None = None  # the transaction that BEGIN has opened
         self._lost: BedrockishError | None = None  # why that one is over before the program ended it

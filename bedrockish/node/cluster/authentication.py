@@ -29,7 +29,7 @@ from bedrockish.errors import AuthenticationError, ConfigError, UsageError
 from bedrockish.node.cluster.identity import only_asks
 from bedrockish_net.errors import Code, RefusedError
 from bedrockish_net.events import Hello
-from bedrockish_net.handshake import is_local
+from bedrockish_net.handshake import host_of, is_local
 from bedrockish_net.tls import (
     CertificateError,
     certificate_holders,
@@ -329,10 +329,4 @@ class Gate:
 
 
 def _address(stream: trio.abc.Stream) -> str:
-    raw: Any = stream
-    while isinstance(raw, trio.SSLStream):
-        raw = raw.transport_stream
-    try:
-        return str(raw.socket.getpeername()[0])
-    except (AttributeError, OSError):
-        return "a caller that is gone"
+    return host_of(stream) or "a caller that is gone"

@@ -38,6 +38,7 @@ from bedrockish.errors import (
 from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.transactions.callers import RULE, caller_of, has_room
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.transaction import ROWS
 from bedrockish_journal.model.vector import Vector
@@ -55,6 +56,7 @@ class Stream:
     Attributes:
         name: the id of its command.
         owner: the link, or whatever else it belongs to.
+        caller: the user or the address whose share it is of.
         columns: of its rows.
         token: the state that it sees.
         snapshot: the snapshot that it reads.
@@ -67,6 +69,7 @@ class Stream:
 
     name: str
     owner: object
+    caller: str
     columns: tuple[str, ...]
     token: Token
     snapshot: Snapshot
@@ -105,7 +108,7 @@ class Streams:
         self._interactive, self._core, self._submit, self._snapshots = interactive, core, submit, snapshots
         self._bounds, self._damaged, self._workers = bounds, damaged, workers
         self._open: dict[str, Stream] = {}
-        self._opening: dict[str, object] = {}
+        self._opening: dict[str, tuple[object, str]] = {}  # owners and callers
         self._ended: OrderedDict[str, BedrockishError] = OrderedDict()
         self._threads = trio.CapacityLimiter(THREADS)
 
@@ -128,7 +131,7 @@ class Streams:
         if op == FETCH:
             rows, more = await self.fetch(self._find(owner, request.command))
             return Answer(rows, Token(), more=more)
-        if self._opening.get(request.command) is owner:
+        if self._opener(request.command) is owner:
             del self._opening[request.command]
         stream_or_none = self._open.get(request.command)
         if stream_or_none is not None and stream_or_none.owner is owner:
@@ -146,22 +149,25 @@ class Streams:
         if len(request.statements) != 1:
             raise UsageError("a stream is the result of one statement; send one")
         earlier = self._open.get(name)
-        if self._opening.get(name) is owner or (earlier is not None and earlier.owner is owner):
+        if self._opener(name) is owner or (earlier is not None and earlier.owner is owner):
             raise UsageError(f"a stream {name} is open already; give each its own id")
         if earlier is not None:  # its client has lost the answer, and asks again on another link
             self.end(earlier, UnavailableError("the stream was opened again"))
-        if len(self._open) + len(self._opening) >= self._bounds.streams_max:
+        caller, most = caller_of(owner, request.user), self._bounds.streams_max
+        callers = [*(one.caller for one in self._open.values()), *(by for _, by in self._opening.values())]
+        if not has_room(most, callers, caller):
             raise UnavailableError(
-                f"node {self._core.state.me} has {self._bounds.streams_max} open streams, which is its limit; try again"
+                f"node {self._core.state.me} has {len(callers)} open streams; its limit is {most} (streams_max), of "
+                f"which {RULE}: read some to their end, or try again"
             )
-        self._opening[name] = owner
+        self._opening[name] = owner, caller
         try:
-            stream = await self._begin(owner, request)
+            stream = await self._begin(owner, caller, request)
         except BaseException:
-            if self._opening.get(name) is owner:
+            if self._opener(name) is owner:
                 del self._opening[name]
             raise
-        if self._opening.get(name) is not owner:  # since then it was closed or opened again, or its client has gone
+        if self._opener(name) is not owner:  # since then it was closed or opened again, or its client has gone
             self._let_go(stream)
             raise UsageError("the stream was closed")
         del self._opening[name]
@@ -169,7 +175,10 @@ class Streams:
         self._ended.pop(name, None)
         return stream
 
-    async def _begin(self, owner: object, request: Request) -> Stream:
+    def _opener(self, name: str) -> object:
+        return self._opening[name][0] if name in self._opening else None
+
+    async def _begin(self, owner: object, caller: str, request: Request) -> Stream:
         interactive, engine = self._interactive, self._interactive.engine
         caught_up = replace(request, read=SESSION, statements=())
         await self._submit(caught_up, lambda: self._read_on(dict(engine.applied), AccessSet()))
@@ -192,7 +201,7 @@ class Streams:
         state, now = self._core.state, time.monotonic()
         token = Token(base, state.read_clock())
         batches = Batches(snapshot, piece, params, plan.lengths)
-        return Stream(request.command, owner, piece.columns, token, snapshot, batches, now, now)
+        return Stream(request.command, owner, caller, piece.columns, token, snapshot, batches, now, now)
 
     def _read_on(self, base: Vector, access_set: AccessSet) -> Prepared:
         """Return a read of these keys that was made on a snapshot."""
@@ -299,7 +308,7 @@ class Streams:
 
     def end_owner(self, owner: object) -> None:
         """A client has gone: its streams go with it."""
-        self._opening = {name: one for name, one in self._opening.items() if one is not owner}
+        self._opening = {name: one for name, one in self._opening.items() if one[0] is not owner}
         for stream in [stream for stream in self._open.values() if stream.owner is owner]:
             self.end(stream, UnavailableError("the client has gone"))
 

@@ -62,6 +62,7 @@ from bedrockish.node.scheduling.snapshots import Boundary, Snapshots
 from bedrockish.node.scheduling.statement_statistics import Ran
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions import steps
+from bedrockish.node.transactions.callers import RULE, caller_of, has_room
 from bedrockish.node.transactions.command_ids import check_digest, check_owner
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
@@ -320,9 +321,11 @@ class Transactions:
             raise
 
     def _begin(self, owner: object, request: Request) -> steps.Steps[Answer]:
-        if len(self._open) >= self._bounds.open_transactions_max:
+        caller, most = caller_of(owner, request.user), self._bounds.open_transactions_max
+        if not has_room(most, (one.caller for one in self._open.values()), caller):
             raise UnavailableError(
-                f"node {self._core.state.me} has {len(self._open)} open transactions, which is its limit; try again"
+                f"node {self._core.state.me} has {len(self._open)} open transactions; its limit is {most} "
+                f"(open_transactions_max), of which {RULE}: end some, or try again"
             )
         # A BEGIN whose answer was lost is sent again, maybe to this node. The transaction of the first is unused.
         earlier = self._open.get(request.command)
@@ -335,7 +338,7 @@ class Transactions:
         session = Session(request.isolation == SERIALIZABLE, request.command, request.user)
         access = self._engine.access
         begun = replace(request, statements=())
-        one = Open(begun, owner, session, now, now, access.of(request.user), access.config)
+        one = Open(begun, owner, caller, session, now, now, access.of(request.user), access.config)
         self._open[request.command] = one
         if self._is_new(request):
             return Answer(NOTHING, request.token)

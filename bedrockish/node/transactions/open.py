@@ -21,6 +21,7 @@ class Open:
     Attributes:
         request: its BEGIN.
         owner: the link that it belongs to.
+        caller: the user or the address whose share it is of.
         session: its work so far.
         since: seconds at which it began.
         touched: seconds of its last statement's end.
@@ -35,6 +36,7 @@ class Open:
 
     request: Request
     owner: object
+    caller: str
     session: Session
     since: float
     touched: float

@@ -25,6 +25,7 @@ from bedrockish.errors import (
 )
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.transactions.callers import RULE, caller_of, has_room
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +40,12 @@ class _Held:
     """The TEMP objects of one session.
 
     Attributes:
+        caller: the user or the address whose share they are of.
         touched: seconds at which its last transaction began.
     """
 
     owner: object
+    caller: str
     workspace: TemporaryWorkspace
     touched: float
 
@@ -90,7 +93,7 @@ class TemporaryObjects:
             ConflictError: what the transaction rests on has changed.
         """
         self._interactive.check_schema(session)
-        held = self._find(owner, name)
+        held = self._find(owner, name, caller_of(owner, session.user))
         if held.workspace.transaction is not None:
             raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
         tick = self._workers.scope(session.command, session.clock).tick
@@ -181,7 +184,7 @@ class TemporaryObjects:
             if held.workspace.transaction is None:  # else a thread is at work, which was told to stop
                 self._close(name, "the node is leaving")
 
-    def _find(self, owner: object, name: str) -> _Held:
+    def _find(self, owner: object, name: str, caller: str) -> _Held:
         held = self._held.get(name.removeprefix(FRESH))
         if held is not None and held.owner is owner and held.workspace.is_broken:
             self._close(name.removeprefix(FRESH), "their connection at the node failed, or may not be used any more")
@@ -196,14 +199,13 @@ class TemporaryObjects:
             )
         mine = sum(one.owner is owner for one in self._held.values())
         most = self._bounds.temporary_max
-        if len(self._held) >= most or mine >= max(most // 4, 1):
+        if mine >= max(most // 4, 1) or not has_room(most, (one.caller for one in self._held.values()), caller):
             raise UnavailableError(
                 f"{mine} sessions with TEMP objects on this link and {len(self._held)} at this node: its limit is "
-                f"{most}, a quarter of them on one link (temporary_max); close some"
+                f"{most} (temporary_max), a quarter of them on one link, and {RULE}: close some"
             )
-        made = _Held(
-            owner, TemporaryWorkspace(self._engine.beside(), self._bounds.temporary_bytes_max), time.monotonic()
-        )
+        workspace = TemporaryWorkspace(self._engine.beside(), self._bounds.temporary_bytes_max)
+        made = _Held(owner, caller, workspace, time.monotonic())
         self._held[name.removeprefix(FRESH)] = made
         return made
 

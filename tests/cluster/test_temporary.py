@@ -224,12 +224,12 @@ async def test_temporary_objects_have_bounds(tmp_path: Path) -> None:
             with pytest.raises(TemporaryLostError, match="idle_temporary_ms"):
                 await client.execute("SELECT * FROM x")
             assert await all_of(client, "SELECT count(*) FROM t") == [(11,)]
-        opened = [await trio.to_thread.run_sync(connect, cluster.url()) for _ in range(9)]
+        opened = [await trio.to_thread.run_sync(connect, cluster.url()) for _ in range(7)]
         try:
-            for one in opened[:8]:
+            for one in opened[:6]:
                 await trio.to_thread.run_sync(one.execute, "CREATE TEMP TABLE x(a)")
             with pytest.raises(UnavailableError, match="temporary_max"):
-                await trio.to_thread.run_sync(lambda: opened[8].execute("CREATE TEMP TABLE x(a)", timeout=1))
+                await trio.to_thread.run_sync(lambda: opened[6].execute("CREATE TEMP TABLE x(a)", timeout=1))
         finally:
             for one in opened:
                 one.close()

@@ -189,6 +189,24 @@ def test_failed_request_leaves_the_stream_usable(node: Asker, request_: dict[str
     assert rows(right) == [["1"]]
 
 
+@pytest.mark.parametrize(
+    ("definition", "values", "code"),
+    [
+        ("a PRIMARY KEY", "(1), (1)", "PRIMARYKEY"),
+        ("a UNIQUE", "(1), (1)", "UNIQUE"),
+        ("a NOT NULL", "(NULL)", "NOTNULL"),
+        ("a CHECK (a > 0)", "(0)", "CHECK"),
+        ("a REFERENCES coded", "(7)", "FOREIGNKEY"),
+        ("a REFERENCES coded DEFERRABLE INITIALLY DEFERRED", "(7)", "FOREIGNKEY"),
+    ],
+)
+def test_broken_constraint_has_sqlites_code(node: Asker, definition: str, values: str, code: str) -> None:
+    pipeline(node, execute("CREATE TABLE IF NOT EXISTS coded(id INTEGER PRIMARY KEY)"), {"type": "close"})
+    pipeline(node, execute("DROP TABLE IF EXISTS broken"), execute(f"CREATE TABLE broken({definition})"))
+    (told,) = pipeline(node, execute(f"INSERT INTO broken VALUES {values}"))["results"]
+    assert told["error"]["code"] == f"SQLITE_CONSTRAINT_{code}"
+
+
 def test_a_result_that_json_cannot_say_has_happened(node: Asker) -> None:
     """Its error code does not claim that nothing happened."""
     made, done, found = pipeline(

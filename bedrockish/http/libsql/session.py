@@ -235,8 +235,8 @@ class Session:
         if is_last and not self.autocommit and kind_of(statement.sql) in (WRITE, SCHEMA):
             raise UsageError(
                 f"the transaction would be rolled back with {LAST.format('this statement')}, which has not run: send "
-                "COMMIT before the close (npm's libsql closes after a statement that was prepared before BEGIN: "
-                "prepare it inside)",
+                "COMMIT before the close (npm's libsql closes where it has not heard of BEGIN: call its run(), not "
+                "all(), and prepare the statement after it)",
                 sql=statement.sql,
             )
         if self.purse is not None:

@@ -6,6 +6,7 @@ Input is checked field by field, and an error names the field. A result is writt
 import base64
 import binascii
 import math
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -292,11 +293,8 @@ def write_result(result: Result, declared: Sequence[str | None], *, want_rows: b
 
 
 _CONSTRAINTS = {
-    "UNIQUE": "SQLITE_CONSTRAINT_UNIQUE",
-    "NOT NULL": "SQLITE_CONSTRAINT_NOTNULL",
-    "CHECK": "SQLITE_CONSTRAINT_CHECK",
-    "FOREIGN KEY": "SQLITE_CONSTRAINT_FOREIGNKEY",
-}
+    number: name for name, number in vars(sqlite3).items() if name.startswith("SQLITE_CONSTRAINT_")
+}  # by SQLite's extended result code
 
 
 def write_error(error: BedrockishError) -> dict[str, Any]:
@@ -307,8 +305,9 @@ def write_error(error: BedrockishError) -> dict[str, Any]:
     """
     match error:
         case ConstraintError():
-            kind = next((code for word, code in _CONSTRAINTS.items() if word in error.message), "SQLITE_CONSTRAINT")
-            return {"message": error.message, "code": kind}
+            is_key = "FOREIGN KEY" in error.message  # one that is checked at the end has no number
+            number = error.details.get("sqlite", sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY if is_key else 0)
+            return {"message": error.message, "code": _CONSTRAINTS.get(number, "SQLITE_CONSTRAINT")}
         case ConflictError():
             return {"message": error.message, "code": "SQLITE_BUSY"}
         case OutcomeUnknownError():

@@ -1,7 +1,7 @@
-"""The callers of a node, and the share that each may have of what is bounded for all.
+"""The callers of a node, and the share of its bounds that each may have.
 
-A caller is a user, and where nobody has logged in the address from which it has come. It may have three times as many
-as are free: alone three quarters, so that the first request of anybody else finds room.
+A caller is a user, and without a login the address from which it has come. It may have three times as many as are free:
+alone three quarters, so that the first request of another caller finds room.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,19 @@
 """SQLite's own answers: files of its sqllogictest format, at three nodes and at plain SQLite side by side."""
 
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
+import apsw
 import pytest
 import trio
 
+from bedrockish import open_client
+from bedrockish_journal.verify.replay import replay
+from tests.cluster.story import level, ready, until
+from tests.cluster.test_damage import filled, serving
+from tests.cluster.test_damaged_pages import spoil_at_b
+from tests.cluster.test_restore import command
 from tools.cluster import LocalCluster
 from tools.logictest.records import FormatError, Printer, Query, Statement, Threshold, hashed, meets, parse
 from tools.logictest.run import Outcome, Plain, Report
@@ -55,6 +64,52 @@ SELECT count(*) FROM auto
     assert "SQLite gave 1: '2', not 1: '3'" in last.other[0]
     cluster.stop()
     assert len(digests(cluster)) == 1
+
+
+@pytest.mark.cluster
+async def test_documented_examples_hold_after_a_kill_a_repair_a_restore_and_a_replay(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """The queries that end the file have its results at each node, and in files that were made from theirs."""
+    text = (FOLDER / "documented.test").read_text(encoding="utf-8")
+    (report,) = await run_all(cluster, [(text, "documented.test")], quiet=True)
+    assert (report.wrong, report.other, report.refused) == ([], [], {})
+    last: list[Query] = []
+    for record in parse(text, "documented.test"):
+        last = [*last, record] if isinstance(record, Query) else []
+    assert len(last) > 20
+    await hold(cluster, last)
+    cluster.nodes[2].kill()
+    cluster.nodes[2].start()
+    await spoil_at_b(cluster, "tbl")
+    async with open_client(cluster.url(1, only=True)) as client:
+        await client.upkeep({"do": "scrub"}, timeout=20)
+    await until("B is filled again", partial(filled, cluster, 1))
+    await serving(cluster)
+    await hold(cluster, last)
+    backup, restored, made = (tmp_path / f"{name}.db" for name in ("backup", "restored", "made"))
+    await trio.to_thread.run_sync(command, "backup", cluster.url(), backup)
+    await trio.to_thread.run_sync(command, "restore", "--from", backup, "--to", restored)
+    await level(cluster)
+    cluster.stop()
+    replay([node.database for node in cluster.nodes], made, order="random", seed=3)
+    for path in (restored, made):
+        with closing(apsw.Connection(str(path))) as db:
+            for query in last:
+                assert Printer().values(db.execute(query.sql).fetchall(), query) == list(query.expected or ()), (
+                    query.sql
+                )
+
+
+async def hold(cluster: LocalCluster, queries: list[Query]) -> None:
+    """Check the results of queries at each node."""
+    await ready(cluster)
+    await level(cluster)
+    for node in range(len(cluster.nodes)):
+        async with open_client(cluster.url(node, only=True)) as client:
+            for query in queries:
+                rows = (await client.execute(query.sql)).rows
+                assert Printer().values(rows, query) == list(query.expected or ()), (node, query.sql)
 
 
 @pytest.mark.cluster

@@ -3,10 +3,19 @@
 Longer runs: ``python -m tools.chaos``.
 """
 
+import os
+import random
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from bedrockish.local.page import SERVING, Page
+from tests.engine.nodes import TestNode
+from tools.chaos.faults import FAULTS, MEMBER
+from tools.chaos.power import lose_unsynced
 from tools.chaos.run import Plan, run
 
 pytestmark = pytest.mark.cluster
@@ -24,6 +33,43 @@ async def test_three_nodes_under_all_faults(tmp_path: Path) -> None:
 
 async def test_programs_on_the_files_of_nodes_under_all_faults(tmp_path: Path) -> None:
     await chaos(Plan(nodes=3, seconds=20, seed=4, by_file=True), tmp_path, 30)
+
+
+def test_power_cut_takes_only_batches_that_were_not_synced(tmp_path: Path) -> None:
+    """Each time other bytes of it, also none: a disk may have written some."""
+    node, database = TestNode(tmp_path / "A.sqlite"), tmp_path / "A.sqlite"
+    node.run("CREATE TABLE t(a)")
+    node.engine.flush()
+    node.engine.sync()
+    page = Page(str(database), node.engine.batches)
+    node.engine.publication.begin(page, node.engine.batches, node.engine.schema_version)
+    page.beat(SERVING, 0)
+    for number in range(6):
+        node.run(f"INSERT INTO t VALUES ({number})")
+        node.engine.flush()
+        if number < 3:
+            node.engine.sync()
+    left = set[int]()
+    for seed in range(30):
+        copy = tmp_path / f"{seed}" / database.name
+        copy.parent.mkdir()
+        for suffix in ("", "-wal", "-node"):
+            shutil.copy(f"{database}{suffix}", f"{copy}{suffix}")
+        lose_unsynced(copy, os.getpid(), random.Random(seed))
+        with closing(sqlite3.connect(copy)) as db:
+            found = [row for (row,) in db.execute("SELECT a FROM t ORDER BY a")]
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert found == list(range(len(found)))
+        left.add(len(found))
+    assert min(left) == 3
+    assert max(left) > 3
+    assert lose_unsynced(database, os.getpid() + 1, random.Random(1)) == 0, "the page of another process says nothing"
+    node.engine.close()
+
+
+async def test_programs_on_the_files_of_nodes_that_join_and_leave(tmp_path: Path) -> None:
+    faults = (*(fault for fault in FAULTS if fault != "partition"), MEMBER, MEMBER)
+    await chaos(Plan(nodes=3, seconds=25, seed=5, faults=faults, by_file=True), tmp_path, 30)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from tools.chaos.faults import FAULTS
+from tools.chaos.faults import FAULTS, MEMBER
 from tools.chaos.run import Plan, run
 from tools.cluster import DemoError
 
@@ -28,15 +28,17 @@ def main(arguments: list[str] | None = None) -> int:
     length.add_argument("--minutes", type=float, metavar="M", help="how long the faults last")
     length.add_argument("--seconds", type=float, metavar="S", help="the same in seconds (60)")
     parser.add_argument("--seed", type=int, default=1, help="of the choices of clients and faults (1)")
-    parser.add_argument("--faults", default=",".join(FAULTS), help=f"which faults ({','.join(FAULTS)})")
+    parser.add_argument("--faults", default=",".join(FAULTS), help=f"which faults ({','.join(FAULTS)}), also {MEMBER}")
     parser.add_argument("--clients", type=int, default=3, metavar="C", help="clients for each node (3)")
     parser.add_argument("--directory", type=Path, help="a new directory for history and files, which are then kept")
-    parser.add_argument("--files", action="store_true", help="clients open the files of the nodes")
+    parser.add_argument("--files", action="store_true", help="clients are programs on the files of the nodes")
     parser.add_argument("--debug", action="store_true", help="nodes log every message; this is slower")
     chosen = parser.parse_args(arguments)
     faults = tuple(filter(None, chosen.faults.split(",")))
-    if not faults or not set(faults) <= set(FAULTS):
-        parser.error(f"--faults: there is {', '.join(FAULTS)}")
+    if not faults or not set(faults) <= {*FAULTS, MEMBER}:
+        parser.error(f"--faults: there is {', '.join((*FAULTS, MEMBER))}")
+    if {MEMBER, "partition"} <= set(faults):
+        parser.error(f"--faults: {MEMBER} needs links that cannot be cut; leave partition out")
     if not 1 <= chosen.nodes <= 26 or chosen.clients < 1:
         parser.error("--nodes should be 1 to 26, --clients at least 1")
     if chosen.directory is not None and chosen.directory.exists() and any(chosen.directory.iterdir()):

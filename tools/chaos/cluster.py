@@ -10,28 +10,65 @@ import trio
 from bedrockish import open_client
 from bedrockish.errors import BedrockishError
 from tools.chaos.proxy import Network
-from tools.cluster import LocalCluster, LocalNode
+from tools.cluster import READY_S, DemoError, LocalCluster, LocalNode, free_ports
 
 
 class ProxiedCluster(LocalCluster):
-    """Nodes whose links all go through a network that can be cut. Clients reach them directly."""
+    """Nodes whose links all go through a network that can be cut. Clients reach them directly.
+
+    Attributes:
+        network: the links.
+        is_direct: nodes find each other without proxies, as newcomers have to: all know a member by one address.
+        dark: files of nodes whose power is off: nothing is started there.
+    """
 
     def __init__(self, directory: Path, names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(directory, names, settings)
         self.options = "discover=no"  # the members' addresses are proxies, for peers only
         self.network = Network({node.name: node.port for node in self.nodes})
+        self.is_direct = False
+        self.dark: set[Path] = set()
 
     def peer_address(self, node: LocalNode, peer: LocalNode) -> str:
         """Return the proxy's address for the link from a node to a peer."""
+        if self.is_direct:
+            return super().peer_address(node, peer)
         return f"127.0.0.1:{self.network.lines[node.name, peer.name].port}"
 
     async def status(self, index: int, seconds: float = 3.0) -> dict[str, Any] | None:
         """Ask one node for its status; None if it does not answer."""
+        return await self.status_at(self.nodes[index], seconds)
+
+    async def status_at(self, node: LocalNode, seconds: float = 3.0) -> dict[str, Any] | None:
+        """Ask a node for its status; None if it does not answer."""
         try:
-            async with open_client(self.url(index, only=True, options="/?connect_timeout=1")) as client:
+            url = f"bedrockish://127.0.0.1:{node.port}/?connect_timeout=1&{self.options}"
+            async with open_client(url) as client:
                 return await client.status(timeout=seconds)
         except BedrockishError:
             return None
+
+    async def join(self, name: str, *options: str) -> LocalNode:
+        """Start a node that joins the others, without proxies, and return it when it is one of them.
+
+        Raises:
+            DemoError: it did not get in.
+        """
+        node = LocalNode(name, free_ports(1)[0], self.directory)
+        lines = f'node = "{name}"\ndatabase = "{node.database.name}"\nlisten = "127.0.0.1:{node.port}"\n'
+        node.config.write_text(lines)
+        node.start("join", self.url(), *options)
+        try:
+            with trio.fail_after(READY_S):
+                while await self.status_at(node) is None:
+                    if not node.is_running:
+                        raise DemoError(f"node {name} ended instead of joining; its log ends:\n{node.last_words()}")
+                    await trio.sleep(0.1)
+        except trio.TooSlowError:
+            raise DemoError(f"node {name} has not joined after {READY_S:.0f} s") from None
+        finally:
+            self.nodes.append(node)
+        return node
 
     async def wait_level(self, seconds: float) -> str:
         """Wait until all nodes have applied the same and nothing is in doubt; else return what is the matter."""
@@ -58,14 +95,19 @@ def _differences(found: Sequence[dict[str, Any] | None]) -> str:
 
 @asynccontextmanager
 async def proxied_cluster(
-    directory: Path, names: Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None = None
+    directory: Path,
+    names: Sequence[str],
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    is_direct: bool = False,
 ) -> AsyncIterator[ProxiedCluster]:
-    """Start nodes with proxies between them and stop all of it at the end of the block.
+    """Start nodes with proxies between them, or without, and stop all of it at the end of the block.
 
     Raises:
         DemoError: see ``LocalCluster.write_files``.
     """
     cluster = ProxiedCluster(directory, names, settings or {})
+    cluster.is_direct = is_direct
     await cluster.network.open()
     cluster.write_files()
     async with trio.open_nursery() as nursery:

@@ -1,23 +1,41 @@
-"""The faults: nodes are killed and restarted, stopped and continued, and cut off from each other in many ways."""
+"""The faults: nodes and programs are killed, stopped and cut off, lose what was not synced, and change around them."""
 
 import os
 import random
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
 import trio
 
+from bedrockish import open_client
+from bedrockish.api.requests import REMOVE, MemberChange
+from bedrockish.client.trio_client import Client
+from bedrockish.errors import (
+    BedrockishError,
+    ConflictError,
+    MembershipError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from bedrockish.local.page import READING, Published
 from tools.chaos.cluster import ProxiedCluster
+from tools.chaos.power import lose_unsynced
+from tools.chaos.programs import Program
 from tools.chaos.proxy import Line
-from tools.cluster import LocalNode
+from tools.cluster import DemoError, LocalNode
 
 QUIET_ROWS = 200  # of the table ``quiet``, which no client uses after its creation
 FLIPS_MAX = 3
-FAULTS = ("kill", "pause", "partition", "flip")
+NEWCOMERS = "XYZUVWRSTPQ"  # names of nodes that join, each once
+FAULTS = ("kill", "pause", "partition", "flip", "power", "program", "schema")
+MEMBER = "member"  # not together with partitions: nodes reach newcomers, and these all nodes, without proxies
+TABLES = ("texts", "items", "parts", "registers")  # that get a column, or lose it
+INDEXES = (("items_by_value", "items(value)"), ("parts_by_value", "parts(value)"), ("texts_by_items", "texts(items)"))
+REMOVE_S, LEAVE_S = 60.0, 5.0
 
 
 @dataclass
@@ -28,18 +46,27 @@ class Faults:
         cluster: the nodes.
         luck: the source of random choices.
         kinds: the kinds of faults to draw.
+        programs: the programs on the nodes' files; there are more, later.
         counts: the number of faults, by kind.
         deaths: the last output of nodes that ended without being killed.
+        former: nodes that have left.
+        lost_bytes: of write-ahead logs, in power cuts.
     """
 
     cluster: ProxiedCluster
     luck: random.Random
     kinds: tuple[str, ...] = FAULTS
+    programs: Sequence[Program] = ()
     counts: Counter[str] = field(default_factory=Counter)
     deaths: list[str] = field(default_factory=list)
+    former: list[LocalNode] = field(default_factory=list)
+    lost_bytes: int = 0
     _struck: set[str] = field(default_factory=set)  # nodes that are dead or stopped
     _killed: set[str] = field(default_factory=set)
     _parted: bool = False
+    _is_changing: bool = False  # the schema, or the members
+    _joined: int = 0
+    _flipped: LocalNode | None = None  # whose file is being damaged
 
     async def run(self) -> None:
         """Strike until cancelled, then undo everything: all nodes run, and all of them hear each other."""
@@ -48,26 +75,36 @@ class Faults:
             "pause": self._pause,
             "partition": self._part,
             "flip": self._flip,
+            "power": self._cut_power,
+            "program": self._strike_programs,
+            "schema": self._change_schema,
+            MEMBER: self._change_members,
         }
         try:
             async with trio.open_nursery() as nursery:
-                while True:
-                    await trio.sleep(self.luck.uniform(0.2, 2.0))
-                    nursery.start_soon(strikes[self.luck.choice(self.kinds)])
+                try:
+                    while True:
+                        await trio.sleep(self.luck.uniform(0.2, 2.0))
+                        nursery.start_soon(strikes[self.luck.choice(self.kinds)])
+                finally:
+                    self.undo()  # a change of the members under way needs them
         finally:
             self.undo()
 
     def undo(self) -> None:
         """Start, continue and connect everything."""
         self.cluster.network.heal()
+        for program in self.programs:
+            program.send(signal.SIGCONT)
         for node in self.cluster.nodes:
             self.look(node)
             if node.is_running:
                 _signal(node, signal.SIGCONT)
-            else:
+            elif node is not self._flipped:
                 node.start()
-        self._struck.clear()
-        self._killed.clear()
+                self.cluster.dark.discard(node.database)
+            self._struck.discard(node.name)
+            self._killed.discard(node.name)
 
     def look(self, node: LocalNode) -> None:
         """Note it if a node has ended by itself."""
@@ -108,6 +145,7 @@ class Faults:
     async def _start(self, node: LocalNode) -> None:
         await trio.sleep(self.luck.choice([0.0, self.luck.uniform(0, 1), self.luck.uniform(1, 5)]))
         node.start()
+        self.cluster.dark.discard(node.database)
         self._killed.discard(node.name)
         await trio.sleep(self.luck.uniform(0.5, 2))
         self._struck.discard(node.name)
@@ -120,12 +158,135 @@ class Faults:
         if self._struck or self._parted or self.counts["flipped bits"] >= FLIPS_MAX or self.luck.random() < 0.7:
             return
         node = self.luck.choice(self.cluster.nodes)
+        self._darken(node)
+        self._flipped = node
+        try:
+            row = self.luck.randrange(QUIET_ROWS)
+            self.counts["flipped bits"] += await trio.to_thread.run_sync(flip_bit, node, row)
+        finally:
+            self._flipped = None
+        await self._start(node)
+
+    async def _cut_power(self) -> None:
+        """Cut the power of some machines: nodes and programs end at one moment, and writes that were not synced are
+        gone.
+        """
+        victims = self._victims()
+        for node in victims:
+            self._darken(node)
+            self.counts["power cuts"] += 1
+            assert node.process is not None
+            self.lost_bytes += lose_unsynced(node.database, node.process.pid, self.luck)
+        async with trio.open_nursery() as nursery:
+            for node in victims:
+                nursery.start_soon(self._start, node)
+
+    def _darken(self, node: LocalNode) -> None:
+        """End a node and all programs on its file; none begins before the node does."""
         self._struck.add(node.name)
         self.look(node)
         self._killed.add(node.name)
+        self.cluster.dark.add(node.database)
+        for program in self.programs:
+            if program.database == node.database:
+                program.send(signal.SIGKILL)
         node.kill()
-        self.counts["flipped bits"] += await trio.to_thread.run_sync(flip_bit, node, self.luck.randrange(QUIET_ROWS))
-        await self._start(node)
+
+    async def _strike_programs(self) -> None:
+        """Kill some programs, or stop them for a while: with a snapshot, in a transaction, before its answer."""
+        running = [program for program in self.programs if program.is_running]
+        victims = self.luck.sample(running, self.luck.randint(1, (len(running) + 1) // 2)) if running else []
+        is_kill = self.luck.random() < 0.5
+        self.counts["programs killed" if is_kill else "programs stopped"] += len(victims)
+        for program in victims:
+            program.send(signal.SIGKILL if is_kill else signal.SIGSTOP)
+        if not is_kill:
+            await trio.sleep(self.luck.choice([self.luck.uniform(0.05, 0.5), self.luck.uniform(1, 4)]))
+            for program in victims:
+                program.send(signal.SIGCONT)
+
+    async def _change_schema(self) -> None:
+        """Add a column or an index that no client uses, or drop it."""
+        if self._is_changing:
+            return
+        self._is_changing = True
+        try:
+            url = self.cluster.url(self.luck.randrange(len(self.cluster.nodes)), options="/?connect_timeout=2")
+            async with open_client(url) as client:
+                what, change = await self._draw_change(client)
+                await client.execute(change, timeout=10)
+                self.counts[f"changes of the schema: {what}"] += 1
+        except BedrockishError as error:
+            self.counts[f"changes of the schema: {error.code}"] += 1
+            if not isinstance(error, ConflictError | UnavailableError | OutcomeUnknownError):
+                self.deaths.append(f"a change of the schema was told {error.code}: {error.message}")
+        finally:
+            self._is_changing = False
+
+    async def _draw_change(self, client: Client) -> tuple[str, str]:
+        """Return a change of the schema, as a kind and as a statement."""
+        if self.luck.random() < 0.5:
+            name, on = self.luck.choice(INDEXES)
+            found = await client.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", [name], read="strict")
+            if found.rows:
+                return "DROP INDEX", f"DROP INDEX {name}"
+            return "CREATE INDEX", f"CREATE INDEX {name} ON {on}"
+        table = self.luck.choice(TABLES)
+        extra = "SELECT 1 FROM pragma_table_info(?) WHERE name = 'extra'"
+        if (await client.execute(extra, [table], read="strict")).rows:
+            return "DROP COLUMN", f"ALTER TABLE {table} DROP COLUMN extra"
+        return "ADD COLUMN", f"ALTER TABLE {table} ADD COLUMN extra TEXT DEFAULT 'none'"
+
+    async def _change_members(self) -> None:
+        """Let a node join as a learner or a voter, work for some seconds, and leave while programs have its file."""
+        names = NEWCOMERS[self._joined :]
+        if self._struck or self._parted or self._is_changing or not names or self.luck.random() < 0.5:
+            return
+        self._is_changing = True
+        self._joined += 1
+        with trio.CancelScope(shield=True):  # half of it would leave the cluster in a state that nothing ends
+            option = self.luck.choice(["--voter", "--replay", ""])
+            try:
+                await self.cluster.join(names[0], *filter(None, [option]))
+                self.counts[f"nodes that joined {option}".strip()] += 1
+                await trio.sleep(self.luck.uniform(2, 10))
+            except DemoError as error:
+                self.deaths.append(str(error))
+            finally:
+                self._is_changing = False
+            await self._remove(self._node(names[0]))
+
+    def _node(self, name: str) -> LocalNode:
+        return next(node for node in self.cluster.nodes if node.name == name)
+
+    async def _remove(self, node: LocalNode) -> None:
+        """Remove a node from the members; it runs on for a while, and its file is to be read no more."""
+        with trio.move_on_after(REMOVE_S) as scope:
+            while not await self._is_removed(node):  # noqa: ASYNC110  it is in another process
+                await trio.sleep(1)
+        if scope.cancelled_caught:
+            self.deaths.append(f"node {node.name} could not be removed within {REMOVE_S:g} s")
+        self.cluster.nodes.remove(node)
+        self.former.append(node)
+        self.counts["nodes that left"] += 1
+        while node.name in self._struck:  # noqa: ASYNC110  stopped, or to be started again
+            await trio.sleep(0.1)
+        await trio.sleep(LEAVE_S)
+        if node.is_running and Published(str(node.database)).facts().mode <= READING:
+            self.deaths.append(f"node {node.name} was removed {LEAVE_S:g} s ago, and its page says that it serves")
+        self._killed.add(node.name)
+        if node.is_running:
+            node.kill()
+
+    async def _is_removed(self, node: LocalNode) -> bool:
+        try:
+            async with open_client(self.cluster.url(0, options="/?connect_timeout=2")) as client:
+                await client.change_members(MemberChange(REMOVE, node.name, force=True), timeout=10)
+        except MembershipError as error:
+            return error.details.get("reason") == "unknown"
+        except BedrockishError:
+            return False
+        return True
 
     async def _pause(self) -> None:
         """Stop nodes, for less or for longer than others wait before they finish what is theirs."""

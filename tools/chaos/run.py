@@ -19,7 +19,7 @@ from bedrockish_journal.storage.store import open_readonly
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.verify import verify
 from tools.chaos.cluster import ProxiedCluster, proxied_cluster
-from tools.chaos.faults import FAULTS, QUIET_ROWS, Faults
+from tools.chaos.faults import FAULTS, MEMBER, QUIET_ROWS, Faults
 from tools.chaos.workload import READ, Workload, read_step
 from tools.checker.check import check
 from tools.checker.history import Operation, write_history
@@ -38,7 +38,7 @@ class Plan:
         faults: which kinds of faults.
         clients: for each node.
         level: of the nodes' logs.
-        by_file: clients open the file of their node, and read and execute in their own process.
+        by_file: clients are programs that open the file of their node, and read and execute in their own process.
     """
 
     nodes: int = 3
@@ -73,14 +73,13 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
     """
     verdict = Verdict()
     settings = {"log": {"level": plan.level}}
-    async with proxied_cluster(directory / "nodes", ascii_uppercase[: plan.nodes], settings) as cluster:
+    names, is_direct = ascii_uppercase[: plan.nodes], MEMBER in plan.faults
+    async with proxied_cluster(directory / "nodes", names, settings, is_direct=is_direct) as cluster:
         for index in range(plan.nodes):
             await cluster.wait_ready(index)
-        cluster.by_file = plan.by_file
-        workload = Workload(cluster, plan.seed, plan.clients)
-        # To flip bits, this process would open files that its own clients have open.
-        kinds = tuple(kind for kind in plan.faults if not (plan.by_file and kind == "flip"))
-        faults = Faults(cluster, random.Random(plan.seed), kinds)
+        workload = Workload(cluster, plan.seed, plan.clients, plan.by_file)
+        kinds = tuple(kind for kind in plan.faults if plan.by_file or kind != "program")
+        faults = Faults(cluster, random.Random(plan.seed), kinds, workload.programs)
         counted: dict[tuple[str, int], Counter[str]] = {}
         await workload.create()
         await _create_quiet(cluster)
@@ -98,11 +97,11 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None] = lambda _
             verdict.wrong += await _scrub(cluster, verdict.counts)
         finally:
             write_history(directory / "history.jsonl", workload.history)
-    verdict.counts |= dict(sorted(faults.counts.items()))
+    verdict.counts |= {**dict(sorted(faults.counts.items())), "bytes that power cuts have taken": faults.lost_bytes}
     verdict.counts |= {f"answers: {code}": count for code, count in sorted(workload.errors.items())}
     verdict.counts |= dict(sum(counted.values(), Counter[str]()))
     verdict.wrong += faults.deaths + workload.strange
-    await trio.to_thread.run_sync(_judge, cluster, workload, verdict, directory)
+    await trio.to_thread.run_sync(_judge, cluster, faults, workload, verdict, directory)
     return verdict
 
 
@@ -167,7 +166,7 @@ async def _watch(cluster: ProxiedCluster, counted: dict[tuple[str, int], Counter
         await trio.sleep(0.5)
 
 
-def _judge(cluster: ProxiedCluster, workload: Workload, verdict: Verdict, directory: Path) -> None:
+def _judge(cluster: ProxiedCluster, faults: Faults, workload: Workload, verdict: Verdict, directory: Path) -> None:
     """Judge what the clients saw, and the files of the stopped nodes."""
     paths = [node.database for node in cluster.nodes]
     last = max((one.end for one in workload.history), default=0.0)
@@ -190,6 +189,7 @@ def _judge(cluster: ProxiedCluster, workload: Workload, verdict: Verdict, direct
     for node in cluster.nodes:
         with closing(open_readonly(node.database)) as db:
             digests[node.name] = digest(db)
+    for node in [*cluster.nodes, *faults.former]:
         if "Traceback" in node.log.read_text(errors="replace"):
             verdict.wrong.append(f"node {node.name} printed a traceback: {node.log}")
     if len(set(digests.values())) > 1:

@@ -9,15 +9,18 @@ which box they are. Some appends let a trigger move them all to another box.
 import random
 import uuid
 from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import trio
 
 from bedrockish import open_client
 from bedrockish.api.requests import Rows
+from bedrockish.client.transaction import Transaction
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, ConflictError, OutcomeUnknownError, UnavailableError
 from tools.chaos.cluster import ProxiedCluster
+from tools.chaos.programs import Conversation, Program
 from tools.checker.history import Operation, Step
 
 SCHEMA = (
@@ -26,21 +29,26 @@ SCHEMA = (
     "CREATE TABLE owners(id INTEGER PRIMARY KEY, name TEXT UNIQUE, box INTEGER NOT NULL, added INTEGER)",
     "CREATE TABLE parts(box INTEGER, place INTEGER, value INTEGER NOT NULL, PRIMARY KEY (box, place))",
     "CREATE TRIGGER moved AFTER UPDATE OF box ON owners BEGIN "
-    "INSERT INTO parts SELECT new.box, place, value FROM parts WHERE box = old.box; "
-    "INSERT INTO parts SELECT new.box, coalesce(max(place), 0) + 1, new.added FROM parts WHERE box = new.box; END",
+    "INSERT INTO parts(box, place, value) SELECT new.box, place, value FROM parts WHERE box = old.box; "
+    "INSERT INTO parts(box, place, value) "
+    "SELECT new.box, coalesce(max(place), 0) + 1, new.added FROM parts WHERE box = new.box; END",
     "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 1999) "
-    "INSERT INTO owners SELECT i + 1, 'j' || i, (i + 1) * 1000, NULL FROM n",
+    "INSERT INTO owners(id, name, box, added) SELECT i + 1, 'j' || i, (i + 1) * 1000, NULL FROM n",
     "CREATE TABLE registers(key TEXT PRIMARY KEY, value INTEGER NOT NULL, version INTEGER NOT NULL)",
 )
 APPEND = {
-    "t": "INSERT INTO texts VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET items = items || ',' || excluded.items",
-    "i": "INSERT INTO items SELECT ?1, coalesce(max(place), 0) + 1, ?2 FROM items WHERE key = ?1",
+    "t": (
+        "INSERT INTO texts(key, items) VALUES (?1, ?2) "
+        "ON CONFLICT (key) DO UPDATE SET items = items || ',' || excluded.items"
+    ),
+    "i": "INSERT INTO items(key, place, value) SELECT ?1, coalesce(max(place), 0) + 1, ?2 FROM items WHERE key = ?1",
     "j": (
-        "INSERT INTO parts SELECT o.box, coalesce((SELECT max(place) FROM parts p WHERE p.box = o.box), 0) + 1, ?2 "
+        "INSERT INTO parts(box, place, value) "
+        "SELECT o.box, coalesce((SELECT max(place) FROM parts p WHERE p.box = o.box), 0) + 1, ?2 "
         "FROM owners o WHERE o.name = ?1"
     ),
     "r": (
-        "INSERT INTO registers VALUES (?1, ?2, 1) "
+        "INSERT INTO registers(key, value, version) VALUES (?1, ?2, 1) "
         "ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = version + 1"
     ),
 }
@@ -58,6 +66,7 @@ CALL_S = 5.0
 THINK_S = 0.03  # at most, between two steps of a conversation
 MOVE_AFTER = 25  # operations, after which a session goes on at another node
 
+Caller = Client | Program
 Answer = tuple[str, list[Step], str]  # outcome, what was seen, a note
 
 
@@ -98,6 +107,8 @@ class Workload:
         cluster: where.
         seed: of all their choices; what comes of them also depends on the moment.
         clients: how many for each node.
+        by_file: the clients are programs, each on the file of its node.
+        programs: these.
         history: what they did, in the order in which it ended.
         errors: how often each code of an error was the answer.
         strange: errors that no fault explains.
@@ -106,6 +117,8 @@ class Workload:
     cluster: ProxiedCluster
     seed: int
     clients: int = 3
+    by_file: bool = False
+    programs: list[Program] = field(default_factory=list)
     history: list[Operation] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
     strange: list[str] = field(default_factory=list)
@@ -130,21 +143,34 @@ class Workload:
         home = number % len(self.cluster.nodes)
         settled = luck.random() < 0.4  # some never leave their node: they see what a node that is cut off says
         token: bytes | None = None
-        while not self.stopping:
-            url = self.cluster.url(home, only=settled, options="/?connect_timeout=2")
-            try:
-                async with open_client(url, token=token) as client:
-                    for _ in range(MOVE_AFTER):
-                        if self.stopping:
-                            return
-                        await self._operate(client, f"c{number}", luck)
-                        token = client.token
-            except BedrockishError:
-                await trio.sleep(0.2)  # the node refuses connections: the operation was not sent
-            if not settled:
-                home = luck.randrange(len(self.cluster.nodes))
+        program = Program(self.cluster.dark) if self.by_file else None
+        if program is not None:
+            self.programs.append(program)
+        try:
+            while not self.stopping:
+                try:
+                    async with self._at(program, home % len(self.cluster.nodes), settled, token) as client:
+                        for _ in range(MOVE_AFTER):
+                            if self.stopping:
+                                return
+                            await self._operate(client, f"c{number}", luck)
+                            token = client.token
+                except BedrockishError:
+                    await trio.sleep(0.2)  # the node refuses connections: the operation was not sent
+                if not settled:
+                    home = luck.randrange(len(self.cluster.nodes))
+        finally:
+            if program is not None:
+                program.end()
 
-    async def _operate(self, client: Client, name: str, luck: random.Random) -> None:
+    def _at(
+        self, program: Program | None, home: int, settled: bool, token: bytes | None
+    ) -> AbstractAsyncContextManager[Caller]:
+        """Return a session with a node, or of a program on its file."""
+        url = self.cluster.url(home, only=settled, options="/?connect_timeout=2")
+        return open_client(url, token=token) if program is None else program.at(url, self.cluster.nodes[home].database)
+
+    async def _operate(self, client: Caller, name: str, luck: random.Random) -> None:
         """Do one transaction and write down what came of it."""
         level = luck.choices(["update", "strict", "session"], [5, 2, 2])[0]
         writes = 0.55 if level == "update" else 0.0
@@ -157,7 +183,7 @@ class Workload:
         if level == "update" or outcome == "ok":
             self._record(name, level, begin, outcome, steps, note)
 
-    async def _send(self, client: Client, level: str, steps: list[Step], luck: random.Random) -> Answer:
+    async def _send(self, client: Caller, level: str, steps: list[Step], luck: random.Random) -> Answer:
         """Send all steps as one request; when the answer is lost, leave it at that, ask again, or have it settled."""
         command, way, lost = uuid.uuid4().hex, luck.choice(["leave", "again", "settle"]), False
         statements = [_statement(step) for step in steps]
@@ -177,9 +203,10 @@ class Workload:
             else:
                 return "ok", _all_seen(steps, rows), f"{_place(rows[0])} {command}"
 
-    async def _converse(self, client: Client, level: str, steps: list[Step], luck: random.Random) -> Answer:
+    async def _converse(self, client: Caller, level: str, steps: list[Step], luck: random.Random) -> Answer:
         """Do one step after the other in an open transaction; some have it settled if the answer to COMMIT is lost."""
-        seen, transaction = list(steps), None
+        seen = list(steps)
+        transaction: Transaction | Conversation | None = None
         try:
             transaction = await client.begin(read="session" if level == "update" else level, timeout=CALL_S)
             for place, step in enumerate(steps):
@@ -202,7 +229,7 @@ class Workload:
             return "ok", seen, f"{_place(done)} {transaction.command} in conversation"
         return await self._settle(client, steps, transaction.command, seen)
 
-    async def _settle(self, client: Client, steps: list[Step], command: str, seen: list[Step] | None = None) -> Answer:
+    async def _settle(self, client: Caller, steps: list[Step], command: str, seen: list[Step] | None = None) -> Answer:
         """Find out what became of a command; from then on it has happened, or never will."""
         try:
             happened = await client.settle(command, timeout=CALL_S)

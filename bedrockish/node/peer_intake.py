@@ -16,7 +16,7 @@ from bedrockish.node.cluster.membership import judge, recognise
 from bedrockish.node.plugins import Plugins
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_net import mesh as net
-from bedrockish_net.errors import RefusedError
+from bedrockish_net.errors import Code, RefusedError
 from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ class PeerIntake:
     def __init__(self, core: Node, engine: Engine, known: Incarnations, plugins: Plugins, loop: Loop) -> None:
         self._core, self._engine, self._known, self._plugins, self._loop = core, engine, known, plugins, loop
         self.astray: dict[str, str] = {}
+        self._strange_to = set[str]()  # members that do not know this node
+        self._why_out = ""
 
     def on_net(self, event: net.MeshEvent) -> None:
         """Take an event of the mesh."""
@@ -59,6 +61,8 @@ class PeerIntake:
             case net.PeerUp(node):
                 logger.info("link to %s is up", node)
                 self.astray.pop(node, None)
+                self._strange_to.discard(node)
+                self._judge_membership()
                 self._loop.post(PeerUp(node))
             case net.PeerDown(node, reason):
                 logger.info("link to %s is down: %s", node, reason)
@@ -69,6 +73,9 @@ class PeerIntake:
                 self.astray[node] = text + why
                 if code in (AMNESIA, OLDER_FILE) and self._core.state.roster.joining is None:
                     self._accused(node, code, reason, info)
+                if code == Code.UNKNOWN_MEMBER:
+                    self._strange_to.add(node)
+                    self._judge_membership()
             case net.Received(node, payloads):
                 for payload in payloads:
                     try:
@@ -85,6 +92,25 @@ class PeerIntake:
                     self._loop.post(Received(node, message))
             case _:
                 assert_never(event)
+
+    def _judge_membership(self) -> None:
+        """Take no requests while most of the other voters do not know this node: it was removed while it was down.
+
+        The journal, in which it would read that, is not sent to it any more.
+        """
+        state = self._core.state
+        others = {node for node in state.roster.voters if node != state.me}
+        is_out = state.roster.joining is None and 2 * len(self._strange_to & others) > len(others)
+        if is_out and not state.stuck:
+            self._why_out = (
+                f"node {state.me} is no longer a member of the cluster, say {', '.join(sorted(self._strange_to))}; "
+                "stop this node, and connect to them"
+            )
+            logger.error("%s", self._why_out)
+            state.give_up_fetching(self._why_out)
+        elif not is_out and state.stuck and state.stuck == self._why_out:
+            state.stuck = ""
+        self._loop.ring()
 
     def reject(self, peer: str, reason: str) -> None:
         """End the link on which a peer sent an unreadable message; its earlier messages stand."""

@@ -14,7 +14,7 @@ import trio
 
 from bedrockish import open_client
 from bedrockish.api.requests import DEMOTE, PROMOTE, REMOVE, REPLACE, MemberChange
-from bedrockish.errors import BedrockishError, MembershipError
+from bedrockish.errors import BedrockishError, MembershipError, UnavailableError
 from tests.cluster.story import BOUND_S, judge_files, level, ready, rows, status_of, until
 from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports, local_cluster
 
@@ -159,10 +159,15 @@ async def test_a_dead_node_is_removed_and_the_rest_goes_on(cluster: LocalCluster
     cluster.nodes.append(dead)
 
     async def told() -> bool:
-        log = dead.log.read_text()
-        return "not a member" in log
+        try:
+            return "no longer a member of the cluster, say A, B" in ((await status_of(cluster, 2))["trouble"] or "")
+        except BedrockishError:
+            return False
 
-    await until("the removed node is turned away", told)
+    await until("the removed node knows that it is turned away", told)
+    async with open_client(cluster.url(2, only=True, options="/?timeout=2")) as client:
+        with pytest.raises(UnavailableError, match="no longer a member"):
+            await client.execute("SELECT count(*) FROM work", read="stale")
     cluster.nodes.pop()
     dead.kill()
     await level(cluster)

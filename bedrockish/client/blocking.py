@@ -404,6 +404,7 @@ def open_socket_client(target: Target, token: bytes | None, entry: Entry | None 
     client.local, client.local_steps = local, local_steps(client, local)
     try:
         run(client.ping)
+        client._bind_file()
         client.learn()
     except BaseException:
         client._close()

@@ -450,6 +450,15 @@ class Session(ClockCalls, SchemaCalls):
         """The call that does the steps of an open transaction."""
         return self._call if self.local_steps is None else self.local_steps.call
 
+    def _bind_file(self) -> None:
+        """Make sure, now and whenever the file is opened again, that it is of the session's cluster.
+
+        Raises:
+            ForeignClusterError: it is not.
+        """
+        if self.local is not None:
+            self.local.belong(lambda: self.cluster_id)
+
     def _close_file(self) -> None:
         """Close the node's file, and the transactions that are open on it."""
         if self.local_steps is not None:

@@ -104,6 +104,7 @@ async def open_client(
         nursery.start_soon(client._alarm.run)
         try:
             await client.ping()
+            client._bind_file()
             if target.discover:
                 nursery.start_soon(client._keep_learning)
             yield client

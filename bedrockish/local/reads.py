@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token
+from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token, check_cluster
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
 from bedrockish.engine.statements.classify import EMPTY, READ, Guard, Piece
@@ -157,6 +157,7 @@ class LocalReads:
         user: the user whose rights count; empty: the program may do everything.
         given: registrations of the program's functions.
         attached: the files that the session has attached.
+        cluster_id: returns the id of the cluster that the session belongs to; empty while it belongs to none.
         ending: ends the statement that the program runs here, for its progress handler; None: it runs none.
         on_given: called with each further one.
         on_tick: called twice in ``IDLE_S``, by the thread that releases snapshots.
@@ -168,6 +169,7 @@ class LocalReads:
         self.on_tick: Callable[[], None] = lambda: None
         self.given: list[Give] = []
         self.attached = Attached()
+        self.cluster_id: Callable[[], str] = str  # the empty text
         self.on_given: Callable[[Give], None] = lambda _: None
         self.published: Published | None = None
         self._readers: list[_Reader] = []  # the first holds what is read; the second what will be read next
@@ -407,6 +409,8 @@ class LocalReads:
         if self._process != os.getpid():
             self._abandon()
         try:
+            if self._readers and self.published is not None and not self._is_of(self.published.facts()):
+                self._leave()
             if self._is_closed or (not self._readers and not self._open()) or self.published is None:
                 return None
             return self.published.facts()
@@ -453,12 +457,7 @@ class LocalReads:
         assert published is not None
         facts = published.facts()
         first = self._readers[0]
-        if (
-            facts.generation != first.facts.generation
-            or facts.mode > READING
-            or now_ns() - facts.heartbeat > SILENT_NS
-            or facts.since != first.facts.since
-        ):
+        if facts.mode > READING or now_ns() - facts.heartbeat > SILENT_NS or not self._is_of(facts):
             self._leave()  # the node has stopped, repairs its tables, or has another file
             if self._pins:
                 raise ResultLostError("the node has stopped or exchanged its file, and the snapshot with it; try again")
@@ -482,6 +481,11 @@ class LocalReads:
         if level != STALE and not may_see(moment, token):
             return None
         return first
+
+    def _is_of(self, facts: Facts) -> bool:
+        """Whether the connections are to the file that a page names."""
+        of = self._readers[0].facts
+        return (facts.generation, facts.since) == (of.generation, of.since)
 
     def _becomes_durable(self, published: Published, batch: int) -> bool:
         """Whether a batch is durable within a moment: only a first read after a pause may have to wait for that."""
@@ -528,6 +532,7 @@ class LocalReads:
                 self.attached.bring(one.db)
             made[0].look()
             made[1].end()
+            self._check_cluster(made[0].db)
         except (BedrockishError, apsw.Error):
             for one in made:
                 one.close()
@@ -540,6 +545,27 @@ class LocalReads:
         self._try_at = 0.0
         _KEEPER.add(self)
         return True
+
+    def _check_cluster(self, db: apsw.Connection) -> None:
+        """Make sure that the file is of the session's cluster; one that was restored is of another.
+
+        Raises:
+            ForeignClusterError: it is not.
+        """
+        mine, found = self.cluster_id(), read_membership(system.get_meta(db, "membership")).cluster_id
+        if mine and found:
+            check_cluster(f"the file {self.database}", found, mine)
+
+    def belong(self, cluster_id: Callable[[], str]) -> None:
+        """Let the file be that of a session, whose cluster is known from now on.
+
+        Raises:
+            ForeignClusterError: it is another cluster's.
+        """
+        with self.lock:
+            self.cluster_id = cluster_id
+            if self._readers:
+                self._check_cluster(self._readers[0].db)
 
     def _leave(self) -> None:
         """Close the connections: the file is not the node's any more, or the node is gone."""

@@ -1,0 +1,231 @@
+"""A program's life next to its node's: opened a thousand times, killed at any point, its node restored or removed."""
+
+import os
+import pwd
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import bedrockish
+from bedrockish.api.requests import REMOVE, MemberChange
+from bedrockish.client.blocking import Connection
+from bedrockish.client.socket_driver import run
+from bedrockish.errors import BedrockishError, ForeignClusterError, ProtocolMismatchError, UnavailableError
+from bedrockish.local import connections
+from bedrockish.local.reads import LocalReads
+from bedrockish.node.published import BEAT_S
+from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
+
+KILLS = 12
+COUNT, ITEMS = "SELECT count(*), sum(b) FROM item", "SELECT id FROM item"
+WORKER = """
+import sys
+import bedrockish
+with bedrockish.connect(sys.argv[1]) as db:
+    print("ready", flush=True)
+    while True:
+        with db.transaction() as transaction:
+            for row, change in ((1, -1), (2, 1)):
+                transaction.execute("UPDATE pair SET b = b + ? WHERE id = ?", (change, row))
+            transaction.execute("INSERT INTO did(note) VALUES ('x')")
+        print("did", flush=True)
+"""
+
+
+def locks_of(process: int) -> list[str]:
+    lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    return [line for line in lines if line.split()[4 + line.split()[1].startswith("->")] == str(process)]
+
+
+def test_thousand_connections_leave_no_descriptor_lock_or_file(node: LocalNode, alone: LocalCluster) -> None:
+    """Each has read, and each tenth has begun a transaction that it does not end."""
+    with bedrockish.connect(alone.url()) as db:
+        db.execute("CREATE TABLE opened(id INTEGER PRIMARY KEY, b)")
+        db.execute("INSERT INTO opened VALUES (1, 0)")
+    bedrockish.connect(node.database).close()
+    descriptors, locks = sorted(os.listdir("/proc/self/fd")), locks_of(os.getpid())
+    files = sorted(os.listdir(node.directory))
+    for number in range(1_000):
+        with bedrockish.connect(node.database) as db:
+            assert db.execute("SELECT b FROM opened").value() == 0
+            if number % 10 == 0:
+                db.begin().execute("UPDATE opened SET b = 1")
+    assert sorted(os.listdir("/proc/self/fd")) == descriptors
+    assert locks_of(os.getpid()) == locks
+    assert sorted(os.listdir(node.directory)) == files
+    assert not connections._open
+    with bedrockish.connect(alone.url()) as db:
+        assert db.status()["open_transactions"] == 0
+
+
+def test_programs_that_are_killed_anywhere_leave_nothing_at_the_node(node: LocalNode, alone: LocalCluster) -> None:
+    """In the midst of statements, of COMMIT and of its answer: all of a transaction is there, or nothing."""
+    luck = random.Random(34)
+    with bedrockish.connect(alone.url()) as db:
+        db.execute("CREATE TABLE pair(id INTEGER PRIMARY KEY, b)")
+        db.execute("CREATE TABLE did(id INTEGER PRIMARY KEY, note)")
+        db.execute("INSERT INTO pair VALUES (1, 0), (2, 0)")
+        told = 0
+        for _ in range(KILLS):
+            command = [sys.executable, "-c", WORKER, str(node.database)]
+            with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True) as program:
+                assert program.stdout is not None
+                assert program.stdout.readline() == "ready\n"
+                time.sleep(luck.uniform(0.0, 0.1))
+                program.send_signal(signal.SIGKILL)
+                program.wait()
+                told += program.stdout.read().count("did\n")
+        first, second = (row for (row,) in db.execute("SELECT b FROM pair ORDER BY id", read="strict").rows)
+        did = db.execute("SELECT count(*) FROM did", read="strict").value()
+        assert (first, second) == (-did, did)
+        assert told <= did <= told + KILLS
+        assert told > 0
+        status = db.status()
+        assert (status["open_transactions"], status["open_streams"]) == (0, 0)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path / "three") as cluster:
+
+        async def ready() -> None:
+            for place in range(3):
+                await cluster.wait_ready(place)
+
+        trio.run(ready)
+        yield cluster
+
+
+def test_file_of_a_node_that_was_removed_is_read_no_more(three: LocalCluster) -> None:
+    """The program goes to other nodes, or is told."""
+    node = three.nodes[2]
+    url = three.url(0, options=f"local={node.database}")
+    with bedrockish.connect(url) as db, bedrockish.connect(node.database) as path:
+        db.execute("CREATE TABLE item(id INTEGER PRIMARY KEY, b)")
+        path.token = db.token
+        assert path.execute("SELECT count(*) FROM item").value() == 0
+        opened = path.begin()
+        opened.execute("INSERT INTO item VALUES (1, 1)")
+        with bedrockish.connect(three.url(0)) as operator:
+            remove(operator, "C")
+            operator.execute("INSERT INTO item VALUES (2, 2)")
+        until = time.monotonic() + 20
+        while path.read_here(ITEMS, None, "stale") is not None and time.monotonic() < until:
+            time.sleep(0.05)
+        assert path.read_here(ITEMS, None, "stale") is None
+        assert db.read_here(ITEMS, None, "stale") is None
+        with pytest.raises(BedrockishError):
+            opened.commit(timeout=2)
+        with pytest.raises(UnavailableError):
+            bedrockish.connect(node.database)
+        for one in (path, db):  # the others answer: their addresses were learnt
+            assert one.execute("SELECT id FROM item", read="strict").rows == [(2,)]
+
+
+def test_file_of_a_node_that_was_removed_while_it_was_down_is_not_read(three: LocalCluster) -> None:
+    """The others send it no journal any more; it is enough that they do not let it in."""
+    node = three.nodes[2]
+    with bedrockish.connect(three.url(0)) as operator:
+        operator.execute("CREATE TABLE item(id INTEGER PRIMARY KEY, b)")
+        node.kill()
+        remove(operator, "C")
+        node.start()
+        until = time.monotonic() + 40
+        while "no longer a member" not in node.log.read_text() and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(BEAT_S)
+        with pytest.raises(UnavailableError, match="its node is not serving"):
+            bedrockish.connect(node.database)
+
+
+def test_restored_file_is_read_as_a_whole_or_refused(tmp_path: Path) -> None:
+    """An operator puts an older state in the place of the node's file, which is another cluster from then on."""
+    with local_cluster(tmp_path / "one", ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node, copy, old = cluster.nodes[0], tmp_path / "backup.db", tmp_path / "old.db"
+        with bedrockish.connect(node.database) as db:
+            db.execute("CREATE TABLE item(id INTEGER PRIMARY KEY, b)")
+            db.execute("INSERT INTO item VALUES (1, 1), (2, 2)")
+            command("backup", cluster.url(), copy)
+            at = db.cluster_clock()
+            db.execute("INSERT INTO item VALUES (3, 3)")
+            assert db.execute(COUNT).rows == [(3, 6)]
+            opened = db.begin()
+            opened.execute("UPDATE item SET b = 100")
+            stop(node)
+            command("restore", "--from", copy, "--to", old)
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{node.database}{suffix}").unlink(missing_ok=True)
+            shutil.move(old, node.database)
+            node.start()
+            trio.run(cluster.wait_ready, 0)
+            with pytest.raises(BedrockishError):
+                opened.commit(timeout=2)
+            for level in ("stale", "session", "strict"):
+                with pytest.raises((ForeignClusterError, ProtocolMismatchError)):
+                    db.execute(COUNT, timeout=2, read=level)
+        assert at > 0
+        with bedrockish.connect(node.database) as db:
+            assert db.execute(COUNT).rows == [(2, 3)]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")
+def test_program_that_cannot_make_the_missing_shm_is_told() -> None:
+    """Of another user, who may read the file of a node that was killed, and write nothing next to it."""
+    nobody = pwd.getpwnam("nobody").pw_uid
+    with tempfile.TemporaryDirectory() as folder, local_cluster(Path(folder, "one"), ("A",)) as cluster:
+        trio.run(cluster.wait_ready, 0)
+        node = cluster.nodes[0]
+        os.chmod(folder, 0o755)
+        os.chmod(node.directory, 0o755)
+        node.kill()
+        Path(f"{node.database}-shm").unlink()
+        for path in node.directory.iterdir():
+            path.chmod(0o644)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.setuid(nobody)
+            told = "nothing"
+            try:
+                LocalReads(str(node.database)).open()
+            except UnavailableError as error:
+                told = str(error)
+            os.write(writing, told.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(reading, 10_000).decode().startswith(f"{node.database} cannot be ")
+        os.close(reading)
+        os.close(writing)
+        assert not Path(f"{node.database}-shm").exists()
+
+
+def remove(operator: Connection, name: str) -> None:
+    run(operator._client.change_members, MemberChange(REMOVE, name, force=True))
+
+
+def stop(node: LocalNode) -> None:
+    assert node.process is not None
+    node.process.terminate()
+    node.process.wait(20)
+
+
+def command(*arguments: object) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bedrockish.cli.main", *map(str, arguments)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout

@@ -96,6 +96,8 @@ class LocalSteps:
         if one is None:
             return await session._call(what, timeout_s)
         if what.op == ROLLBACK:
+            if not one.keeps_rows:  # its COMMIT may be under way
+                one.give_ids_back()
             self.transactions.forget(what.request.command)
             return Answered(0, Answer(NOTHING, Token()))
         if what.op == COMMIT:

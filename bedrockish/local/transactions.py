@@ -97,10 +97,15 @@ class _Given(threading.local):
 
 
 class LeasedIds(AutoIds):
-    """Ids that the node has leased to this process: no other transaction of the cluster gets them."""
+    """Ids that the node has leased to this process: no other transaction of the cluster gets them.
+
+    Attributes:
+        version: another number after each change of the schema: a table of the same name may be a new one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.version = 0
         self._leases: dict[str, list[int]] = {}  # of each table, the next id last
         self.given = _Given()
 
@@ -114,6 +119,19 @@ class LeasedIds(AutoIds):
     def note_lease(self, table: str, ids: list[int]) -> None:
         """Note ids that the node has given for a table, in rising order."""
         self._leases[table] = ids[::-1]
+
+    def give_back(self, ids: list[tuple[str, int]]) -> None:
+        """Take ids back that no row has: the next rows get them."""
+        for table, found in ids:
+            leased = self._leases.get(table)
+            if leased is not None:
+                leased.append(found)  # in place: another thread may take the next one
+                leased.sort(reverse=True)
+
+    def forget_leases(self) -> None:
+        """Lease again, for a new schema."""
+        self.version += 1
+        self._leases.clear()
 
     def _next(self, db: apsw.Connection, table: str) -> int | None:
         above = self._in_table(db, table)
@@ -248,6 +266,7 @@ class LocalTransaction:
         self.seen = seen_by(moment, request.token)
         self.since = time.monotonic()
         self.ids: list[tuple[str, int]] = []
+        self._ids_version = owner.ids.version
         self.log: list[Logged] | None = []
         self._logged = 0
         self._ended: BedrockishError | None = None
@@ -364,6 +383,11 @@ class LocalTransaction:
                 raise self._ended
             self._owner.check_generation(self._place.facts)
             return self._work.finish()
+
+    def give_ids_back(self) -> None:
+        """Let later transactions have the ids that this one has given to rows: it is rolled back."""
+        if self._ids_version == self._owner.ids.version:
+            self._owner.ids.give_back(self.ids)
 
     def end(self, error: BedrockishError | None = None) -> None:
         """Roll back what is left of it, and give the workspace back. Ending it twice is fine."""
@@ -682,6 +706,7 @@ class LocalTransactions:
             made = _Schema(Known(tables, schema, expansion), membership, found, membership.version)
             if known is not None:
                 made.access = known.access
+                self.ids.forget_leases()
         else:
             made = _Schema(known.known, membership, found, membership.version, access=known.access)
         made.access.learn(membership.users, membership.nodes, membership.version)

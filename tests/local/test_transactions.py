@@ -257,6 +257,24 @@ def test_programs_and_node_give_each_row_its_own_id(
     assert other.execute(f"SELECT count(*), count(DISTINCT id) FROM {table}i").one() == (420, 420)
 
 
+def test_ids_of_a_transaction_that_was_rolled_back_are_given_again(db: Connection, table: str) -> None:
+    """As SQLite does; and a table that was made again begins again, whatever the program had leased before."""
+    insert, found = f"INSERT INTO {table}i(a) VALUES (1) RETURNING id", list[Any]()
+    for _ in range(2):
+        db.execute(f"CREATE TABLE {table}i(id INTEGER PRIMARY KEY, a)")
+        for _ in range(2):
+            opened = db.begin()
+            found = [opened.execute(insert).value() for _ in range(3)]
+            assert found[0] == 1
+            assert found == sorted(set(found))
+            opened.rollback()
+        with db.transaction() as opened:
+            assert [opened.execute(insert).value() for _ in range(3)] == found
+        with db.transaction() as opened:
+            assert opened.execute(insert).value() > found[-1]
+        db.execute(f"DROP TABLE {table}i")
+
+
 ERRORS: tuple[tuple[str, Any], ...] = (
     ("INSERT INTO {t} VALUES (1, 'x', 1)", None),
     ("INSERT INTO {t} VALUES (7, 'two', 1)", None),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 _BLANKS = r"[ \t\n\f\r\ufeff]++|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
 _BLANK = re.compile(rf"(?:{_BLANKS})*+", re.DOTALL)
 _EMPTY = re.compile(rf"(?:{_BLANKS}|;)*+", re.DOTALL)
-_WORD = re.compile(r"[A-Za-z0-9_$\x80-\U0010ffff]*+")
+_WORD = re.compile(r"[^\x00-\x23%-/:-@\[-^`{-\x7f]*+")  # as in ``tokenizer``
 # A semicolon, or a token that may contain one without ending the statement. An unclosed token reaches to the end of the
 # text.
 _SEMICOLON = re.compile(r"'[^']*+'?|\"[^\"]*+\"?|`[^`]*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))|;", re.DOTALL)

@@ -12,7 +12,9 @@ from typing import Literal
 Kind = Literal["word", "quoted", "string", "number", "blob", "param", "op"]
 
 # SQLite takes every character outside ASCII as part of a name, and a byte order mark as a blank where a token begins.
-_NAME = r"[A-Za-z0-9_$\x80-\U0010ffff]"
+# Sets name the characters that are not in them: ``re`` needs 15 ms to compile one that reaches the end of Unicode.
+_NAME = r"[^\x00-\x23%-/:-@\[-^`{-\x7f]"  # letters, digits, _ and $
+_FIRST = r"[^\x00-@\[-^`{-\x7f]"  # letters and _
 _DIGITS = r"[0-9](?:_?[0-9])*"
 _TOKEN = re.compile(
     rf"""
@@ -23,7 +25,7 @@ _TOKEN = re.compile(
   | (?P<param> \?[0-9]* | [$@\#:](?:{_NAME}|::)*{_NAME}(?:::)*(?:\([^\s)]*\))? )
   | (?P<number> 0[xX][0-9A-Fa-f](?:_?[0-9A-Fa-f])*
     | (?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][+-]?{_DIGITS})? )
-  | (?P<word> [A-Za-z_\x80-\U0010ffff]{_NAME}* )
+  | (?P<word> {_FIRST}{_NAME}* )
   | (?P<op> ->>?|\|\||==|<=|<>|<<|>=|>>|!=|[-+*/%=<>|&~;(),.] )
     """,
     re.VERBOSE | re.DOTALL,

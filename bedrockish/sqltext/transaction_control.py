@@ -14,7 +14,7 @@ BEGIN, COMMIT, ROLLBACK = "BEGIN", "COMMIT", "ROLLBACK"
 SAVEPOINT, RELEASE, ROLLBACK_TO = "SAVEPOINT", "RELEASE", "ROLLBACK TO"
 
 _TOKEN = re.compile(
-    r"""[A-Za-z_\u0080-\U0010ffff][\w$]*+|"[^"]*+(?:""[^"]*+)*+"|'[^']*+(?:''[^']*+)*+'|`[^`]*+(?:``[^`]*+)*+`|\[[^\]]*+\]"""
+    r"""[^\x00-@\[-^`{-\x7f][\w$]*+|"[^"]*+(?:""[^"]*+)*+"|'[^']*+(?:''[^']*+)*+'|`[^`]*+(?:``[^`]*+)*+`|\[[^\]]*+\]"""
 )
 _FIRST = re.compile(r"(BEGIN|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE)
 _BEGINNINGS = frozenset({"BE", "CO", "EN", "RO", "SA", "RE"})  # of the words in it

@@ -30,11 +30,10 @@ from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.interfaces import Beside, Flushed, Guest, Parts
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.snapshot import read_schema_again
-from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
 from bedrockish.engine.statements.changes_vtab import give_functions
 from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.engine.statements.clock_functions import ClockNeededError, Holder, Scope
-from bedrockish.engine.storage.database_file import ANALYSIS_ROWS
 from bedrockish.engine.storage.index_plan import SearchPlan, plan_build
 from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier

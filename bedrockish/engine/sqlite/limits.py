@@ -17,6 +17,7 @@ from bedrockish.errors import MemoryFullError, StatementTimeoutError, TooLargeEr
 
 RECENT_S = 60.0
 LONG_TEXT = 32 << 10  # characters of a text, above which it is compiled in a worker
+ANALYSIS_ROWS = 1_000  # that ANALYZE looks at in each index, about: it runs in the node's loop
 MANY_PARAMETERS = 5_000  # of a statement, above which they are bound in a worker
 SMALL_TIMES = 2  # requests that are small as a rule are refused only when so many times as much is taken as may be
 

@@ -15,7 +15,7 @@ from bedrockish.access_sets.table_layout import Tables
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.protocol.records import Membership, decode_membership, encode_membership
 from bedrockish.engine.sqlite.errors import FULL, NO_ROOM, lost_file
-from bedrockish.engine.sqlite.limits import Limits
+from bedrockish.engine.sqlite.limits import ANALYSIS_ROWS, Limits
 from bedrockish.engine.storage import system_tables as system
 from bedrockish.engine.storage.scratch_files import remove_scratch, why_not_writable
 from bedrockish.engine.storage.stand_in import remove_leftovers
@@ -33,7 +33,6 @@ READABLE_BY_OTHERS = 0o077
 INCREMENTAL = 2  # auto_vacuum: free pages can be given back to the disk, some at a time
 CACHE_KIB = 64 << 10
 WIDE_KIB = 256 << 10  # while a batch has something large
-ANALYSIS_ROWS = 1_000  # that ANALYZE looks at in each index, about: it runs in the node's loop
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
 

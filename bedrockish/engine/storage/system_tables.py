@@ -4,15 +4,17 @@ The journal, the third system table, belongs to ``bedrockish_journal.storage.sto
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import apsw
 import cbor2
 
-from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Vote
 from bedrockish.errors import DamagedError
 from bedrockish_journal.model.transaction import Txid, decode_transaction, parse_txid
+
+if TYPE_CHECKING:  # not for programs that open a file, which hold no votes
+    from bedrockish.core.protocol.pieces import Part
 
 FORMAT = 1
 ALARM, BLOCKED, VOID = "alarm:", "blocked:", "void:"
@@ -118,7 +120,7 @@ def _txids(db: apsw.Connection, prefix: str) -> list[Txid]:
     return [parse_txid(name.removeprefix(prefix)) for name, kept in meta_under(db, prefix).items() if kept is not None]
 
 
-def save_vote(db: apsw.Connection, vote: Vote, parts: tuple[Part, ...] | None) -> None:
+def save_vote(db: apsw.Connection, vote: Vote, parts: "tuple[Part, ...] | None") -> None:
     """Keep a vote, instead of the one on the same transaction; ``parts`` of its body, if its pieces are saved."""
     ballot, commit = vote.accepted or (None, None)
     body = None if vote.transaction is None else vote.transaction.body
@@ -183,12 +185,12 @@ def named(db: apsw.Connection) -> dict[Txid, tuple[bytes, ...]]:
     }
 
 
-def parts_of(packed: bytes) -> tuple[Part, ...]:
+def parts_of(packed: bytes) -> "tuple[Part, ...]":
     """Read the parts in which a body is kept."""
     return tuple(part if isinstance(part, bytes) else (part[0], part[1]) for part in cbor2.loads(packed)[0])
 
 
-def assemble(db: apsw.Connection, parts: Iterable[Part]) -> bytes:
+def assemble(db: apsw.Connection, parts: "Iterable[Part]") -> bytes:
     """Return the bytes that parts stand for.
 
     Raises:

@@ -103,6 +103,7 @@ class LocalFunctions:
 
     def __init__(self) -> None:
         self._what: dict[str, str] = {}  # by name in lower case: the kind of it, with its name
+        self._removed: set[str] = set()
 
     def add(self, kind: str, name: str, *, is_removed: bool = False) -> None:
         """Note a registration, or that it is taken back.
@@ -118,6 +119,7 @@ class LocalFunctions:
         key = str(name).lower()
         if is_removed:
             self._what.pop(key, None)
+            self._removed.add(key)
             return
         if key in (_COLLATIONS if kind == "collation" else _BUILT_IN):
             raise NotSupportedError(elsewhere(f"the {kind} {name}, which SQLite has as well,"))
@@ -126,8 +128,14 @@ class LocalFunctions:
     def explained(self, error: Error) -> Error:
         """Return the error to raise for one that a node has answered: another one if it lacks what was registered."""
         found = _MISSING.search(str(error))
-        what = self._what.get(found[1].rstrip(";").lower()) if found is not None else None
-        return error if what is None else NotSupportedError(elsewhere(what), details=error.details)
+        if found is None:
+            return error
+        key = found[1].rstrip(";").lower()
+        if key in self._what:
+            return NotSupportedError(elsewhere(self._what[key]), details=error.details)
+        if key in self._removed:
+            error.args = (found[0].rstrip(";"),)  # the program knows why
+        return error
 
 
 def elsewhere(what: str) -> str:

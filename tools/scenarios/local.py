@@ -1,18 +1,21 @@
 """Measures programs that open a node's file, next to the same programs by URL and to plain ``sqlite3`` on a file.
 
 All use the DB-API, in processes of their own. Reads by key, ranges of 100 rows, a mix of 95 reads and 5 writes with few
-hot keys, and transactions of 31 and of 4 statements. The node is one of three, on this machine; each commit is durable,
-also plain SQLite's. MariaDB Galera (three nodes) and PostgreSQL (one) run the same by their sockets if they are
-installed. ``--write`` adds a program that writes by URL.
+hot keys, and transactions of 31 statements (also without their COMMIT) and of 4. The node is one of three, on this
+machine; each commit is durable, also plain SQLite's. MariaDB Galera (three nodes) and PostgreSQL (one) run the same by
+their sockets if they are installed. ``--write`` adds a program that writes by URL; with ``--learner`` the file is that
+of a fourth node, which does not vote.
 """
 
 import json
 import math
+import os
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -25,7 +28,16 @@ from rich.table import Table
 import bedrockish
 from bedrockish.errors import BedrockishError
 from tools.bench import quantile, read_numbers
-from tools.cluster import ROOT, DemoError, LocalCluster, clean_environment, local_cluster
+from tools.cluster import (
+    READY_S,
+    ROOT,
+    DemoError,
+    LocalCluster,
+    LocalNode,
+    clean_environment,
+    free_ports,
+    local_cluster,
+)
 from tools.peer_galera import driver, galera
 from tools.peer_postgres import connect, postgres
 from tools.scenarios.local_work import FILL, GALERA, PLAIN, POSTGRES, ROWS, SCHEMA, WORKS
@@ -86,13 +98,34 @@ def fill(cluster: LocalCluster) -> None:
             db.execute(FILL, (first, first + BATCH - 1))
 
 
+def join_learner(cluster: LocalCluster) -> LocalNode:
+    """Let a fourth node join, and return it when it serves its file.
+
+    Raises:
+        DemoError: it does not within a minute.
+    """
+    node = LocalNode("D", free_ports(1)[0], cluster.directory)
+    node.config.write_text(f'node = "D"\ndatabase = "{node.database.name}"\nlisten = "127.0.0.1:{node.port}"\n')
+    cluster.nodes.append(node)
+    node.start("join", cluster.url(0))
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until:
+        with suppress(BedrockishError), bedrockish.connect(node.database) as db:
+            if db.execute("SELECT count(*) FROM item", read="stale").value() == ROWS:
+                return node
+        time.sleep(0.2)
+    raise DemoError(f"the learner does not serve its file; its log ends:\n{node.last_words()}")
+
+
 @contextmanager
 def peers(place: Path) -> Iterator[dict[str, str]]:
     """Run the other databases that are installed, with the same rows; yield where each is."""
     found = dict[str, str]()
     with ExitStack() as stack:
+        place.chmod(0o755)  # their servers run as users of their own
         with suppress(DemoError):
             driver()
+            (place / "galera").mkdir()
             cluster = stack.enter_context(galera(place / "galera"))
             with closing(cluster.connect(0)) as db:
                 for sql in (*SCHEMA, f"INSERT INTO item SELECT seq, concat('row ', seq), seq FROM seq_0_to_{ROWS - 1}"):
@@ -151,21 +184,34 @@ def writing(url: str, *, wanted: bool) -> Iterator[None]:
 @click.option("--processes", callback=read_numbers, default="1,4", show_default=True, help="That have the clients.")
 @click.option("--work", "works", type=click.Choice(WORKS), multiple=True, help="Only this; may be repeated.")
 @click.option("--write", is_flag=True, help="Add a program that writes by URL.")
+@click.option("--learner", is_flag=True, help="Use the file of a learner.")
 @click.option("--alone", is_flag=True, help="Without Galera and PostgreSQL.")
 def main(
-    seconds: float, clients: list[int], processes: list[int], works: tuple[str, ...], *, write: bool, alone: bool
+    seconds: float,
+    clients: list[int],
+    processes: list[int],
+    works: tuple[str, ...],
+    *,
+    write: bool,
+    learner: bool,
+    alone: bool,
 ) -> None:
     """Measure reads and transactions of programs on a node's file."""
     table = Table("work", "processes", "clients", "by", "a second", "p50 µs", "p99 µs", "node ms each")
-    with tempfile.TemporaryDirectory(prefix="bedrockish-bench-") as place, local_cluster(Path(place, "n")) as cluster:
+    temporary = tempfile.TemporaryDirectory
+    with (
+        temporary(prefix="bedrockish-bench-") as place,
+        temporary(prefix="bedrockish-peers-") as beside,
+        local_cluster(Path(place, "n")) as cluster,
+    ):
         for number in range(len(cluster.nodes)):
             trio.run(cluster.wait_ready, number)
         plain = Path(place, "plain.sqlite")
         fill_plain(plain)
         fill(cluster)
-        node = cluster.nodes[0]
+        node = join_learner(cluster) if learner else cluster.nodes[0]
         engines = {PLAIN: str(plain), FILE: str(node.database), URL: cluster.url(0, only=True)}
-        others = nullcontext(dict[str, str]()) if alone else peers(Path(place))
+        others = nullcontext(dict[str, str]()) if alone else peers(Path(beside))
         with others as found, writing(cluster.url(1), wanted=write):
             engines |= found
             for work in works or WORKS:
@@ -180,6 +226,7 @@ def main(
                                 work, str(many), str(count), engine, f"{rate:,.0f}", f"{p50:,.0f}", f"{p99:,.0f}", shown
                             )
     Console(highlight=False, width=None if sys.stdout.isatty() else 110).print(table)
+    print(f"load average of the last minute at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tools.peer_postgres import connect
 
 ROWS = 100_000
 PLAIN, GALERA, POSTGRES = "sqlite3", "Galera", "PostgreSQL"
-WORKS = ("point", "range", "mix", "order", "transfer")
+WORKS = ("point", "range", "mix", "order", "open", "transfer")
 POINT = "SELECT a FROM item WHERE id = ?"
 RANGE = "SELECT id, b FROM item WHERE id BETWEEN ? AND ?"
 ADD = "UPDATE item SET b = b + 1 WHERE id = ?"
@@ -92,6 +92,15 @@ class Client:
 
     def order(self) -> None:
         """Enter an order: a transaction of 31 statements, ten rows read and updated with a line each."""
+        self._enter()
+        self._db.execute("COMMIT")
+
+    def open(self) -> None:
+        """Run the statements of an order without its COMMIT."""
+        self._enter()
+        self._db.execute("ROLLBACK")
+
+    def _enter(self) -> None:
         self._order += 1
         self._db.execute(self._begin)
         self._db.execute(POINT, (self._luck.randrange(ROWS),)).fetchone()
@@ -100,7 +109,6 @@ class Client:
             self._db.execute(POINT, (item,)).fetchone()
             self._db.execute(ADD, (item,))
             self._db.execute("INSERT INTO line VALUES (?, ?, ?)", (self._order, number, item))
-        self._db.execute("COMMIT")
 
     def transfer(self) -> None:
         """Move a unit between two rows of many: 4 statements."""

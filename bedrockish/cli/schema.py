@@ -10,7 +10,7 @@ from bedrockish.cli.safe_text import visible
 from bedrockish.cli.status import to_json
 from bedrockish.cli.url import UrlGroup
 from bedrockish.client.blocking import connect
-from bedrockish.client.schemas import SchemaVersion
+from bedrockish.client.questions import SchemaVersion
 from bedrockish.client.trio_client import URL_VARIABLE, target_of
 from bedrockish.errors import UsageError
 

@@ -4,8 +4,6 @@ Its methods are those of the trio client, on another driver (``socket_driver``):
 again and deadlines is enough.
 """
 
-import random
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,11 +18,11 @@ from bedrockish.client.credentials import Entry, entry_of
 from bedrockish.client.cursor import BlockingRowStream, held_stream
 from bedrockish.client.discovery import in_order_now
 from bedrockish.client.local_file import local_steps, open_local
+from bedrockish.client.questions import SchemaVersion
 from bedrockish.client.request_builder import Statements, Where, target_of
-from bedrockish.client.sansio.retry import Backoff
-from bedrockish.client.schemas import SchemaVersion
 from bedrockish.client.session import Session
 from bedrockish.client.socket_driver import KEEPER, SocketDriver, run
+from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, UnsupportedError, UsageError
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
@@ -305,20 +303,14 @@ class Connection:
 
         The function runs in the caller's thread.
         """
-        backoff = Backoff(ms_min=5.0, ms_max=500.0)
-        seconds = self._client.target.timeout_s if timeout is None else check_timeout(timeout)
-        deadline, tries = time.monotonic() + seconds, 0
+        pauses = Pauses(self._client.target.timeout_s if timeout is None else check_timeout(timeout))
         while True:
-            left = max(deadline - time.monotonic(), 0.05)
             try:
-                with self.transaction(isolation=isolation, read=read, timeout=left) as opened:
+                with self.transaction(isolation=isolation, read=read, timeout=pauses.left_s) as opened:
                     return function(opened, *args)
             except BedrockishError as error:
-                tries += 1
-                pause = backoff.pause_s(tries, random.random)
-                if not error.retry or time.monotonic() + pause >= deadline:
+                if not error.retry or not pauses.wait():
                     raise
-            time.sleep(pause)
 
     def settle(self, command: str, *, timeout: float | None = None) -> bool:
         """Make sure that a transaction has happened (True), or never will (False). See ``Client.settle``."""

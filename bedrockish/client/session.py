@@ -22,6 +22,7 @@ from bedrockish.api.url import Target
 from bedrockish.api.wire import PING, SETTLE, Answered, Ask, AskOutcome, Step, Told
 from bedrockish.client.admin_calls import ClockCalls
 from bedrockish.client.cursor import RowStream, streaming
+from bedrockish.client.questions import QuestionCalls
 from bedrockish.client.request_builder import (
     Statements,
     check_modes,
@@ -35,7 +36,6 @@ from bedrockish.client.request_builder import (
 )
 from bedrockish.client.sansio.core import ClientCore
 from bedrockish.client.sansio.transaction_steps import settled
-from bedrockish.client.schemas import SchemaCalls
 from bedrockish.client.transaction import Call, Farewell, Options, Transaction, run_transaction, shielded, transaction
 from bedrockish.errors import (
     BedrockishError,
@@ -65,7 +65,7 @@ READING = ("SELECT", "VALUES", "WITH")
 APART = "the TEMP objects of the session are at the node, which does not have this program's files"
 
 
-class Session(ClockCalls, SchemaCalls):
+class Session(ClockCalls, QuestionCalls):
     """The calls of a session with a cluster; a driver moves them."""
 
     target: Target

@@ -3,7 +3,7 @@
 import random
 import time
 
-FIRST_S, LONGEST_S = 0.005, 0.5
+FIRST_S, LONGEST_S, LEAST_S = 0.005, 0.5, 0.05
 
 
 class Pauses:
@@ -11,6 +11,11 @@ class Pauses:
 
     def __init__(self, timeout_s: float) -> None:
         self._deadline, self._at_most_s = time.monotonic() + timeout_s, FIRST_S
+
+    @property
+    def left_s(self) -> float:
+        """The time that an attempt has, in seconds: what is left, but never nothing."""
+        return max(self._deadline - time.monotonic(), LEAST_S)
 
     def draw(self) -> float | None:
         """Return the next pause in seconds; None if no time is left for another attempt."""

@@ -5,7 +5,7 @@
 
 import sys
 
-from bedrockish_journal.spark.export.sink import parquet_batches
+from bedrockish_journal.spark import parquet_batches
 from bedrockish_journal.spark.session import quiet_session
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from bedrockish_journal.model.errors import FileMissingError, JournalError, JournalPrunedError
 from bedrockish_journal.model.vector import covers
-from bedrockish_journal.spark.export.sink import parquet_batches
+from bedrockish_journal.spark import parquet_batches
 from bedrockish_journal.spark.source.options import Options
 from bedrockish_journal.spark.source.stream import BedrockishStreamReader, Offset
 from bedrockish_journal.spark.source.typed_rows import table_of

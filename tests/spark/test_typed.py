@@ -28,7 +28,7 @@ from bedrockish_journal.model.changes import (
 from bedrockish_journal.model.errors import EntryMalformedError, FileMissingError
 from bedrockish_journal.model.plain_names import folded
 from bedrockish_journal.model.transaction import SCHEMA
-from bedrockish_journal.spark.export.sink import parquet_batches
+from bedrockish_journal.spark import parquet_batches
 from bedrockish_journal.spark.source import declared as declaring
 from bedrockish_journal.spark.source.feeds import open_feed
 from bedrockish_journal.spark.source.json_rows import parse_row

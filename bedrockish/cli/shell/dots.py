@@ -1,9 +1,13 @@
 """The dot-commands of the shell, with the names and habits of sqlite3's."""
 
+import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TextIO
+
+import trio
 
 from bedrockish.api.json_forms import pack_value, read_args, write_json
 from bedrockish.api.requests import READ_LEVELS, Rows
@@ -12,10 +16,10 @@ from bedrockish.cli.output import ALL_MODES, FRAMES, INSERT, PLAIN
 from bedrockish.cli.safe_text import visible
 from bedrockish.cli.schema import print_versions
 from bedrockish.cli.shell.dump import dump
-from bedrockish.cli.shell.files import back_up_to, restore_from
 from bedrockish.cli.shell.session import Command, Leave, Shell
 from bedrockish.cli.shell.tables import import_file
 from bedrockish.cli.status import print_nodes, print_status
+from bedrockish.client.trio_client import URL_VARIABLE
 from bedrockish.errors import UsageError
 
 OURS = "{0} NOT LIKE 'sqlite~_%' ESCAPE '~' AND {0} NOT LIKE 'bedrockish~_%' ESCAPE '~'"
@@ -99,6 +103,40 @@ def _once(shell: Shell, words: list[str]) -> None:
     opened = _open(words[0])
     shell.close()
     shell.out, shell.is_once = opened, True
+
+
+def _back_up_to(shell: Shell, words: list[str]) -> None:
+    """Copy the file of a node, with its journal; see ``bedrockish backup``.
+
+    Raises:
+        BedrockishError: no node gives a copy, or the file cannot be written.
+    """
+    from bedrockish.node.cluster.join import back_up  # the whole node is behind it
+
+    path = Path(words[0])
+    size = trio.run(back_up, shell.url or os.environ.get(URL_VARIABLE, ""), path)
+    if shell.is_for_people:
+        shell.say(f"{path}: {size} bytes")
+
+
+def _restore_from(shell: Shell, words: list[str]) -> None:
+    """Make the content of a SQLite file that of the cluster, which has none yet; see ``bedrockish import``.
+
+    Raises:
+        UsageError: a transaction is open, or the cluster is not empty.
+        BedrockishError: it cannot be replicated.
+    """
+    from bedrockish.cli.database import describe, run_import
+
+    if shell.connection.in_transaction:
+        raise UsageError(".restore makes transactions of its own; COMMIT or ROLLBACK first")
+    loaded = run_import(shell.url, Path(words[0]), add=False, again=False)
+    shell.changed_schema += 1
+    if shell.is_for_people:
+        for line in describe(loaded):
+            shell.say(line)
+    if loaded.left_out:
+        raise UsageError(f"restored, but left out: {'; '.join(loaded.left_out)}")
 
 
 def _open(path: str) -> TextIO:
@@ -250,9 +288,9 @@ COMMANDS = {
         3,
     ),
     "databases": Command("", "the cluster and the node, and whether it can be written to", _databases),
-    "backup": Command("FILE", "copy the file of a node, as it is now, to a new file", back_up_to, 1, 1),
+    "backup": Command("FILE", "copy the file of a node, as it is now, to a new file", _back_up_to, 1, 1),
     "restore": Command(
-        "FILE", "make the content of a SQLite file that of the cluster, which is empty yet", restore_from, 1, 1
+        "FILE", "make the content of a SQLite file that of the cluster, which is empty yet", _restore_from, 1, 1
     ),
     "timer": Command("on|off", "how long each statement took", _timer, 1, 1),
     "explain": Command("SQL", "what a statement reads and writes, and so conflicts with", _explain, 1, 1, raw=True),

@@ -5,12 +5,11 @@ the modules ``source``, ``export``, ``lake`` and ``session``. Importing this pac
 that both can be missed politely.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bedrockish_journal.spark.export.sink import parquet_batches
-
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["parquet_batches", "register"]
 
@@ -20,3 +19,25 @@ def register(spark: "SparkSession") -> None:
     from bedrockish_journal.spark.source.source import register as register_source
 
     register_source(spark)
+
+
+def parquet_batches(directory: str) -> "Callable[[DataFrame, int], None]":
+    """Return a writer for ``foreachBatch`` that writes batch 7 to ``<directory>/batch=7``.
+
+    Spark's own Parquet sink leaves files behind that only Spark knows to ignore. Here a batch that was cut short is
+    written again after the restart with the same rows, because its offsets are in the checkpoint before it begins. A
+    batch is whole once its directory has the file ``_SUCCESS``. A directory belongs to one checkpoint.
+
+    Example::
+
+        stream = spark.readStream.format("bedrockish").load("a.db")
+        stream.writeStream.foreachBatch(parquet_batches("out")).option("checkpointLocation", "out.checkpoint").start()
+
+    Args:
+        directory: where to write; a path, or a URL that Spark can write to.
+    """
+
+    def write(rows: "DataFrame", number: int) -> None:
+        rows.write.mode("overwrite").parquet(f"{directory.rstrip('/')}/batch={number}")
+
+    return write

@@ -1,1 +1,1 @@
-"""Journals as Parquet: exports and a sink for streams."""
+"""Journals as Parquet."""

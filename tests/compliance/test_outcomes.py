@@ -82,8 +82,8 @@ def test_a_part_is_compared_with_its_part() -> None:
 
 def test_every_suite_has_its_file_and_every_file_its_suite() -> None:
     """And each test that does not pass has a reason."""
-    assert {path.stem for path in PLACE.glob("*.txt")} == set(SUITES)
-    for name in SUITES:
-        expected = read_expected(path_of(name))
+    assert {path.stem for path in PLACE.glob("*.txt")} == {suite.expectations for suite in SUITES.values()}
+    for suite in SUITES.values():
+        expected = read_expected(path_of(suite.expectations))
         assert expected.passed > 0
         assert not [test for test, (_, why) in expected.others.items() if not why or UNEXPLAINED in why]

@@ -45,7 +45,7 @@ def test_a_whole_suite(name: str, tmp_path: Path) -> None:
     suite = SUITES[name]
     if why := suite.missing():
         pytest.skip(why)
-    expected = read_expected(path_of(name))
+    expected = read_expected(path_of(suite.expectations))
     if expected.release != suite.release():
         pytest.skip(f"expectations are of {expected.release}, this is {suite.release()}")
     assert [*differences(expected, suite.run_ours(tmp_path))] == []

@@ -28,7 +28,7 @@ from tools.compliance.suites import SUITES, Suite
 
 def expected_of(suite: Suite) -> Expected | None:
     """Return what is expected of a suite; None before it was ever written."""
-    path = path_of(suite.name)
+    path = path_of(suite.expectations)
     return read_expected(path) if path.exists() else None
 
 
@@ -61,7 +61,7 @@ def run(suite: Suite, place: Path, *, write: bool, plain: bool) -> bool:
     print(f"{in_words(outcomes)} in {time.monotonic() - began:.0f} s", flush=True)
     if write:
         old = expected_of(suite)
-        write_expected(path_of(suite.name), renewed(old, outcomes, suite.release(), suite.selection))
+        write_expected(path_of(suite.expectations), renewed(old, outcomes, suite.release(), suite.selection))
     fine = judge(suite, outcomes)
     if plain and suite.run_plain is not None:
         print(f"=== {suite.name}: plain SQLite", flush=True)
@@ -70,7 +70,7 @@ def run(suite: Suite, place: Path, *, write: bool, plain: bool) -> bool:
         expected = expected_of(suite)
         if write and expected is not None:
             expected.plain = count(beside)
-            write_expected(path_of(suite.name), expected)
+            write_expected(path_of(suite.expectations), expected)
         elif expected is not None and expected.release == suite.release() and expected.plain != count(beside):
             print(f"{suite.name}: of plain SQLite, {expected.plain} is expected")
             fine = False

@@ -52,6 +52,17 @@ def run_ours(directory: Path, arguments: Sequence[str] = ()) -> Outcomes:
         return run_suite("bedrockish", f"bedrockish://[{hosts}]/", directory / "bedrockish", arguments)
 
 
+def run_by_path(directory: Path, arguments: Sequence[str] = ()) -> Outcomes:
+    """Run SQLAlchemy's suite as ``run_ours`` does, by the path of a node's file.
+
+    Raises:
+        DemoError: it could not be run to its end.
+    """
+    with three_nodes(directory / "cluster") as cluster:
+        url = f"bedrockish:///{cluster.nodes[0].database}"
+        return run_suite("bedrockish", url, directory / "bedrockish", arguments)
+
+
 def run_plain(directory: Path, arguments: Sequence[str] = ()) -> Outcomes:
     """Run SQLAlchemy's suite against plain SQLite.
 

@@ -25,7 +25,7 @@ class Suite:
     """One suite.
 
     Attributes:
-        name: that of its file of expectations.
+        name: by which it is asked for.
         heading: of its part of the page.
         title: what it is.
         release: says which release of it is here; expectations are of one.
@@ -33,6 +33,7 @@ class Suite:
         run_plain: runs it against plain SQLite; None where that makes no sense.
         missing: says what is not here that it needs, or None.
         selection: what is run of it, for the page.
+        same_as: the suite whose expectations are its own, too.
     """
 
     name: str
@@ -43,6 +44,12 @@ class Suite:
     run_plain: Run | None = None
     missing: Callable[[], str | None] = _nothing_missing
     selection: str = "all"
+    same_as: str = ""
+
+    @property
+    def expectations(self) -> str:
+        """The name of its file of expectations."""
+        return self.same_as or self.name
 
 
 SUITES = {
@@ -72,6 +79,14 @@ SUITES = {
             lambda: f"SQLAlchemy {version('sqlalchemy')}",
             sqlalchemy_suite.run_ours,
             sqlalchemy_suite.run_plain,
+        ),
+        Suite(
+            "sqlalchemy_path",
+            "SQLAlchemy by path",
+            "The same by the path of a [node's file](local.md)",
+            lambda: f"SQLAlchemy {version('sqlalchemy')}",
+            sqlalchemy_suite.run_by_path,
+            same_as="sqlalchemy",
         ),
         Suite(
             "django",

@@ -153,15 +153,16 @@ def test_leftovers_of_a_killed_build_are_removed(node: TestNode, tmp_path: Path,
         again.engine.close()
 
 
-@pytest.mark.parametrize(("loaded", "is_finished"), [(2, False), (5, True)])
+@pytest.mark.parametrize(("slices_max", "is_finished"), [(1, False), (250, True)])
 def test_one_that_is_not_ready_when_its_time_comes(
-    node: TestNode, monkeypatch: pytest.MonkeyPatch, loaded: int, is_finished: bool
+    node: TestNode, monkeypatch: pytest.MonkeyPatch, slices_max: int, is_finished: bool
 ) -> None:
-    """With a tenth of the rows it is finished then; with fewer it is given up, and leaves nothing."""
+    """It is finished then, unless the rest is too much for the memory: then it is given up, and leaves nothing."""
+    monkeypatch.setattr(index_build, "LEFT_MAX", slices_max)
     filled(node, "plain", Changes(2, "plain"))
     entry = decide(node, INDEXES["plain"])
     build = begin(node, entry)
-    for _ in range(loaded):
+    for _ in range(3):
         go_on(node, build)
     if is_finished:
         monkeypatch.setattr(schema_versions, "run", None)

@@ -76,10 +76,9 @@ class Build:
         rows: how many of the snapshot's were put in.
         is_late: the change comes into force now.
         slice_bytes: about how many bytes of rows are put in at a time.
-        loaded: with more than this part of the rows it is finished when its time comes.
     """
 
-    slice_bytes, loaded = SLICE_BYTES, LOADED
+    slice_bytes = SLICE_BYTES
 
     def __init__(self, db: apsw.Connection, plan: Plan, txid: Txid, version: int) -> None:
         self._db, self.plan, self.txid, self.version = db, plan, txid, version
@@ -139,7 +138,7 @@ class Build:
                         count: Any = self._reader.execute(f"SELECT count(*) FROM {quote(self.plan.table)}").fetchall()
                         self._total = count[0][0]
                         self._sorted = iter(self._reader.execute(self.plan.load))
-                    found = _some(self._sorted, self.slice_bytes)
+                    found = some(self._sorted, self.slice_bytes)
                 except (apsw.Error, UnicodeDecodeError) as error:
                     self.fail(f"its rows cannot be read: {error}")
                     return
@@ -207,7 +206,7 @@ class Build:
     def is_nearly_done(self) -> bool:
         """Whether loading the rest takes less time than running the change's statement, and not too much memory."""
         left = self._total - self.rows
-        return self.rows > self.loaded * self._total and left * self._slices <= LEFT_MAX * self.rows
+        return self.rows > LOADED * self._total and left * self._slices <= LEFT_MAX * self.rows
 
     def touched(self, transaction: Transaction, schema: int) -> Collection[int]:
         """Return the rows that a transaction changes in the table of which this is made, if ``schema`` is its own."""
@@ -399,7 +398,7 @@ def _taken(rowids: set[int]) -> list[int]:
     return [rowids.pop() for _ in range(min(len(rowids), SLICE_ROWS))]
 
 
-def _some(rows: Iterator[Row], most: int) -> list[Row]:
+def some(rows: Iterator[Row], most: int) -> list[Row]:
     """Return the next slice of some rows; an empty one at their end."""
     found: list[Row] = []
     size = 0

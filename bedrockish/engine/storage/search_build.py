@@ -5,7 +5,7 @@ other program, and no copy of the file, meets an index that is not ready. When t
 statement makes the shadow tables, which exchange their pages with the stand-ins.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -14,13 +14,17 @@ import apsw
 from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.system_names import SHADOWS, STAND_IN
 from bedrockish.access_sets.table_layout import quote
-from bedrockish.engine.storage.index_build import SAMPLES, Build
+from bedrockish.engine.storage import index_build
+from bedrockish.engine.storage.index_build import SAMPLES, SLICE_BYTES, Build, Phase, some
 from bedrockish.engine.storage.index_plan import SearchPlan
-from bedrockish.engine.storage.stand_in import Writable, describe, root_of, stand_ins
+from bedrockish.engine.storage.stand_in import REFUSALS, Writable, describe, root_of, stand_ins
 from bedrockish_journal.model.changes import Row
+from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.vector_modules import Connection
 
 TRIED = 256  # rows that the trial of a build has
+FIRST, LAST = -(1 << 63), (1 << 63) - 1
+_ENDS = "SELECT (SELECT min({0}) FROM {1}), (SELECT max({0}) FROM {1})"
 _SET_ROOT = "UPDATE sqlite_schema SET rootpage = ? WHERE name = ?"
 
 
@@ -56,11 +60,71 @@ def _add(plan: SearchPlan) -> str:
 
 
 class SearchBuild(Build):
-    """The build of one FTS5 index."""
+    """The build of one FTS5 index.
+
+    Rows come in the order of their rowids, as they are in the table at that moment. So no snapshot is kept, which
+    would hold up checkpoints; a transaction that changes rows up to the last one changes the index, too.
+    """
 
     plan: SearchPlan
     slice_bytes = 64 << 10  # which are cut into words in about as long as others' slices take
-    loaded = 0.1  # a row takes as long here as in SQLite's rebuild
+
+    def __init__(self, db: apsw.Connection, plan: SearchPlan, txid: Txid, version: int) -> None:
+        super().__init__(db, plan, txid, version)
+        self._next = FIRST  # rowid of the first row that may not be in the index
+
+    def begin(self, connect: Callable[[], apsw.Connection]) -> None:
+        """Do nothing: the rows are read where they are written."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Never: what comes next is in the tables."""
+        return False
+
+    @property
+    def is_nearly_done(self) -> bool:
+        """Whether the rest is small enough for the memory: a row takes as long here as in SQLite's own rebuild."""
+        ends: Any = self._db.execute(_ENDS.format(self.plan.rowid, quote(self.plan.table))).fetchall()[0]
+        least, most = ends
+        if least is None:
+            return True
+        done, left = max(0, self._next - least), max(0, most + 1 - self._next)
+        most_slices = index_build.LEFT_MAX * SLICE_BYTES // self.slice_bytes
+        return self._slices > 0 and left * self._slices <= most_slices * done
+
+    def next_edit(self) -> tuple[list[Row], list[Row]] | None:
+        """Return the rows that come next, as the connection that writes has them; None if all are in the index."""
+        if self.phase is not Phase.LOADING:
+            return None
+        found: list[Row] = []
+        if self._next <= LAST:
+            with closing(self._db.cursor()) as cursor:
+                try:
+                    rows = cursor.execute(f"{self.plan.near} LIMIT {index_build.SLICE_ROWS}", (self._next,))
+                    found = some(iter(rows), self.slice_bytes)
+                except (*REFUSALS, UnicodeDecodeError) as error:
+                    self.fail(f"a row of its table cannot be read: {error}")
+                    return [], []
+        if not found:
+            self.phase = Phase.READY
+            return [], []
+        last: Any = found[-1][0]
+        self._next = last + 1
+        self.rows += len(found)
+        self._slices += 1
+        return [], found
+
+    def before(self, rowids: Iterable[int]) -> list[Row]:
+        """Return those of rows that are about to change which the index has."""
+        return self._rows_of(self._db, self._indexed(rowids))
+
+    def after(self, rowids: Iterable[int]) -> list[Row]:
+        """Return those of rows that have just changed which the index is to have."""
+        return self._rows_of(self._db, self._indexed(rowids))
+
+    def _indexed(self, rowids: Iterable[int]) -> list[int]:
+        """Return those of some rowids whose rows the index has, if the table has them."""
+        return [rowid for rowid in rowids if self.phase is Phase.READY or rowid < self._next]
 
     def _create(self) -> None:
         self._db.execute(self.plan.stand_in_sql)
@@ -100,9 +164,8 @@ class SearchBuild(Build):
         table, sizes = quote(plan.table), quote(f"{plan.name}_docsize")
         if not db.table_exists("main", f"{plan.name}_docsize"):
             return True
-        ends = "SELECT (SELECT min({0}) FROM {1}), (SELECT max({0}) FROM {1})"
-        found: Any = db.execute(ends.format(plan.rowid, table)).fetchall()[0]
-        if db.execute(ends.format("id", sizes)).fetchall() != [found]:
+        found: Any = db.execute(_ENDS.format(plan.rowid, table)).fetchall()[0]
+        if db.execute(_ENDS.format("id", sizes)).fetchall() != [found]:
             self.failure = "its first or last row is another one than that of the table"
             return False
         least, most = found

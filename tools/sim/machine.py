@@ -261,6 +261,8 @@ class Machine:
             deadline = self.node.deadline()
             if deadline is not None and deadline <= self.now().seconds:
                 self.guarded(lambda node: self._perform(node.step(on.Woken(), self.now())))
+            if boot != self.boot:
+                return  # as above
             self._let_go()
             self._set_alarm()
 

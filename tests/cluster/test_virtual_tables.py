@@ -1,6 +1,7 @@
 """Virtual tables on three real nodes: kills, damage, repair, replay, backup, join, import and export."""
 
 import json
+import random
 import sqlite3
 import sys
 from contextlib import closing
@@ -15,14 +16,15 @@ import trio
 
 import bedrockish.dbapi
 from bedrockish import open_client
-from bedrockish.errors import SqlError
+from bedrockish.errors import BedrockishError, SqlError
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.verify.replay import digest, replay
 from tests.cluster.story import all_safe, insist, judge_files, level, ready, until
 from tests.cluster.test_damage import filled, processes, serving, stop
-from tests.cluster.test_damaged_pages import pages, spoil
+from tests.cluster.test_damaged_pages import pages, spoil, spoil_at_b
 from tests.cluster.test_members import newcomer, voters
 from tests.cluster.test_restore import command
+from tests.engine.test_virtual_random import SCHEMA_CHANGES, VALUES, texts
 from tests.engine.test_virtual_tables import DOCS, INDEX, TRIGGERS
 from tests.engine.virtual_pair import check_virtual
 from tools.cluster import LocalCluster, local_cluster
@@ -144,6 +146,67 @@ async def test_killed_nodes_come_back_with_equal_rows_and_indexes(cluster: Local
 def _answers(path: Path, count: int = len(SEARCHES)) -> list[list[tuple[Any, ...]]]:
     with closing(Connection(str(path))) as db:
         return [db.execute(sql).fetchall() for sql in SEARCHES[:count]]
+
+
+async def test_random_work_at_all_nodes_leaves_indexes_as_rebuilt_ones(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Documents, rollbacks and schema changes at each node, across kills and a repair; then each index is compared."""
+    await ready(cluster)
+    async with open_client(cluster.url(0, only=True)) as client:
+        await client.transact([DOCS, INDEX, *TRIGGERS, NOTES, BOXES])
+    async with trio.open_nursery() as nursery:
+        done, enough = [0, 0, 0], trio.Event()
+        for index in range(3):
+            nursery.start_soon(work_at_random, cluster, index, done, enough)
+        for node in cluster.nodes[1:]:
+            await trio.sleep(2)
+            node.kill()
+            await trio.sleep(0.5)
+            node.start()
+        await ready(cluster)
+        await trio.sleep(2)
+        enough.set()
+    assert min(done) > 5
+    await level(cluster)
+    await all_safe(cluster)
+    await spoil_at_b(cluster, "docs")
+    async with open_client(cluster.url(1, only=True)) as client:
+        await client.upkeep({"do": "scrub"}, timeout=20)
+    await until("B is filled again", partial(filled, cluster, 1))
+    await serving(cluster)
+    for index in range(3):  # of the rows before, a change of the schema may have rebuilt the index
+        async with open_client(cluster.url(index, only=True)) as client:
+            await client.execute("INSERT INTO docs(title, body) VALUES ('alpha', 'beta')")
+    await level(cluster)
+    cluster.stop()
+    judge_files(cluster)
+    paths = [node.database for node in cluster.nodes]
+    made = replay(paths, tmp_path / "made.db", order="random", seed=7)
+    for path in (*paths, tmp_path / "made.db"):
+        assert digest(path) == made.digest
+        with closing(Connection(str(path))) as db:
+            check_virtual(db)
+
+
+async def work_at_random(cluster: LocalCluster, index: int, done: list[int], enough: trio.Event) -> None:
+    """Send requests to one node, some of which fail, until there are enough."""
+    luck = random.Random(index)
+    async with open_client(cluster.url(index, only=True, options="timeout=20")) as client:
+        while not enough.is_set():
+            drawn = luck.randrange(1, 13), luck.randrange(1, 41), luck.choice(VALUES), luck.choice(VALUES)
+            statement, change = luck.choice(texts(*drawn)), luck.choice(SCHEMA_CHANGES)
+            try:
+                match luck.randrange(10):
+                    case 0:
+                        await client.transact(list(change))
+                    case 1:
+                        opened = await client.begin()
+                        await opened.execute(statement)
+                        await opened.rollback()
+                    case _:
+                        await client.execute(statement)
+                done[index] += 1
+            except BedrockishError:  # of the statement, or of a node that was killed
+                await trio.sleep(0.02)
 
 
 @pytest.mark.parametrize("table", ["found_data", "docs", "notes_content"])

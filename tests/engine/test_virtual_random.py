@@ -13,6 +13,7 @@ from tests.engine.test_virtual_tables import DOCS, INDEX, TRIGGERS
 from tests.engine.virtual_pair import Pair, check_virtual
 
 WORDS = ("alpha", "beta", "gamma", "delta", "alpha beta", "", "Alpha-Beta", "ünï alpha")
+VALUES = (*(f"'{word}'" for word in WORDS), "NULL", "7", "x'616c'")
 SCHEMA_CHANGES = (
     ("DROP TABLE IF EXISTS found", INDEX),
     ("DROP TABLE found", INDEX.replace("found", "found").replace("id')", "id', tokenize='porter')")),
@@ -36,15 +37,17 @@ SCHEMA_CHANGES = (
 )
 
 
-@st.composite
-def request(draw: st.DrawFn) -> tuple[str, ...]:
-    """Draw the statements of one request."""
-    word = st.sampled_from(WORDS).map(lambda text: f"'{text}'") | st.sampled_from(["NULL", "7", "x'616c'"])
-    ids, one = st.integers(1, 12), draw(st.integers(1, 12))
-    title, body = draw(word), draw(word)
-    many = draw(st.integers(1, 40))
+def texts(one: int, many: int, title: str, body: str) -> list[str]:
+    """Return statements on documents, notes and boxes, of which some fail.
+
+    Args:
+        one: an id.
+        many: how many rows the longer ones make.
+        title: a value, as SQL has it.
+        body: the same.
+    """
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {many})"
-    kinds = [
+    return [
         f"INSERT OR REPLACE INTO docs(id, title, body) VALUES ({one}, {title}, {body})",
         f"INSERT INTO docs(title, body) VALUES ({title}, {body})",
         f"{numbers} INSERT INTO docs(title, body) SELECT {title}, {body} || i FROM n",
@@ -66,7 +69,14 @@ def request(draw: st.DrawFn) -> tuple[str, ...]:
         "INSERT INTO found(found) VALUES ('rebuild')",
         f"INSERT INTO found(found, rowid, title, body) VALUES ('delete', {one}, {title}, {body})",
     ]
-    statements = [draw(st.sampled_from(kinds))]
+
+
+@st.composite
+def request(draw: st.DrawFn) -> tuple[str, ...]:
+    """Draw the statements of one request."""
+    word = st.sampled_from(VALUES)
+    ids, one = st.integers(1, 12), draw(st.integers(1, 12))
+    statements = [draw(st.sampled_from(texts(one, draw(st.integers(1, 40)), draw(word), draw(word))))]
     statements += [f"DELETE FROM docs WHERE id = {draw(ids)}"] * draw(st.integers(0, 1))
     return tuple(statements)
 

@@ -67,7 +67,7 @@ class SearchBuild(Build):
     """
 
     plan: SearchPlan
-    slice_bytes = 64 << 10  # which are cut into words in about as long as others' slices take
+    slice_bytes = 128 << 10  # which are cut into words in about as long as others' slices take
 
     def __init__(self, db: apsw.Connection, plan: SearchPlan, txid: Txid, version: int) -> None:
         super().__init__(db, plan, txid, version)

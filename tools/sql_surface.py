@@ -108,7 +108,8 @@ PRAGMAS = (
     _of_node("busy_timeout", "100", "no client locks the database: a statement waits as long as its client says"),
     _of_node("cache_size", "100"),
     _of_node("cache_spill", "100"),
-    _differs("PRAGMA case_sensitive_like", "a statement with LIKE is refused while it is on: use GLOB or instr()",
+    _differs("PRAGMA case_sensitive_like", "a statement with LIKE is refused while it is on: use GLOB or instr(), "
+        "or connect with any_case=True",
              "PRAGMA case_sensitive_like = ON"),
     _of_node("cell_size_check", "1"),
     _of_node("checkpoint_fullfsync", "1"),

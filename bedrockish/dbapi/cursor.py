@@ -173,8 +173,9 @@ class Cursor:
         self._take(rows)
         if kind == SCHEMA:
             self._connection._forget_types()
-        if rows.lastrowid is not None and inserts(sql):
-            self._lastrowid = rows.lastrowid
+        if inserts(sql):  # an upsert that has updated gives the connection's last id, as SQLite does
+            values = self._connection._run(lambda session: session.link.copy_values())
+            self._lastrowid = values.last_insert_rowid if rows.lastrowid is None else rows.lastrowid
         return self
 
     def executemany(self, sql: str, seq_of_parameters: Iterable[Any], /) -> Self:

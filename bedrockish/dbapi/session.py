@@ -69,6 +69,7 @@ class Session:
         changes: rows changed since the connection was opened.
         replay: run a transaction that was lost to another one again, and go on if it is told the same.
         query_only: the program has set PRAGMA query_only, so that its connection only reads.
+        any_case: LIKE ignores the case of ASCII letters whatever PRAGMA case_sensitive_like says.
         exact_like: the program has set PRAGMA case_sensitive_like, so that statements with LIKE are refused.
     """
 
@@ -80,10 +81,11 @@ class Session:
         self.schema_commits = False
         self.foreign_keys = True
         self.changes = 0
-        self.query_only = self.exact_like = self.replay = False
+        self.query_only = self.exact_like = self.any_case = self.replay = False
         self._replayed: list[tuple[list[Statement], list[Rows]]] = []  # of the open transaction
         self._values = SessionValues()  # as the open transaction found them
         self._open: BlockingTransaction | None = None
+        self._is_lost = False  # the last COMMIT has failed, and many programs say ROLLBACK then, as SQLite needs it
         self._implicit = False
         self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
         self._unchecked = False  # the node was told that the open transaction does not enforce foreign keys
@@ -128,12 +130,13 @@ class Session:
         exact = exact_like_of(sql) if kind == PRAGMA else None
         if exact is not None:
             self._trace(sql)
-            self.exact_like = exact
+            self.exact_like = exact and not self.any_case
             return NOTHING
         if self.exact_like and compares_like(sql):
             raise UnsupportedError(
                 "LIKE: this connection has set PRAGMA case_sensitive_like, and at the nodes LIKE ignores the case of "
-                "ASCII letters; use GLOB or instr(), or switch the PRAGMA off",
+                "ASCII letters; use GLOB or instr(), switch the PRAGMA off, or connect with any_case=True (in "
+                "SQLAlchemy's URL any_case=yes), by which LIKE ignores it for this program as well",
                 sql=sql,
             )
         switch = switch_of(sql) if kind == PRAGMA else None
@@ -332,6 +335,7 @@ class Session:
     def _begin(self, *, implicit: bool) -> BlockingTransaction:
         opened = self.link.begin(isolation=self.isolation, read=self.read, timeout=self.timeout_s)
         self._open, self._implicit, self._unchecked, self._wrote = opened, implicit, False, False
+        self._is_lost = False
         self._is_switched = self._changes_schema = False
         self._replayed = []
         if self.replay:
@@ -354,6 +358,7 @@ class Session:
             self._open.commit(timeout=self.timeout_s)
         except BedrockishError as error:
             if self._open.is_open or not self._replay_after(error):
+                self._is_lost = not self._open.is_open
                 raise
             self._open.commit(timeout=self.timeout_s)
         finally:
@@ -374,6 +379,7 @@ class Session:
 
     def _control(self, control: Control, sql: str) -> Rows:
         kind = control.kind
+        was_lost, self._is_lost = self._is_lost, False
         if kind == BEGIN:
             if self._open is not None and not (self._implicit and self._open.is_open and not self._wrote):
                 raise SqlError("cannot start a transaction within a transaction", sql=sql)
@@ -382,6 +388,8 @@ class Session:
                 self._begin(implicit=False)
             self._implicit = False
         elif kind in (COMMIT, ROLLBACK):
+            if self._open is None and kind == ROLLBACK and was_lost:
+                return NOTHING
             if self._open is None:
                 raise SqlError(f"cannot {kind.lower()} - no transaction is active", sql=sql)
             (self.commit if kind == COMMIT else self.rollback)(by_text=True)

@@ -226,6 +226,17 @@ def test_lastrowid(connection: db.Connection, table: str) -> None:
     assert cursor.lastrowid == 41
 
 
+def test_lastrowid_of_an_upsert_that_updates_is_the_connections(connection: db.Connection, table: str) -> None:
+    """As in sqlite3, whose cursors take SQLite's value after each INSERT, also one that has inserted nothing."""
+    connection.execute(f"CREATE UNIQUE INDEX {table}_name ON {table}(name)")
+    upsert = f"INSERT INTO {table}(id, name) VALUES (5, 'z') ON CONFLICT (name) DO UPDATE SET id = 6"
+    assert connection.execute(upsert).lastrowid
+    given = connection.execute(f"INSERT INTO {table}(name) VALUES ('last')").lastrowid
+    assert connection.execute(upsert).lastrowid == given
+    connection.commit()
+    assert connection.execute(f"INSERT OR IGNORE INTO {table}(name) VALUES ('z')").lastrowid == given
+
+
 def test_one_statement_at_a_time(connection: db.Connection, table: str) -> None:
     connection.execute("SELECT ';' -- ; no\n ; ").fetchall()
     with pytest.raises(db.ProgrammingError, match="executescript"):

@@ -1,5 +1,6 @@
 """The first lines of programs written for sqlite3: the same results, or an error that names the way out."""
 
+import contextlib
 import os
 import pathlib
 import sqlite3
@@ -10,6 +11,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 import bedrockish.dbapi as db
 from bedrockish.dbapi.whole import Blob
@@ -275,6 +277,18 @@ def test_registered_functions_raise_in_statements_that_need_them(
         connection.execute("SELECT unknown_one()")
 
 
+def test_any_case_lets_like_run_after_the_pragma(url: str) -> None:
+    """Pony and MLflow set the PRAGMA as soon as they have connected, and use LIKE where no case matters."""
+    engine = create_engine(f"{url.replace('bedrockish://', 'sqlite+bedrockish://')}?any_case=yes")
+    with closing(db.connect(url, any_case=True)) as connection, closing(engine.raw_connection()) as other:
+        for one in (connection, other.dbapi_connection):
+            assert one is not None
+            cursor = one.cursor()
+            cursor.execute("PRAGMA case_sensitive_like = true")
+            assert cursor.execute("SELECT 'a' LIKE 'A'").fetchone() == (1,)
+    engine.dispose()
+
+
 def test_none_removes_a_callback(connection: db.Connection) -> None:
     """None means: no callback."""
     seen: list[str] = []
@@ -503,6 +517,23 @@ def test_last_insert_rowid_and_changes_belong_to_the_connection(url: str, mode: 
     connection.rollback()
     connection.close()
     other.close()
+
+
+def test_rollback_after_a_lost_commit_hides_no_error(url: str) -> None:
+    """SQLite's transaction is open after a COMMIT that fails, so that programs say ROLLBACK: Peewee, for one."""
+    with contextlib.closing(db.connect(url)) as other, contextlib.closing(db.connect(url)) as connection:
+        other.executescript("CREATE TABLE uncommitted(n INT); INSERT INTO uncommitted VALUES (0)")
+        connection.isolation_level = None
+        for sql in ("BEGIN", "SELECT n FROM uncommitted", "INSERT INTO uncommitted VALUES (1)"):
+            connection.execute(sql)
+        other.execute("UPDATE uncommitted SET n = 2")
+        other.commit()
+        with pytest.raises(db.OperationalError, match="run it again"):
+            connection.execute("COMMIT")
+        connection.execute("ROLLBACK")
+        for sql in ("ROLLBACK", "COMMIT"):
+            with pytest.raises(db.OperationalError, match="no transaction is active"):
+                connection.execute(sql)
 
 
 def test_replay_runs_a_lost_transaction_again_if_it_is_told_the_same(url: str) -> None:

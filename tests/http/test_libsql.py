@@ -189,6 +189,19 @@ def test_failed_request_leaves_the_stream_usable(node: Asker, request_: dict[str
     assert rows(right) == [["1"]]
 
 
+def test_rollback_after_a_lost_commit_hides_no_error(node: Asker) -> None:
+    """SQLite's transaction is open after a COMMIT that fails, so that programs say ROLLBACK."""
+    pipeline(node, execute("CREATE TABLE IF NOT EXISTS lost_end(x)"), execute("INSERT INTO lost_end VALUES (0)"))
+    write = execute("INSERT INTO lost_end SELECT count(*) FROM lost_end")
+    begun = pipeline(node, execute("BEGIN"), write)
+    pipeline(node, write, {"type": "close"})
+    ends = execute("COMMIT"), execute("ROLLBACK"), execute("ROLLBACK")
+    commit, rollback, again = pipeline(node, *ends, baton=begun["baton"])["results"]
+    assert commit["error"]["code"] == "SQLITE_BUSY"
+    assert rollback["type"] == "ok"
+    assert "no transaction is active" in again["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("definition", "values", "code"),
     [

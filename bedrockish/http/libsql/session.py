@@ -95,6 +95,7 @@ class Session:
         self._texts, self._owner = Texts(), Owner(host)
         self._token = Token()
         self._open: Request | None = None  # the transaction that BEGIN has opened
+        self._is_uncommitted = False  # the last COMMIT has failed, and ROLLBACK may follow, as SQLite needs it
         self._lost: BedrockishError | None = None  # why that one is over before the program ended it
         self._keys = True  # PRAGMA foreign_keys, which is the connection's own
         self._unchecked = False  # the open transaction has been told that it is off
@@ -326,12 +327,15 @@ class Session:
 
     async def _control(self, kind: str, *, is_readonly: bool = False) -> Result:
         done = Result((), [])
+        was_uncommitted, self._is_uncommitted = self._is_uncommitted, False
         if kind == control.BEGIN:
             if not self.autocommit:
                 raise UsageError("cannot start a transaction within a transaction; COMMIT or ROLLBACK first")
             opening = self._request(is_readonly=is_readonly)
             await self._node.transactions.handle(self._owner, BEGIN, opening)
             self._open, self._unchecked, self._is_switched, self._changes_schema = opening, False, False, False
+            return done
+        if self.autocommit and kind == control.ROLLBACK and was_uncommitted:
             return done
         if self.autocommit:
             raise UsageError(f"cannot {kind.lower()}: no transaction is active")
@@ -364,6 +368,7 @@ class Session:
             if not isinstance(error, UsageError) or error.details.get("ended"):
                 # After COMMIT the program knows that it is over; after anything else it has yet to say ROLLBACK.
                 self._open, self._lost = None, error if op == STATEMENTS else None
+                self._is_uncommitted = op == COMMIT
             raise
 
     # -- batches ---------------------------------------------------------------------------------------------------

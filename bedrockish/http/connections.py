@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from email.utils import formatdate
@@ -21,6 +22,7 @@ from bedrockish.errors import UsageError
 from bedrockish.http.messages import CallerGoneError, Reply, Request, Write, error_reply
 from bedrockish.http.parsing import Parser
 from bedrockish.node.admin.watching import files_max
+from bedrockish.node.transactions.callers import fits
 from bedrockish_net.handshake import BROKEN, host_of
 
 logger = logging.getLogger(__name__)
@@ -267,20 +269,25 @@ async def serve_connections(
         connections: where the connections are while they are served.
         leaves: whether the node is stopping.
     """
-    most = files_max()
+    most, by_host = files_max(), Counter[str]()
 
     async def run(stream: Stream) -> None:
         plain = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-        if plain.socket.fileno() >= most:
+        host = host_of(stream)
+        if plain.socket.fileno() >= most or not fits(most, len(connections), by_host[host]):
             logger.warning("turned a caller of HTTP away: too many files are open; raise the limit (ulimit -n)")
             await trio.aclose_forcefully(stream)
             return
         connection = Connection(stream, serve, leaves)
         connections.add(connection)
+        by_host[host] += 1
         try:
             await connection.run()
         finally:
             connections.discard(connection)
+            by_host[host] -= 1
+            if not by_host[host]:
+                del by_host[host]
             await trio.aclose_forcefully(stream)
 
     async def watch() -> None:

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from tests.http.conftest import Asker
 from tools.cluster import LocalCluster
 
 GREEDY, MODEST = "127.0.0.1", "127.0.0.2"
-MANY, MEMORY_MAX = 8, 96 << 20
+MANY, MEMORY_MAX, FILES = 8, 96 << 20, 360
 BEGIN, TEMPORARY = "BEGIN", "CREATE TEMP TABLE mine(x)"
 
 cluster_test = pytest.mark.cluster
@@ -123,6 +124,27 @@ def test_half_sent_bodies_of_one_caller_leave_memory_for_others(node: Asker) -> 
         status, answer = ask(node, MODEST, "/db/query", ["SELECT 7", "SELECT '" + "x" * (3 << 20) + "'"])
         assert status == 200, answer
     assert ask(node, GREEDY, "/db/query", ["SELECT 7", "SELECT '" + "x" * (3 << 20) + "'"])[0] == 200
+
+
+@cluster_test
+def test_connections_of_one_address_leave_room_for_another(tmp_path: Path) -> None:
+    """Idle ones are enough to take all files that a node may open for clients."""
+    cluster = LocalCluster(tmp_path / "files", ("A",))
+    cluster.add_http()
+    cluster.write_files()
+    cluster.nodes[0].files_max = FILES
+    cluster.nodes[0].start()
+    with ExitStack() as links:
+        links.callback(cluster.stop)
+        trio.run(cluster.wait_ready, 0)
+        assert cluster.nodes[0].http_port is not None
+        node = Asker(cluster.nodes[0].http_port, cluster)
+        for _ in range(FILES):
+            link = links.enter_context(socket.create_connection((GREEDY, node.port), 60))
+            with suppress(ConnectionError):
+                link.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+                link.recv(1000)
+        assert ask(node, MODEST, "/db/query", ["SELECT 7"])[0] == 200
 
 
 def test_share_of_one_caller_ends_where_a_quarter_is_free() -> None:

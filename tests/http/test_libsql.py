@@ -304,6 +304,20 @@ def test_batches_and_conditions_have_limits() -> None:
         read_batch({"steps": [{}] * (STEPS_MAX + 1)}, Texts())
 
 
+def test_stored_texts_take_little_memory_for_each_stream() -> None:
+    """Empty ones count as well, by their objects; the thirty of a usual client have room."""
+    for sql, at_least in (("x" * 4_999, 30), ("", 1_000), ("\U0001f600" * 4_999, 10)):
+        texts = Texts()
+
+        def store(texts: Texts = texts, sql: str = sql) -> None:
+            for number in range(6_000):
+                texts.store({"sql_id": number, "sql": sql})
+
+        with pytest.raises(TooLargeError, match="close_sql"):
+            store()
+        assert len(texts._texts) >= at_least
+
+
 def test_a_parameter_is_given_by_position_or_by_name() -> None:
     """With or without the sign before the name."""
     named = [{"name": ":a", "value": {"type": "null"}}, {"name": "b", "value": {"type": "text", "value": "x"}}]

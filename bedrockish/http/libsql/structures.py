@@ -9,6 +9,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Any
 
 from bedrockish.api.requests import Params, Result, Statement
@@ -24,7 +25,7 @@ from bedrockish.errors import (
 
 STEPS_MAX = 10_000  # of a batch
 DEPTH_MAX = 32  # of conditions inside conditions
-SQL_BYTES_MAX = 1 << 20  # of texts that a stream has stored
+SQL_BYTES_MAX = 256 << 10  # of texts that a stream has stored; `@libsql/client` stores 30 of at most 5,000
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 
 Json = Mapping[str, Any]
@@ -92,8 +93,8 @@ class Texts:
         text = _field(asked, "sql", str, where="store_sql")
         if number in self._texts:
             raise UsageError(f"store_sql: the text {number} is stored already; close it first")
-        if sum(map(len, self._texts.values())) + len(text) > SQL_BYTES_MAX:
-            raise TooLargeError(f"the stored texts have over {SQL_BYTES_MAX} characters; close some with close_sql")
+        if sum(map(getsizeof, (text, *self._texts.values()))) > SQL_BYTES_MAX:
+            raise TooLargeError(f"the stored texts take over {SQL_BYTES_MAX} bytes; close some with close_sql")
         self._texts[number] = text
 
     def close(self, asked: Json) -> None:

@@ -36,6 +36,7 @@ MEMBER = "member"  # not together with partitions: nodes reach newcomers, and th
 TABLES = ("texts", "items", "parts", "registers")  # that get a column, or lose it
 INDEXES = (("items_by_value", "items(value)"), ("parts_by_value", "parts(value)"), ("texts_by_items", "texts(items)"))
 REMOVE_S, LEAVE_S = 60.0, 5.0
+SYNC_S = 1.0  # how long a power cut waits for a batch that is not synced
 
 
 @dataclass
@@ -168,10 +169,12 @@ class Faults:
         await self._start(node)
 
     async def _cut_power(self) -> None:
-        """Cut the power of some machines: nodes and programs end at one moment, and writes that were not synced are
-        gone.
-        """
+        """Cut the power of some machines: nodes and programs end at one moment, and lose what was not synced."""
         victims = self._victims()
+        self._struck |= {node.name for node in victims}
+        async with trio.open_nursery() as nursery:
+            for node in victims:
+                nursery.start_soon(self._slow_sync, node)
         for node in victims:
             self._darken(node)
             self.counts["power cuts"] += 1
@@ -180,6 +183,23 @@ class Faults:
         async with trio.open_nursery() as nursery:
             for node in victims:
                 nursery.start_soon(self._start, node)
+
+    async def _slow_sync(self, node: LocalNode) -> None:
+        """Stop a node, if it can be met, between a batch in its log and the sync; its programs run on for a moment."""
+        try:
+            published = Published(str(node.database))
+        except UnavailableError:
+            return
+        try:
+            with trio.move_on_after(SYNC_S):
+                while not _is_unsynced(published):
+                    await trio.lowlevel.checkpoint()
+                _signal(node, signal.SIGSTOP)
+                await trio.sleep(self.luck.uniform(0, 0.1))
+        except UnavailableError:
+            return
+        finally:
+            published.close()
 
     def _darken(self, node: LocalNode) -> None:
         """End a node and all programs on its file; none begins before the node does."""
@@ -362,6 +382,11 @@ def flip_bit(node: LocalNode, row: int) -> bool:
             data[place + len(text) - 1] ^= 1
         place = data.find(text, place + 1)
     return False
+
+
+def _is_unsynced(published: Published) -> bool:
+    facts = published.facts()
+    return facts.written > facts.durable
 
 
 def _signal(node: LocalNode, number: signal.Signals) -> None:

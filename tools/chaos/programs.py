@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,7 @@ class Program:
         while self.database in self._dark:  # noqa: ASYNC110  nothing runs on a machine without power
             await trio.sleep(DARK_S)
         if not self.is_running:
+            self.end()
             self._process = subprocess.Popen(  # noqa: ASYNC220  it returns at once
                 [sys.executable, "-m", "tools.chaos.programs"],
                 stdin=subprocess.PIPE,
@@ -167,7 +168,8 @@ class Program:
         if self._process is not None:
             for stream in (self._process.stdin, self._process.stdout):
                 assert stream is not None
-                stream.close()
+                with suppress(OSError):  # of a call that the process was killed before it has read
+                    stream.close()
 
 
 def _exchange(process: "subprocess.Popen[bytes]", call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> Any:

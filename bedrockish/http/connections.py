@@ -274,8 +274,10 @@ async def serve_connections(
     async def run(stream: Stream) -> None:
         plain = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
         host = host_of(stream)
-        if plain.socket.fileno() >= most or not fits(most, len(connections), by_host[host]):
-            logger.warning("turned a caller of HTTP away: too many files are open; raise the limit (ulimit -n)")
+        full = plain.socket.fileno() >= most
+        if full or not fits(most, len(connections), by_host[host]):
+            why = "too many files are open" if full else f"{host} has its share of connections, {by_host[host]}"
+            logger.warning("turned a caller of HTTP away: %s; raise the limit of open files (ulimit -n)", why)
             await trio.aclose_forcefully(stream)
             return
         connection = Connection(stream, serve, leaves)

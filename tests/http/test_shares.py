@@ -145,6 +145,7 @@ def test_connections_of_one_address_leave_room_for_another(tmp_path: Path) -> No
                 link.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
                 link.recv(1000)
         assert ask(node, MODEST, "/db/query", ["SELECT 7"])[0] == 200
+        assert f"{GREEDY} has its share of connections" in cluster.nodes[0].log.read_text()
 
 
 def test_share_of_one_caller_ends_where_a_quarter_is_free() -> None:

@@ -14,6 +14,8 @@ import apsw
 from bedrockish.client.transaction import Transaction
 from bedrockish.client.trio_client import Client
 from bedrockish.errors import UnsupportedError, UsageError
+from bedrockish.sqltext.statement_ends import is_single, split
+from bedrockish.sqltext.temporary import makes_temporary
 from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, parse_control
 from tools.logictest.records import NOSORT, Printer, Query, Statement, Threshold, meets, parse
 
@@ -72,28 +74,41 @@ class Plain:
 
 
 class Session:
-    """One session whose statements rotate over the nodes."""
+    """One session whose statements rotate over the nodes, until it makes a TEMP object, which is at one node alone."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
         self._clients = clients
         self._turn = 0
         self._open: Transaction | None = None
+        self._stays = False
 
     @property
     def next(self) -> Client:
         """The next node's client, which has seen all that the one before has."""
         before = self._clients[self._turn % len(self._clients)]
+        if self._stays:
+            return before
         self._turn += 1
         client = self._clients[self._turn % len(self._clients)]
         client.token = before.token
         return client
 
     async def run(self, sql: str) -> Outcome:
-        """Run a text at the next node, or in the transaction that is open.
+        """Run the statements of a text at the next nodes, or in the transaction that is open.
 
         Raises:
             BedrockishError: the cluster has failed; mistakes in the text raise nothing.
         """
+        rows: list[tuple[Any, ...]] = []
+        for statement in [sql] if is_single(sql) else split(sql):
+            outcome = await self._one(statement)
+            if outcome.refused or outcome.error:
+                return outcome
+            rows += outcome.rows
+        return Outcome(rows)
+
+    async def _one(self, sql: str) -> Outcome:
+        self._stays = self._stays or makes_temporary(sql)
         try:
             return await self._run(sql)
         except UnsupportedError as error:
@@ -131,6 +146,12 @@ class Session:
         if self._open is not None:
             await self._open.rollback()
             self._open = None
+        if self._stays:
+            for kind, name in await self.next.execute(
+                "SELECT type, name FROM sqlite_temp_schema WHERE type <> 'index'"
+            ):
+                await self.next.execute(f"DROP {kind} temp.{quoted(name)}")
+            self._stays = False
         for kind in ("trigger", "view"):
             for name in await self._names(kind):
                 await self.next.execute(f"DROP {kind} {name}")

@@ -54,9 +54,11 @@ class Interactive:
     Attributes:
         inside: the transaction whose rows are in the engine's open batch, until another user needs the batch; or None.
         no_schema: why a statement in the midst of a text may not change the schema.
+        no_defer: why foreign keys cannot be deferred by a statement in the midst of a text.
     """
 
     no_schema = "a schema statement in a transaction must be a text of its own"
+    no_defer = "in an open transaction it must be a text of its own; send it alone"
 
     def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
         self.engine, self._overtaken = engine, overtaken
@@ -86,10 +88,7 @@ class Interactive:
                 return
             if piece.setting == pragmas.DEFER and pragmas.turns_on(piece.sql):
                 pragmas.settle(self._db)
-                raise UnsupportedError(
-                    f"PRAGMA {pragmas.DEFER}: in an open transaction it must be a text of its own; send it alone",
-                    sql=piece.sql,
-                )
+                raise UnsupportedError(f"PRAGMA {pragmas.DEFER}: {self.no_defer}", sql=piece.sql)
             if piece.setting and pragmas.is_keys_off(piece.sql):
                 raise UnsupportedError(pragmas.KEYS_OFF, sql=piece.sql)
             if piece.kind == SCHEMA:

@@ -41,6 +41,10 @@ OF_SCHEMA = (
     "a transaction of a session with TEMP objects cannot change the schema of the database; change it outside of a "
     "transaction, with no TEMP object in the statement, or on another connection"
 )
+OF_DEFERRING = (
+    "a session with TEMP objects cannot defer foreign keys by it; send the statements on another connection, or "
+    "declare the keys DEFERRABLE INITIALLY DEFERRED"
+)
 _CLASH = """
 SELECT own.name FROM sqlite_temp_schema AS own JOIN main.sqlite_schema AS other ON own.name = other.name COLLATE NOCASE
 WHERE own.type <> 'trigger' AND other.type <> 'trigger' AND own.name NOT LIKE 'bedrockish!_%' ESCAPE '!' LIMIT 1
@@ -144,7 +148,7 @@ class TemporaryTransaction:
         like, session = self._like, self.session
         work = self._work = self._held.workspace.open_work(session)
         executor, interactive = work.executor, work.interactive
-        interactive.no_schema = OF_SCHEMA
+        interactive.no_schema, interactive.no_defer = OF_SCHEMA, OF_DEFERRING
         executor.reader = None  # it has no TEMP objects
         clash = self._clash(work.db)
         if clash:

@@ -22,7 +22,7 @@ from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
 from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS, opened
 from bedrockish.errors import SqlError, UnsupportedError
-from bedrockish.sqltext.statement_ends import after_nothing, first_word, statement_end
+from bedrockish.sqltext.statement_ends import after_nothing, first_word, split, statement_end
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
 from bedrockish_journal.storage.packing import UNPACKED
 from bedrockish_journal.storage.table_layout import is_hidden
@@ -377,10 +377,19 @@ class Guard:
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
         sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
         sql = sql if ours else with_users_tables(opened(sql) if is_limited else sql)
+        if first_word(sql) in ("REINDEX", "VACUUM"):
+            self._find_named(sql)
         sql = pragmas.answered(sql, lambda: optimizes and pragmas.lacks_statistics(self._db))
         if self.expansion.added(sql) > LOOP_TOKENS and self.is_in_loop():
             raise TakesLongError(sql)
         return sql
+
+    def _find_named(self, sql: str) -> None:
+        """Have SQLite refuse a REINDEX or VACUUM of an unknown name: a node answers both without running them."""
+        try:
+            self._db.execute("EXPLAIN " + next(split(sql)), can_cache=False).close()
+        except apsw.SQLError as error:
+            raise translate(error, sql) from error
 
     @staticmethod
     def _kind(cursor: apsw.Cursor, text: str, seen: _Seen) -> str:

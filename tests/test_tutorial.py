@@ -64,8 +64,9 @@ def test_a_tutorial_runs(page: str, tmp_path: Path) -> None:
         (programs / name).write_text(SHIM.format(python=sys.executable, module=module))
         (programs / name).chmod(0o755)
     commands, said = script(page)
-    for port, free in zip(PORTS, free_ports(len(PORTS)), strict=True):
-        commands = commands.replace(port, str(free))
+    free = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
+    # In one pass: a free port may have one of the page's in it.
+    commands = re.sub("|".join(PORTS), lambda found: free[found[0]], commands)
     place = tmp_path / "tutorial"
     place.mkdir()
     if page == "tutorial-libsql":

@@ -42,8 +42,9 @@ with bedrockish.connect(sys.argv[1]) as db:
 
 
 def locks_of(process: int) -> list[str]:
-    lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    return [line for line in lines if line.split()[4 + line.split()[1].startswith("->")] == str(process)]
+    """Return the locks of a process, without their numbers in the list of all processes' locks."""
+    lines = [line.split()[1:] for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+    return sorted(" ".join(words) for words in lines if words[3 + words[0].startswith("->")] == str(process))
 
 
 def test_thousand_connections_leave_no_descriptor_lock_or_file(node: LocalNode, alone: LocalCluster) -> None:

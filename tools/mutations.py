@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="which faults (all)")
     parser.add_argument("--seeds", type=int, default=2_000, help="worlds for each (2000)")
     parser.add_argument(
-        "--seconds", type=float, default=120, help="and no more seconds of a processor than that for each (120)"
+        "--seconds", type=float, default=300, help="and no more seconds of a processor than that for each (300)"
     )
     chosen = parser.parse_args(arguments)
     known = {**FAULTS, **MOMENTS}

@@ -345,8 +345,9 @@ def came_too_late(peer: str) -> str:
 def rows_differ(me: str, peer: str) -> str:
     """Return what to say of a transaction that a voter refused because its rows are not those of this node."""
     return (
-        f"{peer} has other rows than {me}, so the tables of one of the two are damaged; it finds that out and fills "
-        "itself again, which takes minutes for a file of gigabytes; 'bedrockish verify URL' names the rows"
+        f"{peer} has other rows than {me}: the tables of one of the two are damaged; unless repair_automatic is off, "
+        "that node fills its tables again, which takes minutes for a file of gigabytes; 'bedrockish verify URL' names "
+        "the rows"
     )
 
 

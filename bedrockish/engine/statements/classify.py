@@ -377,9 +377,10 @@ class Guard:
             raise UnsupportedError(f"{hidden} belongs to the database itself; no statement may name it", sql=sql)
         sql = sql[after_nothing(sql) :]  # "EXPLAIN ; SELECT" would explain nothing
         sql = sql if ours else with_users_tables(opened(sql) if is_limited else sql)
-        if first_word(sql) in ("REINDEX", "VACUUM"):
+        answered = pragmas.answered(sql, lambda: optimizes and pragmas.lacks_statistics(self._db))
+        if answered is not sql and first_word(sql) in ("REINDEX", "VACUUM"):  # VACUUM INTO compiles an expression
             self._find_named(sql)
-        sql = pragmas.answered(sql, lambda: optimizes and pragmas.lacks_statistics(self._db))
+        sql = answered
         if self.expansion.added(sql) > LOOP_TOKENS and self.is_in_loop():
             raise TakesLongError(sql)
         return sql

@@ -253,7 +253,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| all |" in capsys.readouterr().out
     assert main(["meet-3", "--fault", "quorum less one"]) == 0
     assert "neither has seen the other" in capsys.readouterr().out
-    assert main(["chain-3", "--fault", "strict reads ask nobody", "--seconds", "1000"]) == 1
+    assert main(["chain-3", "--fault", "strict reads skip the majority", "--seconds", "1000"]) == 1
     assert "NOT SEEN" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["no-such-scope"])

@@ -37,7 +37,7 @@ IN_TRACES = {
     "decided by one": "leader_dies_committed",
     "accepted values ignored": "abort_accepted_is_still_pending",
     "tokens are not looked at": "session_after_a_lost_label",
-    "strict reads ask nobody": "read_levels",
+    "strict reads skip the majority": "read_levels",
 }
 SOON_IN_SEEDS = (
     "quorum less one",
@@ -53,8 +53,8 @@ SOON_IN_SEEDS = (
     "snapshot skips test 3",
     "reports believed at once",
     "clocks are not read",
-    "nobody waits for a schema change",
-    "transaction clocks ask nobody",
+    "transactions do not wait for a schema change",
+    "transaction clocks skip the majority",
     "stamps are not the clock of the commit",
     "a leader counts what it gave up",
     "too late is not",

@@ -165,7 +165,7 @@ _AGREEMENT: dict[str, Fault] = {
         (_Rollbacks, "_count", ">= self.state.roster.majority", ">= 1"),
     ),
     "no tombstone": fault(
-        "a rollback of what was never seen is remembered",
+        "a voter remembers the rollback of a transaction that it has not seen",
         (
             votes.Votes,
             "accept_rollback",
@@ -185,7 +185,7 @@ _AGREEMENT: dict[str, Fault] = {
         **DUELS,
     ),
     "exclusion ignores what is known": fault(
-        "a leader is not counted out when somebody knows its transaction's end",
+        "a leader is not counted out when a voter knows its transaction's end",
         (judge, "judge", "blockers - ended", "blockers"),
         **{**DUELS, "voters": 5},
     ),

@@ -501,7 +501,7 @@ MOMENTS: dict[str, Moment] = {
         ),
         f"{_SHARED}:test_one_read_in_the_way_of_a_commit_does_not_spoil_the_others",
     ),
-    "strict refusals ask nobody": Moment(
+    "strict refusals skip the majority": Moment(
         fault(
             "a strict refusal is true of some moment between question and answer",
             (reads.Checking, "failed", "inflight.request.read != STRICT", "True"),

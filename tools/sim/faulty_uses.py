@@ -111,14 +111,14 @@ USES: dict[str, Fault] = {
         **{**_LARGE, "sweeps": 0.3},
     ),
     "tokens are not looked at": fault(
-        "a session waits for what it has seen", (_State, "has_seen", "return covers", "return True or covers")
+        "a session waits for the commits in its token", (_State, "has_seen", "return covers", "return True or covers")
     ),
     "a read's token has the safe time": fault(
         "a token's clock is above its vector",
         (answering.Replies, "answer_read", ".clock, clock)", ".clock, self.state.clock.safe)"),
         **_HOPS,
     ),
-    "strict reads ask nobody": fault(
+    "strict reads skip the majority": fault(
         "a strict read asks a majority",
         (reading.Reading, "begin", "if len(read.clear) >= state.roster.majority:", "if True:"),
     ),
@@ -173,7 +173,7 @@ USES: dict[str, Fault] = {
         **{**DUELS, "learners": 2, "voters": 3, "wander": 1.0},
     ),
     "an id is looked up once": fault(
-        "an id is looked up again in the very snapshot that is executed on, or by whoever votes",
+        "an id is looked up again in the snapshot that is executed on, and by each voter",
         (machine.Machine, "_execute", "self.disk.seen.commands.get(request.command)", _BEFORE_THE_WAIT),
         (_State, "happened", "for command in commands:", "for command in ():"),
         **{**_TWICE, "voters": 3},
@@ -221,7 +221,7 @@ USES: dict[str, Fault] = {
         (coordinator, "claim", "access_set.read_points | {clock_key(clock)}", "access_set.read_points"),
         **_ALTERS,
     ),
-    "nobody waits for a schema change": fault(
+    "transactions do not wait for a schema change": fault(
         "a transaction waits for the schema of its clock",
         (schema_barrier.SchemaBarrier, "blocks", "scheduled is None or", "True or"),
         **_ALTERS,
@@ -257,13 +257,13 @@ USES: dict[str, Fault] = {
         **{**_ALTERS, "wander": 1.0, "clients": 10, "think_ms": 5.0, "faults": ("one_way", "slow_link", "slow_disk")},
         **{"fault_every_s": 0.1, "lose": 0.1, "heartbeat_ms": 50, "talks": 0.0, "dead": 0},
     ),
-    "transaction clocks ask nobody": fault(
+    "transaction clocks skip the majority": fault(
         "a transaction clock is later than a majority's clocks",
         (commit_clock.ClockQuorum, "ask", "if len(found.heard) >= state.roster.majority:", "if True:"),
         **_STAMPS,
     ),
-    "a clock that was read is nobody's": fault(
-        "a majority moves up to a clock that somebody only asked for",
+    "a clock that was only read is forgotten": fault(
+        "a majority moves up to a clock that a read was told",
         (
             _Coordinator,
             "executed",

@@ -260,7 +260,7 @@ class Histories:
         count, story = late_stamp(self.calls, self._told, self.world.laws.talked)
         self.world.counts["stamps"] += count
         if story:
-            self.broken("stamps are later than what was acknowledged", story)
+            self.broken("stamps follow every acknowledged commit", story)
 
     def _told(self, place: tuple[str, int]) -> Entry | None:
         """Return what a client was told by a place.

@@ -3,6 +3,8 @@
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +17,7 @@ from bedrockish.errors import BedrockishError, OutcomeUnknownError
 from bedrockish_journal.verify.differences import differences, last_writers
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.verify import verify
-from tools.cluster import LocalCluster, LocalNode
+from tools.cluster import LocalCluster, LocalNode, clean_environment
 
 BOUND_S = 40.0
 PATIENT = "/?timeout=40"  # the end of a URL: on a busy machine, anything may take long
@@ -121,6 +123,20 @@ async def insist(url: str, sql: str, params: list[object], command: str) -> int:
                 continue
             return attempt
     raise AssertionError(f"{command} has no outcome after 30 attempts")
+
+
+def command(*arguments: object, status: int = 0) -> str:
+    """Run ``bedrockish`` with arguments until it ends with a status, and return its output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bedrockish.cli.main", *map(str, arguments)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr + done.stdout
+    return done.stdout + done.stderr
 
 
 def judge_files(cluster: LocalCluster) -> None:

@@ -10,8 +10,7 @@ import pytest
 import trio
 
 from bedrockish import connect
-from tests.cluster.story import level
-from tests.cluster.test_restore import command
+from tests.cluster.story import command, level
 from tools.cluster import LocalCluster, clean_environment
 
 pytestmark = pytest.mark.cluster

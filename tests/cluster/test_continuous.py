@@ -18,10 +18,10 @@ from bedrockish.node.cluster import join
 from bedrockish.transfer.continuous import numbered, too_old
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
-from tests.cluster.story import PATIENT, all_safe, ready, until
+from tests.cluster.story import PATIENT, all_safe, command, ready, until
 from tests.cluster.test_pruning import cluster as forgetful
 from tests.cluster.test_pruning import removable
-from tests.cluster.test_restore import command, rows_at, rows_of, write
+from tests.cluster.test_restore import rows_at, rows_of, write
 from tools.cluster import LocalCluster, clean_environment
 
 pytestmark = pytest.mark.cluster

@@ -3,35 +3,20 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bedrockish import open_client
 from bedrockish_journal.verify.replay import digest
-from tests.cluster.story import PATIENT, all_safe, judge_files, level, ready, until
+from tests.cluster.story import PATIENT, all_safe, command, judge_files, level, ready, until
 from tests.cluster.test_pruning import cluster as forgetful
 from tests.cluster.test_pruning import removable
-from tools.cluster import LocalCluster, LocalNode, clean_environment
+from tools.cluster import LocalCluster, LocalNode
 
 pytestmark = pytest.mark.cluster
 short = forgetful  # a cluster that keeps little for the protocol's own sake
 SOMEBODY = "ann.of.the.hills@example.org"
-
-
-def command(*arguments: str | Path, status: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "bedrockish.cli.main", *map(str, arguments)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def bytes_with(folder: Path) -> list[str]:

@@ -10,10 +10,9 @@ import trio
 
 from bedrockish import open_client
 from bedrockish_journal.verify.replay import replay
-from tests.cluster.story import level, ready, until
+from tests.cluster.story import command, level, ready, until
 from tests.cluster.test_damage import filled, serving
 from tests.cluster.test_damaged_pages import spoil_at_b
-from tests.cluster.test_restore import command
 from tools.cluster import LocalCluster
 from tools.logictest.records import FormatError, Printer, Query, Statement, Threshold, hashed, meets, parse
 from tools.logictest.run import Outcome, Plain, Report

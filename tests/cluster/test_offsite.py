@@ -20,8 +20,7 @@ from bedrockish import open_client
 from bedrockish.transfer.continuous import numbered
 from bedrockish_journal.verify.replay import digest
 from bedrockish_journal.verify.restore import SNAPSHOTS
-from tests.cluster.story import PATIENT, all_safe, ready
-from tests.cluster.test_restore import command
+from tests.cluster.story import PATIENT, all_safe, command, ready
 from tools.cluster import LocalCluster, clean_environment, free_ports
 
 pytestmark = pytest.mark.cluster

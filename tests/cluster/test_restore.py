@@ -1,7 +1,5 @@
 """A table was deleted: back to just before, from a backup and the journal after it; then a new cluster."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +11,12 @@ from bedrockish import open_client
 from bedrockish.client.feed import Changes
 from bedrockish_journal.feed.change_feed import Committed
 from bedrockish_journal.verify.replay import digest
-from tests.cluster.story import PATIENT, all_safe, ready
+from tests.cluster.story import PATIENT, all_safe, command, ready
 from tests.cluster.test_members import newcomer, voters
-from tools.cluster import LocalCluster, clean_environment
+from tools.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 Rows = dict[int, tuple[Any, ...]]
-
-
-def command(*arguments: object, status: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "bedrockish.cli.main", *map(str, arguments)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr + done.stdout
-    return done.stdout + done.stderr
 
 
 def rows_of(path: Path) -> Rows:

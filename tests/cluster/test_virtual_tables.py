@@ -19,11 +19,10 @@ from bedrockish import open_client
 from bedrockish.errors import BedrockishError, SqlError
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.verify.replay import digest, replay
-from tests.cluster.story import all_safe, insist, judge_files, level, ready, until
+from tests.cluster.story import all_safe, command, insist, judge_files, level, ready, until
 from tests.cluster.test_damage import filled, processes, serving, stop
 from tests.cluster.test_damaged_pages import pages, spoil, spoil_at_b
 from tests.cluster.test_members import newcomer, voters
-from tests.cluster.test_restore import command
 from tests.engine.test_virtual_random import SCHEMA_CHANGES, VALUES, texts
 from tests.engine.test_virtual_tables import DOCS, INDEX, TRIGGERS
 from tests.engine.virtual_pair import check_virtual

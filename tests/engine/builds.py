@@ -1,5 +1,7 @@
 """Shared parts of the tests of indexes that are built next to a table."""
 
+from pathlib import Path
+
 import apsw
 import pytest
 
@@ -41,3 +43,10 @@ def follow(inline: TestNode, node: TestNode, entry: Entry, activated: int) -> No
         inline.apply(made)
     if len(node.entries) == activated:
         assert inline.engine.activate(entry.txid) == ""
+
+
+def copy_of(node: TestNode, target: Path) -> Path:
+    """Copy a node's file and its write-ahead log as they are now, as a killed process leaves them; return the copy."""
+    for suffix in ("", "-wal"):
+        target.with_name(target.name + suffix).write_bytes(node.path.with_name(node.path.name + suffix).read_bytes())
+    return target

@@ -20,7 +20,7 @@ from bedrockish.errors import UnsupportedError
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.verify.replay import digest
 from tests.engine import builds
-from tests.engine.builds import follow, read_sound, rolled_back
+from tests.engine.builds import copy_of, follow, read_sound, rolled_back
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode
 from tests.engine.test_versions import decide
@@ -367,9 +367,7 @@ def test_leftovers_of_a_killed_build_are_removed(node: TestNode, tmp_path: Path,
     if is_ready:
         finish(node, build)
     node.save()
-    left = tmp_path / "left.db"
-    for suffix in ("", "-wal"):
-        left.with_name(left.name + suffix).write_bytes(node.path.with_name(node.path.name + suffix).read_bytes())
+    left = copy_of(node, tmp_path / "left.db")
     assert [name for (name,) in apsw.Connection(str(left)).execute("SELECT name FROM sqlite_schema") if name == BUILT]
     again = TestNode(left)
     try:

@@ -15,7 +15,7 @@ from bedrockish.engine.storage.stand_in import stand_ins
 from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import UnsupportedError
 from bedrockish_journal.verify.replay import digest
-from tests.engine.builds import begin, follow, read_sound, rolled_back
+from tests.engine.builds import begin, copy_of, follow, read_sound, rolled_back
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode
 from tests.engine.test_index_build import PLAIN, Changes, filled, finish, go_on
@@ -132,9 +132,7 @@ def test_leftovers_of_a_killed_build_are_removed(node: TestNode, tmp_path: Path,
     if is_ready:
         finish(node, build)
     node.save()
-    left = tmp_path / "left.db"
-    for suffix in ("", "-wal"):
-        left.with_name(left.name + suffix).write_bytes(node.path.with_name(node.path.name + suffix).read_bytes())
+    left = copy_of(node, tmp_path / "left.db")
     db = apsw.Connection(str(left))
     assert stand_ins(db)
     assert not db.execute("SELECT 1 FROM sqlite_schema WHERE rootpage = 0").fetchall()

@@ -4,8 +4,10 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +53,21 @@ class Asker:
         """Send statements."""
         query = "&".join(f"{name}={value}" for name, value in options.items())
         return self(f"/db/{to}?{query}", list(statements))
+
+
+@contextmanager
+def node_with_limits(directory: Path, **limits: int) -> Iterator[Asker]:
+    """Yield a single node with some limits of its own."""
+    cluster = LocalCluster(directory, ("A",), {"limits": limits})
+    cluster.add_http()
+    cluster.write_files()
+    cluster.nodes[0].start()
+    try:
+        trio.run(cluster.wait_ready, 0)
+        assert cluster.nodes[0].http_port is not None
+        yield Asker(cluster.nodes[0].http_port, cluster)
+    finally:
+        cluster.stop()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import MemoryFullError, UnavailableError
 from bedrockish.http.purse import Purse, Unfinished
 from bedrockish.node.transactions.callers import caller_of, fits, has_room
-from tests.http.conftest import Asker
+from tests.http.conftest import Asker, node_with_limits
 from tools.cluster import LocalCluster
 
 GREEDY, MODEST = "127.0.0.1", "127.0.0.2"
@@ -29,17 +29,10 @@ cluster_test = pytest.mark.cluster
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
     """Yield a node with room for eight of each."""
+    directory = tmp_path_factory.mktemp("shares") / "one"
     limits = {"open_transactions_max": MANY, "streams_max": MANY, "temporary_max": MANY, "memory_max": MEMORY_MAX}
-    cluster = LocalCluster(tmp_path_factory.mktemp("shares") / "one", ("A",), {"limits": limits})
-    cluster.add_http()
-    cluster.write_files()
-    cluster.nodes[0].start()
-    try:
-        trio.run(cluster.wait_ready, 0)
-        assert cluster.nodes[0].http_port is not None
-        yield Asker(cluster.nodes[0].http_port, cluster)
-    finally:
-        cluster.stop()
+    with node_with_limits(directory, **limits) as asker:
+        yield asker
 
 
 def ask(node: Asker, address: str, path: str, body: object) -> tuple[int, Any]:

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trio
 
-from tests.http.conftest import Asker
-from tools.cluster import LocalCluster
+from tests.http.conftest import Asker, node_with_limits
 
 pytestmark = pytest.mark.cluster
 
@@ -23,16 +21,8 @@ BOUND_S = 30.0
 @pytest.fixture
 def strict(tmp_path: Path) -> Iterator[Asker]:
     """Yield a node that waits one second for a slow reader."""
-    cluster = LocalCluster(tmp_path / "strict", ("A",), {"limits": {"idle_stream_ms": 1000}})
-    cluster.add_http()
-    cluster.write_files()
-    cluster.nodes[0].start()
-    try:
-        trio.run(cluster.wait_ready, 0)
-        assert cluster.nodes[0].http_port is not None
-        yield Asker(cluster.nodes[0].http_port, cluster)
-    finally:
-        cluster.stop()
+    with node_with_limits(tmp_path / "strict", idle_stream_ms=1000) as asker:
+        yield asker
 
 
 def ask_and_do_not_read(node: Asker, path: str, sql: str) -> socket.socket:

@@ -23,6 +23,7 @@ from bedrockish.errors import BedrockishError, ForeignClusterError, ProtocolMism
 from bedrockish.local import connections
 from bedrockish.local.reads import LocalReads
 from bedrockish.node.published import BEAT_S
+from tests.cluster.story import command
 from tools.cluster import LocalCluster, LocalNode, clean_environment, local_cluster
 
 KILLS = 12
@@ -77,8 +78,8 @@ def test_programs_that_are_killed_anywhere_leave_nothing_at_the_node(node: Local
         db.execute("INSERT INTO pair VALUES (1, 0), (2, 0)")
         told = 0
         for _ in range(KILLS):
-            command = [sys.executable, "-c", WORKER, str(node.database)]
-            with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True) as program:
+            worker = [sys.executable, "-c", WORKER, str(node.database)]
+            with subprocess.Popen(worker, env=clean_environment(), stdout=subprocess.PIPE, text=True) as program:
                 assert program.stdout is not None
                 assert program.stdout.readline() == "ready\n"
                 time.sleep(luck.uniform(0.0, 0.1))
@@ -218,15 +219,3 @@ def stop(node: LocalNode) -> None:
     assert node.process is not None
     node.process.terminate()
     node.process.wait(20)
-
-
-def command(*arguments: object) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bedrockish.cli.main", *map(str, arguments)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout

@@ -31,6 +31,11 @@ class Growing:
         self._writes: set[bytes] = set()
         self._write_ranges: set[Range] = set()
 
+    def __len__(self) -> int:
+        """How many keys and ranges it has."""
+        points = len(self._reads) + len(self._probes) + len(self._writes)
+        return points + len(self._read_ranges) + len(self._probe_ranges) + len(self._write_ranges)
+
     def read(self, piece: Compiled, params: tuple[object, ...], *, failed: bool = False) -> None:
         """Add the reads of a statement with these parameters, or the keys that it looked up before it failed.
 

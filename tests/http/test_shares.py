@@ -12,6 +12,8 @@ import pytest
 import trio
 
 from bedrockish import open_client
+from bedrockish.api.requests import Statement
+from bedrockish.engine.execution.open_transaction import ASKED_BYTES, Logged, Session
 from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import MemoryFullError, UnavailableError
 from bedrockish.http.purse import Purse, Unfinished
@@ -117,6 +119,50 @@ def test_half_sent_bodies_of_one_caller_leave_memory_for_others(node: Asker) -> 
         status, answer = ask(node, MODEST, "/db/query", ["SELECT 7", "SELECT '" + "x" * (3 << 20) + "'"])
         assert status == 200, answer
     assert ask(node, GREEDY, "/db/query", ["SELECT 7", "SELECT '" + "x" * (3 << 20) + "'"])[0] == 200
+
+
+def grow(node: Asker, address: str, megabytes: int) -> tuple[str, str | None]:
+    """Begin a transaction on a stream and insert a row; return the kind of the answer, and the baton."""
+    kind, baton = stream(node, address, BEGIN)
+    assert kind == "ok"
+    execute = {"type": "execute", "stmt": {"sql": f"INSERT INTO grown VALUES (zeroblob({megabytes << 20}))"}}
+    status, answer = ask(node, address, "/v2/pipeline", {"baton": baton, "requests": [execute]})
+    assert status == 200, answer
+    found = answer["results"][0]
+    if found["type"] == "error":
+        assert found["error"]["code"] == "SQLITE_TOOBIG", found
+        assert "kept for your open transactions" in found["error"]["message"]
+    return str(found["type"]), answer["baton"]
+
+
+@cluster_test
+def test_rows_of_open_transactions_of_one_caller_leave_memory_for_others(node: Asker) -> None:
+    """All may keep 48 MiB here; a transaction of the average size, 6 MiB, goes on although its caller has too much."""
+    assert ask(node, GREEDY, "/db/execute", ["CREATE TABLE grown(b)"])[0] == 200
+    taken = [grow(node, GREEDY, 8) for _ in range(6)]
+    try:
+        assert [kind for kind, _ in taken] == ["ok"] * 4 + ["error"] * 2
+        taken += [grow(node, MODEST, 8), grow(node, GREEDY, 1)]
+        assert [kind for kind, _ in taken[6:]] == ["ok", "ok"]
+    finally:
+        for _, baton in taken:
+            ask(node, MODEST, "/v2/pipeline", {"baton": baton, "requests": [{"type": "close"}]})
+    kind, baton = grow(node, GREEDY, 8)
+    ask(node, MODEST, "/v2/pipeline", {"baton": baton, "requests": [{"type": "close"}]})
+    assert kind == "ok"
+
+
+def test_transaction_counts_statements_results_and_keys_that_are_kept_for_it() -> None:
+    """Their parameters alone could take gigabytes: 5,000 statements are kept in case the schema is changed."""
+    session = Session(serializable=True)
+    session.size = 10
+    session.note(Logged(Statement("SELECT ?", ["x" * 1_000])), 500)
+    session.note(Logged(Statement("SELECT :a", {"a": b"x" * 2_000})))
+    assert session.kept == 10 + 500 + 3_000 + len("SELECT ?" + "SELECT :a")
+    for _ in range(ASKED_BYTES >> 20):
+        session.note(Logged(Statement("SELECT ?", ["x" * (1 << 20)])))
+    assert session.log is None
+    assert session.kept == 10
 
 
 @cluster_test

@@ -15,6 +15,8 @@ from bedrockish_journal.model.changes import Change
 from bedrockish_journal.model.value import value
 
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements and bytes of results that a transaction may have before its first DDL
+ASKED_BYTES = 32 << 20  # of the texts and parameters of these statements
+KEY_BYTES = 200  # that a key or a range of its access set takes, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,13 @@ class SchemaCopy(Protocol):
         """Throw the copy away."""
 
 
+def size_of(statement: Statement) -> int:
+    """Return the bytes of a statement's text and of the texts and blobs among its parameters, about."""
+    params = statement.params or ()
+    values = params.values() if isinstance(params, dict) else params
+    return len(statement.sql) + sum(len(one) for one in values if isinstance(one, str | bytes))
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """An open transaction.
@@ -71,6 +80,7 @@ class Session:
         wrote: whether a statement that writes has succeeded, be it that it met no row.
         log: what was run, should it come to change the schema; None: too much for that.
         logged: how many bytes of results are kept there, roughly.
+        asked: how many bytes of texts and parameters are kept there.
         draft: where it runs since its first schema statement.
         unsure: a deferred foreign key was broken when it was swapped out.
         behind: something that it has read on its snapshot has been written since, so it will not get a newer one.
@@ -97,6 +107,7 @@ class Session:
     wrote: bool = False
     log: list[Logged] | None = field(default_factory=list)
     logged: int = 0
+    asked: int = 0
     draft: SchemaCopy | None = None
     unsure: bool = False
     behind: bool = False
@@ -111,8 +122,20 @@ class Session:
             return
         self.log.append(one)
         self.logged += size
-        if len(self.log) > LOG_MAX or self.logged > LOG_BYTES:
-            self.log = None
+        if isinstance(one.what, Statement):
+            self.asked += size_of(one.what)
+        if len(self.log) > LOG_MAX or self.logged > LOG_BYTES or self.asked > ASKED_BYTES:
+            self.drop_log()
+
+    def drop_log(self) -> None:
+        """Forget the statements that were run, so that the transaction cannot change the schema any more."""
+        self.log, self.logged, self.asked = None, 0, 0
+
+    @property
+    def kept(self) -> int:
+        """About how many bytes the node keeps for it between two statements."""
+        keys = 0 if self.sets is None else len(self.sets)
+        return self.size + self.logged + self.asked + KEY_BYTES * keys
 
     def saw(self, piece: Piece, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
         """Note what a statement has read that changed nothing; ``query`` sees what it has seen.

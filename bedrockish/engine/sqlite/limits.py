@@ -128,12 +128,16 @@ class Memory:
 
     def refusal(self, what: str) -> MemoryFullError:
         """Record a refusal for lack of memory; return its error."""
-        self._refused.append(self._now())
+        self.note_refusal()
         return MemoryFullError(
             f"{what}: {self.taken >> 20} of {self.max_bytes >> 20} MiB (memory_max) are taken; nothing happened: read "
             "large results as streams and with LIMIT, and try again later",
             memory_max=self.max_bytes,
         )
+
+    def note_refusal(self) -> None:
+        """Record that a request was refused now."""
+        self._refused.append(self._now())
 
     def describe(self) -> dict[str, int]:
         """Return what is taken, as plain data."""

@@ -12,7 +12,7 @@ from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
-from bedrockish.engine.execution.open_transaction import LOG_BYTES, LOG_MAX, Session
+from bedrockish.engine.execution.open_transaction import ASKED_BYTES, LOG_BYTES, LOG_MAX, Session
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.errors import ConflictError, TooLargeError, UnavailableError
 from bedrockish.node.scheduling.snapshots import Boundary
@@ -85,8 +85,9 @@ class SchemaTransactions:
         self._interactive.check_schema(session)
         if session.log is None:
             raise TooLargeError(
-                f"a transaction may have {LOG_MAX} statements and {LOG_BYTES >> 20} MiB of results before it changes "
-                "the schema, and this one has more; change the schema first, or in a transaction of its own"
+                f"a transaction may have {LOG_MAX} statements, {ASKED_BYTES >> 20} MiB of their texts and parameters, "
+                f"and {LOG_BYTES >> 20} MiB of results before it changes the schema, and no more than its share of the "
+                "node's memory; this one has more: change the schema first, or in a transaction of its own"
             )
         self._open = {one for one in self._open if isinstance(one.draft, Draft)}
         if len(self._open) >= DRAFTS_MAX:

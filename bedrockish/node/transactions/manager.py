@@ -67,7 +67,7 @@ from bedrockish.node.transactions.command_ids import check_digest, check_owner
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
-from bedrockish.node.transactions.open import Open, checked
+from bedrockish.node.transactions.open import Open, checked, over_share
 from bedrockish.node.transactions.programs import Programs
 from bedrockish.node.transactions.statements import StatementRunner
 from bedrockish.node.transactions.temporary import TemporaryObjects
@@ -126,8 +126,8 @@ class Transactions:
 
     @property
     def size(self) -> int:
-        """About how many bytes all of them have changed."""
-        return sum(one.session.size for one in self._open.values())
+        """About how many bytes the node keeps for all of them."""
+        return sum(one.session.kept for one in self._open.values())
 
     # -- what the runtime does -------------------------------------------------------------------------------------
 
@@ -445,6 +445,7 @@ class Transactions:
                     error.details = {**error.details, "statement": place}
                     raise
                 place += done or 1
+                self._check_share(one)
                 if place <= last and time.monotonic() > until:
                     yield trio.lowlevel.checkpoint
                     self._find(one.owner, one.name)
@@ -477,6 +478,13 @@ class Transactions:
         if found:
             self._check_writes(session)
         return len(found), first if found else first + tried
+
+    def _check_share(self, one: Open) -> None:
+        """Raise the error of a transaction that has grown beyond its caller's share of the memory."""
+        error = over_share(one, self._open.values(), self._engine.memory, self._bounds.open_transactions_max)
+        if error is not None:
+            self._end(one, error)  # after other refusals for size it would stay open, with all that it keeps
+            raise error
 
     def _check_writes(self, session: Session) -> None:
         """Raise the error of a transaction that writes at a learner, which could not commit it."""

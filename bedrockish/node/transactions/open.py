@@ -1,7 +1,7 @@
 """A node's record of a transaction that is open at it."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,8 +10,12 @@ import trio
 from bedrockish.api.requests import Request
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.engine.statements.rights import Access, Rights
-from bedrockish.errors import ForbiddenError
+from bedrockish.errors import ForbiddenError, MemoryFullError
+from bedrockish.node.transactions.callers import RULE, fits
+
+OPEN_PARTS = 2  # open transactions may take one of so many parts of the memory
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +80,43 @@ class Open:
             "changed": len(self.session.changes),
             "statement": self.last,
         }
+
+
+def over_share(one: Open, everyone: Collection[Open], memory: Memory, transactions_max: int) -> MemoryFullError | None:
+    """Return the error of a transaction that takes more than its caller's share of the memory, else None.
+
+    A caller with more than its share loses the transactions that grow, and not those of the average size, so that it
+    can end by itself. The statements kept in case the schema changes go first.
+
+    Args:
+        one: has run a statement.
+        everyone: all open transactions, this one among them.
+        memory: the node's.
+        transactions_max: how many may be open.
+    """
+    most = memory.max_bytes // OPEN_PARTS
+    average = most // transactions_max
+    if one.session.kept <= average:
+        return None
+    own, taken = _kept_of(one.caller, everyone)
+    if not fits(most, taken, own, 0):
+        one.session.drop_log()
+        own, taken = _kept_of(one.caller, everyone)
+    if one.session.kept <= average or fits(most, taken, own, 0):
+        return None
+    memory.note_refusal()
+    return MemoryFullError(
+        f"{own >> 10} KiB are kept for your open transactions; all callers may have {most >> 10} KiB, half of "
+        f"memory_max, of which {RULE}; the transaction did not happen: commit in smaller pieces, or run it again later",
+        memory_max=memory.max_bytes,
+        ended=True,
+    )
+
+
+def _kept_of(caller: str, everyone: Collection[Open]) -> tuple[int, int]:
+    """Return how many bytes are kept for a caller's transactions, and for all."""
+    kept = [(one.caller, one.session.kept) for one in everyone]
+    return sum(size for name, size in kept if name == caller), sum(size for _, size in kept)
 
 
 def checked(access: Access, user: str, prepare: Callable[[], Prepared]) -> Callable[[], Prepared]:

@@ -1,6 +1,7 @@
 """One timer task for a deadline that moves, so that the waiting tasks need no time limits of their own.
 
-A cancel scope for each wait would be a large part of the cost of waiting.
+A cancel scope for each wait would be a large part of the cost of waiting. The one scope of the timer's task is told
+another deadline while the task sleeps.
 """
 
 import math
@@ -10,7 +11,7 @@ import trio
 
 
 class Alarm:
-    """Calls ``ring`` when it is ``when()``, and now and then too early; it has to be told to ``look`` after each ring.
+    """Calls ``ring`` when it is ``when()``; it has to be told to ``look`` after each ring.
 
     Args:
         when: tells the time; None or infinity for never.
@@ -21,25 +22,32 @@ class Alarm:
     def __init__(self, when: Callable[[], float | None], now: Callable[[], float], ring: Callable[[], None]) -> None:
         self._tell, self._now, self._ring = when, now, ring
         self._at = math.inf
-        self._earlier = trio.Event()
+        self._wait: trio.CancelScope | None = None  # of the task, until then
 
     def look(self) -> None:
         """Note that the time may be earlier than it was. (A later one is found out when the old one has come.)"""
-        if self._when() < self._at:
-            self._earlier.set()
+        at = self._when()
+        if at < self._at:
+            self._at = at
+            if self._wait is not None:  # the task need not be woken for it
+                self._wait.deadline = self._deadline()
 
     def _when(self) -> float:
         at = self._tell()
         return math.inf if at is None else at
 
+    def _deadline(self) -> float:
+        """Return when to ring, by the clock of trio."""
+        return trio.current_time() + max(0.0, self._at - self._now())
+
     async def run(self) -> None:
         """Ring until cancelled."""
+        self._at = self._when()
         while True:
-            self._earlier = trio.Event()
+            with trio.CancelScope(deadline=self._deadline()) as self._wait:
+                await trio.sleep_forever()
+            self._wait = None
             self._at = self._when()
-            with trio.move_on_after(max(0.0, self._at - self._now())):
-                await self._earlier.wait()
-                continue
-            self._at = math.inf  # whoever is rung for may only get to it later, and looks again then
-            self._ring()
-            await self._earlier.wait()
+            if self._at <= self._now():
+                self._at = math.inf  # whoever is rung for may only get to it later, and looks again then
+                self._ring()

@@ -38,12 +38,9 @@ async def test_it_rings_in_time_when_the_time_moves(autojump_clock: trio.testing
         assert sleeper.rung == [start + 3]
         sleeper.wants(start + 30)
         await trio.sleep(1)
-        sleeper.wants(start + 40)  # later: rung for the old time, too, and looked at again
-        sleeper.alarm.look()
-        await trio.sleep_until(start + 35)
-        sleeper.alarm.look()
+        sleeper.wants(start + 40)  # later: the old time passes without a ring
         await trio.sleep_until(start + 50)
-        assert sleeper.rung[-1] == start + 40
+        assert sleeper.rung == [start + 3, start + 40]
         count = len(sleeper.rung)
         sleeper.wants(None)
         await trio.sleep(100)
@@ -51,6 +48,29 @@ async def test_it_rings_in_time_when_the_time_moves(autojump_clock: trio.testing
         sleeper.wants(trio.current_time() - 1)  # it is past already
         await trio.sleep(1)
         assert len(sleeper.rung) == count + 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_task_sleeps_on_while_the_time_moves(autojump_clock: trio.testing.MockClock) -> None:
+    """Each wakeup of a task costs as much as a read."""
+    sleeper, steps = Sleeper(), 0
+
+    class Steps(trio.abc.Instrument):
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            nonlocal steps
+            steps += task.name.endswith("Alarm.run")
+
+    trio.lowlevel.add_instrument(Steps())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleeper.alarm.run)
+        await trio.sleep(1)
+        start = trio.current_time()
+        for earlier in range(20):
+            sleeper.wants(start + 50 - earlier)
+            await trio.sleep(0.1)
+        assert steps == 1
+        await trio.sleep(100)
+        assert sleeper.rung == [start + 31]
         nursery.cancel_scope.cancel()
 
 

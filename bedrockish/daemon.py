@@ -323,8 +323,7 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
         bound = await nursery.start(mesh.run)
         runtime.mesh, runtime.credentials = mesh, credentials
         if mesh.read_loop is not None:
-            mesh.read_loop.before, mesh.read_loop.after = runtime.gather, runtime.act
-            runtime.read_links(mesh.read_loop.read_now)
+            runtime.read_by(mesh.read_loop)
         _tell_where(config, state.roster.membership.nodes, bound)
         if config.http is not None:
             await nursery.start(load_http(), runtime, config, gate, credentials)

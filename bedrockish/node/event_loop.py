@@ -85,6 +85,7 @@ from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
 from bedrockish_journal.model.transaction import Transaction
 from bedrockish_net import mesh as net
+from bedrockish_net.read_loop import ReadLoop
 
 logger = logging.getLogger(__name__)
 
@@ -190,6 +191,12 @@ class Runtime:
     def read_links(self, read: Callable[[], None]) -> None:
         """Have links read before each turn."""
         self._loop.read = read
+
+    def read_by(self, loop: ReadLoop) -> None:
+        """Act on all that a loop of links has read, and have it tell the ends of syncs, too; before ``run``."""
+        loop.before, loop.after = self.gather, self.act
+        self.read_links(loop.read_now)
+        self._fsync.tell_by(loop)
 
     def begin(
         self,
@@ -642,7 +649,10 @@ class Runtime:
 
     def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
         self._in_sync = None
-        self._synced(kept, batches, error)
+        try:
+            self._synced(kept, batches, error)
+        except Exception as fault:  # the node ends: in its own task, which all wait for
+            self.stop(fault)
         self._loop.ring()  # not at once: who has been answered just now may ask for something that can share a batch
 
     def _release(self, kept: Kept) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_net import mesh as net
 from bedrockish_net.inflow import Inflow
 from bedrockish_net.mesh import INFLOW_BYTES
+from bedrockish_net.read_loop import ReadLoop
 
 
 class Disk:
@@ -392,6 +394,49 @@ async def test_the_syncer_calls_back_in_the_loop_with_the_error_there_was() -> N
         syncer.start(done)
         await over.wait()
     assert found == [(True, type(None)), (True, OSError)]
+
+
+async def test_the_loop_of_the_links_calls_back_in_one_reading_with_them() -> None:
+    main, found, over = threading.get_ident(), list[tuple[bool, type]](), trio.Event()
+    is_reading = False
+    loop = ReadLoop(lambda what, error: found.append((False, type(error))))
+    errors = [None, OSError("no")]
+
+    def sync() -> None:
+        if (error := errors.pop(0)) is not None:
+            raise error
+
+    def done(error: BaseException | None) -> None:
+        found.append((is_reading and threading.get_ident() == main, type(error)))
+        if errors:
+            syncer.start(done)
+        else:
+            over.set()
+
+    def note(*, reads: bool) -> None:
+        nonlocal is_reading
+        is_reading = reads
+
+    loop.before, loop.after = partial(note, reads=True), partial(note, reads=False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop.run)
+        syncer = FsyncThread(sync)
+        syncer.tell_by(loop)
+        with syncer, trio.fail_after(5):
+            syncer.start(done)
+            await over.wait()
+        nursery.cancel_scope.cancel()
+    assert found == [(True, type(None)), (True, OSError)]
+
+
+async def test_the_error_of_a_sync_that_nobody_was_told_is_raised_at_the_end() -> None:
+    def sync() -> None:
+        raise OSError("no")
+
+    syncer = FsyncThread(sync)
+    syncer.tell_by(ReadLoop(lambda what, error: None))  # which does not run any more
+    with pytest.raises(OSError, match="no"), syncer:
+        syncer.start(lambda error: None)
 
 
 def test_a_disk_that_has_stalled_is_not_waited_for_in_the_loop_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """The output that must not leave a node before it is durable, its waiters, and the thread that makes it durable."""
 
 import math
+import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -16,6 +18,7 @@ from bedrockish.common.histogram import Histogram
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.errors import BedrockishError
 from bedrockish.node.scheduling.turn_loop import is_cancellation
+from bedrockish_net.read_loop import ReadLoop
 
 Done = Callable[[Answer | BedrockishError], None]
 Prepare = Callable[[], Prepared]
@@ -90,10 +93,23 @@ class FsyncThread:
         self._stalled_at = -math.inf
         self._untold: BaseException | None = None  # the error of the last sync, until its caller is told
         self._token: trio.lowlevel.TrioToken | None = None
+        self._loop: ReadLoop | None = None
+        self._bell = -1  # an eventfd, read by the loop
+        self._over: deque[Synced] = deque()  # jobs that are done, and whose callers are not told yet
         self._thread = Thread(target=self._run, name="sync", daemon=True)
+
+    def tell_by(self, loop: ReadLoop) -> None:
+        """Have a loop call back, in one reading with its links; before the thread starts.
+
+        A token of trio's wakes a task of trio's first, and that one wakes the node's loop.
+        """
+        self._loop = loop
 
     def __enter__(self) -> "FsyncThread":
         self._token = trio.lowlevel.current_trio_token()
+        if self._loop is not None:
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._loop.add(self._bell, self._hear)
         self._thread.start()
         return self
 
@@ -102,6 +118,9 @@ class FsyncThread:
     ) -> None:
         self._jobs.put(None)
         self._thread.join()
+        if self._loop is not None:
+            self._loop.remove(self._bell)
+            os.close(self._bell)
         if self._untold is not None and (error is None or is_cancellation(error)):
             raise self._untold
 
@@ -112,11 +131,20 @@ class FsyncThread:
     def _run(self) -> None:
         assert self._token is not None
         while (done := self._jobs.get()) is not None:
+            self._untold = self.sync_now()
+            if self._bell >= 0:
+                self._over.append(done)
+                os.eventfd_write(self._bell, 1)
+                continue
             try:
-                self._untold = self.sync_now()
                 self._token.run_sync_soon(self._tell, done, self._untold)
             except trio.RunFinishedError:
                 return
+
+    def _hear(self) -> None:
+        os.eventfd_read(self._bell)
+        while self._over:
+            self._tell(self._over.popleft(), self._untold)
 
     def _tell(self, done: Synced, error: BaseException | None) -> None:
         self._untold = None

@@ -38,6 +38,7 @@ from bedrockish.engine.engine import Engine, Founding
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.errors import BedrockishError, ConflictError, DamagedError, UnsupportedError, UsageError
+from bedrockish.sqltext.session_settings import NONE, with_settings
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import Transaction, Txid
@@ -347,6 +348,8 @@ def _play(case: Case, folder: Path, world: World, luck: random.Random) -> None:
 
 def _step(world: World, step: Step) -> None:
     node = world.nodes[step.node]
+    settings = world.case.settings if step.choice % 2 else NONE
+    step = replace(step, statements=[(with_settings(sql, settings), params) for sql, params in step.statements])
     if step.kind == RUN:
         if len(node.prepared) < IN_FLIGHT_MAX:
             world.run(node, step.statements, step.isolation)

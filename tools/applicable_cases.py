@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT
+from bedrockish.sqltext.session_settings import NONE, Settings
 from tools import soundness_cases
 from tools.soundness_cases import Source
 
@@ -37,12 +38,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Case:
-    """A schema, its first rows and the steps; ``luck`` draws the order in which all commits are applied at the end."""
+    """A schema, its first rows and the steps; ``luck`` draws the order in which all commits are applied at the end.
+
+    Half of the steps run with the settings of a session.
+    """
 
     ddl: list[str]
     rows: list[Sql]
     steps: list[Step]
     luck: int
+    settings: Settings = NONE
 
 
 def make_case(source: Source) -> Case:
@@ -50,7 +55,8 @@ def make_case(source: Source) -> Case:
     base = soundness_cases.make_case(source)
     ddl = [*base.ddl, *_schema(source)]
     rows = [*base.rows[: source.below(8)], *(_insert_x(source, "insert or ignore") for _ in range(source.below(5)))]
-    return Case(ddl, rows, [_step(source, ddl) for _ in range(20 + source.below(60))], source.below(1000))
+    steps = [_step(source, ddl) for _ in range(20 + source.below(60))]
+    return Case(ddl, rows, steps, source.below(1000), base.settings)
 
 
 def _step(source: Source, ddl: list[str]) -> Step:

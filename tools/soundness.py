@@ -16,10 +16,14 @@ from typing import Any
 
 import apsw
 
+from bedrockish.access_sets.analysis import plan_of
 from bedrockish.access_sets.catalog import Schema, read_schema
+from bedrockish.access_sets.one_statement import Text
 from bedrockish.access_sets.query_names import connection_query
-from bedrockish.access_sets.readset import ReadKeys, ReadPlan, analyse
+from bedrockish.access_sets.readset import ReadKeys, ReadPlan
+from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.writeset import WriteKeys
+from bedrockish.sqltext.session_settings import NONE
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
 from tools.case_search import Tally, find_failing, run
@@ -80,6 +84,7 @@ class Bench:
         for sql in case.temporary:
             with contextlib.suppress(apsw.Error):  # a column may be a generated one
                 self.db.execute(sql)
+        self.settings = case.settings
         self.has_temporary = bool(self.db.execute("SELECT 1 FROM sqlite_temp_schema").fetchone())
         self._log.clear()
 
@@ -118,7 +123,8 @@ class Bench:
         before = self._rows_of_blind()
         self.is_statement = not keep
         try:
-            rows = self.db.execute(sql, params).fetchall()
+            with in_force(self.db, NONE if keep else self.settings):
+                rows = self.db.execute(sql, params).fetchall()
             after = self._rows_of_blind()
             self._note_blind(before, after)
             changes = list(self._log)
@@ -198,11 +204,12 @@ def examine(case: Case, tally: Tally) -> None:
     bench.db.execute("BEGIN")
     for sql, params in case.queries:
         try:
-            plan = analyse(bench.db, bench.schema, sql, len(params))
+            plan = plan_of(bench.db, bench.schema, Text(sql, (None,) * len(params), settings=case.settings))
         except apsw.SQLError:
             tally.counts["statements SQLite refuses"] += 1
             continue
         tally.counts["statements"] += 1
+        tally.counts["statements with settings"] += bool(case.settings)
         tally.counts["statements that read by column"] += plan.by_column
         tally.fallbacks.update(reason for reason, _ in plan.fallbacks)
         if not plan.fallbacks and plan.dependents is not None:
@@ -273,7 +280,7 @@ def _report(
 ) -> str:
     lines = ["UNSOUND: a change that no key of the statement meets changed what the statement does", *case.ddl]
     lines += [f"  {sql} {params!r}" for sql, params in case.rows]
-    lines += case.temporary
+    lines += [*case.temporary, f"settings: {sorted(case.settings)}"]
     lines += [f"statement: {query[0]} {query[1]!r}", f"change:    {change[0]} {change[1]!r}"]
     lines += [f"before: {outcomes[0].visible}", f"after:  {outcomes[1].visible}"]
     lines += [f"statement's access set: {mine}", f"change's access set:    {theirs}"]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from bedrockish.sqltext.session_settings import LIKE, NONE, TRIGGERS, Settings
+
 T = TypeVar("T")
 
 VALUES: tuple[Any, ...] = (
@@ -70,6 +72,7 @@ class Case:
 
     Attributes:
         temporary: statements that make TEMP objects once the rows are there.
+        settings: those of the session that runs the queries.
     """
 
     ddl: list[str]
@@ -77,6 +80,7 @@ class Case:
     queries: list[tuple[str, tuple[Any, ...]]]
     changes: list[tuple[str, tuple[Any, ...]]]
     temporary: list[str] = field(default_factory=list)
+    settings: Settings = NONE
 
 
 def make_case(source: Source) -> Case:
@@ -87,11 +91,34 @@ def make_case(source: Source) -> Case:
     rows += [("insert or ignore into log(k, n) values (?, 0)", (source.value(),)) for _ in range(source.below(4))]
     queries = [_query(source, ddl) for _ in range(4 - source.below(4))]
     changes = [_change(source) for _ in range(8 - source.below(8))]
-    if not source.chance(20):
-        return Case(ddl, rows, queries, changes)
-    table = source.choice(("t", "t", "u", "log"))
-    queries = [(_with_temporary(source, sql, table), params) for sql, params in queries]
-    return Case(ddl, rows, queries, changes, _temporary(source, table))
+    temporary: list[str] = []
+    if source.chance(20):
+        table = source.choice(("t", "t", "u", "log"))
+        queries = [(_with_temporary(source, sql, table), params) for sql, params in queries]
+        temporary = _temporary(source, table)
+    settings = source.choice(_SETTINGS) if source.chance(40) else NONE
+    if TRIGGERS in settings:
+        ddl += [_own_trigger(source, number) for number in range(1 + source.below(2))]
+    return Case(ddl, rows, queries, changes, temporary, settings)
+
+
+_SETTINGS = (frozenset({LIKE}), frozenset({TRIGGERS}), frozenset({TRIGGERS}), frozenset({LIKE, TRIGGERS}))
+
+
+def _own_trigger(source: Source, number: int) -> str:
+    """Return a trigger that fires itself where triggers may, or one that a REPLACE fires."""
+    value = source.choice(("c0", "c1", "id"))
+    event, body = source.choice(
+        (
+            ("delete", f"delete from t where c1 = old.{value}"),
+            ("delete", f"update log set n = n + 1 where k = old.{value}"),
+            ("delete", f"insert or ignore into log(k, n) select z, 1 from u where t_id = old.{value}"),
+            ("update", f"update t set c2 = 'b' where c0 = new.{value} and c2 is not 'b'"),
+            ("update", f"delete from t where c0 = (select z from u where t_id = new.{value})"),
+            ("insert", f"replace into t(c0, c1, c2) select t_id, z, 1 from u where id = new.c0 and id < {number + 3}"),
+        )
+    )
+    return f"create trigger own{number} {source.choice(('after', 'before'))} {event} on t begin {body}; end"
 
 
 def _temporary(source: Source, table: str) -> list[str]:

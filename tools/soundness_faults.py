@@ -4,11 +4,20 @@ A fault is a function without arguments that returns the replacement and its tar
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from bedrockish.access_sets import computed_columns, dependent_reads, key_values, loop_stops, readset, writeset
+from bedrockish.access_sets import (
+    analysis,
+    computed_columns,
+    dependent_reads,
+    key_values,
+    loop_stops,
+    readset,
+    writeset,
+)
 from bedrockish.access_sets import cursor_ranges as seeks
 from bedrockish.access_sets import key_encoding as keys
 from bedrockish.access_sets import register_values as registers
@@ -25,6 +34,11 @@ def no_sub_programs() -> list[Patch]:
         return programs[:1], is_whole
 
     return [(readset, "_explain", main_only)]
+
+
+def settings_are_forgotten() -> list[Patch]:
+    """A statement is explained without the settings of its session."""
+    return [(analysis, "in_force", lambda *_: nullcontext())]
 
 
 def dynamic_is_nothing() -> list[Patch]:
@@ -435,6 +449,6 @@ FAULTS: dict[str, Fault] = {
         ends_are_converted, cursors_stay_where_they_were, max_is_null, partners_need_only_be_there, records_are_nothing,
         columns_are_forgotten, filters_need_no_columns, rows_are_there, one_cursor_tells_of_all, columns_do_not_change,
         equal_columns_are_the_same, keys_change_alone, rows_come_and_go, computed_columns_stay,
-        temporary_rows_are_its_own,
+        temporary_rows_are_its_own, settings_are_forgotten,
     )
 }  # fmt: skip

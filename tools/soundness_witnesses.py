@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, Settings
 from tools.soundness_cases import Case
 
 _T = "create table t(id integer primary key, c0, c1)"
@@ -18,14 +19,39 @@ def _u(*rows: tuple[Any, ...]) -> list[Given]:
     return [("insert into u values (?, ?, ?)", row) for row in rows]
 
 
-def _case(ddl: tuple[str, ...], rows: list[Given], query: str, change: str) -> Case:
-    return Case(list(ddl), rows, [(query, ())], [(change, ())])
+def _case(ddl: tuple[str, ...], rows: list[Given], query: str, change: str, settings: Settings = frozenset()) -> Case:
+    return Case(list(ddl), rows, [(query, ())], [(change, ())], settings=settings)
 
 
 _ON_T = "create trigger r{} after {} on t begin {}; end"
 _ON_U = "create trigger r{} after {} on u begin {}; end"
 
 WITNESSES: dict[str, Case] = {
+    "a REPLACE fires a trigger that looks something up": _case(
+        (_T, *_LOG, _ON_T.format(0, "delete", "update log set n = n + 1 where k = old.c0")),
+        _t((1, 7, 0)),
+        "replace into t values (1, 8, 0)",
+        "insert into log values (7, 0)",
+        frozenset({TRIGGERS}),
+    ),
+    "a trigger fires itself and looks up what its first run has changed": _case(
+        (
+            _T,
+            *_LOG,
+            _ON_T.format(0, "delete", "delete from t where c0 = old.id; update log set n = n + 1 where k = old.c1"),
+        ),
+        _t((1, 0, 5), (2, 1, 6), (3, 2, 7)),
+        "delete from t where id = 1",
+        "insert into log values (7, 0)",
+        frozenset({TRIGGERS}),
+    ),
+    "a LIKE that tells the case goes by an index of its collation": _case(
+        ("create table t(id integer primary key, c0 text, c1)", "create index ti on t(c0)"),
+        _t((1, "ab", 5), (2, "AB", 6)),
+        "select id from t where c0 like 'a%'",
+        "insert into t values (3, 'ac', 0)",
+        frozenset({LIKE}),
+    ),
     "a trigger reads a row that the statement has changed": _case(
         (_T, *_LOG, _ON_T.format(0, "update", "update log set n = 1 where k = (select c0 from t where id = new.id)")),
         _t((1, 1, 0)),

@@ -7,6 +7,7 @@ the last stands for them: other databases call that lock escalation.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from dataclasses import replace
 from typing import Protocol
 
 import apsw
@@ -16,7 +17,9 @@ from bedrockish.access_sets.definitions import Definitions
 from bedrockish.access_sets.effort import Check, TooDearError, unlimited
 from bedrockish.access_sets.query_names import Query
 from bedrockish.access_sets.readset import ReadPlan, ResolvedReads, analyse, analyse_coarsely
+from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.writeset import WriteKeys
+from bedrockish.sqltext.session_settings import Settings, with_settings
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 
@@ -104,6 +107,27 @@ class Compiled(Protocol):
         """The tables that it names, as ``virtual_reads`` takes them; None if they are not known."""
         ...
 
+    @property
+    def settings(self) -> Settings:
+        """The settings of its session with which it runs."""
+        ...
+
+
+def plan_of(db: apsw.Connection, schema: Schema, piece: Compiled, check: Check = unlimited) -> ReadPlan:
+    """Return the plan of a statement's reads with its settings: a coarse one if ``check`` finds an exact one too dear.
+
+    Raises:
+        apsw.Error: SQLite cannot prepare it.
+    """
+    sql, count = piece.sql, len(piece.names)
+    with in_force(db, piece.settings):
+        try:
+            found = analyse(db, schema, sql, count, check, is_what_runs=piece.auto is None, named=piece.named)
+        except TooDearError:
+            found = analyse_coarsely(db, schema, sql, count)
+    # The queries that resolve reads run without the settings, and know nothing of triggers that fire themselves.
+    return replace(found, resolves=False) if piece.settings else found
+
 
 class Analysis:
     """A cache of facts about statements and keys under one schema; replaced when the schema changes.
@@ -136,15 +160,10 @@ class Analysis:
 
     def plan(self, piece: Compiled) -> ReadPlan:
         """Return the plan of a statement's reads: a coarse one if an exact one takes too long."""
-        sql = piece.sql
+        sql = with_settings(piece.sql, piece.settings)
         known = self._plans.get(sql)
         if known is None:
-            db, schema, count = self._db, self.schema, len(piece.names)
-            try:
-                check, runs = self.patience(sql), piece.auto is None
-                known = analyse(db, schema, sql, count, check, is_what_runs=runs, named=piece.named)
-            except TooDearError:
-                known = analyse_coarsely(db, schema, sql, count)
+            known = plan_of(self._db, self.schema, piece, self.patience(piece.sql))
             weight = len(sql) + ACCESS_BYTES * known.size
             if self._weight + weight > PLANS_BYTES:
                 self.forget()

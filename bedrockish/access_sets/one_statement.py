@@ -9,16 +9,18 @@ from bedrockish.access_sets.analysis import BYTES_MAX, AccessSetBuilder, Analysi
 from bedrockish.access_sets.change_capture import Capture
 from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.table_layout import Tables
+from bedrockish.sqltext.session_settings import NONE, Settings
 from bedrockish_journal.model.access_set import AccessSet
 
 
-class _Text(NamedTuple):
+class Text(NamedTuple):
     """A statement that runs as it is written."""
 
     sql: str
     names: Sequence[str | None]
     auto: None = None
     named: frozenset[str] | None = None
+    settings: Settings = NONE
 
 
 def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) -> AccessSet:
@@ -42,7 +44,7 @@ def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) 
     try:
         capture.use(Tables(db))
         builder = AccessSetBuilder(analysis, serializable=True)
-        plan = analysis.plan(_Text(sql, [None] * len(params)))
+        plan = analysis.plan(Text(sql, [None] * len(params)))
         resolved = plan.resolve(tuple(params), connection_query(db))
         capture.start()
         # Statements that were compiled before the hook was there may truncate a table and report no row.

@@ -76,6 +76,7 @@ class ReadPlan:
         lengths: the allowed lengths of its values.
         reads_nothing: it reads nothing, whatever its parameters are.
         by_column: of some rows it reads some columns.
+        resolves: ``resolve`` may look rows up; else it takes whole objects, as ``bind`` does.
     """
 
     readonly: bool
@@ -89,6 +90,7 @@ class ReadPlan:
     _reads: "_Binder"
     _coarse: "_Binder"
     _probes: "_Binder"
+    resolves: bool = True
 
     @property
     def size(self) -> int:
@@ -113,7 +115,8 @@ class ReadPlan:
             params: its parameters.
             query: runs a query on what the statement will see.
         """
-        found = None if self.dependents is None else Resolution(self.dependents, params, query)
+        dependents = self.dependents if self.resolves else None
+        found = None if dependents is None else Resolution(dependents, params, query)
         return ResolvedReads(self, params, found)
 
     def bind_failed(self, params: Params) -> Reads:

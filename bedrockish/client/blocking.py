@@ -122,7 +122,7 @@ class Connection:
         """Set the values of ``last_insert_rowid()`` and its like to those of a copy."""
         own = self._client.values
         own.last_insert_rowid, own.changes = values.last_insert_rowid, values.changes
-        own.total_changes = values.total_changes
+        own.total_changes, own.settings = values.total_changes, values.settings
 
     def leave_node(self) -> None:
         """Go on at another node, if there is one."""
@@ -216,14 +216,16 @@ class Connection:
         session has seen.
         """
         local, core = self._client.local, self._client._core
-        found = None if local is None or core.temporary.name else local.read(((sql, params),), read, core.token)
+        if local is None or core.temporary.name:
+            return None
+        found = local.read(self._client.as_set(((sql, params),)), read, core.token)
         rows = self._client.take_read(found)
         return None if rows is None else rows[0]
 
     def read_again(self, sql: str, params: tuple[Any, ...], read: str) -> tuple[tuple[str, ...], list[Any]] | None:
         """Do what ``read_here`` does, for a statement with which this connection has just read; None: ``read_here``."""
         client = self._client
-        if client.local is None or client._core.temporary.name:
+        if client.local is None or client._core.temporary.name or client._core.values.settings:
             return None
         return client.local.read_again(sql, params, read, client._core.token)
 

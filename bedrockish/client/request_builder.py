@@ -127,11 +127,18 @@ def texts_of(statements: Statements) -> list[str]:
 
 def with_values(statements: tuple[Statement, ...], values: SessionValues) -> tuple[Statement, ...]:
     """Return the statements of a request with the values of its session written into them."""
-    texts = [statement.sql for statement in statements]
-    written = values.write_all(texts)
-    if written == texts:
+    return _rewritten(statements, values.write_all([statement.sql for statement in statements]))
+
+
+def with_settings_of(statements: tuple[Statement, ...], values: SessionValues) -> tuple[Statement, ...]:
+    """Return the statements of a request after the settings of its session, without its values."""
+    return _rewritten(statements, values.set_before_all([statement.sql for statement in statements]))
+
+
+def _rewritten(statements: tuple[Statement, ...], texts: Sequence[str]) -> tuple[Statement, ...]:
+    if all(one.sql == sql for one, sql in zip(statements, texts, strict=True)):
         return statements
-    return tuple(replace(one, sql=sql) for one, sql in zip(statements, written, strict=True))
+    return tuple(replace(one, sql=sql) for one, sql in zip(statements, texts, strict=True))
 
 
 def seen(results: list[Rows], values: SessionValues) -> list[Rows]:

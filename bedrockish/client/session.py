@@ -32,6 +32,7 @@ from bedrockish.client.request_builder import (
     new_command,
     seen,
     texts_of,
+    with_settings_of,
     with_values,
 )
 from bedrockish.client.sansio.core import ClientCore
@@ -48,6 +49,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.sqltext.attach import order_of
+from bedrockish.sqltext.session_settings import LIKE, first_setting
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.temporary import make_temporary
@@ -132,6 +134,9 @@ class Session(ClockCalls, QuestionCalls):
         """
         if self.local is not None and self._attaches(sql, params):
             return Rows((), [])
+        told = self._switched(sql)
+        if told is not None:
+            return told
         if self.local is not None and command is None and not self._core.temporary.name:
             found = await self._read_in_program(((sql, params),), read, timeout)
             if found is not None:
@@ -177,11 +182,22 @@ class Session(ClockCalls, QuestionCalls):
                 return found
         timeout_s = self._seconds(timeout)
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
-        if command is None:  # a named command is sent again as it was
-            written = with_values(request.statements, self._core.values)
-            request = request if written is request.statements else replace(request, statements=written)
+        write = with_values if command is None else with_settings_of  # a named command is sent again as it was
+        written = write(request.statements, self._core.values)
+        request = request if written is request.statements else replace(request, statements=written)
         found = await self._command(request, timeout_s, resend=resend, named=command is not None)
         return seen(found, self._core.values)
+
+    def _switched(self, sql: str) -> Rows | None:
+        """Do a PRAGMA that is the session's own; None for any other statement."""
+        found = first_setting(sql) if isinstance(sql, str) else None
+        if found is None or sql[found[2] :].strip():
+            return None
+        name, values = found[0], self._core.values
+        values.take_settings(sql)
+        if found[1] is None and name != LIKE:
+            return Rows((name,), [(int(name in values.settings),)])
+        return Rows((), [])
 
     def _attaches(self, sql: str, params: Params) -> bool:
         """Attach or detach a file in this process if a statement says so; return whether it does.
@@ -210,6 +226,7 @@ class Session(ClockCalls, QuestionCalls):
         """Run statements in a transaction that is opened for them; None: they are to be sent as they are."""
         given = [statements] if isinstance(statements, str) else statements
         until = self._now() + options.timeout_s
+        settings = options.values.settings
         while True:  # each try takes a round trip, so that no pause is needed between two
             opened = Transaction(self._steps, options, self._farewell)
             try:
@@ -218,6 +235,7 @@ class Session(ClockCalls, QuestionCalls):
                 return results
             except BedrockishError as error:
                 await opened.rollback()
+                options.values.settings = settings  # the next try makes them again
                 if isinstance(error, UnsupportedError) and error.details.get("of_schema"):
                     return None
                 if isinstance(error, UnavailableError) and not (self._core.temporary.name or self._now() >= until):
@@ -229,6 +247,8 @@ class Session(ClockCalls, QuestionCalls):
         self, statements: Sequence[tuple[str, Params]], read: str | None, timeout_s: float | None
     ) -> list[Rows] | None:
         """Run statements in this process if they only read; None: the node is to be asked."""
+        if any(isinstance(sql, str) and first_setting(sql) is not None for sql, _ in statements):
+            return None
         found = await self._read_here(statements, read)
         level = read or self.target.read
         if found is not None or level != STRICT or self.local_steps is None:
@@ -247,7 +267,15 @@ class Session(ClockCalls, QuestionCalls):
             ResultLostError: the snapshot of ``snapshot`` was let go.
         """
         assert self.local is not None
-        return self.take_read(self.local.read(statements, read or self.target.read, self._core.token))
+        given = self.as_set(statements)
+        return self.take_read(self.local.read(given, read or self.target.read, self._core.token))
+
+    def as_set(self, statements: Sequence[tuple[str, Params]]) -> Sequence[tuple[str, Params]]:
+        """Return statements after the settings of the session."""
+        values = self._core.values
+        if not values.settings:
+            return statements
+        return [(values.set_before(sql) if isinstance(sql, str) else sql, params) for sql, params in statements]
 
     def take_read(self, found: tuple[list[Rows], Token] | None) -> list[Rows] | None:
         """Note what the session has seen by a read in this process; return the rows."""
@@ -347,8 +375,9 @@ class Session(ClockCalls, QuestionCalls):
     def new_stream(self, sql: str, params: Params, timeout_s: float | None, read: str | None) -> RowStream:
         """Return what ``stream`` opens, for the caller to ``open`` and close."""
         read, seconds = read or self.target.read, self._seconds(timeout_s)
-        sql = self._core.values.write(sql)
-        return RowStream(self, make_request(new_command(), [(sql, params)], read, SERIALIZABLE, seconds))
+        request = make_request(new_command(), [(sql, params)], read, SERIALIZABLE, seconds)
+        written = with_values(request.statements, self._core.values)
+        return RowStream(self, replace(request, statements=written))
 
     async def change_members(
         self, change: MemberChange, *, timeout: float | None = None, command: str | None = None

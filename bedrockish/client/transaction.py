@@ -115,9 +115,9 @@ class Transaction:
         for statement in statements:
             sql, params = (statement, None) if isinstance(statement, str) else statement
             made.append(Statement(check_statement(sql), check_params(params)))
+        self._check_open()
         values = self._options.values
         made = list(with_values(tuple(made), values))
-        self._check_open()
         if any(makes_temporary(one.sql) for one in made):
             self._options.temporary.begin(self.command)
         if not self._is_begun:

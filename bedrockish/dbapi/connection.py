@@ -74,7 +74,6 @@ class Connection:
         autocommit: bool | int = LEGACY_TRANSACTION_CONTROL,
         schema_commits: bool = False,
         replay: bool = False,
-        any_case: bool = False,
         token: bytes | None = None,
     ) -> None:
         if type(detect_types) is not int or not 0 <= detect_types <= PARSE_COLNAMES | PARSE_DECLTYPES:
@@ -102,7 +101,6 @@ class Connection:
         self._declared_types: dict[str, tuple[float, list[str | None]]] = {}
         try:
             self._session.schema_commits, self._session.replay = schema_commits, replay
-            self._session.any_case = any_case
             self.isolation, self.isolation_level, self.autocommit = isolation, isolation_level, autocommit
         except BaseException:
             self.close()
@@ -560,8 +558,6 @@ def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
             autocommit: sqlite3's; False for the standard's habit, where every statement is in a transaction.
             replay: run a transaction that lost against another one again, statement by statement, and go on as if it
                 had not lost if each is answered as before; else the error is raised as without it.
-            any_case: let LIKE ignore the case of ASCII letters although the program sets PRAGMA case_sensitive_like;
-                otherwise its statements with LIKE are refused.
             schema_commits: let CREATE, ALTER and DROP be transactions of their own, and commit what was done before, as
                 MySQL does; otherwise they join the transaction that is open.
             detect_types: ``PARSE_COLNAMES`` to have columns named ``x [typename]`` converted, ``PARSE_DECLTYPES`` those

@@ -19,16 +19,15 @@ from bedrockish.client.blocking_transaction import BlockingTransaction
 from bedrockish.client.cursor import BlockingRowStream
 from bedrockish.client.transaction import BATCH
 from bedrockish.common.pauses import Pauses
-from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError, UnsupportedError
+from bedrockish.errors import BedrockishError, ConstraintError, DeadlineError, SqlError
 from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action
+from bedrockish.sqltext.session_settings import first_setting
 from bedrockish.sqltext.session_values import SessionValues
 from bedrockish.sqltext.statement_kinds import (
     PRAGMA,
     READ,
     SCHEMA,
     WRITE,
-    compares_like,
-    exact_like_of,
     kind_of,
     query_only_of,
     switch_of,
@@ -69,8 +68,6 @@ class Session:
         changes: rows changed since the connection was opened.
         replay: run a transaction that was lost to another one again, and go on if it is told the same.
         query_only: the program has set PRAGMA query_only, so that its connection only reads.
-        any_case: LIKE ignores the case of ASCII letters whatever PRAGMA case_sensitive_like says.
-        exact_like: the program has set PRAGMA case_sensitive_like, so that statements with LIKE are refused.
     """
 
     def __init__(self, link: Link, read: str, timeout_s: float, trace: Callable[[str], None]) -> None:
@@ -81,7 +78,7 @@ class Session:
         self.schema_commits = False
         self.foreign_keys = True
         self.changes = 0
-        self.query_only = self.exact_like = self.any_case = self.replay = False
+        self.query_only = self.replay = False
         self._replayed: list[tuple[list[Statement], list[Rows]]] = []  # of the open transaction
         self._values = SessionValues()  # as the open transaction found them
         self._open: BlockingTransaction | None = None
@@ -127,18 +124,9 @@ class Session:
                 return Rows(("query_only",), [(int(self.query_only),)])
             self.query_only = asked[0]
             return NOTHING
-        exact = exact_like_of(sql) if kind == PRAGMA else None
-        if exact is not None:
+        if kind == PRAGMA and self._open is not None and first_setting(sql) is not None:
             self._trace(sql)
-            self.exact_like = exact and not self.any_case
-            return NOTHING
-        if self.exact_like and compares_like(sql):
-            raise UnsupportedError(
-                "LIKE: this connection has set PRAGMA case_sensitive_like, and at the nodes LIKE ignores the case of "
-                "ASCII letters; use GLOB or instr(), switch the PRAGMA off, or connect with any_case=True (in "
-                "SQLAlchemy's URL any_case=yes), by which LIKE ignores it for this program as well",
-                sql=sql,
-            )
+            return self._inside([(sql, params)])[0]  # a transaction that is run again sets it at the same place
         switch = switch_of(sql) if kind == PRAGMA else None
         if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):
             self._trace(sql)
@@ -308,7 +296,7 @@ class Session:
         if not error.retry or not log or sum(len(statements) for statements, _ in log) > REPLAYED_MAX:
             return False
         implicit, marks, by_mark = self._implicit, self._marks, self._began_by_mark
-        flags = self._unchecked, self._is_switched, self._changes_schema, self._wrote
+        flags, values = (self._unchecked, self._is_switched, self._changes_schema, self._wrote), self._values
         pauses = Pauses(self.timeout_s)
         for _ in range(REPLAYS):
             if not pauses.wait():
@@ -319,7 +307,8 @@ class Session:
             self._marks, self._began_by_mark = marks, by_mark
             self._unchecked, self._is_switched, self._changes_schema, self._wrote = flags
             self._replayed = list(log)
-            self.link.restore_values(self._values)
+            self._values = values  # as the first attempt found them
+            self.link.restore_values(values)
             try:
                 if all(_is_same(opened.run(texts, timeout=self.timeout_s), told) for texts, told in log):
                     return True

@@ -23,7 +23,7 @@ from bedrockish.api.requests import NOTHING, Answer, Named, Statement, decode_re
 from bedrockish.api.requests import Request as Command
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX
 from bedrockish.client.credentials import Entry
-from bedrockish.client.request_builder import new_command
+from bedrockish.client.request_builder import new_command, with_settings_of
 from bedrockish.common.access_token import PREFIX
 from bedrockish.errors import BedrockishError, TooLargeError, UsageError
 from bedrockish.http.changes import changes
@@ -244,7 +244,7 @@ class Handlers:
                 if many:
                     part = replace(part, digest=part_digest(whole, number))
                 if asks:
-                    written = replace(statement, sql=values.write(statement.sql))
+                    written = replace(statement, sql=values.fill(statement.sql))
                     part = replace(part, statements=(written,))
                 answer = await self._node.submit(part)
             except BedrockishError as error:
@@ -355,8 +355,11 @@ class Handlers:
 
 
 def _by(user: str, command: Command) -> Command:
-    """Return a command with its user; at a node without logins, a command has none."""
-    return replace(command, user=user) if user else command
+    """Return a command with its settings and its user; at a node without logins, a command has none."""
+    statements = with_settings_of(command.statements, SessionValues())
+    if user or statements is not command.statements:
+        command = replace(command, user=user, statements=statements)
+    return command
 
 
 def _number(text: str) -> int:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
+from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.api.requests import SESSION, STALE, STRICT, Params, Rows, Token, check_cluster
 from bedrockish.engine.sqlite.bind import Binder
 from bedrockish.engine.sqlite.errors import translate
@@ -41,6 +42,7 @@ from bedrockish.local.attached import Attached
 from bedrockish.local.page import READING, SILENT_NS, Facts, Published, now_ns
 from bedrockish.local.program_functions import End, Give, ProgramError
 from bedrockish.sqltext.attach import Order
+from bedrockish.sqltext.session_settings import LIKE, NONE, split_settings
 from bedrockish_journal.model.membership import ADMIN, read_membership
 from bedrockish_journal.model.vector import covers
 
@@ -51,6 +53,7 @@ DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its moment is du
 PINNED_S = 60.0  # one that a block holds, and that is not read for so long, is let go as well
 _FOREVER = float("inf")
 STEPS = 4_000  # SQLite's own steps between two looks at the clock
+_WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') AND instr(lower(sql), 'like') LIMIT 1"
 _MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
 
 
@@ -94,7 +97,7 @@ class _Reader:
     def known(self, sql: str) -> Piece | None:
         """Return a text's statement if it was compiled before and may run at once."""
         piece = self._texts.get(sql)
-        return None if piece is None or piece.whole_schema else piece
+        return None if piece is None or piece.whole_schema or piece.settings else piece
 
     def forget_texts(self) -> None:
         """Compile again, with other functions."""
@@ -116,14 +119,19 @@ class _Reader:
         texts = self._limited if is_limited else self._texts
         if sql in texts:
             return texts[sql]
-        piece: Piece | None = self._guard.compile(sql, is_limited=is_limited)
-        assert piece is not None
-        if piece.kind != READ or piece.setting or (piece.rest and self._guard.compile(piece.rest).kind != EMPTY):
-            piece = None
+        settings, at = split_settings(sql)
+        found = self._guard.compile(sql[at:] if at else sql, is_limited=is_limited)
+        found.settings = settings & {LIKE} if found.compares else NONE
+        is_more = found.kind != READ or found.setting or (found.rest and self._guard.compile(found.rest).kind != EMPTY)
+        piece = None if is_more or (found.settings and self._has_like()) else found
         if len(texts) >= TEXTS_MAX:
             texts.clear()
         texts[sql] = piece
         return piece
+
+    def _has_like(self) -> bool:
+        """Return whether a definition may use LIKE; the node tells whether it matters."""
+        return bool(self.db.execute(_WITH_LIKE).fetchall())
 
     @property
     def views(self) -> list[str]:
@@ -362,8 +370,9 @@ class LocalReads:
             binder = Binder(params)
             values = binder.take(piece.names)
             binder.finish()
-        if piece.whole_schema:  # EXPLAIN does not look at the schema's version
-            return Rows(piece.columns, reader.db.execute(piece.sql, values, can_cache=False).fetchall())
+        if piece.whole_schema or piece.settings:  # EXPLAIN does not look at the schema's version
+            with in_force(reader.db, piece.settings):
+                return Rows(piece.columns, reader.db.execute(piece.sql, values, can_cache=False).fetchall())
         return Rows(piece.columns, reader.execute(piece.sql, values).fetchall())
 
     def _permitted(self, reader: _Reader, sql: str) -> Piece | None:

@@ -53,6 +53,7 @@ from bedrockish.local.attached import Attached
 from bedrockish.local.page import SERVING, Facts, Published
 from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish.local.reads import LocalReads, interrupted, may_see, seen_by
+from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.transaction_control import parse_control
 
@@ -334,7 +335,8 @@ class LocalTransaction:
     def _run(self, statement: Statement) -> Result:
         control = parse_control(statement.sql)
         if control is None:
-            if self._work.interactive.is_schema(statement) or first_word(statement.sql) == "EXPLAIN":
+            is_explain = first_word(without_settings(statement.sql)) == "EXPLAIN"
+            if is_explain or self._work.interactive.is_schema(statement):
                 raise NodeNeededError("the schema changes at the node")
             return self._work.run(statement)
         self._work.interactive.control(self._session, control)

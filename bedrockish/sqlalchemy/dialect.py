@@ -86,8 +86,8 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
         hosts = given.pop("host", ())
         options = {name: last_of(value) for name, value in given.items()}
         extra: dict[str, Any] = {name: options.pop(name) for name in ("isolation",) if name in options}
-        for name in options.keys() & {"replay", "any_case"}:
-            extra[name] = is_yes(options.pop(name), name)
+        if "replay" in options:
+            extra["replay"] = is_yes(options.pop("replay"), "replay")
         return [client_url(url, options, [hosts] if isinstance(hosts, str) else hosts)], {
             **extra,
             "autocommit": False,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from bedrockish.sqltext.statement_kinds import READ, kind_of, verb_of
+from bedrockish.sqltext.session_settings import LIKE, NONE, Settings, first_setting, with_settings
+from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, verb_of
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 _MENTIONED = re.compile(r"(?:last_insert_rowid|changes)[\"'`\]]?\s*(?:\(|/\*|--)", re.IGNORECASE)
@@ -18,6 +19,8 @@ KEPT_TEXT_MAX = 1_000  # characters of a text whose search is remembered
 TEXT_MAX = 1 << 16  # characters; a longer text is data rather than a program's question
 _WRITTEN = re.compile(r"\(/\*(.*?)\*/-?[0-9]+\)", re.DOTALL)
 _NAMES = {"last_insert_rowid", "changes", "total_changes"}
+_FILLS = re.compile(r"\bTABLE\b.*\b(?:SELECT|VALUES|WITH)\b", re.IGNORECASE | re.DOTALL)
+_NOTHING = "SELECT 1 WHERE 0"
 
 
 class _Counted(Protocol):
@@ -40,11 +43,13 @@ class SessionValues:
         last_insert_rowid: rowid of the row that the session inserted last; 0 before the first.
         changes: rows that the last INSERT, UPDATE or DELETE changed.
         total_changes: rows changed since the session began.
+        settings: the PRAGMAs of ``session_settings`` that are on.
     """
 
     last_insert_rowid: int = 0
     changes: int = 0
     total_changes: int = 0
+    settings: Settings = NONE
 
     def see(self, results: Sequence[_Counted]) -> None:
         """Learn from the results of statements, in their order."""
@@ -58,13 +63,48 @@ class SessionValues:
     def reset(self) -> None:
         """Begin as a new session does."""
         self.last_insert_rowid = self.changes = self.total_changes = 0
+        self.settings = NONE
 
     def write(self, sql: str) -> str:
-        """Return a statement with the session's values in the place of the functions.
+        """Return a statement with the session's values in the place of the functions, after the session's settings.
 
         >>> SessionValues(last_insert_rowid=7).write("SELECT last_insert_rowid()")
         'SELECT (/*last_insert_rowid()*/7)'
         """
+        return self.set_before(self.fill(self.take_settings(sql)))
+
+    def take_settings(self, sql: str) -> str:
+        """Note the settings with which a text begins; return the rest of it, or a statement that answers like them."""
+        found = first_setting(sql)
+        if found is None:
+            return sql
+        answer = _NOTHING
+        while found is not None:
+            name, on, end = found
+            if on is not None:
+                self.settings = self.settings | {name} if on else self.settings - {name}
+            elif name != LIKE:  # of which SQLite tells nothing
+                answer = f"SELECT {int(name in self.settings)} AS {name}"
+            sql = sql[end:]
+            found = first_setting(sql)
+        return sql if sql.strip() else answer
+
+    def set_before(self, sql: str) -> str:
+        """Return a statement after those settings of the session that may change its meaning."""
+        if not self.settings:
+            return sql
+        kind = kind_of(sql)
+        if kind == WRITE or verb_of(sql) == "EXPLAIN":
+            return with_settings(sql, self.settings)
+        compares = kind == READ or (kind == SCHEMA and _FILLS.search(sql) is not None)
+        return with_settings(sql, self.settings & {LIKE}) if compares else sql
+
+    def set_before_all(self, texts: Sequence[str]) -> list[str]:
+        """Return the statements of one request after the settings of the session, and those that they make."""
+        return [self.set_before(self.take_settings(sql)) for sql in texts]
+
+    def fill(self, sql: str) -> str:
+        """Return a statement with the session's values in the place of the functions."""
         if len(sql) > TEXT_MAX or not asks_values(sql) or verb_of(sql) in ("CREATE", "ALTER"):
             return sql  # in a trigger or a view, the functions are those of the statement that runs it
         try:
@@ -93,6 +133,7 @@ class SessionValues:
         for place, sql in enumerate(texts):
             found[place] = self.write(sql)
             if place + 1 < len(found) and kind_of(sql) != READ:
+                found[place + 1 :] = self.set_before_all(texts[place + 1 :])
                 break
         return found
 

@@ -5,6 +5,7 @@ A guess that is wrong costs a refusal by the node, never data: nodes ask SQLite 
 
 import re
 
+from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
@@ -25,9 +26,6 @@ _SWITCH = re.compile(
 _QUERY_ONLY = re.compile(
     r"\s*PRAGMA\s+(?:main\s*\.\s*)?query_only\s*(?:[=(]\s*['\"]?(\w+)['\"]?\s*\)?)?\s*;?\s*", re.IGNORECASE
 )
-_EXACT_LIKE = re.compile(
-    r"\s*PRAGMA\s+(?:main\s*\.\s*)?case_sensitive_like\s*[=(]\s*['\"]?(\w+)['\"]?\s*\)?\s*;?\s*", re.IGNORECASE
-)
 
 
 def switch_of(sql: str) -> tuple[str, bool | None] | None:
@@ -43,12 +41,6 @@ def switch_of(sql: str) -> tuple[str, bool | None] | None:
     return found[1].lower(), None if value is None else value.lower() in ("1", "on", "yes", "true")
 
 
-def exact_like_of(sql: str) -> bool | None:
-    """Return what a statement sets PRAGMA case_sensitive_like to; None if it is another statement."""
-    found = _EXACT_LIKE.fullmatch(sql)
-    return None if found is None else found[1].lower() in ("1", "on", "yes", "true")
-
-
 def query_only_of(sql: str) -> tuple[bool | None] | None:
     """Return the value that a statement gives PRAGMA query_only, None if it asks; None for another statement.
 
@@ -59,17 +51,12 @@ def query_only_of(sql: str) -> tuple[bool | None] | None:
     return None if found is None else (None if found[1] is None else found[1].lower() in ("1", "on", "yes", "true"),)
 
 
-def compares_like(sql: str) -> bool:
-    """Return whether a statement uses LIKE."""
-    try:
-        return any(token.is_word("LIKE") for token in walk(sql))
-    except NotTokensError:
-        return False
-
-
 def verb_of(sql: str) -> str:
     """Return the word that says what a statement does, in upper case: for ``WITH`` that is the one after the tables."""
     word = first_word(sql)
+    if word == "PRAGMA":
+        sql = without_settings(sql)
+        word = first_word(sql)
     return _verb_after_with(sql) if word == "WITH" else word
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 
+from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 
@@ -15,6 +16,7 @@ def makes_temporary(sql: str) -> bool:
     >>> makes_temporary("CREATE TEMP TABLE t(a)"), makes_temporary("CREATE TABLE temp.t(a)")
     (True, True)
     """
+    sql = without_settings(sql)
     if first_word(sql) != "CREATE" or "temp" not in sql.lower():
         return False
     words = _head(sql)

@@ -6,10 +6,12 @@ has no other way. The test compares the answers, and the rows that are left in t
 
 import json
 import random
+import sqlite3
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,6 +244,30 @@ FIXED = {
     "keys off for harmless rows": [OFF, "INSERT INTO c_{n} VALUES (50, 1)", "DELETE FROM c_{n} WHERE id = 10", ON],
     "keys off for rows": ["BEGIN", OFF, "DELETE FROM p_{n}", "COMMIT"],
     "rolled back": ["BEGIN", "DELETE FROM c_{n}", "ROLLBACK", "SELECT count(*) FROM c_{n}"],
+    "settings": [
+        "PRAGMA recursive_triggers",
+        "PRAGMA case_sensitive_like = ON",
+        "PRAGMA recursive_triggers = ON",
+        "PRAGMA recursive_triggers",
+        "SELECT v FROM p_{n} WHERE v LIKE 'A%'",
+        "CREATE TRIGGER r_{n} AFTER DELETE ON p_{n} BEGIN INSERT INTO c_{n} VALUES (old.id + 50, NULL); END",
+        "REPLACE INTO p_{n} VALUES (1, 'Z')",
+        "UPDATE p_{n} SET v = v || '?' WHERE v LIKE 'z' OR v LIKE 'b'",
+        "PRAGMA case_sensitive_like(0)",
+        "SELECT v FROM p_{n} WHERE v LIKE 'z%'",
+        "pragma main.RECURSIVE_TRIGGERS = 'off';",
+        "REPLACE INTO p_{n} VALUES (2, 'Y')",
+        "PRAGMA recursive_triggers",
+    ],
+    "settings in a transaction": [
+        "BEGIN",
+        "SELECT 'a' LIKE 'A'",
+        "PRAGMA case_sensitive_like = ON",
+        "SELECT 'a' LIKE 'A'",
+        "INSERT INTO p_{n} SELECT id + 10, v FROM p_{n} WHERE v LIKE 'A' OR v LIKE 'b'",
+        "ROLLBACK",
+        "SELECT v LIKE 'A' FROM p_{n}",
+    ],
     "a savepoint": ["BEGIN", "SAVEPOINT a", "DELETE FROM c_{n}", "ROLLBACK TO a", "RELEASE a", "COMMIT"],
 }
 
@@ -288,6 +314,16 @@ def test_doors_that_go_on_after_an_error_tell_the_same(world: World, name: str) 
     for door, (told, left) in found.items():
         if told != [LIMITED]:
             assert (told, left) == expected, (door, texts, found)
+
+
+@pytest.mark.parametrize("name", [name for name in SEQUENCES if name.startswith("settings")])
+def test_settings_of_a_session_have_the_effect_of_sqlite(world: World, name: str) -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        found: list[Outcome] = []
+        for texts in (["PRAGMA foreign_keys = ON", *BEFORE], SEQUENCES[name], LEFT):
+            found.append([plain(db.execute(sql.format(n=0)).fetchall()) for sql in texts])
+    for door in (native, dbapi, alchemy, libsql_execute, libsql_batch):
+        assert outcome(world, door, SEQUENCES[name]) == tuple(found[1:]), door
 
 
 @pytest.mark.parametrize("name", SEQUENCES)

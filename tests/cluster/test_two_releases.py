@@ -4,15 +4,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from bedrockish import open_client
+from bedrockish import Client, open_client
 from bedrockish.api.requests import REMOVE, MemberChange
 from bedrockish.client.transaction import Transaction
 from bedrockish.common.levels import LEVEL
-from bedrockish.errors import ConstraintError
+from bedrockish.errors import ConstraintError, UnsupportedError
 from tests.cluster.releases import unpack_last_release, unpack_lower_level
 from tests.cluster.story import PATIENT, judge_files, level, ready, rows, status_of, until
 from tests.cluster.test_members import Work, working
@@ -243,6 +244,39 @@ async def test_large_transactions_beside_the_last_release(tmp_path: Path, last: 
             assert small >= sum(sums.values()) > 0  # what was under way at the end may have happened, too
         judge_files(cluster)
         assert "Traceback" not in "".join(node.log.read_text() for node in cluster.nodes)
+    finally:
+        cluster.stop()
+
+
+async def told(client: Client, sql: str, name: str) -> list[tuple[Any, ...]] | None:
+    """Return the rows of a statement; None if the node has refused it by a name."""
+    try:
+        return (await client.execute(sql)).rows
+    except UnsupportedError as error:
+        if name not in error.message:
+            raise
+        return None
+
+
+async def test_no_node_of_the_last_release_ignores_a_setting(tmp_path: Path, last: list[Path]) -> None:
+    """It does what the setting says, or refuses the statement by the name of the PRAGMA."""
+    cluster = LocalCluster(tmp_path / "cluster", ("A",))
+    cluster.write_files()
+    cluster.nodes[0].sources = last
+    try:
+        cluster.nodes[0].start()
+        await ready(cluster)
+        async with open_client(cluster.url(0, options=PATIENT)) as client:
+            await client.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+            await client.execute("CREATE TABLE said(x)")
+            await client.execute("CREATE TRIGGER r AFTER DELETE ON t BEGIN INSERT INTO said VALUES (old.id); END")
+            await client.execute("INSERT INTO t VALUES (1)")
+            await client.execute("PRAGMA case_sensitive_like = ON")
+            assert await told(client, "SELECT 'a' LIKE 'A'", "PRAGMA case_sensitive_like") in (None, [(0,)])
+            await client.execute("PRAGMA case_sensitive_like = OFF")
+            await client.execute("PRAGMA recursive_triggers = ON")
+            if await told(client, "REPLACE INTO t VALUES (1)", "recursive_triggers") is not None:
+                assert (await client.execute("SELECT x FROM said")).rows == [(1,)]
     finally:
         cluster.stop()
 

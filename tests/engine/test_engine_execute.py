@@ -142,7 +142,7 @@ def test_values_are_stored_as_sqlite_stores_them(table: TestNode) -> None:
         ("DETACH main", "DETACH"),
         ("PRAGMA foreign_keys = OFF", "always enforced"),
         ("PRAGMA temp.user_version = 7", "configuration"),
-        ("PRAGMA case_sensitive_like = ON", "configuration"),
+        ("PRAGMA case_sensitive_like = ON", "a setting of a session"),
         ("PRAGMA query_only = ON", "configuration"),
         ("PRAGMA writable_schema = ON", "configuration"),
         ("PRAGMA writable_schema = 1", "configuration"),

@@ -32,6 +32,7 @@ def test_witnesses_of_past_mistakes_are_sound(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        "settings-are-forgotten",
         "dependents-are-nothing",
         "one-row-is-enough",
         "one-level-is-enough",

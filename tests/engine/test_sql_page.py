@@ -43,8 +43,7 @@ REFUSED: dict[str, list[tuple[str, type[BedrockishError]]]] = {
     "`OR FAIL` in a request": [("INSERT OR FAIL INTO t VALUES (2, 'x', 1), (1, 'y', 1)", ConstraintError)],
     "`PRAGMA foreign_keys = OFF`": [("PRAGMA foreign_keys = OFF", UnsupportedError)],
     "any other PRAGMA": [
-        (f"PRAGMA {text}", UnsupportedError)
-        for text in ("case_sensitive_like = ON", "query_only = 1", "writable_schema = 1", "trusted_schema = 0")
+        (f"PRAGMA {text}", UnsupportedError) for text in ("query_only = 1", "writable_schema = 1", "trusted_schema = 0")
     ],
     "`random()`, the time of day, `CURRENT_TIMESTAMP`": [
         ("CREATE TABLE u(x); INSERT INTO u VALUES (random())", UnsupportedError),
@@ -103,8 +102,9 @@ AS_IN_SQLITE: dict[str, list[str]] = {
         "PRAGMA journal_mode = DELETE; PRAGMA synchronous = OFF; PRAGMA busy_timeout = 5000; PRAGMA cache_size = -9000",
         "PRAGMA temp_store = 2; PRAGMA mmap_size = 9; PRAGMA wal_checkpoint; PRAGMA secure_delete = 1",
     ],
-    "`PRAGMA recursive_triggers`": [
-        "PRAGMA recursive_triggers = ON; PRAGMA fullfsync = 1; PRAGMA soft_heap_limit = 9; PRAGMA shrink_memory",
+    "`PRAGMA case_sensitive_like`": ["PRAGMA recursive_triggers", "PRAGMA case_sensitive_like = OFF"],
+    "PRAGMAs of memory": [
+        "PRAGMA fullfsync = 1; PRAGMA soft_heap_limit = 9; PRAGMA shrink_memory",
         "PRAGMA cell_size_check = 1; PRAGMA max_page_count = 9; PRAGMA incremental_vacuum; PRAGMA analysis_limit = 9",
     ],
     "PRAGMAs that read": ["PRAGMA table_info(t)", "PRAGMA foreign_key_check", "PRAGMA user_version"],

@@ -363,6 +363,25 @@ def test_errors_are_those_that_the_node_tells(db: Connection, alone: LocalCluste
     assert told[0] == told[1]
 
 
+def test_settings_of_the_session_hold_for_reads_here(db: Connection, alone: LocalCluster, table: str) -> None:
+    """Each read is one in the program, and the next session of the same file has its own."""
+    with closing(dbapi.connect(db._client.target.local)) as cursor:
+        cursor.execute(f"UPDATE {table} SET a = 'Ab' WHERE id = 1")
+        cursor.commit()
+        texts = [f"SELECT id FROM {table} WHERE a LIKE 'ab'", f"SELECT id FROM {table} WHERE a LIKE 'Ab'"]
+        for on, told in ((0, [[(1,)], [(1,)]]), (1, [[], [(1,)]]), (1, [[], [(1,)]]), (0, [[(1,)], [(1,)]])):
+            cursor.execute(f"PRAGMA case_sensitive_like = {on}")
+            assert [cursor.execute(sql).fetchall() for sql in texts for _ in range(2)][::2] == told
+        db.execute("PRAGMA case_sensitive_like = 1")
+        db.execute(f"SELECT 1 FROM {table}", read="strict")
+        assert was_read_here(db, texts[0])
+        with db.snapshot():
+            assert db.execute(texts[0]).rows == []
+        assert cursor.execute(texts[0]).fetchall() == [(1,)]
+        with db.stream(texts[0]) as rows:
+            assert list(rows) == []
+
+
 def test_changed_schema_is_seen(db: Connection, alone: LocalCluster, table: str) -> None:
     select = f"SELECT * FROM {table} WHERE id = 1"
     assert db.execute(select).columns == ("id", "a")

@@ -21,6 +21,7 @@ from bedrockish.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import after_blanks
 from bedrockish_net.errors import Code
 
@@ -31,7 +32,8 @@ def only_reads(request: Request) -> bool:
     """Whether a command certainly changes nothing; False when in doubt (WITH may introduce an INSERT)."""
     if request.change is not None or request.call is not None:
         return False
-    return all(_READS.match(statement.sql, after_blanks(statement.sql)) for statement in request.statements)
+    texts = (without_settings(statement.sql) for statement in request.statements)
+    return all(_READS.match(sql, after_blanks(sql)) for sql in texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ class Batches:
     def _rows(self, until: float) -> tuple[list[tuple[Any, ...]], bool]:
         seconds = self._snapshot.limits.seconds
         if self._cursor is None:
+            self._snapshot.switch(self._piece.settings, on=True)
             self._cursor = self._snapshot.cursor()
             self._cursor.execute(self._piece.sql, self._params, can_cache=self._piece.can_cache)
         rows: list[tuple[Any, ...]] = []
@@ -131,3 +132,4 @@ class Batches:
         if self._cursor is not None:
             self._cursor.close(True)
             self._cursor = None
+            self._snapshot.switch(self._piece.settings, on=False)

@@ -302,6 +302,9 @@ class Mixed:
         Raises:
             UnsupportedError: it does.
         """
+        if piece.settings:
+            way = f"PRAGMA {min(piece.settings)} is the session's own: switch it off, or use two transactions"
+            raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)
         if any(table.lower().startswith("bedrockish_") for table in piece.tables):
             way = "the tables bedrockish_… are each node's own: read them in another transaction"
             raise UnsupportedError(_WAY_OUT.format(way), sql=piece.sql)

@@ -21,6 +21,7 @@ from bedrockish.access_sets.effort import Check, TooDearError
 from bedrockish.access_sets.key_values import Params
 from bedrockish.access_sets.query_names import connection_query
 from bedrockish.access_sets.readset import EVERYTHING, ReadPlan, schema_lengths
+from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
@@ -36,9 +37,11 @@ from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WR
 from bedrockish.engine.statements.clock_functions import Scope
 from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
 from bedrockish.engine.statements.insert_rewriter import Rewritten, rewrite
-from bedrockish.engine.statements.rights import Access
+from bedrockish.engine.statements.rights import Access, Rights
 from bedrockish.engine.statements.rowid_allocator import AutoIds
+from bedrockish.engine.statements.settings import settled
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError, UsageError
+from bedrockish.sqltext.session_settings import Settings, split_settings
 from bedrockish_journal.model.access_set import AccessSet, Range
 from bedrockish_journal.model.changes import encode_changes, encode_statements
 from bedrockish_journal.model.membership import ADMIN, OWNER
@@ -343,15 +346,27 @@ class Executor:
             BedrockishError: as ``Guard.compile`` and ``Rights.check``.
         """
         rights = self.access.of(user)
+        settings, start = split_settings(sql)
         with self.judging(sql):
-            piece, after = self._guard.compile_next(
-                sql,
-                at,
-                is_limited=rights is not None and rights.role < ADMIN,
-                optimizes=rights is None or rights.role >= OWNER,
-            )
+            piece, after = self._compile_next(sql, max(at, start), settings, rights)
         if rights is not None:
             rights.check(piece, self._views)
+        return piece, after
+
+    def _compile_next(self, sql: str, at: int, settings: Settings, rights: Rights | None) -> tuple[Piece, int]:
+        is_limited = rights is not None and rights.role < ADMIN
+        optimizes = rights is None or rights.role >= OWNER
+        piece, after = self._guard.compile_next(sql, at, is_limited=is_limited, optimizes=optimizes)
+        if settings and piece.kind != EMPTY:
+            guard, text = self._guard, piece.sql
+            piece = settled(
+                piece,
+                settings,
+                self._db,
+                self._tables.definitions,
+                lambda: guard.compile(text, is_limited=is_limited, optimizes=optimizes),
+                is_temporary=guard.allows_temporary,
+            )
         return piece, after
 
     def repeatable(self, sql: str, user: str = "") -> "Recipe | None":
@@ -368,6 +383,8 @@ class Executor:
         if rights is not None:
             rights.check(piece, self._views)
         if piece.kind != WRITE or piece.columns or piece.setting or len(piece.names) > MANY_PARAMETERS:
+            return None
+        if piece.settings:  # which are in force for one statement
             return None
         plan = self.analysis.plan(piece)
         return None if plan.dependents is not None or plan.lengths.has_calls else Recipe(piece, plan)
@@ -434,12 +451,10 @@ class Executor:
             binder.finish()
             return
         found: list[Piece] = []
-        at, until_schema = 0, True
+        (settings, at), until_schema = split_settings(statement.sql), True
         while at < len(statement.sql):
             with self.judging(statement.sql):
-                piece, at = self._guard.compile_next(
-                    statement.sql, at, is_limited=is_limited, optimizes=rights is None or rights.role >= OWNER
-                )
+                piece, at = self._compile_next(statement.sql, at, settings, rights)
             if piece.kind == EMPTY:
                 continue
             if rights is not None:
@@ -469,7 +484,7 @@ class Executor:
         if auto is None:
             return None
         try:
-            with self.judging(auto.sql):
+            with self.judging(auto.sql), in_force(self._db, piece.settings):
                 other = self._guard.compile(auto.sql, ours=True)
         except BedrockishError:
             return None  # too many columns, for example
@@ -527,8 +542,16 @@ class Executor:
             raise TakesLongError(piece.sql)
         if lengths is None:
             lengths = self.lengths(piece)
+        if not piece.settings:
+            return self._run_piece(piece, params, room, lengths)
+        with in_force(self._db, piece.settings):
+            return self._run_piece(piece, params, room, lengths)
+
+    def _run_piece(
+        self, piece: Piece, params: tuple[Any, ...], room: int, lengths: Lengths
+    ) -> tuple[list[tuple[Any, ...]], int]:
         db, in_loop, most, text = self._db, self._budget.is_brief, self._most_bytes, piece.sql
-        if self.reader is not None and piece.kind == READ and not self.capture.wrote:
+        if self.reader is not None and piece.kind == READ and not (self.capture.wrote or piece.settings):
             db = self.reader
         if piece.auto is not None and (text := piece.text(params)) is not piece.sql:
             self._ids.begin()
@@ -540,11 +563,11 @@ class Executor:
                 rows, size = self._fetch(db, text, params, room, can_cache=piece.can_cache)
             else:
                 rows, size = [], 0
-                if piece.kind == WRITE:
+                if piece.kind == WRITE and not piece.settings:
                     self._change(text, params)
                 else:
                     with set_aside(db, text if piece.kind == SCHEMA else ""):
-                        db.execute(text, params)
+                        db.execute(text, params, can_cache=not piece.settings)
         except apsw.FullError as error:
             raise self._ids.used_up(self._db) or translate(error, piece.sql) from error
         except apsw.Error as error:

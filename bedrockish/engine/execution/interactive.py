@@ -38,6 +38,7 @@ from bedrockish.errors import (
     UnsupportedError,
     told_too_early,
 )
+from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.temporary import filling_select
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
@@ -97,14 +98,15 @@ class Interactive:
 
     def is_schema(self, statement: Statement) -> bool:
         """Return whether a text makes its transaction one that changes the schema."""
-        first = statement.sql.lstrip()[:1]
+        sql = without_settings(statement.sql)
+        first = sql.lstrip()[:1]
         if first.isalpha() and first not in "CcAaDdPp":  # nearly all, and cheaper than to read it
             return False
         return (
-            first_word(statement.sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
-            or pragmas.is_replicated(statement.sql)
-            or pragmas.is_keys_off(statement.sql)
-            or pragmas.is_deferring(statement.sql)
+            first_word(sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
+            or pragmas.is_replicated(sql)
+            or pragmas.is_keys_off(sql)
+            or pragmas.is_deferring(sql)
         )
 
     def needs_snapshot(self, session: Session, piece: Piece) -> bool:

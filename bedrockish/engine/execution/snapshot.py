@@ -14,6 +14,7 @@ from bedrockish.access_sets.call_costs import Lengths, is_too_long, restore, sho
 from bedrockish.access_sets.change_capture import row_bytes
 from bedrockish.access_sets.key_values import Params
 from bedrockish.access_sets.query_names import connection_query
+from bedrockish.access_sets.settings_in_force import in_force, switch
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.engine.sqlite.errors import broken, translate
 from bedrockish.engine.sqlite.limits import ROWS_NOTED, Budget, Limits, Rows, TakesLongError, out_of_time
@@ -24,6 +25,7 @@ from bedrockish.engine.statements.clock_functions import Holder, Scope
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.staged_changes import StagedChanges
 from bedrockish.errors import SqlError, UnavailableError
+from bedrockish.sqltext.session_settings import Settings
 from bedrockish_journal.model.changes import decode_changes_in_pieces
 from bedrockish_journal.model.errors import EntryMalformedError
 
@@ -158,6 +160,10 @@ class Snapshot:
         """Return a cursor; it must be closed before the snapshot is given back."""
         return self._db.cursor()
 
+    def switch(self, settings: Settings, *, on: bool) -> None:
+        """Switch settings of a session on or off for the statement that alone runs in between."""
+        switch(self._db, settings, on=on)
+
     def interrupt(self) -> None:
         """Interrupt what runs in another thread."""
         self._interrupter.has_cut = True
@@ -234,6 +240,18 @@ class Snapshot:
             SqlError: SQLite does not accept a value.
             TooLargeError: the rows take more than ``room`` bytes, or it runs too long.
         """
+        with in_force(self._db, piece.settings):
+            return self._run(piece, params, room, lengths, scope, budget_s)
+
+    def _run(
+        self,
+        piece: Piece,
+        params: tuple[Any, ...],
+        room: int,
+        lengths: Lengths,
+        scope: Scope | None,
+        budget_s: float,
+    ) -> tuple[list[tuple[Any, ...]], int]:
         limits = self.limits
         if not lengths.is_brief:
             self.until = limits.seconds() + limits.statement_s

@@ -22,6 +22,7 @@ from bedrockish.engine.statements.expansion import LOOP_TOKENS, Expansion
 from bedrockish.engine.statements.insert_rewriter import FUNCTION, ROWS, Rewritten
 from bedrockish.engine.statements.rights import JOURNAL, OPEN_JOURNAL, OPEN_META, SECRETS, opened
 from bedrockish.errors import SqlError, UnsupportedError
+from bedrockish.sqltext.session_settings import NONE, Settings
 from bedrockish.sqltext.statement_ends import after_nothing, first_word, split, statement_end
 from bedrockish_journal.model.membership import ADMIN, OWNER, READER, WRITER
 from bedrockish_journal.storage.packing import UNPACKED
@@ -140,6 +141,8 @@ class Piece:
         is_upkeep: it is a command of FTS5 that changes no answer of an index that is in step with its rows.
         is_dear: it calls what takes long and cannot be interrupted.
         stays: it makes a table of vec1: a connection fails later if that is rolled back without its transaction.
+        compares: it calls ``like``, also by views and triggers.
+        settings: those of its session with which it runs, because it does something else without them.
     """
 
     sql: str
@@ -164,12 +167,14 @@ class Piece:
     is_upkeep: bool = False
     is_dear: bool = False
     stays: bool = False
+    compares: bool = False
+    settings: Settings = NONE
     _behind: bool | None = field(default=None, repr=False, compare=False)
 
     @property
     def can_cache(self) -> bool:
         """Whether SQLite sees by itself that it must be compiled again; EXPLAIN never looks at the schema's version."""
-        return not self.whole_schema
+        return not (self.whole_schema or self.settings)
 
     @property
     def looks_behind(self) -> bool:
@@ -205,6 +210,7 @@ class _Seen:
     defines: bool = False
     is_dear: bool = False
     stays: bool = False
+    compares: bool = False
     catalogue: bool = False
     analyzes: bool = False
     reads_catalogue: bool = False
@@ -338,7 +344,7 @@ class Guard:
     def _complete(self, piece: Piece, seen: _Seen) -> None:
         """Note whether a statement fills a table or gathers statistics, and which virtual tables it uses."""
         piece.configures, piece.defines, piece.is_dear = seen.analyzes, seen.defines, seen.is_dear
-        piece.stays = seen.stays
+        piece.stays, piece.compares = seen.stays, seen.compares
         piece.fills = piece.kind == SCHEMA and seen.actions >= _FILLS and apsw.SQLITE_ALTER_TABLE not in seen.actions
         if piece.fills and seen.reads_catalogue:
             seen.refusal = seen.refusal or _OF_NODE
@@ -481,6 +487,7 @@ class Guard:
         if action == apsw.SQLITE_FUNCTION:
             called = (second or "").lower()
             seen.is_dear = seen.is_dear or called in _TAKES_LONG
+            seen.compares = seen.compares or called == "like"
             if called == FUNCTION and not seen.ours:
                 return f"{FUNCTION} belongs to the database itself; leave the id out and it is given"
             if called == "vec1_config":

@@ -5,6 +5,7 @@ from itertools import islice
 
 import apsw
 
+from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, first_setting
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
@@ -130,7 +131,7 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
     name = (words[at].name or "").lower() if at < end else ""
     if name == "optimize":
         return ("ANALYZE" if lacks_statistics() else "SELECT 1 WHERE 0") + rest
-    if name not in ANSWERED:
+    if name not in ANSWERED or (name == TRIGGERS and _sets_unheard(sql)):
         return sql
     sets = at + 1 < end and words[at + 1].text in ("=", "(")
     tells = ANSWERED[name]
@@ -153,10 +154,20 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
         allowed = known in SETTINGS
     if allowed:
         return None
+    if known in (LIKE, TRIGGERS):
+        return (
+            f"PRAGMA {name} is a setting of a session, and the client of the session keeps it: send the statement "
+            f"'PRAGMA {name} = ON', in these words, on a connection; over HTTP, before the others of a request"
+        )
     return (
         f"PRAGMA {name} would change this node only; settings belong in the node's configuration, "
         "and only PRAGMAs that read, such as table_info, are allowed"
     )
+
+
+def _sets_unheard(sql: str) -> bool:
+    """Return whether a text switches a setting on that no session has taken: one of an earlier release takes none."""
+    return first_setting(sql) is None and turns_on(sql)
 
 
 def given(sql: str) -> tuple[str, str]:

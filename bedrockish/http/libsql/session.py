@@ -36,6 +36,7 @@ from bedrockish.node.transactions.callers import Owner
 from bedrockish.node.transactions.cursors import Stream
 from bedrockish.sqltext import transaction_control as control
 from bedrockish.sqltext.keys_off_sections import PARENTS, check_no_action, sections
+from bedrockish.sqltext.session_settings import first_setting
 from bedrockish.sqltext.session_values import SessionValues, shown_names
 from bedrockish.sqltext.single_statement import check_statement
 from bedrockish.sqltext.statement_ends import split
@@ -233,6 +234,9 @@ class Session:
             if is_last and switched == ("foreign_keys", False) and self.autocommit:
                 raise UsageError(f"PRAGMA foreign_keys: the setting would end with {LAST.format('the PRAGMA')}")
             return await self._switch(*switched)
+        setting = first_setting(statement.sql)
+        if is_last and setting is not None and setting[1]:
+            raise UsageError(f"PRAGMA {setting[0]}: the setting would end with {LAST.format('the PRAGMA')}")
         if is_last and not self.autocommit and kind_of(statement.sql) in (WRITE, SCHEMA):
             raise UsageError(
                 f"the transaction would be rolled back with {LAST.format('this statement')}, which has not run: send "
@@ -471,6 +475,7 @@ class Session:
         nothing = Result((), [])
         commit = inner.stop
         entries = await self._whole(0, steps[0], nothing)
+        settings = self._values.settings
         try:
             written = self._values.write_all([steps[place].statement.sql for place in inner])
             pairs = zip(inner, written, strict=True)
@@ -480,6 +485,7 @@ class Session:
             is_reading = is_readonly(steps[0].statement.sql)
             answer = await self._node.submit(self._request(statements, is_readonly=is_reading))
         except UsageError:
+            self._values.settings = settings  # one by one, the steps make them again
             return None
         except BedrockishError as error:
             entries.append({"type": "step_error", "step": inner.start, "error": write_error(error)})

@@ -32,6 +32,7 @@ from bedrockish.engine.execution.committed_reads import CommittedReads, Pin
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
+from bedrockish.sqltext.session_settings import without_settings
 from bedrockish_journal.model.vector import covers
 
 TURN_S = 0.02  # reads that follow each other may take so long before others have the loop, in seconds
@@ -164,12 +165,12 @@ class DirectReads:
         for statement in request.statements:
             may_be = self._texts.get(statement.sql)
             if may_be is None:
-                sql = statement.sql
+                sql = without_settings(statement.sql)
                 may_be = bool(LOOKS_LIKE_A_READ.match(sql)) and not LEFT_TO_THE_CORE.search(sql)
                 if len(sql) <= TEXT_MAX:
                     if len(self._texts) >= TEXTS_MAX:
                         self._texts.clear()
-                    self._texts[sql] = may_be
+                    self._texts[statement.sql] = may_be
             if not may_be:
                 return False
         return True

@@ -1,0 +1,114 @@
+"""The settings of a session that one of its statements needs: those without which it would do something else.
+
+Most statements do the same with them and without. They run without, for a switch makes SQLite compile all other
+statements of the connection again.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import apsw
+
+from bedrockish.access_sets.definitions import Definitions, folded
+from bedrockish.access_sets.settings_in_force import in_force
+from bedrockish.engine.statements.classify import SCHEMA, TEMPORARY, WRITE, Piece
+from bedrockish.errors import UnsupportedError
+from bedrockish.sqltext.session_settings import LIKE, NONE, TRIGGERS, Settings
+from bedrockish.sqltext.statement_ends import first_word
+from bedrockish.sqltext.tokenizer import NotTokensError, walk
+
+_DEFINED = (
+    "PRAGMA case_sensitive_like: this statement compares with LIKE, and so does the {kind} {name} that it uses, where "
+    "LIKE ignores the case of ASCII letters at every node; use GLOB there or here, or switch the PRAGMA off"
+)
+
+
+def settled(
+    piece: Piece,
+    settings: Settings,
+    db: apsw.Connection,
+    definitions: Definitions,
+    again: Callable[[], Piece],
+    *,
+    is_temporary: bool = False,
+) -> Piece:
+    """Return a statement with those of its session's settings that it needs.
+
+    Args:
+        piece: the statement, compiled without them.
+        settings: the session's.
+        db: its connection.
+        definitions: of the schema.
+        again: compiles the statement again.
+        is_temporary: the connection may have TEMP triggers.
+
+    Raises:
+        UnsupportedError: it needs LIKE to tell the case, and a definition that it uses has LIKE as well.
+        BedrockishError: as ``Guard.compile``.
+    """
+    if first_word(piece.sql) == "EXPLAIN":
+        piece.settings = settings
+        return piece
+    found: Settings = NONE
+    if TRIGGERS in settings and piece.kind in (WRITE, TEMPORARY) and not piece.defines:
+        tables = {folded(name) for name in piece.writes}
+        if (is_temporary or any(map(definitions.has_triggers, tables))) and _needs_triggers(db, piece):
+            with in_force(db, frozenset({TRIGGERS})):
+                piece = again()
+            found |= {TRIGGERS}
+    if LIKE in settings and piece.compares and (piece.kind != SCHEMA or piece.fills):
+        _check_definitions(definitions, piece)
+        found |= {LIKE}
+    piece.settings = found
+    return piece
+
+
+def _check_definitions(definitions: Definitions, piece: Piece) -> None:
+    for name in sorted(piece.reads | piece.writes | piece.tables):
+        for row in definitions.by_table.get(folded(name), ()):
+            if row.kind in ("table", "index") and _has_like(row.sql):
+                raise UnsupportedError(_DEFINED.format(kind=row.kind, name=row.name), sql=piece.sql, table=row.table)
+
+
+def _has_like(sql: str | None) -> bool:
+    """Return whether a definition uses LIKE; True if it cannot be read."""
+    if sql is None or "like" not in sql.lower():
+        return False
+    try:
+        return any((token.name or token.text).lower() == "like" for token in walk(sql))
+    except NotTokensError:
+        return True
+
+
+def _needs_triggers(db: apsw.Connection, piece: Piece) -> bool:
+    """Return whether a statement may do something else where triggers fire themselves, and REPLACE deletes with them.
+
+    Its program tells: of each trigger that is fired in another one SQLite notes whether it may be at work already, and
+    a REPLACE that fires triggers has other instructions than one that does not.
+    """
+    plain = _program(db, piece)
+    with in_force(db, frozenset({TRIGGERS})):
+        other = _program(db, piece)
+    if plain is None or other is None or len(plain) != len(other):
+        return True
+    inner = False
+    for one, two in zip(plain, other, strict=True):
+        inner = inner or (one[0] == 0 and one is not plain[0])
+        if one[1] == "Program" and inner and one[6]:
+            return True
+        if one[:6] != two[:6] or (one[1] != "Program" and one[6] != two[6]):
+            return True
+    return False
+
+
+def _program(db: apsw.Connection, piece: Piece) -> list[Any] | None:
+    """Return the programs of a statement and its triggers; None if SQLite cannot print them."""
+    cursor = db.cursor()
+    cursor.row_trace = cursor.exec_trace = None
+    try:
+        # EXPLAIN does not look whether the schema has changed since it was compiled.
+        return cursor.execute("EXPLAIN " + piece.sql, (None,) * len(piece.names), can_cache=False).fetchall()
+    except (UnicodeDecodeError, apsw.SQLError):  # a trigger may name a table that is not there, which compiling tells
+        return None
+    finally:
+        cursor.close(True)

@@ -22,6 +22,7 @@ from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.local.page import Published
 
 READY_S, STOP_S, LOOK_S = 60.0, 20.0, 0.02
+SQLITE = b"SQLite format 3\0"  # with which each of its files begins
 _SERVE = """
 import os, signal, sys, threading
 
@@ -166,12 +167,17 @@ def _database(config: Path) -> Path:
     Raises:
         ConfigError: the configuration cannot be read, or names none.
     """
+    advice = "give the path of a node's configuration, which 'bedrockish init' makes, or none for a temporary node"
     try:
-        named: Any = tomllib.loads(config.read_text(encoding="utf-8")).get("database")
+        data = config.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{config} cannot be read: {error.strerror}; give the path of a configuration") from error
+        raise ConfigError(f"{config} cannot be read: {error.strerror}; {advice}") from error
+    if data.startswith(SQLITE):
+        raise ConfigError(f"{config} is a database of SQLite and no configuration; {advice}")
+    try:
+        named: Any = tomllib.loads(data.decode()).get("database")
     except ValueError as error:
-        raise ConfigError(f"{config} is not TOML: {error}; correct it") from error
+        raise ConfigError(f"{config} is not TOML: {error}; correct it, or {advice}") from error
     if not isinstance(named, str):
         raise ConfigError(f"{config} names no database; add the key 'database' with the path of a file")
     return config.parent / named

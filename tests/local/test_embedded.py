@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -78,8 +80,12 @@ def test_node_ends_with_its_program() -> None:
 
 
 def test_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot be read.*bedrockish init"):
         node(tmp_path / "none.toml")
+    with closing(sqlite3.connect(tmp_path / "app.sqlite")) as plain:
+        plain.execute("CREATE TABLE t(x)")
+    with pytest.raises(ConfigError, match="a database of SQLite and no configuration"):
+        node(tmp_path / "app.sqlite")
     (tmp_path / "A.toml").write_text("node = ")
     with pytest.raises(ConfigError, match="not TOML"):
         node(tmp_path / "A.toml")

@@ -1,5 +1,6 @@
 """An FTS5 index that is built next to its table equals the one that SQLite rebuilds, under any concurrent changes."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import apsw
 import pytest
 
 from bedrockish.access_sets.system_names import PASSING, STAND_IN
+from bedrockish.engine.derived.index_keeper import IndexKeeper
 from bedrockish.engine.storage import index_build, schema_versions
 from bedrockish.engine.storage.index_build import Build, Phase
 from bedrockish.engine.storage.refill import replay_own
@@ -14,6 +16,7 @@ from bedrockish.engine.storage.search_build import SearchBuild
 from bedrockish.engine.storage.stand_in import stand_ins
 from bedrockish.engine.storage.wal import copy_file
 from bedrockish.errors import UnsupportedError
+from bedrockish_journal.model.changes import Step
 from bedrockish_journal.verify.replay import digest
 from tests.engine.builds import begin, copy_of, follow, read_sound, rolled_back
 from tests.engine.conftest import MakeNode
@@ -93,6 +96,63 @@ def test_an_index_is_moved_and_not_rebuilt(node: TestNode, monkeypatch: pytest.M
     node.run("UPDATE t SET v = 'zeta' WHERE _rowid_ % 3 = 0")
     assert node.rows("SELECT count(*) FROM made('zeta')") == node.rows("SELECT count(*) FROM t WHERE v = 'zeta'")
     search(node)
+
+
+FOLLOWING = (
+    "CREATE TRIGGER added AFTER INSERT ON t BEGIN INSERT INTO made(rowid, v, b) VALUES (new.id, new.v, new.b); END",
+    "/* the usual */ CREATE VIEW shown AS SELECT v FROM t; PRAGMA user_version = 7",
+    "DROP VIEW shown",
+)
+
+
+def test_triggers_and_views_may_follow_the_index_in_its_change(make_node: MakeNode) -> None:
+    """The index is moved, and they are made after it, as at a node that has built nothing."""
+    node, inline, changes = make_node("A"), make_node("B"), Changes(4, "plain")
+    filled(node, "plain", changes)
+    entry = decide(node, INDEXES["plain"], *FOLLOWING)
+    build = begin(node, entry)
+    finish(node, build)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IndexKeeper, "rebuild", only_nothing)
+        assert node.engine.activate(entry.txid) == ""
+    activated = len(node.entries)
+    changes.one(node)
+    node.run("INSERT INTO t(v, b) VALUES ('omega', 1)")
+    found = search(node)
+    follow(inline, node, entry, activated)
+    assert found == search(inline)
+    assert digest(node.path) == digest(inline.path)
+    assert node.rows("PRAGMA user_version") == [(7,)]
+    assert node.rows("SELECT name FROM sqlite_schema WHERE name IN ('added', 'shown')") == [("added",)]
+
+
+def only_nothing(_keeper: IndexKeeper, names: Iterable[str]) -> None:
+    assert not list(names)
+
+
+def test_a_change_whose_rest_fails_leaves_nothing_of_the_index(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, inline = make_node("A"), make_node("B")
+    filled(node, "plain", Changes(5, "plain"))
+    entry = decide(node, INDEXES["plain"], FOLLOWING[0])
+    build = begin(node, entry)
+    finish(node, build)
+    for made in node.entries:
+        inline.apply(made)
+
+    def forbidding(db: apsw.Connection, steps: list[Step]) -> str:
+        if len(steps) == 1:  # what follows the index, and is done before it turns out to be forbidden
+            db.execute(steps[0].sql)
+        return "the data forbids it"
+
+    monkeypatch.setattr(schema_versions, "run", forbidding)
+    assert node.engine.activate(entry.txid) == inline.engine.activate(entry.txid) == "the data forbids it"
+    assert node.rows("SELECT name FROM sqlite_schema WHERE name IN ('added', 'made')") == []
+    read_sound(node).close()
+    read_sound(inline).close()
+    assert not stand_ins(node.engine._db)
+    assert digest(node.path) == digest(inline.path)
 
 
 def ready(node: TestNode) -> Build:
@@ -194,6 +254,9 @@ def test_copies_have_nothing_of_it(node: TestNode, tmp_path: Path) -> None:
         ("CREATE VIRTUAL TABLE made USING fts5(v)",),  # owns its rows
         ("CREATE VIRTUAL TABLE made USING fts5(v, content='t')", "CREATE VIRTUAL TABLE two USING fts5(v, content='t')"),
         ("CREATE VIRTUAL TABLE made USING rtree(id, a, b)",),
+        ("CREATE VIRTUAL TABLE made USING fts5(v, content='t')", "CREATE TABLE two(x)"),
+        ("CREATE VIRTUAL TABLE made USING fts5(v, content='t')", "INSERT INTO t(v) VALUES ('more')"),
+        ("CREATE VIEW two AS SELECT 1", "CREATE VIRTUAL TABLE made USING fts5(v, content='t')"),
     ],
 )
 def test_unsuitable_statements_are_not_built_beforehand(node: TestNode, statements: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from bedrockish.access_sets.catalog import Prepare
 from bedrockish.access_sets.definitions import folded
 from bedrockish.access_sets.system_names import BARE, STAND_IN, STAND_IN_INDEX
 from bedrockish.access_sets.table_layout import Table, Tables, quote
+from bedrockish.sqltext.statement_kinds import SCHEMA, kind_of
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 from bedrockish_journal.model.changes import DO, Step
 from bedrockish_journal.storage.vector_modules import Connection
@@ -115,9 +116,21 @@ def makes_index(steps: Sequence[Step]) -> bool:
 
 
 def makes_search(steps: Sequence[Step]) -> bool:
-    """Return whether a change of the schema is one statement that makes an FTS5 index on the rows of a table."""
-    sql, found = only_statement(steps)
-    return bool(_content(sql, found))
+    """Return whether a change of the schema makes an FTS5 index on the rows of a table, and then only what is quick."""
+    return bool(_content(*_search_statement(steps)))
+
+
+def _search_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
+    """Return the first statement of a change, and its tokens, if no other one reads or writes rows."""
+    return only_statement(steps[:1]) if all(map(_is_quick, steps[1:])) else ("", [])
+
+
+def _is_quick(step: Step) -> bool:
+    """Return whether a step makes or drops a trigger or a view, or sets a number that migrations keep."""
+    words = only_statement([step])[1]
+    if not words or kind_of(step.sql) != SCHEMA:
+        return False
+    return words[0].is_word("PRAGMA") or words[1].is_word("TRIGGER", "VIEW")
 
 
 def _content(sql: str, found: list[Token]) -> str:
@@ -136,10 +149,11 @@ def plan_build(steps: Sequence[Step], tables: Tables, prepare: Prepare) -> Plan 
         tables: the tables of the schema that it changes.
         prepare: gives a connection the functions and collations that SQLite does not have.
     """
-    sql, found = only_statement(steps)
+    sql, found = _search_statement(steps)
     content = _content(sql, found)
     if content:
         return _plan_search(sql, table_with_rowids(tables, content), tables, prepare)
+    sql, found = only_statement(steps)
     words = take_apart(sql, found)
     table = table_with_rowids(tables, words.table) if words is not None else None
     if words is None or table is None:

@@ -82,11 +82,28 @@ class Versions:
         waiting = schema.scheduled(self._db)
         assert waiting is not None
         assert waiting.txid == txid
-        if build is not None and build.txid == txid and build.move():
-            self._settle("", (), ())
+        steps = decode_steps(waiting.changes)
+        if build is not None and build.txid == txid and self._is_moved(build, steps[1:]):
+            self._settle("", (), ())  # no index on the rows of a table has to be rebuilt
             return
         remove_leftovers(self._db)
-        self._change(decode_steps(waiting.changes))
+        self._change(steps)
+
+    def _is_moved(self, build: Build, rest: list[Step]) -> bool:
+        """Put the result of a build in the place of the first statement of its change, and do the rest; all or none."""
+        if not rest:
+            return build.move()
+        db = self._db
+        self._loud()
+        db.execute("SAVEPOINT built")
+        try:
+            is_done = build.move() and not run(db, rest)
+        except apsw.SQLError:  # running all of the change tells what is missing
+            is_done = False
+        if not is_done:
+            db.execute("ROLLBACK TO built")
+        db.execute("RELEASE built")
+        return is_done
 
     def _change(self, steps: list[Step]) -> str:
         self._loud()

@@ -41,6 +41,7 @@ from bedrockish.core.protocol.events import (
 )
 from bedrockish.core.protocol.messages import (
     Fetch,
+    Gossip,
     Message,
     Piece,
     Want,
@@ -167,6 +168,7 @@ class Runtime:
         self._nursery: trio.Nursery | None = None
         self._take_orders()
         self._encoded: tuple[Message | None, bytes] = (None, b"")
+        self._told_reserved = False  # our last gossip told a reservation
 
     def _take_orders(self) -> None:
         orders, transactions = self.upkeep.orders, self.transactions
@@ -436,7 +438,11 @@ class Runtime:
             await self._loop.run()
 
     def _has_work(self) -> bool:
-        return bool(self._inbox or self._asked.count or self._has_writes or (self.kept and not self._syncing))
+        if self._inbox or self._asked.count or self._has_writes:
+            return True
+        if self._syncing:
+            return False
+        return self.kept.is_awaited or (self._linger_until is None and bool(self.kept or self.engine.dirty))
 
     def _expects_company(self) -> bool:
         """Whether a write is going to be executed, and others are likely to come that can share its transaction."""
@@ -583,7 +589,14 @@ class Runtime:
             return
         if self._encoded[0] is not message:  # the same message to several peers is encoded once
             self._encoded = (message, encode(message))
+        if message.__class__ is not Gossip or self._is_news(message):
+            self.kept.hurries = True
         self.kept.messages.setdefault(peer, []).append(self._encoded[1])
+
+    def _is_news(self, gossip: Gossip) -> bool:
+        """Whether peers wait for a gossip: for the time of a schema change, or for a reservation and its end."""
+        was_reserved, self._told_reserved = self._told_reserved, gossip.reserved is not None
+        return was_reserved or self._told_reserved or self.core.state.schema.scheduled is not None
 
     def _send_later(self, peer: str, message: Message) -> None:
         """Send messages that were made outside of a step."""
@@ -601,9 +614,11 @@ class Runtime:
     def _may_linger(self) -> bool:
         """Whether the open batch has no waiters: then later effects, such as a vote, are synced together with it.
 
-        That is so where others' commits are applied. If the batch is lost in a crash, they are fetched again.
+        That is so where others' commits are applied. If the batch is lost in a crash, they are fetched again. Gossip
+        about times may leave with the next vote, too: a sync and two wakeups of each peer for it alone cost as much as
+        a commit of others does here.
         """
-        if self.kept or not self.engine.dirty or self.boundary.actions:
+        if self.kept.is_awaited or not self.engine.dirty or self.boundary.actions:
             return False
         now = time.monotonic()
         self._linger_until = self._linger_until or now + LINGER_S

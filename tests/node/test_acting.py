@@ -1,17 +1,20 @@
 """Messages are acted on where links are read; long work is left to the loop's own task."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
 from bedrockish.api.requests import Answer, Request, Statement
-from bedrockish.core.protocol.events import Woken
+from bedrockish.core.protocol.events import Held, Woken
+from bedrockish.core.protocol.messages import Gossip, decode
 from bedrockish.errors import BedrockishError, DamagedError
 from bedrockish.node import event_loop
 from bedrockish.node.scheduling import durability
-from tests.node.test_durability import open_runtime, request, settled
+from tests.node.test_durability import Wire, idle, open_runtime, request, settled
 
 
 async def test_a_command_is_done_where_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +144,62 @@ async def test_unawaited_batch_is_synced_with_the_next_or_soon(tmp_path: Path, m
                 await trio.sleep(0.01)
         await settled()
         assert disk.count > syncs
+        nursery.cancel_scope.cancel()
+    engine.close()
+
+
+class Gossips(Wire):
+    """A mesh that records how often gossip has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def send_many(self, node: str, payloads: Iterable[bytes], *, bulk: bool = False) -> bool:
+        payloads = list(payloads)
+        self.count += sum(isinstance(decode(one), Gossip) for one in payloads)
+        return super().send_many(node, payloads, bulk=bulk)
+
+
+async def test_gossip_leaves_with_the_next_batch_unless_peers_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync for it alone would hold up the votes that come during that sync."""
+    runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
+    runtime.core.state.settings = replace(runtime.core.state.settings, heartbeat_ms=60_000)
+    monkeypatch.setattr(event_loop, "LINGER_S", 30.0)
+    wire, state = Gossips(), runtime.core.state
+    runtime.mesh = cast(Any, wire)
+
+    def tell(clock: int) -> None:
+        runtime.gather()
+        runtime._inbox.append(Held("reader", clock))
+        runtime.act()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await settled()
+        await idle(runtime)
+        await runtime.durable()
+        wire.count, before, syncs = 0, 0, disk.count
+        for clock in (1, 2):
+            tell(clock)
+            await settled()
+        assert (wire.count, disk.count) == (0, syncs)
+        await runtime.durable()
+        assert (wire.count, disk.count) == (4, syncs + 1)
+        for reserved in ((1, 1_000, b""), None):  # a reservation, and its end
+            state.reserved = reserved
+            before = wire.count
+            tell(clock := clock + 1)
+            await settled()
+            assert wire.count == before + 2
+        monkeypatch.setattr(event_loop, "LINGER_S", 0.05)
+        tell(clock + 1)
+        assert wire.count == before + 2
+        with trio.fail_after(5):
+            while wire.count == before + 2:  # noqa: ASYNC110
+                await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     engine.close()
 

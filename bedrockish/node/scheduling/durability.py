@@ -56,14 +56,24 @@ class Waiter:
 
 @dataclass(slots=True)
 class Kept:
-    """The output that must not leave before the open batch is durable."""
+    """The output that must not leave before the open batch is durable.
+
+    Attributes:
+        hurries: one of the messages may not wait for a later batch.
+    """
 
     messages: dict[str, list[bytes]] = field(default_factory=dict)  # by peer
     replies: list[Waiter] = field(default_factory=list)
     marks: list[trio.Event] = field(default_factory=list)
+    hurries: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.replies or self.marks)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a peer, a client or a task waits for any of it."""
+        return bool(self.hurries or self.replies or self.marks)
 
     def take_replies(self, wanted: Callable[[Waiter], bool]) -> list[Waiter]:
         """Remove and return the waiters that have an answer and that ``wanted`` picks."""

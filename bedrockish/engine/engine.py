@@ -438,6 +438,11 @@ class Engine:
         return self._wal.frames
 
     @property
+    def wal_held_frames(self) -> int:
+        """How many frames the WAL has because a reader needs old ones; 0 if none does."""
+        return self._wal.held_frames
+
+    @property
     def checkpoint_due(self) -> bool:
         """Whether the WAL has grown enough for ``checkpoint`` to be called, in a helper thread."""
         return self._wal.is_to_copy(self._limits.wal_frames, self._limits.wal_frames_max)

@@ -1,6 +1,8 @@
 """The file of a node: what a power cut leaves, what a kill leaves, and that the WAL stays small."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,6 +19,7 @@ from bedrockish.engine.batch import FRAMES as BATCH_FRAMES
 from bedrockish.engine.storage.rename_copy import strip
 from bedrockish.engine.storage.wal import FRAME_BYTES
 from bedrockish.errors import ConfigError, DamagedError
+from bedrockish.node.admin.wal_readers import HELD_FRAMES_MIN, describe_held_wal, readers_of
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
@@ -170,6 +173,45 @@ def test_the_wal_stays_small_under_steady_writing(make_node: MakeNode) -> None:
         largest = max(largest, wal_of(node.path).stat().st_size)
 
     assert largest < 120 * FRAME_BYTES
+
+
+READER = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN")
+print(db.execute("SELECT count(*) FROM t").fetchone()[0], flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_stopped_program_that_holds_the_wal_is_named(make_node: MakeNode) -> None:
+    node = make_node(limits=Limits(wal_frames=40, wal_frames_max=60))
+    node.run(SCHEMA)
+    node.save()
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, str(node.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "0\n"
+        program.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, program.pid, os.WSTOPPED)
+        for _ in range(100):
+            node.run("INSERT INTO t(filler) VALUES (zeroblob(3000))")
+            node.save()
+            if node.engine.checkpoint_due:
+                node.engine.checkpoint()
+        held = node.engine.wal_held_frames
+        assert held == node.engine.wal_frames > 100
+        assert describe_held_wal(str(node.path), held) is None
+        told = describe_held_wal(str(node.path), HELD_FRAMES_MIN)
+        assert told is not None
+        assert [name.partition(" ")[0] for name in told["readers"]] == [str(program.pid)]
+        assert "stopped" in told["readers"][0]
+        program.send_signal(signal.SIGCONT)
+        program.communicate("\n")
+    node.engine.checkpoint()
+    assert node.engine.wal_held_frames == 0
+    assert readers_of(str(node.path)) == []
 
 
 def test_large_transaction_is_checkpointed_in_the_background(

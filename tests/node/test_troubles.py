@@ -58,6 +58,12 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("workers_busy", {"workers": {"places": 4, "running": 2, "waiting": 0, "stuck": 2}}, "2 do not stop"),
     ("files", {"files": {"open": 900, "max": 824}}, "900 files and connections"),
     ("memory_full", {"memory": {"recently_refused": 7, "taken_bytes": 1 << 30, "max_bytes": 1 << 30}}, "1024 of 1024"),
+    (
+        "wal_held",
+        {"wal_held": {"bytes": 500 << 20, "readers": ["77 (python, stopped)"]}},
+        "500 MiB, .*: 77 .python, st",
+    ),
+    ("wal_held", {"wal_held": {"bytes": 500 << 20, "readers": []}}, "a long read of this node"),
     ("address", others(up=False, silent_ms=100, address="b:1"), "B is heard, and does not answer at its address, b:1"),
     (
         "address",

@@ -45,6 +45,11 @@ class Wal:
         sync_directory(self._path.parent)
 
     @property
+    def held_frames(self) -> int:
+        """How many frames the WAL has because a reader needs old ones; 0 if none does."""
+        return self.frames if self._is_held and self.frames >= self._copied_at else 0
+
+    @property
     def descriptor(self) -> int:
         """The file descriptor; a caller that keeps it must duplicate it."""
         return self._fd

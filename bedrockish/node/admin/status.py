@@ -15,6 +15,7 @@ from bedrockish.core.state.contention import conflict_counts, other_counts
 from bedrockish.core.state.state import State
 from bedrockish.engine.storage.scratch_files import room_on_disk
 from bedrockish.node.admin.troubles import SILENT_MS_MAX
+from bedrockish.node.admin.wal_readers import describe_held_wal
 from bedrockish.node.admin.watching import open_files
 
 if TYPE_CHECKING:
@@ -92,11 +93,16 @@ def describe_node(
         "requests": len(core.coordinator.replies.in_flight),
         "in_doubt": in_doubt(core, now),
         "recoveries": dict(core.recovery.counts),
-        "wal_frames": engine.wal_frames,
+        **_wal(engine, config.database),
         "kept": _kept(core),
         "counts": {**counts, **other_counts(state.counts)},
         "conflicts": _conflicts(state),
     }
+
+
+def _wal(engine: "Engine", database: str) -> dict[str, Any]:
+    """Return the length of the write-ahead log, and its readers if they keep it long."""
+    return {"wal_frames": engine.wal_frames, "wal_held": describe_held_wal(database, engine.wal_held_frames)}
 
 
 def _kept(core: Node) -> dict[str, int]:

@@ -320,6 +320,15 @@ def _files(status: Status) -> str:
     return f"{files['open']} files and connections are open; above {files['max']} clients are turned away"
 
 
+def _wal_held(status: Status) -> str:
+    held = status.get("wal_held")
+    if not held:
+        return ""
+    readers = ", ".join(held["readers"])
+    who = f"a program that reads the file: {readers}" if readers else "a long read of this node: a stream or a copy"
+    return f"the log has {held['bytes'] >> 20} MiB, and it cannot be used again before the end of {who}"
+
+
 def _nonsense(status: Status) -> str:
     return _each(f"{name} sends what cannot be read" for name in sorted(status.get("left_alone", {})))
 
@@ -459,6 +468,14 @@ KINDS = (
         "too many files and connections are open: clients are turned away",
         "look who has so many connections, use a pool, or raise the limit of open files (ulimit -n, LimitNOFILE)",
         _files,
+    ),
+    Kind(
+        "wal_held",
+        "a reader keeps an old snapshot, and the write-ahead log grows",
+        "end the program that the text names, or let it go on: a stopped one (SIGSTOP) keeps its snapshot, and so does "
+        "one that reads for long in one transaction or db.snapshot()",
+        _wal_held,
+        after_s=5.0,
     ),
     Kind(
         "address",

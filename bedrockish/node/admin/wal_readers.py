@@ -1,0 +1,52 @@
+"""The programs that read a node's file, for the case that one of them holds back its write-ahead log."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bedrockish.engine.storage.wal import FRAME_BYTES
+
+HELD_FRAMES_MIN = 96_000  # of a log that is used again in time there are about 32,000, and at most 64,000
+READERS_MAX = 5
+READ_LOCKS = range(123, 128)  # bytes of the -shm file, one of which a reader locks; see SQLite's file wal.c
+
+
+def describe_held_wal(database: str, held_frames: int) -> dict[str, Any] | None:
+    """Return the size of a log that a reader holds back, and the programs that read now; None while it is small.
+
+    Args:
+        database: path of the node's file.
+        held_frames: frames that the log has because a reader needs old ones.
+    """
+    if held_frames < HELD_FRAMES_MIN:
+        return None
+    return {"bytes": held_frames * FRAME_BYTES, "readers": readers_of(database)}
+
+
+def readers_of(database: str) -> list[str]:
+    """Return the other processes that read a database's file now, by number and name; at most ``READERS_MAX``.
+
+    The -shm file is not opened for that: to close it would drop the locks of SQLite in this process.
+    """
+    try:
+        found = os.stat(f"{database}-shm")
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:  # another system than Linux, or no such file
+        return []
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    processes = set[int]()
+    for line in lines:
+        words = line.split()
+        if words[-3] == place and words[-6] == "ADVISORY" and int(words[-2]) in READ_LOCKS:
+            processes.add(int(words[-4]))
+    processes.discard(os.getpid())
+    return [_described(process) for process in sorted(processes)[:READERS_MAX]]
+
+
+def _described(process: int) -> str:
+    with suppress(OSError, IndexError):
+        head, _, rest = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+        name = head.partition("(")[2]
+        return f"{process} ({name}{', stopped' if rest.split()[0] in 'Tt' else ''})"
+    return str(process)

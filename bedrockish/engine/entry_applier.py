@@ -105,7 +105,7 @@ class EntryApplier:
                 self._batch.give_up()
                 raise
             return
-        if self._apply_staged(entry, applied_ms):
+        if self._apply_staged(entry, applied_ms) or (changes and self._apply_fitting(entry, changes, applied_ms)):
             return
         db.execute("SAVEPOINT entry")
         try:
@@ -117,6 +117,36 @@ class EntryApplier:
                 db.execute("RELEASE entry")
             raise
         db.execute("RELEASE entry")
+
+    def _apply_fitting(self, entry: Entry, changes: list[Change], applied_ms: int) -> bool:
+        """Apply an entry of a few changes without a savepoint; return False, with the batch unchanged, if it does not
+        fit, as ``_apply_staged``.
+        """
+        if self._batch.state is State.REDOING:
+            return False
+        try:
+            fits = self._rows.make_or_break(changes)
+            if fits:
+                store.append(self._db, entry, repeat=False, applied_ms=applied_ms)
+                return True
+        except BaseException:  # the file failed: a part of the entry may be in the batch
+            self._batch.give_up()
+            raise
+        if fits is not None:
+            self._write_without(entry)
+        return False
+
+    def _write_without(self, entry: Entry) -> None:
+        """Roll back the batch, which has a part of an entry in it, and write it again without that.
+
+        Raises:
+            DamagedError: it is being written again.
+        """
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        if self._batch.state is State.REDOING:
+            raise DamagedError(f"{entry.leader}{entry.tick} fitted the tables, and does not when it is written again")
+        self._batch.redo()
 
     def _few_changes(self, entry: Entry) -> list[Change] | None:
         """Return the changes of an entry if it has few rows; None for a longer entry and for other kinds.
@@ -178,9 +208,5 @@ class EntryApplier:
             self._batch.give_up()
             raise
         staged.fits = False
-        if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
-        if self._batch.state is State.REDOING:
-            raise DamagedError(f"{entry.leader}{entry.tick} fitted the tables, and does not when it is written again")
-        self._batch.redo()
+        self._write_without(entry)
         return False

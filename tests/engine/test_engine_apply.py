@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bedrockish.core.protocol.records import Vote
 from bedrockish.engine import entry_applier
-from bedrockish.engine.storage.row_applier import PIECE
-from bedrockish.errors import ConstraintError, DamagedError
+from bedrockish.engine.storage.row_applier import PIECE, RowApplier
+from bedrockish.errors import ConstraintError, DamagedError, EntryMismatchError
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, decode_changes, encode_changes
 from bedrockish_journal.model.transaction import ROWS, Txid
@@ -318,6 +318,82 @@ def test_many_rows_are_applied_at_once_in_their_order(make_node: MakeNode) -> No
     assert follower.tables() == leader.tables()
     assert len(follower.rows("SELECT * FROM t")) > PIECE
     assert set(follower.rows("SELECT a, b FROM s")) == {(2, 1)}
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_rows_of_several_tables_are_applied_table_by_table(
+    make_node: MakeNode, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each table's rows go together at the followers, before others' that came in between, and refer to each other."""
+    leader, follower = make_node(), make_node("B")
+    leader.run(
+        "CREATE TABLE parent(id INTEGER PRIMARY KEY, n)",
+        "CREATE TABLE child(id INTEGER PRIMARY KEY, p REFERENCES parent ON DELETE CASCADE, u UNIQUE)",
+        "CREATE TABLE log(id INTEGER PRIMARY KEY AUTOINCREMENT, what)",
+        "CREATE TRIGGER noted AFTER UPDATE ON child BEGIN INSERT INTO log(what) VALUES (new.id); END",
+    )
+    many = range(rows)
+    leader.run(
+        *(
+            sql.format(k)
+            for k in many
+            for sql in ("INSERT INTO parent VALUES ({0}, 0)", "INSERT INTO child VALUES ({0}, {0}, {0})")
+        )
+    )
+    leader.run(
+        *(
+            sql.format(k)
+            for k in many
+            for sql in (
+                "UPDATE child SET u = -1 - u WHERE id = {0}",
+                "UPDATE parent SET n = n + 1 WHERE id = {0}",
+                "INSERT INTO child VALUES ({0} + 1000, {0}, {0})",  # with a value that the first has given up
+                "DELETE FROM parent WHERE id = {0} AND id % 3 = 0",
+            )
+        )
+    )
+    fits, make = list[bool | None](), RowApplier.make_or_break
+
+    def noted(self: RowApplier, changes: list[Change]) -> bool | None:
+        fits.append(make(self, changes))
+        return fits[-1]
+
+    monkeypatch.setattr(RowApplier, "make_or_break", noted)
+    for entry in leader.entries:
+        follower.apply(entry)
+
+    assert fits == [True, True]
+    assert follower.tables() == leader.tables()
+    assert len(follower.rows("SELECT * FROM log")) == rows
+    follower.save()
+    leader.save()
+    assert follower.digest() == leader.digest()
+
+
+@pytest.mark.parametrize("rows", [2, 30])
+def test_an_entry_of_few_rows_that_does_not_fit_is_taken_out_of_the_batch(make_node: MakeNode, rows: int) -> None:
+    """Without a savepoint: the batch is written again, and the entries before and after it are as they were."""
+    leader, follower = make_node(), make_node("B")
+    leader.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n)", "CREATE TABLE w(k PRIMARY KEY, n) WITHOUT ROWID")
+    leader.run(*(f"INSERT INTO t VALUES ({number}, 0)" for number in range(rows)))
+    leader.run(*(f"INSERT INTO w VALUES ({number}, 0)" for number in range(rows)))
+    leader.run("UPDATE w SET n = 1")
+    for entry in leader.entries[:3]:
+        follower.apply(entry)
+    follower.save()
+    follower.apply(leader.entries[3])  # of the open batch
+    before = follower.tables()
+    misfit = leader.prepare("UPDATE t SET n = n + 1")
+    changes = decode_changes(misfit.changes)
+    last = changes[-1]
+    assert last.before is not None
+    changes[-1] = Change(last.table, last.columns, last.op, last.rowid, last.rowid, (last.before[0], 7), last.after)
+    wrong = leader.entry(replace(misfit, changes=encode_changes(changes)))
+    with pytest.raises(EntryMismatchError, match=f"UPDATE of t {rows - 1}: expected n 7, found n 0"):
+        follower.apply(wrong)
+    assert follower.tables() == before
+    assert not follower.engine.failed
+    assert follower.engine.flush()
 
 
 @pytest.mark.parametrize("place", [0, 7, 49])

@@ -42,8 +42,12 @@ def pair(make_node: MakeNode) -> Pair:
 
 
 def damage(node: TestNode, sql: str) -> None:
-    """Change a row behind the node's back, as a bad disk does."""
-    node.engine._db.execute(sql)
+    """Change a row behind the node's back, as a bad disk does; it stays changed when the batch is written again."""
+
+    def write() -> None:
+        node.engine._db.execute(sql)
+
+    node.engine.batch.write(write)
 
 
 DAMAGES = (  # what happened to the follower's row, what is led, and the table, key and columns that are named

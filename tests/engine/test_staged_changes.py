@@ -99,13 +99,20 @@ def apply_unpacked(node: TestNode, entry: Entry) -> StagedChanges:
 def row_by_row(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the changes that are not made by one statement."""
     made: list[str] = []
-    make = RowApplier._make
+    make, make_or_break = RowApplier._make, RowApplier.make_or_break
 
     def noted(self: RowApplier, changes: Any) -> None:
         made.extend(change.op for change in changes)
         make(self, changes)
 
+    def noted_or_not(self: RowApplier, changes: Any) -> bool | None:
+        fits = make_or_break(self, changes)
+        if fits:
+            made.extend(change.op for change in changes)
+        return fits
+
     monkeypatch.setattr(RowApplier, "_make", noted)
+    monkeypatch.setattr(RowApplier, "make_or_break", noted_or_not)
     return made
 
 

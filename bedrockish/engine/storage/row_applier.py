@@ -175,32 +175,39 @@ class RowApplier:
             EntryMalformedError: they cannot be read.
         """
         written: set[tuple[Value, ...]] = set()
-        for (name, op, columns), run in groupby(chain.from_iterable(pieces), _KIND):
-            table = self._tables.get(name)
-            if table is None or table.columns != columns:
-                return f"{name} has other columns here, or is not there"
-            if op == INSERT and table.rowid is not None:  # the rows of a load: nothing of them is compared
-                written.update([(name, change.rowid_after) for change in run])
-                continue
-            for change in run:
+        for piece in pieces:
+            wanted: dict[str, list[Change]] = {}
+            for change in piece:
+                name, op = change.table, change.op
+                table = self._tables.get(name)
+                if table is None or table.columns != change.columns:
+                    return f"{name} has other columns here, or is not there"
+                if op == INSERT and table.rowid is not None:  # the rows of a load: nothing of them is compared
+                    written.add((name, change.rowid_after))
+                    continue
                 key: tuple[Value, ...] = (name, *_address(table, change))
-                if op != INSERT and key not in written and not self._is_as_before(table, change):
-                    return f"row {key[1:]!r} of {name} is another one here"
+                if op != INSERT and key not in written:
+                    wanted.setdefault(name, []).append(change)
                 written.add(key)
                 if table.rowid is not None:
                     written.add((name, change.rowid_after))
                 elif change.after is not None:
                     written.add((name, *(change.after[place] for place in table.key)))
+            for name, changes in wanted.items():
+                if not self._are_as_before(self._tables[name], changes):
+                    table = self._tables[name]
+                    other = next((one for one in changes if not self._are_as_before(table, [one])), changes[0])
+                    return f"row {tuple(_address(table, other))!r} of {name} is another one here"
         return ""
 
-    def _is_as_before(self, table: Table, change: Change) -> bool:
-        """Return whether the row of a change is here as it was before that change."""
+    def _are_as_before(self, table: Table, changes: list[Change]) -> bool:
+        """Return whether the rows of changes to one table are here as they were before these changes."""
         text = self._compared.get(table.name)
         if text is None:
             text = f"SELECT 1 FROM {quote(table.name)} WHERE {_where(table)} AND {_as_before(table)}"
             self._compared[table.name] = text
-        assert change.before is not None
-        return self._db.execute(text, [*_address(table, change), *change.before]).fetchone() is not None
+        addresses = [[*_address(table, change), *(change.before or ())] for change in changes]
+        return len(self._db.executemany(text, addresses).fetchall()) == len(changes)
 
     def redo(self, changes: list[Change]) -> str:
         """Make changes again that were made before and rolled back; return why that fails, or an empty text."""
@@ -236,30 +243,61 @@ class RowApplier:
 
         Each changes one row or, if it does not fit, none, or raises; so their sum tells whether all did.
         """
-        db = self._db
         bound = [*self._statements(changes)]
         edits = self.indexes.before(changes)
 
         def make() -> bool:
-            before = db.total_changes()
-            for text, rows in bound:
-                if len(rows) == 1:
-                    self._change(text, rows[0], prepare_flags=_OWN)
-                else:
-                    db.executemany(text, rows, prepare_flags=_OWN)
-            if db.total_changes() - before != len(changes):
+            if not self._execute(bound, len(changes)):
                 return False
             self.indexes.after(edits)
             return True
 
         return self._all_or_none(make)
 
+    def _execute(self, bound: list[tuple[str, list[Sequence[Value]]]], count: int) -> bool:
+        """Execute the statements of so many changes; whether each of them has changed its row."""
+        db = self._db
+        before = db.total_changes()
+        for text, rows in bound:
+            if len(rows) == 1:
+                self._change(text, rows[0], prepare_flags=_OWN)
+            else:
+                db.executemany(text, rows, prepare_flags=_OWN)
+        return db.total_changes() - before == count
+
+    def make_or_break(self, changes: list[Change]) -> bool | None:
+        """Make changes without a savepoint, for which SQLite would copy each page that is written; whether all fitted.
+
+        If not, or if it raises, some of them may be made, and SQLite may have ended the open transaction: the caller
+        must roll back all of it. None: nothing was tried, since it takes a savepoint.
+
+        Raises:
+            apsw.Error: the file or the machine failed.
+        """
+        if len(changes) > PIECE or any(map(self.indexes.has, {change.table for change in changes})):
+            return None
+        if self._has_modules(changes):
+            return None
+        try:
+            return self._execute([*self._statements(changes)], len(changes))
+        except _MisfitError:  # of a table that is not here, or has other columns
+            return False
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            return False
+
     def _statements(self, changes: list[Change]) -> Iterator[tuple[str, list[Sequence[Value]]]]:
         """Yield the statements that make changes, in order, each with the parameters for every row that it is run for.
 
-        Insertions, of which bulk loads consist, are bound as a whole: most of them need no work for a row.
+        The tables come one after the other: triggers and foreign keys are off where there are any, so the order of rows
+        of different tables makes no difference. Insertions, of which bulk loads consist, are bound as a whole: most of
+        them need no work for a row.
         """
-        for (_, op, _), alike in groupby(changes, _KIND):
+        by_table: dict[str, list[Change]] = {}
+        for change in changes:
+            by_table.setdefault(change.table, []).append(change)
+        for (_, op, _), alike in groupby(chain.from_iterable(by_table.values()), _KIND):
             if op != INSERT:
                 for text, run in groupby(map(self._bound, alike), itemgetter(0)):
                     yield text, [values for _, values in run]

@@ -8,7 +8,7 @@ from bedrockish.engine.engine import Limits
 from bedrockish.engine.sqlite.limits import WALL_FACTOR, Budget, Memory, TakesLongError
 from bedrockish.errors import MemoryFullError, TooLargeError
 from tests.engine.conftest import MakeNode
-from tests.engine.nodes import request
+from tests.engine.nodes import TestNode, request
 
 LONG = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100000) SELECT count(*) FROM n"
 
@@ -110,3 +110,15 @@ def test_refused_request_does_not_interrupt_later_work(make_node: MakeNode, why:
         node.apply(node.entry(write))
     memory.max_bytes = 1 << 62
     assert node.rows("SELECT count(*) FROM t") == [(2_000,)]
+
+
+@pytest.mark.parametrize("text", ["DROP TABLE t", "drop index i", "DROP TABLE IF EXISTS found", "DROP/**/TABLE t"])
+def test_a_table_is_dropped_in_a_worker(node: TestNode, text: str) -> None:
+    """SQLite reads all of its pages in one step, which ends neither by itself nor by an interrupt."""
+    node.run("CREATE TABLE t(v)", "CREATE INDEX i ON t(v)", "CREATE VIEW seen AS SELECT v FROM t")
+    node.run("CREATE VIRTUAL TABLE found USING fts5(v, content='t')")
+    node.run("CREATE TRIGGER r AFTER INSERT ON t BEGIN SELECT 1; END")
+    with pytest.raises(TakesLongError):
+        node.engine.execute(request(text), 0.01)
+    for sql in ("DROP VIEW seen", "DROP TRIGGER r", "DROP TABLE IF EXISTS nowhere"):
+        node.engine.execute(request(sql), 0.01)

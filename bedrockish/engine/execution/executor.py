@@ -282,7 +282,7 @@ class Executor:
                 if piece.fills:
                     raise MixesError
                 if piece.kind == SCHEMA:
-                    if self._budget.is_brief and self._tables.definitions.are_many:
+                    if self._budget.is_brief and (self._tables.definitions.are_many or piece.drops_pages):
                         raise TakesLongError(piece.sql)  # when it is rolled back, SQLite has to read all of them
                     if cookie is None:
                         cookie = pragmas.numbers(self._db)

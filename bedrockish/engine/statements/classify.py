@@ -79,6 +79,7 @@ _SEQUENCE = (
 _ONLY_READ = "{} belongs to the database itself and can only be read"
 # SQLite's errors for a statement that would change the journal, which is a view on a node's connections.
 _AT_VIEW = re.compile("(cannot modify)|may not be (?:indexed|altered)|add a column to|drop column from|trigger on view")
+_DROPS = re.compile(r"DROP\b(?!\s+(?:TRIGGER|VIEW)\b)", re.IGNORECASE)
 _PAST_PACKS = (
     "{} would read {} as it is in the node's file, and nothing where old entries are packed; name bedrockish_journal "
     "in the statement itself, not in a view or a trigger and not as main.bedrockish_journal"
@@ -175,6 +176,11 @@ class Piece:
     def can_cache(self) -> bool:
         """Whether SQLite sees by itself that it must be compiled again; EXPLAIN never looks at the schema's version."""
         return not (self.whole_schema or self.settings)
+
+    @property
+    def drops_pages(self) -> bool:
+        """Whether it drops a table or an index, all of whose pages SQLite reads in one step that nothing ends."""
+        return self.kind == SCHEMA and bool(self.tables) and _DROPS.match(self.sql) is not None
 
     @property
     def looks_behind(self) -> bool:

@@ -8,6 +8,8 @@ text with its settings. A node of a release before these settings refuses both f
 
 import re
 
+from bedrockish.sqltext.known_texts import remembered
+
 LIKE, TRIGGERS = "case_sensitive_like", "recursive_triggers"
 Settings = frozenset[str]
 NONE: Settings = frozenset()
@@ -56,6 +58,11 @@ def first_setting(sql: str) -> tuple[str, bool | None, int] | None:
     >>> first_setting("PRAGMA recursive_triggers = ON"), first_setting("SELECT 1")
     (('recursive_triggers', True, 30), None)
     """
+    return _first_setting(sql)
+
+
+@remembered
+def _first_setting(sql: str) -> tuple[str, bool | None, int] | None:
     found = _FIRST.match(sql)
     if found is None:
         return None

@@ -7,15 +7,14 @@ from the results of its statements, and writes them into the text of a later sta
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
+from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import LIKE, NONE, Settings, first_setting, with_settings
 from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, verb_of
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 _MENTIONED = re.compile(r"(?:last_insert_rowid|changes)[\"'`\]]?\s*(?:\(|/\*|--)", re.IGNORECASE)
-KEPT_TEXT_MAX = 1_000  # characters of a text whose search is remembered
 TEXT_MAX = 1 << 16  # characters; a longer text is data rather than a program's question
 _WRITTEN = re.compile(r"\(/\*(.*?)\*/-?[0-9]+\)", re.DOTALL)
 _NAMES = {"last_insert_rowid", "changes", "total_changes"}
@@ -138,13 +137,9 @@ class SessionValues:
         return found
 
 
+@remembered
 def asks_values(sql: str) -> bool:
     """Return whether a text may call one of the functions."""
-    return _mentions(sql) if len(sql) <= KEPT_TEXT_MAX else _MENTIONED.search(sql) is not None
-
-
-@lru_cache(500)
-def _mentions(sql: str) -> bool:
     return _MENTIONED.search(sql) is not None
 
 

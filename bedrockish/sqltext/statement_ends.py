@@ -8,6 +8,8 @@ could try a second way to cut a text into blanks and comments would take exponen
 import re
 from collections.abc import Iterator
 
+from bedrockish.sqltext.known_texts import remembered
+
 _BLANKS = r"[ \t\n\f\r\ufeff]++|--[^\n]*+|/\*(?>.*?(?:\*/|\Z))"
 _BLANK = re.compile(rf"(?:{_BLANKS})*+", re.DOTALL)
 _EMPTY = re.compile(rf"(?:{_BLANKS}|;)*+", re.DOTALL)
@@ -31,6 +33,7 @@ def after_nothing(sql: str, at: int = 0) -> int:
     return found.end()
 
 
+@remembered
 def first_word(sql: str) -> str:
     """Return the first word of the first statement of a text in upper case; empty if it begins with something else."""
     return _word(sql, after_nothing(sql))[0]

@@ -5,6 +5,7 @@ A guess that is wrong costs a refusal by the node, never data: nodes ask SQLite 
 
 import re
 
+from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
@@ -51,6 +52,7 @@ def query_only_of(sql: str) -> tuple[bool | None] | None:
     return None if found is None else (None if found[1] is None else found[1].lower() in ("1", "on", "yes", "true"),)
 
 
+@remembered
 def verb_of(sql: str) -> str:
     """Return the word that says what a statement does, in upper case: for ``WITH`` that is the one after the tables."""
     word = first_word(sql)
@@ -60,6 +62,7 @@ def verb_of(sql: str) -> str:
     return _verb_after_with(sql) if word == "WITH" else word
 
 
+@remembered
 def kind_of(sql: str) -> str:
     """Return what a statement does: ``read``, ``write``, ``schema``, ``pragma`` or ``other``."""
     verb = verb_of(sql)

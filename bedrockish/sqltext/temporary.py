@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 
+from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
@@ -16,6 +17,11 @@ def makes_temporary(sql: str) -> bool:
     >>> makes_temporary("CREATE TEMP TABLE t(a)"), makes_temporary("CREATE TABLE temp.t(a)")
     (True, True)
     """
+    return _makes_temporary(sql)
+
+
+@remembered
+def _makes_temporary(sql: str) -> bool:
     sql = without_settings(sql)
     if first_word(sql) != "CREATE" or "temp" not in sql.lower():
         return False

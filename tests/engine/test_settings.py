@@ -240,3 +240,15 @@ def test_like_and_triggers_are_the_statements_alone(node: TestNode) -> None:
         told = node.run(like, with_settings(like, SENSITIVE), like, write, with_settings(write, RECURSIVE), write)
         assert [told[place].rows for place in range(3)] == [[(1,)], [(0,)], [(1,)]]
     assert node.rows("SELECT * FROM said") == [(1,), (1,)]
+
+
+def test_many_statements_of_one_text_have_their_setting_each(node: TestNode) -> None:
+    """Also where their rows are returned, and where SQLite knows the text without the setting."""
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "CREATE TABLE said(x)", "INSERT INTO t VALUES (1, 0)")
+    node.run("CREATE TRIGGER gone AFTER DELETE ON t BEGIN INSERT INTO said VALUES (old.x); END")
+    for number, text in enumerate(("REPLACE INTO t VALUES (1, ?)", "REPLACE INTO t VALUES (1, ?) RETURNING x")):
+        node.run((text, [0]))
+        for _ in range(2):
+            many = [(with_settings(text, RECURSIVE), [value]) for value in range(6)]
+            node.run("DELETE FROM said", *many, (text, [0]))
+            assert [x for (x,) in node.rows("SELECT x FROM said")] == [0, 0, 1, 2, 3, 4], number

@@ -164,6 +164,7 @@ def test_without_triggers_nothing_is_switched(node: TestNode, monkeypatch: pytes
     monkeypatch.setattr("bedrockish.access_sets.settings_in_force.switch", None)  # calling it fails
     both = SENSITIVE | RECURSIVE
     node.run(with_settings("REPLACE INTO t VALUES (1, 'a')", both), with_settings("SELECT * FROM t", both))
+    assert node.rows(with_settings("SELECT name FROM sqlite_schema", both)) == [("t",)]
     node.run("CREATE TRIGGER says AFTER DELETE ON t BEGIN SELECT 1; END")
     with pytest.raises(TypeError):
         node.run(with_settings("REPLACE INTO t VALUES (1, 'b')", both))
@@ -194,6 +195,9 @@ def test_a_statement_that_changes_the_schema_and_needs_a_setting_is_refused(node
     with pytest.raises(UnsupportedError, match="PRAGMA recursive_triggers is the session's own"):
         node.run("CREATE TABLE v(x)", with_settings("REPLACE INTO t VALUES (1, 'b')", RECURSIVE))
     node.run(with_settings("CREATE TABLE w AS SELECT * FROM t", SENSITIVE))
+    listing = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'T' AND name NOT LIKE 'sqlite%'"
+    told = node.run("CREATE TABLE z(x)", with_settings(listing, SENSITIVE), "INSERT INTO z VALUES (1)", listing)
+    assert ([row for (row,) in told[1].rows], [row for (row,) in told[3].rows]) == (["t", "w", "z"], ["w", "z"])
     node.run("CREATE TABLE y(x)", with_settings("INSERT INTO t VALUES (1, 'b')", RECURSIVE))
     assert node.rows("SELECT x FROM t") == [("b",)]
 

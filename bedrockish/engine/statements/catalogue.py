@@ -8,7 +8,7 @@ from functools import lru_cache
 from bedrockish.access_sets.system_names import PREFIX
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 
-_OWN = f"NOT LIKE '{PREFIX.replace('_', '~_')}%' ESCAPE '~'"
+_OWN = f"NOT GLOB '{PREFIX}*'"  # a session may have changed the meaning of LIKE
 _COLUMNS = "SELECT {}type, name, tbl_name, rootpage, sql FROM main."
 _WORD = PREFIX.rstrip("_")
 # A name that a common table expression has hides the table of that name, unless that is qualified.

@@ -299,6 +299,8 @@ class Mesh:
         for link in [*filter(None, links), *self._clients]:
             try:
                 self._trust(link.stream)
+            except trio.BrokenResourceError:
+                continue  # its reader finds that out, too, and ends the link
             except RefusedError as error:
                 self._on_log(f"ended the link to {link.remote.node}: {error}")
                 link.drop(error.code, error.message)

@@ -84,10 +84,19 @@ def read_revoked(text: str) -> frozenset[int]:
 
 
 def _shown(stream: "trio.abc.Stream") -> Mapping[str, Any] | None:
-    """Return the certificate that the other end has shown, empty if none; None for a stream without TLS."""
+    """Return the certificate that the other end has shown, empty if none; None for a stream without TLS.
+
+    Raises:
+        BrokenResourceError: the connection broke, so that OpenSSL has forgotten the handshake.
+    """
     import trio  # not with the module: a program without an event loop makes contexts only
 
-    return (stream.getpeercert() or {}) if isinstance(stream, trio.SSLStream) else None
+    if not isinstance(stream, trio.SSLStream):
+        return None
+    try:
+        return stream.getpeercert() or {}
+    except ValueError as error:  # "handshake not done yet": no code of ours asks before the handshake
+        raise trio.BrokenResourceError from error
 
 
 def check_revoked(stream: "trio.abc.Stream", revoked: AbstractSet[int]) -> None:
@@ -95,6 +104,7 @@ def check_revoked(stream: "trio.abc.Stream", revoked: AbstractSet[int]) -> None:
 
     Raises:
         RefusedError: it is.
+        BrokenResourceError: the connection broke.
     """
     certificate = _shown(stream)
     if certificate and int(certificate["serialNumber"], 16) in revoked:
@@ -110,8 +120,16 @@ def has_certificate(stream: "trio.abc.Stream") -> bool:
 
 
 def certificate_end(stream: "trio.abc.Stream") -> float | None:
-    """Return when the certificate ends that the other end has shown, in seconds since 1970; None if it showed none."""
-    certificate = _shown(stream)
+    """Return when the certificate ends that the other end has shown, in seconds since 1970.
+
+    None if it showed none, or if the connection broke just now.
+    """
+    import trio
+
+    try:
+        certificate = _shown(stream)
+    except trio.BrokenResourceError:
+        return None
     return ssl.cert_time_to_seconds(str(certificate["notAfter"])) if certificate else None
 
 

@@ -142,7 +142,10 @@ async def checked(cluster: LocalCluster) -> str:
         said[:] = [done.stdout + done.stderr]
         return done.returncode == 0
 
-    await until("the cluster is well", well)
+    try:
+        await until("the cluster is well", well)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {said}") from error
     return said[0]
 
 

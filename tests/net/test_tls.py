@@ -24,6 +24,7 @@ from bedrockish_net.socket_link import dial
 from bedrockish_net.stream import Link
 from bedrockish_net.tls import (
     CertificateError,
+    certificate_end,
     certificate_names,
     check_revoked,
     dial_context,
@@ -249,6 +250,28 @@ def test_malformed_certificate_raises_value_error() -> None:
     for length in range(60):
         with pytest.raises(ValueError, match=r"\w"):
             read_certificate(ssl.DER_cert_to_PEM_cert(der[:length]))
+
+
+async def test_status_of_certificates_passes_over_a_link_that_broke(authority: trustme.CA, tmp_path: Path) -> None:
+    """A killed peer ends its TLS without a farewell; OpenSSL forgets the handshake before the link is gone."""
+    files = issue(authority, tmp_path, "node-a")
+    near, far = trio.socket.socketpair()
+    asking = trio.SSLStream(
+        trio.SocketStream(near), dial_context(files.ca, files.cert, files.key), server_hostname=HOST
+    )
+    asked = trio.SSLStream(trio.SocketStream(far), listen_context(files.ca, files.cert, files.key), server_side=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(asking.do_handshake)
+        nursery.start_soon(asked.do_handshake)
+    with asked.transport_stream.socket, near:
+        assert (certificate_end(asked) or 0) > 0
+        check_revoked(asked, frozenset())
+        near.close()
+        with pytest.raises(trio.BrokenResourceError):
+            await asked.receive_some()
+        assert certificate_end(asked) is None
+        with pytest.raises(trio.BrokenResourceError):
+            check_revoked(asked, frozenset())
 
 
 def test_a_list_of_revoked_certificates() -> None:

@@ -124,17 +124,21 @@ class EntryApplier:
         """
         if self._batch.state is State.REDOING:
             return False
+        fits = self._append_if(entry, applied_ms, lambda: self._rows.make_or_break(changes))
+        if fits is False:
+            self._write_without(entry)
+        return bool(fits)
+
+    def _append_if(self, entry: Entry, applied_ms: int, make: Callable[[], bool | None]) -> bool | None:
+        """Make the changes of an entry, and append it to the journal if all of them fitted; return that."""
         try:
-            fits = self._rows.make_or_break(changes)
+            fits = make()
             if fits:
                 store.append(self._db, entry, repeat=False, applied_ms=applied_ms)
-                return True
+            return fits
         except BaseException:  # the file failed: a part of the entry may be in the batch
             self._batch.give_up()
             raise
-        if fits is not None:
-            self._write_without(entry)
-        return False
 
     def _write_without(self, entry: Entry) -> None:
         """Roll back the batch, which has a part of an entry in it, and write it again without that.
@@ -198,15 +202,13 @@ class EntryApplier:
         )
         if staged is None or not self._rows.knows(staged):
             return False
-        try:
+
+        def make() -> bool:
             with self._capture.put_away():
-                fits = self._rows.apply_staged(staged)
-            if fits:
-                store.append(self._db, entry, repeat=False, applied_ms=applied_ms)
-                return True
-        except BaseException:  # the file failed: a part of the entry may be in the batch
-            self._batch.give_up()
-            raise
+                return self._rows.apply_staged(staged)
+
+        if self._append_if(entry, applied_ms, make):
+            return True
         staged.fits = False
         self._write_without(entry)
         return False

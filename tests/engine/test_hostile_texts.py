@@ -7,6 +7,7 @@ import pytest
 
 from bedrockish.access_sets import analysis as analysis_module
 from bedrockish.access_sets.analysis import RANGES_MAX, Analysis, access_set
+from bedrockish.access_sets.effort import unlimited
 from bedrockish.access_sets.readset import TOO_DEAR
 from bedrockish.api.requests import decode_results
 from bedrockish.engine.engine import Limits
@@ -100,7 +101,8 @@ def test_plans_are_forgotten_by_their_size(node: TestNode, monkeypatch: pytest.M
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
     monkeypatch.setattr(analysis_module, "PLANS_BYTES", 3_000_000)
     analysis: Analysis = node.engine._executor.analysis
-    for number in range(20):  # a plan is coarser, and smaller, where its analysis was out of time
+    monkeypatch.setattr(analysis, "patience", lambda _sql: unlimited)  # out of time, it would make small, coarse plans
+    for number in range(20):
         node.prepare(f"SELECT a FROM t WHERE id IN ({','.join(map(str, range(number, 1_000 + number)))})")
         assert 0 < analysis._weight <= 3_000_000
     assert len(analysis._plans) < 20

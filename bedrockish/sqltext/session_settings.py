@@ -15,8 +15,10 @@ Settings = frozenset[str]
 NONE: Settings = frozenset()
 
 _PREFIXES = {LIKE: f"PRAGMA {LIKE}=1;", TRIGGERS: f"PRAGMA bedrockish_{TRIGGERS}=1;"}
+# Each part gives nothing back: runs of blanks that several parts could share take a time that grows with their cube.
 _FIRST = re.compile(
-    rf"\s*PRAGMA\s+(?:main\s*\.\s*)?({LIKE}|{TRIGGERS})\s*(?:=\s*([^;()]*)|\(([^;()]*)\))?\s*(?:;|$)", re.IGNORECASE
+    rf"\s*+PRAGMA\s++(?:main\s*+\.\s*+)?({LIKE}|{TRIGGERS})\s*+(?:=([^;()]*+)|\(([^;()]*+)\)\s*+)?(?:;|$)",
+    re.IGNORECASE,
 )
 _NUMBER = re.compile(r"0x([0-9a-f]{1,100})|([0-9]{1,100})")
 

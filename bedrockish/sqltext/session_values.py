@@ -18,7 +18,7 @@ _MENTIONED = re.compile(r"(?:last_insert_rowid|changes)[\"'`\]]?\s*(?:\(|/\*|--)
 TEXT_MAX = 1 << 16  # characters; a longer text is data rather than a program's question
 _WRITTEN = re.compile(r"\(/\*(.*?)\*/-?[0-9]+\)", re.DOTALL)
 _NAMES = {"last_insert_rowid", "changes", "total_changes"}
-_FILLS = re.compile(r"\bTABLE\b.*\b(?:SELECT|VALUES|WITH)\b", re.IGNORECASE | re.DOTALL)
+_TABLE, _QUERY = (re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for words in ("TABLE", "SELECT|VALUES|WITH"))
 _NOTHING = "SELECT 1 WHERE 0"
 
 
@@ -95,7 +95,7 @@ class SessionValues:
         kind = kind_of(sql)
         if kind == WRITE or verb_of(sql) == "EXPLAIN":
             return with_settings(sql, self.settings)
-        compares = kind == READ or (kind == SCHEMA and _FILLS.search(sql) is not None)
+        compares = kind == READ or (kind == SCHEMA and _may_fill(sql))
         return with_settings(sql, self.settings & {LIKE}) if compares else sql
 
     def set_before_all(self, texts: Sequence[str]) -> list[str]:
@@ -135,6 +135,12 @@ class SessionValues:
                 found[place + 1 :] = self.set_before_all(texts[place + 1 :])
                 break
         return found
+
+
+def _may_fill(sql: str) -> bool:
+    """Return whether a change of the schema may be one that fills a table by a query."""
+    table = _TABLE.search(sql)
+    return table is not None and _QUERY.search(sql, table.end()) is not None
 
 
 @remembered

@@ -19,13 +19,14 @@ _KINDS = {
 }
 _SETS_NUMBER = re.compile(r"PRAGMA\s+(?:main\s*\.\s*)?(user_version|application_id)\s*[=(]", re.IGNORECASE)
 _SWITCH = re.compile(
-    r"\s*PRAGMA\s+(?:main\s*\.\s*)?(foreign_keys|legacy_alter_table)\s*(?:[=(]\s*['\"]?(\w+)['\"]?\s*\)?)?\s*;?\s*",
+    r"\s*+PRAGMA\s++(?:main\s*+\.\s*+)?(foreign_keys|legacy_alter_table)\s*+"
+    r"(?:[=(]\s*+['\"]?(\w++)['\"]?\s*+\)?\s*+)?;?\s*+",
     re.IGNORECASE,
 )
 
 
 _QUERY_ONLY = re.compile(
-    r"\s*PRAGMA\s+(?:main\s*\.\s*)?query_only\s*(?:[=(]\s*['\"]?(\w+)['\"]?\s*\)?)?\s*;?\s*", re.IGNORECASE
+    r"\s*+PRAGMA\s++(?:main\s*+\.\s*+)?query_only\s*+(?:[=(]\s*+['\"]?(\w++)['\"]?\s*+\)?\s*+)?;?\s*+", re.IGNORECASE
 )
 
 

@@ -14,6 +14,8 @@ from bedrockish.engine.engine import Limits
 from bedrockish.engine.execution import executor as executor_module
 from bedrockish.engine.sqlite.limits import TakesLongError
 from bedrockish.errors import SqlError
+from bedrockish.sqltext.session_settings import first_setting
+from bedrockish.sqltext.statement_kinds import query_only_of, switch_of
 from tests.engine.conftest import MakeNode
 from tests.engine.nodes import TestNode, request
 
@@ -106,6 +108,23 @@ def test_plans_are_forgotten_by_their_size(node: TestNode, monkeypatch: pytest.M
         node.prepare(f"SELECT a FROM t WHERE id IN ({','.join(map(str, range(number, 1_000 + number)))})")
         assert 0 < analysis._weight <= 3_000_000
     assert len(analysis._plans) < 20
+
+
+@pytest.mark.parametrize("name", ["recursive_triggers", "foreign_keys", "query_only"])
+def test_blanks_in_a_pragma_are_read_once(name: str) -> None:
+    """Several parts of a pattern that could share 1,600 blanks took 20 seconds in the node's loop; here are 100,000."""
+    blanks = " " * 100_000
+    for sql in (f"PRAGMA {name}={blanks}(", f"PRAGMA {name}({blanks}(", f"{blanks}PRAGMA {name}{blanks}x"):
+        assert first_setting(sql) is None
+        assert switch_of(sql) is None
+        assert query_only_of(sql) is None
+
+
+def test_comments_behind_as_are_read_once(node: TestNode) -> None:
+    """Each of forty comments could end at its own end or at a later one's, which made 2 to the 40th ways to read on."""
+    with pytest.raises(SqlError, match="syntax error"):
+        node.prepare(f"SELECT 1 AS {'/**/' * 40} ?x ?")
+    assert node.rows(f"SELECT 1 AS {'/**/' * 40} n") == [(1,)]
 
 
 def test_many_ranges_become_one_for_each_object() -> None:

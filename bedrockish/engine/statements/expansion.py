@@ -25,7 +25,7 @@ AGGREGATES = CONSTRAINTS = 2_000  # of a statement, of the definition of a table
 LIGHT = 64  # a view of fewer tokens is not counted
 
 _BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "IN", "TABLE", "ON", ",", "(", "."})
-_MAY_COMPUTE = re.compile(r"\bAS\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*\(", re.IGNORECASE | re.DOTALL)
+_MAY_COMPUTE = re.compile(r"\bAS\s*+(?:\(|--|/\*)", re.IGNORECASE)  # what follows a comment is left to the parser
 _AGGREGATE = re.compile(
     r"\b(?:(?:sum|total|avg|count|min|max|median)|\w*_(?:concat|agg|array|object|cont|disc))\s*\(", re.I
 )

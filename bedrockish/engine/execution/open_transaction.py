@@ -131,6 +131,12 @@ class Session:
         """Forget the statements that were run, so that the transaction cannot change the schema any more."""
         self.log, self.logged, self.asked = None, 0, 0
 
+    def take_log(self) -> list[Logged]:
+        """Return the statements that were run, for the copy on which the schema changes; they are kept here no more."""
+        assert self.log is not None
+        log, self.log, self.logged, self.asked = self.log, [], 0, 0
+        return log
+
     @property
     def kept(self) -> int:
         """About how many bytes the node keeps for it between two statements."""

@@ -5,6 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
@@ -152,7 +153,8 @@ class FsyncThread:
                 return
 
     def _hear(self) -> None:
-        os.eventfd_read(self._bell)
+        with suppress(BlockingIOError):  # an error here would have the loop read the bell no more
+            os.eventfd_read(self._bell)
         while self._over:
             self._tell(self._over.popleft(), self._untold)
 

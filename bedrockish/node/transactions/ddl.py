@@ -103,8 +103,7 @@ class SchemaTransactions:
         finally:
             self._back(session)
         self._draft(session)  # by an operator, it may have been ended while it waited
-        log = session.log
-        session.log = []
+        log = session.take_log()
         await self._in_thread(session, lambda: draft.open(log, room))
 
     def _begin(self, session: Session, draft: Draft) -> None:

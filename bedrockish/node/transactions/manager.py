@@ -452,6 +452,8 @@ class Transactions:
                     until = time.monotonic() + _turn_s(one.session)
         except BedrockishError as error:
             failed = error
+        if failed is not None and self._open.get(one.name) is one:
+            self._check_share(one)  # a statement that failed is kept, too
         yield from self._rest(one)
         if request.statements:
             took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room

@@ -22,6 +22,7 @@ from bedrockish.errors import (
 )
 from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
+from bedrockish_net.read_loop import loop_of_clients
 from bedrockish_net.stream import Link
 
 
@@ -36,7 +37,7 @@ class Driver:
         self._links: dict[int, Link] = {}
         self._scopes: dict[int, trio.CancelScope] = {}
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
-        self._waiting: dict[int, trio.Event] = {}
+        self._waiting: dict[int, trio.lowlevel.Task | None] = {}  # calls, each with the task that waits for it
         self._alarm = Alarm(self._core.deadline, trio.current_time, self._woken)
         self._is_closed = False
         self._calls_made = 0
@@ -68,23 +69,34 @@ class Driver:
             )
         self._calls_made += not isinstance(what, Ask)
         number, effects = self._core.call(what, timeout_s, trio.current_time())
-        self._waiting[number] = trio.Event()
+        self._waiting[number] = None
         self._perform(effects)
         return number
 
     async def _wait(self, number: int) -> Answered | Told:
         try:
-            await self._waiting[number].wait()
-            outcome = self._outcomes.pop(number)
-        except trio.Cancelled:
+            if number in self._outcomes:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._park(number)
+        except BaseException:  # cancelled, or interrupted by Ctrl-C
             self._cancel(number)
             raise
-        finally:
-            self._waiting.pop(number, None)
-            self._outcomes.pop(number, None)
+        del self._waiting[number]
+        outcome = self._outcomes.pop(number)
         if isinstance(outcome, BedrockishError):
             raise outcome
         return outcome
+
+    async def _park(self, number: int) -> None:
+        """Sleep until the outcome of a call is there; an event for each call would cost as much as all of the rest."""
+
+        def stop_waiting(_: object) -> trio.lowlevel.Abort:
+            self._waiting[number] = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self._waiting[number] = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(stop_waiting)
 
     def _cancel(self, number: int) -> None:
         """Forget a call."""
@@ -107,28 +119,31 @@ class Driver:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Dial():
-                    self._nursery.start_soon(self._hold, effect)
                 case Send(link, payload):
                     try:
                         self._links[link].send_nowait(payload)
                     except NetError as error:
                         # Never from inside the core's own step; the call is then lost like any other on this link.
                         self._links[link].drop("lost", str(error))
-                case HangUp(link):
-                    if link in self._scopes:
-                        self._scopes[link].cancel()
                 case Finish(call, outcome):
                     if call in self._waiting:
                         self._outcomes[call] = outcome
-                        self._waiting[call].set()
+                        task, self._waiting[call] = self._waiting[call], None
+                        if task is not None:
+                            trio.lowlevel.reschedule(task)
+                case Dial():
+                    self._nursery.start_soon(self._hold, effect)
+                case HangUp(link):
+                    if link in self._scopes:
+                        self._scopes[link].cancel()
                 case _:
                     assert_never(effect)
         self._alarm.look()
 
     def _received(self, number: int, payloads: list[bytes]) -> None:
+        now = trio.current_time()
         for payload in payloads:
-            self._perform(self._core.received(number, payload, trio.current_time()))
+            self._perform(self._core.received(number, payload, now))
 
     async def _hold(self, dial: Dial) -> None:
         """Open a link and read from it until it is over."""
@@ -148,10 +163,14 @@ class Driver:
             self._scopes[dial.link] = nursery.cancel_scope
             self._links[dial.link] = link
             try:
+                if loop := loop_of_clients():
+                    link.read_by(loop)
                 nursery.start_soon(link.run)
                 self._perform(self._core.opened(dial.link, link.remote.info, trio.current_time()))
                 link.deliver_to(partial(self._received, dial.link))
                 end = await link.wait_closed()
+                if link.fault is not None:
+                    raise link.fault
                 self._perform(self._core.closed(dial.link, explain_end(end), trio.current_time()))
             finally:
                 del self._links[dial.link], self._scopes[dial.link]

@@ -15,8 +15,10 @@ from enum import Enum, auto
 from bedrockish_net.codec import decode_event, encode_event
 from bedrockish_net.errors import Code, LocalProtocolError, RemoteProtocolError, WiringError
 from bedrockish_net.events import Closed, Data, Event, Goodbye, Hello, Ping, Pong
-from bedrockish_net.frame import FrameReader, Kind, encode_frame, encode_head
+from bedrockish_net.frame import HEADER, FrameReader, Kind, encode_head
 from bedrockish_net.limits import Limits
+
+_DATA = int(Kind.DATA)
 
 
 class State(Enum):
@@ -103,6 +105,25 @@ class Connection:
         else:
             self._ended = True
 
+    def receive_messages(self, data: bytes) -> list[bytes]:
+        """Store bytes that came from the other end; return the messages with which they begin.
+
+        Messages are most of what is said, and change no state. ``next_event`` tells all that follows them, if
+        ``has_more``.
+
+        Raises:
+            LocalProtocolError: as ``receive_data``.
+        """
+        if self.is_open and data and not self._ended:
+            return self._frames.take_data(data)
+        self.receive_data(data)
+        return []
+
+    @property
+    def has_more(self) -> bool:
+        """Whether ``next_event`` has something to look at: bytes, the end of the stream, or a broken rule."""
+        return self._frames.holds_any or self._ended or self._failure is not None
+
     def next_event(self) -> Event | None:
         """Return the next thing that the other end did, or None when more bytes are needed.
 
@@ -149,7 +170,7 @@ class Connection:
             LocalProtocolError: as ``send``.
         """
         if self.is_open and len(payload) <= self._limits.frame_bytes_max:
-            return encode_frame(Kind.DATA, payload)
+            return HEADER.pack(len(payload), _DATA) + payload
         return self.send(Data(payload))
 
     def send_data_head(self, size: int) -> bytes:

@@ -67,6 +67,24 @@ class FrameReader:
             self._at = 0
         self._buffer += data
 
+    def take_data(self, data: bytes) -> list[bytes]:
+        """Store more bytes; return the payloads of the whole DATA frames within the limit that come first.
+
+        What follows them stays: another kind of frame, a part of one, or one that is too long.
+        """
+        size = len(data)
+        if not self._buffer and size >= _HEADER_BYTES:  # most reads bring one whole frame, which need not be stored
+            length, kind = HEADER.unpack_from(data)
+            if kind == _DATA and length == size - _HEADER_BYTES and length <= self.limit:
+                return [data[_HEADER_BYTES:]]
+        self.feed(data)
+        found: list[bytes] = []
+        while (payload := self.next_data()) is not None:
+            found.append(payload)
+        if self._at == len(self._buffer):
+            self.clear()
+        return found
+
     def clear(self) -> None:
         """Discard all buffered bytes."""
         self._buffer, self._at = bytearray(), 0

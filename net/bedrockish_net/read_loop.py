@@ -1,15 +1,21 @@
-"""One task that reads all plain sockets of a node: what has come on any of them is read before anybody acts on it.
+"""One task that reads all plain sockets of a node, or of a program's clients.
+
+What has come on any socket of a node is read before anybody acts on it.
 
 A task for each link is woken, armed and put to sleep by trio for every read, which costs more than the read. Here one
 ``epoll`` knows all sockets and trio waits for that alone. The node's driver is called once all available bytes have
 been read, so it can act in the same task on all messages that arrived together.
 """
 
+import logging
 import select
 from collections.abc import Callable
 
 import trio
 
+logger = logging.getLogger(__name__)
+
+Reader = Callable[[float], None]
 READY_MAX = 256  # sockets that are read before others of the node's tasks get their turn
 
 
@@ -40,15 +46,15 @@ class ReadLoop:
     ) -> None:
         self._on_fault = on_fault
         self.before, self.after = before, after
-        self._readers: dict[int, Callable[[], None]] = {}
+        self._readers: dict[int, Reader] = {}
         self._epoll = select.epoll()
 
-    def add(self, file: int, reader: Callable[[], None]) -> None:
+    def add(self, file: int, reader: Reader) -> None:
         """Call ``reader`` whenever there is something to read on a socket, or it is broken, until it is removed.
 
         Args:
             file: the number of the socket, which must stay open until it is removed.
-            reader: reads some of it; must not block.
+            reader: reads some of it; is given the time of trio's clock; must not block.
         """
         assert file not in self._readers
         if self._epoll.closed:
@@ -80,14 +86,34 @@ class ReadLoop:
         """Read what has come, if anything has; whoever calls this acts on it."""
         if self._epoll.closed:
             return  # the node is leaving
+        now, readers = trio.current_time(), self._readers
         for file, _ in self._epoll.poll(0, READY_MAX):
-            reader = self._readers.get(file)  # None: it was removed by a reader before it
-            if reader is not None:
-                self._read(file, reader)
+            reader = readers.get(file)  # None: it was removed by a reader before it
+            if reader is None:
+                continue
+            try:
+                reader(now)
+            except Exception as error:
+                self.remove(file)
+                self._on_fault("reading a link", error)
 
-    def _read(self, file: int, reader: Callable[[], None]) -> None:
-        try:
-            reader()
-        except Exception as error:
-            self.remove(file)
-            self._on_fault("reading a link", error)
+
+_of_clients: trio.lowlevel.RunVar[ReadLoop] = trio.lowlevel.RunVar("the loop that reads the links of clients")
+
+
+def loop_of_clients() -> ReadLoop | None:
+    """Return the loop that reads all links of the clients in this run of trio; None where no loop can."""
+    if not ReadLoop.works:
+        return None
+    try:
+        return _of_clients.get()
+    except LookupError:
+        loop = ReadLoop(_log_fault)
+        _of_clients.set(loop)
+        trio.lowlevel.spawn_system_task(loop.run, name="reading the links of clients")
+        return loop
+
+
+def _log_fault(doing: str, error: Exception) -> None:
+    """Log an exception; the link on which it came has ended, and its owner raises the exception."""
+    logger.error("while %s", doing, exc_info=error)

@@ -108,8 +108,8 @@ class SocketLink:
 
     def _take(self, data: bytes, found: list[bytes]) -> None:
         try:
-            self._connection.receive_data(data)
-            while (event := self._connection.next_event()) is not None:
+            found += self._connection.receive_messages(data)
+            while self._connection.has_more and (event := self._connection.next_event()) is not None:
                 match event:
                     case Data(payload):
                         found.append(payload)

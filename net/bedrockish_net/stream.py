@@ -38,6 +38,7 @@ class Link:
     Attributes:
         remote: who the other end is.
         local: who we said we are.
+        fault: an exception of the callback that took messages, which ended the link where a loop reads it.
     """
 
     def __init__(self, stream: trio.abc.Stream, connection: Connection, limits: Limits) -> None:
@@ -50,6 +51,7 @@ class Link:
         self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else -1
         self._is_torn = False  # the kernel accepted only a part of the last write
         self._on_messages: Callable[[list[bytes]], None] | None = None
+        self.fault: Exception | None = None
         self._inflow: Inflow | None = None
         self._half_bytes = 0  # of a message that is not whole, as it was told
         self._read_loop: ReadLoop | None = None
@@ -174,7 +176,7 @@ class Link:
                 if self._read_loop is None:
                     nursery.start_soon(self._read)
                 else:
-                    self._take_read()  # what came with the HELLO
+                    self._take_rest()  # what came with the HELLO
                     self._read_on()
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._keep_alive)
@@ -193,7 +195,12 @@ class Link:
             LinkClosedError: the link is over; also when this very message overflows the outbox, which ends the link.
             LocalProtocolError: the message is longer than a frame may be.
         """
-        self.send_many_nowait((payload,))
+        if self._over is not None or self._is_finishing:
+            self._refuse()
+        frame = self._connection.send_data(payload)
+        if self._outbox_bytes:
+            self._check_room(len(frame))
+        self._queue(frame)
 
     def send_many_nowait(self, payloads: Iterable[bytes], *, bulk: bool = False) -> None:
         """Queue messages that leave together; see ``send_nowait``.
@@ -255,7 +262,8 @@ class Link:
         Messages that already wait are delivered at once. The callback must not block or raise.
         """
         self._on_messages = on_messages
-        self._deliver()
+        if self._inbox:
+            on_messages(self._take_inbox())
 
     def read_by(self, loop: ReadLoop) -> None:
         """Let a loop read, if that can be, instead of a task of the link's; before it runs."""
@@ -287,12 +295,14 @@ class Link:
             await self._consumers.park()
         return self._over
 
-    def _deliver(self) -> None:
-        if self._inbox and self._on_messages is not None:
-            batch = list(self._inbox)
-            self._inbox.clear()
-            self._inbox_bytes = 0
-            self._on_messages(batch)
+    def _put(self, messages: list[bytes]) -> None:
+        """Deliver messages, or keep them for ``receive``."""
+        if self._on_messages is not None:
+            self._on_messages(messages)
+            return
+        self._inbox.extend(messages)
+        self._inbox_bytes += sum(map(len, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages)
+        self._consumers.unpark_all()
 
     async def receive_many(self) -> list[bytes]:
         """Return all received messages, at least one; wait for one if the queue is empty. Cancelled, nothing is lost.
@@ -301,10 +311,14 @@ class Link:
             LinkClosedError: the link is over, and everything that came before was returned already.
         """
         await self._wait_for_message()
+        batch = self._take_inbox()
+        self._read_on()
+        return batch
+
+    def _take_inbox(self) -> list[bytes]:
         batch = list(self._inbox)
         self._inbox.clear()
         self._inbox_bytes = 0
-        self._read_on()
         return batch
 
     async def receive(self) -> bytes:
@@ -373,10 +387,16 @@ class Link:
             self._refuse()
 
     def _queue(self, data: bytes) -> None:
-        if not self._outbox and not self._is_sending:
-            data = self._write_at_once(data)
-            if not data:
+        """Give the kernel what it takes now, without waking a task, if nothing is before it; the rest waits."""
+        if not self._outbox and not self._is_sending and self._fd >= 0 and self._scope is not None:
+            try:
+                taken = os.write(self._fd, data)
+            except OSError:
+                taken = 0  # no room, or the stream is broken: the writer will wait, or say so
+            if taken == len(data):
                 return
+            self._is_torn = taken > 0
+            data = data[taken:]
         self._outbox.append(data)
         self._grow(len(data))
         self._writer.unpark_all()
@@ -385,17 +405,6 @@ class Link:
         if not self._outbox_bytes:
             self._moved = trio.current_time()
         self._outbox_bytes += size
-
-    def _write_at_once(self, data: bytes) -> bytes:
-        """Give the kernel what it takes now, without waking a task; return the rest."""
-        if self._fd < 0 or self._scope is None or self._over is not None:
-            return data
-        try:
-            taken = os.write(self._fd, data)
-        except OSError:
-            return data  # no room, or the stream is broken: the writer will wait, or say so
-        self._is_torn = 0 < taken < len(data)
-        return data[taken:]
 
     def _end(self, code: str, reason: str, farewell: bytes | None = None) -> None:
         """End the link, once; everyone who waits on it is woken, and ``run`` closes the stream."""
@@ -484,8 +493,8 @@ class Link:
                 return os.read(self._fd, most)
 
     async def _read(self) -> None:
+        self._take_rest()  # what came with the HELLO
         while self._over is None:
-            self._take_read()
             while self._is_held_up():
                 await self._reader.park()
                 self._heard = trio.current_time()  # it was us who did not read
@@ -494,7 +503,7 @@ class Link:
             except BROKEN as error:
                 self._broke(error)
                 return
-            self._note_read(data)
+            self._take_read(data, trio.current_time())
 
     def _read_on(self) -> None:
         """Read again, if nothing speaks against it any more."""
@@ -511,7 +520,7 @@ class Link:
             self._is_watched = False
             self._read_loop.remove(self._fd)
 
-    def _read_now(self) -> None:
+    def _read_now(self, now: float) -> None:
         """Read what there is, for the loop."""
         try:
             data = os.read(self._fd, self._most)
@@ -521,22 +530,32 @@ class Link:
             self._broke(error)
             return
         try:
-            self._note_read(data)
-            self._take_read()
-        except Exception:
+            self._take_read(data, now)
+        except Exception as error:
+            self.fault = error
             self._end(Code.SHUTDOWN, f"{self.local.node} could not take what {self.remote.node} sent")
             raise
 
-    def _note_read(self, data: bytes) -> None:
-        self._heard = trio.current_time()
+    def _take_read(self, data: bytes, now: float) -> None:
+        """Act on what was read at a time."""
+        self._heard = now
         self._most = READ_FIRST_BYTES if len(data) < self._most else READ_BYTES
-        self._connection.receive_data(data)
+        messages = self._connection.receive_messages(data)
+        if messages:
+            self._put(messages)
+        if self._half_bytes or self._connection.has_more:
+            self._take_rest()
+        elif self._is_paused or self._inbox_bytes:
+            self._look_whether_held_up()
 
-    def _take_read(self) -> None:
-        """Act on what was read."""
+    def _take_rest(self) -> None:
+        """Act on all that was read and is not acted on: what is no message, and what is not whole."""
         self._take_events()
         if self._inflow is not None:
             self._note_half(self._connection.half_bytes)
+        self._look_whether_held_up()
+
+    def _look_whether_held_up(self) -> None:
         if self._is_watched and self._is_held_up():
             self._unwatch()
 
@@ -555,20 +574,18 @@ class Link:
         return self._half_bytes > 0 and self._inflow is not None and self._inflow.has_to_wait(self)
 
     def _take_events(self) -> None:
-        """Put every whole message of one read into the inbox, and answer what the link itself answers."""
+        """Take what has come, in order: messages, and what the link itself answers."""
+        messages: list[bytes] = []
         try:
             while (event := self._connection.next_event()) is not None:
                 if type(event) is Data:
-                    self._inbox.append(event.payload)
-                    self._inbox_bytes += len(event.payload) + MESSAGE_OVERHEAD_BYTES
+                    messages.append(event.payload)
                 else:
                     self._take_control(event)
         except RemoteProtocolError as error:
             self._end(error.code, f"{self.remote.node} broke the protocol: {error}", error.answer)
-        if self._on_messages is not None:
-            self._deliver()
-        elif self._inbox:
-            self._consumers.unpark_all()
+        if messages:
+            self._put(messages)
 
     def _take_control(self, event: Event) -> None:
         match event:

@@ -47,6 +47,26 @@ async def test_error_of_the_node_comes_out_as_itself_and_not_in_a_group() -> Non
     assert len(node.requests) == 1
 
 
+async def test_fault_of_the_client_itself_ends_its_block(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def read(url: str, *, fails: bool) -> object:
+        async with open_client(url) as client:
+            if fails:
+                monkeypatch.setattr(client._core, "received", fail)
+            return (await client.execute("SELECT 1")).value()
+
+    async with running(ScriptedNode()) as url:
+        with pytest.raises(ExceptionGroup) as caught:
+            await read(url, fails=True)
+        assert caught.value.split(ZeroDivisionError)[1] is None
+        assert "reading a link" in caplog.text
+        assert await read(url, fails=False) == 2  # by the same loop
+
+
 async def test_many_tasks_share_one_link_and_each_gets_its_own_answer() -> None:
     node = ScriptedNode()
 

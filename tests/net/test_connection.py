@@ -60,6 +60,15 @@ def drain(connection: Connection) -> list[Event]:
     return list(iter(connection.next_event, None))
 
 
+def take(connection: Connection, data: bytes, *, as_messages: bool) -> list[Event]:
+    """Give a connection bytes, and return the events that it tells in one of its two ways."""
+    if not as_messages:
+        connection.receive_data(data)
+        return drain(connection)
+    found: list[Event] = [*map(Data, connection.receive_messages(data))]
+    return found + drain(connection) if connection.has_more else found
+
+
 def in_state(state: State, side: Side = Side.DIALLER) -> Connection:
     """Return a connection whose two ends are both in this state, as far as the protocol lets them."""
     pair = Pair()
@@ -168,8 +177,8 @@ def test_accepter_speaks_second_and_data_waits_for_both_hellos() -> None:
 
 
 @settings(deadline=None)
-@given(st.data())
-def test_every_way_of_cutting_the_wire_gives_the_same_events(data: st.DataObject) -> None:
+@given(st.data(), st.booleans())
+def test_every_way_of_cutting_the_wire_gives_the_same_events(data: st.DataObject, as_messages: bool) -> None:
     """However the bytes are cut into reads, the same events come in the same order."""
     events: list[Event] = data.draw(
         st.lists(st.one_of(st.builds(Data, st.binary(max_size=40)), st.builds(Ping, st.binary(max_size=8))), max_size=8)
@@ -181,10 +190,8 @@ def test_every_way_of_cutting_the_wire_gives_the_same_events(data: st.DataObject
     seen: list[Event] = []
     for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
         if start != end:
-            pair.b.receive_data(wire[start:end])
-            seen += drain(pair.b)
-    pair.b.receive_data(b"")
-    assert seen + drain(pair.b) == [*events, Closed()]
+            seen += take(pair.b, wire[start:end], as_messages=as_messages)
+    assert seen + take(pair.b, b"", as_messages=as_messages) == [*events, Closed()]
 
 
 def test_byte_by_byte() -> None:
@@ -203,6 +210,24 @@ def test_random_bytes_raise_nothing_but_remote_errors(noise: bytes, is_open: boo
     if is_open:
         pair.open()
     _feed_and_check(pair.a if dialling else pair.b, noise)
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=1, max_size=400), st.binary(max_size=40), st.booleans())
+def test_random_bytes_are_the_same_mistake_where_messages_are_taken(noise: bytes, more: bytes, is_open: bool) -> None:
+    told = []
+    for as_messages in (False, True):
+        pair, seen = Pair(limits=SMALL), list[Event]()
+        if is_open:
+            pair.open()
+        code = ""
+        for data in filter(None, (noise, more)):
+            try:
+                seen += take(pair.b, data, as_messages=as_messages)
+            except RemoteProtocolError as error:
+                code = code or error.code
+        told.append((code, seen if not code else None, pair.b.is_open))
+    assert told[0] == told[1]
 
 
 short_text = st.text("ab\n\x1b\u00e9\U0001f600", max_size=5)
@@ -356,6 +381,14 @@ def test_frame_reader_drops_returned_bytes() -> None:
         reader.feed(encode_frame(Kind.DATA, bytes(1000)))
         assert reader.next_frame() == (Kind.DATA, bytes(1000))
     assert len(reader._buffer) < 3000
+
+
+def test_frame_reader_keeps_nothing_of_messages_that_were_taken() -> None:
+    reader, wire = FrameReader(1000), encode_frame(Kind.DATA, bytes(1000))
+    assert reader.take_data(wire) == [bytes(1000)]
+    assert reader.take_data(wire + wire[:500]) == [bytes(1000)]
+    assert reader.take_data(wire[500:]) == [bytes(1000)]
+    assert not reader._buffer
 
 
 def _bytes_of(event: Event) -> bytes:

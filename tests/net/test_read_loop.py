@@ -24,7 +24,7 @@ async def test_all_that_has_come_is_read_before_it_is_acted_on(
     seen: list[str] = []
     loop = ReadLoop(lambda *_: None, lambda: seen.append("before"), lambda: seen.append("after"))
     for number, (_, end) in enumerate(pairs):
-        loop.add(end.fileno(), lambda end=end, number=number: seen.append(f"{number} {end.recv(9).decode()}"))  # type: ignore[misc]
+        loop.add(end.fileno(), lambda _now, end=end, number=number: seen.append(f"{number} {end.recv(9).decode()}"))  # type: ignore[misc]
     for near, _ in pairs:
         near.send(b"x")
     async with trio.open_nursery() as nursery:
@@ -58,7 +58,7 @@ async def test_a_reader_that_another_one_removes_is_not_called(
             loop.remove(other)
 
     for file in files:
-        loop.add(file, lambda file=file: read(file))  # type: ignore[misc]
+        loop.add(file, lambda _now, file=file: read(file))  # type: ignore[misc]
     for near, _ in pairs:
         near.send(b"x")
     with trio.move_on_after(0.1):
@@ -72,11 +72,11 @@ async def test_a_reader_that_fails_costs_nobody_else(pairs: list[tuple[socket.so
     loop = ReadLoop(lambda what, error: faults.append((what, error)))
     bad, good = pairs[0][1], pairs[1][1]
 
-    def fail() -> None:
+    def fail(_now: float) -> None:
         raise ZeroDivisionError
 
     loop.add(bad.fileno(), fail)
-    loop.add(good.fileno(), lambda: got.append(good.recv(9)))
+    loop.add(good.fileno(), lambda _now: got.append(good.recv(9)))
     for near, _ in pairs:
         near.send(b"x")
     async with trio.open_nursery() as nursery:
@@ -94,5 +94,5 @@ async def test_nothing_is_added_to_a_loop_that_has_ended(pairs: list[tuple[socke
     loop = ReadLoop(lambda *_: None)
     with trio.move_on_after(0.01):
         await loop.run()
-    loop.add(pairs[0][1].fileno(), lambda: None)
+    loop.add(pairs[0][1].fileno(), lambda _now: None)
     loop.remove(pairs[0][1].fileno())

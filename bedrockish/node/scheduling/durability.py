@@ -152,7 +152,7 @@ class FsyncThread:
             except trio.RunFinishedError:
                 return
 
-    def _hear(self) -> None:
+    def _hear(self, _now: float) -> None:
         with suppress(BlockingIOError):  # an error here would have the loop read the bell no more
             os.eventfd_read(self._bell)
         while self._over:

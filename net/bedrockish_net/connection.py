@@ -106,9 +106,9 @@ class Connection:
             self._ended = True
 
     def receive_messages(self, data: bytes) -> list[bytes]:
-        """Store bytes that came from the other end; return the messages with which they begin.
+        """Store bytes that came from the other end; return the messages at their beginning.
 
-        Messages are most of what is said, and change no state. ``next_event`` tells all that follows them, if
+        Messages are the most frequent events, and change no state. The events after them come by ``next_event``, if
         ``has_more``.
 
         Raises:

@@ -68,9 +68,9 @@ class FrameReader:
         self._buffer += data
 
     def take_data(self, data: bytes) -> list[bytes]:
-        """Store more bytes; return the payloads of the whole DATA frames within the limit that come first.
+        """Store more bytes; return the payloads of the first frames, as long as these are DATA, whole and not too long.
 
-        What follows them stays: another kind of frame, a part of one, or one that is too long.
+        All bytes from the first other frame on stay in the buffer.
         """
         size = len(data)
         if not self._buffer and size >= _HEADER_BYTES:  # most reads bring one whole frame, which need not be stored

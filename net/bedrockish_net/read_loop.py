@@ -1,6 +1,6 @@
 """One task that reads all plain sockets of a node, or of a program's clients.
 
-What has come on any socket of a node is read before anybody acts on it.
+All available bytes of all sockets of a node are read before anybody acts on them.
 
 A task for each link is woken, armed and put to sleep by trio for every read, which costs more than the read. Here one
 ``epoll`` knows all sockets and trio waits for that alone. The node's driver is called once all available bytes have

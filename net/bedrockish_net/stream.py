@@ -549,7 +549,7 @@ class Link:
             self._look_whether_held_up()
 
     def _take_rest(self) -> None:
-        """Act on all that was read and is not acted on: what is no message, and what is not whole."""
+        """Act on the other events, and count the bytes of a message that is not whole."""
         self._take_events()
         if self._inflow is not None:
             self._note_half(self._connection.half_bytes)
@@ -574,7 +574,7 @@ class Link:
         return self._half_bytes > 0 and self._inflow is not None and self._inflow.has_to_wait(self)
 
     def _take_events(self) -> None:
-        """Take what has come, in order: messages, and what the link itself answers."""
+        """Take the events in order: deliver messages, and answer pings."""
         messages: list[bytes] = []
         try:
             while (event := self._connection.next_event()) is not None:

@@ -117,6 +117,19 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     found.close()
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("end", ["", " ; -- and nothing more"])
+def test_statement_with_values_left_over_changes_nothing(desk: Desk, is_known: bool, end: str) -> None:
+    desk.node.run(SCHEMA)
+    sql, session = "INSERT INTO account VALUES (?, ?, ?)" + end, desk.begin()
+    if is_known:
+        desk.run(session, (sql, (1, 2, "n")))
+    with pytest.raises(SqlError, match="3 parameter"):
+        desk.run(session, (sql, (5, 6, "m", 7)))
+    assert desk.run(session, "SELECT count(*) FROM account") == [([(int(is_known),)], -1)]
+    desk.commit(session)
+
+
 def plain(desk: Desk) -> apsw.Connection:
     """A copy without any engine, as the reference."""
     db = apsw.Connection(":memory:")

@@ -310,6 +310,23 @@ def test_errors_are_those_of_a_url(db: Connection, other: Connection, table: str
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("before", ["SELECT 1", "CREATE TABLE {t}x(a)"])
+@pytest.mark.parametrize("end", ["", "; -- and nothing more"])
+def test_statement_with_values_left_over_changes_nothing(
+    db: Connection, other: Connection, table: str, before: str, end: str
+) -> None:
+    sql = f"INSERT INTO {table} VALUES (?, ?, ?){end}"
+    for one in (db, other):
+        opened = one.begin()
+        opened.execute(before.format(t=table))
+        opened.execute(sql, (3, "three", 30))
+        with pytest.raises(SqlError, match=r"3 parameter.*4 value"):
+            opened.execute(sql, (4, "four", 40, 4))
+        assert opened.execute(f"SELECT id FROM {table} ORDER BY id").rows == [(1,), (2,), (3,)]
+        opened.rollback()
+        one.token = db.token
+
+
 NODES = (
     "SELECT transaction_clock() > 0",
     "SELECT cluster_clock() > 0",

@@ -26,7 +26,7 @@ from bedrockish.engine.statements import pragmas
 from bedrockish.engine.statements.classify import ALONE, EMPTY, READ, SCHEMA, WRITE, Piece
 from bedrockish.engine.statements.insert_rewriter import FUNCTION
 from bedrockish.errors import ConstraintError, SqlError, TooLargeError, UnsupportedError, UsageError
-from bedrockish.sqltext.statement_ends import first_word
+from bedrockish.sqltext.statement_ends import after_nothing, first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, parameter_numbers, tokens
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.access_set import AccessSet
@@ -143,7 +143,7 @@ class Mixed:
             if piece.kind == EMPTY:
                 continue
             params = binder.take(piece.names)
-            if at == len(statement.sql):
+            if after_nothing(statement.sql, at) == len(statement.sql):
                 binder.finish()
             if piece.setting:
                 results.append(self._set(piece))

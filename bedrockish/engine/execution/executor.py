@@ -42,6 +42,7 @@ from bedrockish.engine.statements.rowid_allocator import AutoIds
 from bedrockish.engine.statements.settings import settled
 from bedrockish.errors import BedrockishError, ConstraintError, SqlError, UnsupportedError, UsageError
 from bedrockish.sqltext.session_settings import Settings, split_settings
+from bedrockish.sqltext.statement_ends import after_nothing
 from bedrockish_journal.model.access_set import AccessSet, Range
 from bedrockish_journal.model.changes import encode_changes, encode_statements
 from bedrockish_journal.model.membership import ADMIN, OWNER
@@ -438,17 +439,13 @@ class Executor:
         Raises:
             ForbiddenError: it is not this user's to run.
         """
-        binder = Binder(statement.params)
         rights = self.access.of(user) if self.access.users else None
         is_limited = rights is not None and rights.role < ADMIN
         texts = self._limited_texts if is_limited else self._texts
-        known = texts.get(statement.sql)
+        binder, known = Binder(statement.params), texts.get(statement.sql)
         if known is not None:
-            for piece in known:
-                if rights is not None:
-                    rights.check(piece, self._views)
-                yield _given(piece, binder)
-            binder.finish()
+            for place, piece in enumerate(known, 1):
+                yield self._checked(piece, binder, rights, is_last=place == len(known))
             return
         found: list[Piece] = []
         (settings, at), until_schema = split_settings(statement.sql), True
@@ -457,16 +454,14 @@ class Executor:
                 piece, at = self._compile_next(statement.sql, at, settings, rights)
             if piece.kind == EMPTY:
                 continue
-            if rights is not None:
-                rights.check(piece, self._views)
             if piece.kind == WRITE:
                 piece.auto = self._rewritten(piece)
+            given = self._checked(piece, binder, rights, is_last=after_nothing(statement.sql, at) == len(statement.sql))
             found.append(piece)
             until_schema = until_schema and piece.kind != SCHEMA and not piece.defines
-            yield _given(piece, binder)
+            yield given
         if not found:
             raise SqlError("the text holds no statement, only blanks or comments")
-        binder.finish()
         if (
             until_schema and len(statement.sql) <= TEXT_CHARACTERS and "optimize" not in statement.sql.lower()
         ):  # what follows a schema statement was compiled for a schema that is rolled back
@@ -477,6 +472,33 @@ class Executor:
                 piece.kind == WRITE and not piece.setting and not piece.is_upkeep for piece in found
             ):
                 self.only_writes.add(statement.sql)
+
+    def single(self, statement: Statement, user: str = "") -> tuple[Piece, tuple[Any, ...]] | None:
+        """Return the statement of a text with its parameters, as ``pieces``; None unless the text is known to hold one.
+
+        Raises:
+            ForbiddenError: it is not this user's to run.
+        """
+        rights = self.access.of(user) if self.access.users else None
+        known = (self._texts if rights is None or rights.role >= ADMIN else self._limited_texts).get(statement.sql)
+        if known is None or len(known) != 1:
+            return None
+        return self._checked(known[0], Binder(statement.params), rights, is_last=True)
+
+    def _checked(
+        self, piece: Piece, binder: Binder, rights: Rights | None, *, is_last: bool
+    ) -> tuple[Piece, tuple[Any, ...]]:
+        """Return a statement that the user may run, with the values of its parameters.
+
+        No value may be left over after the last statement. That is checked before it runs: in an open transaction,
+        rows of a statement that has run would stay.
+        """
+        if rights is not None:
+            rights.check(piece, self._views)
+        given = _given(piece, binder)
+        if is_last:
+            binder.finish()
+        return given
 
     def _rewritten(self, piece: Piece) -> Rewritten | None:
         """Return what to run instead so that ids are given, if SQLite agrees that it does the same otherwise."""

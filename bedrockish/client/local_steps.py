@@ -200,28 +200,61 @@ class LocalSteps:
         assert found is not None
         return found
 
+    async def run_here(
+        self, command: str, statements: tuple[Statement, ...], step: Callable[[], Step], timeout_s: float
+    ) -> list[Rows] | None:
+        """Run further statements of an open transaction in this process; None: it is not open here.
+
+        Args:
+            command: the id of the transaction's COMMIT.
+            statements: the statements.
+            step: returns them as a step for the node, to which the transaction moves if it needs the node.
+            timeout_s: seconds that the node may take.
+
+        Raises:
+            BedrockishError: see ``Transaction.run``.
+        """
+        one = self.transactions.find(command)
+        if one is None:
+            return None
+        found = await self._run_all(one, statements, step, timeout_s, begins=False)
+        return [Rows(result.columns, result.rows, result.rowcount, result.lastrowid) for result in found]
+
     async def _statements(self, one: LocalTransaction, what: Step, timeout_s: float) -> Answered:
-        command, results = what.request.command, list[Result]()
         if what.request.temporary and not one.keeps_rows:
             one = await self._with_temporary(one, what.request)
-        for place, statement in enumerate(what.request.statements):
+        statements = what.request.statements
+        results = await self._run_all(one, statements, lambda: what, timeout_s, begins=what.op == BEGIN)
+        return Answered(0, Answer(encode_results(results), one.seen))
+
+    async def _run_all(
+        self,
+        one: LocalTransaction,
+        statements: tuple[Statement, ...],
+        step: Callable[[], Step],
+        timeout_s: float,
+        *,
+        begins: bool,
+    ) -> list[Result]:
+        command, results = one.request.command, list[Result]()
+        for place, statement in enumerate(statements):
             try:
                 results.append(await self._run(one, statement, timeout_s))
             except NodeNeededError as error:
-                return await self._move(one, what, place, results, error, timeout_s)
+                return [*results, *await self._move(one, step(), place, error, timeout_s)]
             except UsageError as error:
                 error.details = {**error.details, "statement": place}
                 if one.is_over:
                     self.transactions.forget(command)
                     told = f"{error.message}; the transaction was rolled back"
                     raise type(error)(told, **error.details, ended=True) from error
-                if what.op == BEGIN:
+                if begins:
                     error.details = {**error.details, BEGUN: True}
                 raise
             except BedrockishError:
                 self.transactions.forget(command)
                 raise
-        return Answered(0, Answer(encode_results(results), one.seen))
+        return results
 
     async def _run(self, one: LocalTransaction, statement: Statement, timeout_s: float) -> Result:
         while True:
@@ -290,15 +323,9 @@ class LocalSteps:
     # -- on to the node --------------------------------------------------------------------------------------------
 
     async def _move(
-        self,
-        one: LocalTransaction,
-        what: Step,
-        place: int,
-        results: list[Result],
-        why: NodeNeededError,
-        timeout_s: float,
-    ) -> Answered:
-        """Run the transaction so far again at the node, and its step to the end there.
+        self, one: LocalTransaction, what: Step, place: int, why: NodeNeededError, timeout_s: float
+    ) -> list[Result]:
+        """Run the transaction so far again at the node, and its step to the end there, from a statement's place on.
 
         Raises:
             ConflictError: it did something else there.
@@ -324,8 +351,7 @@ class LocalSteps:
             if isinstance(error.details.get("statement"), int):
                 error.details = {**error.details, "statement": error.details["statement"] + place}
             raise
-        assert isinstance(reply, Answered)
-        return Answered(0, replace(reply.answer, results=encode_results([*results, *_results(reply)])))
+        return _results(reply)
 
     async def _give_back(self, one: LocalTransaction, timeout_s: float) -> None:
         """Give the node the ids of a transaction's rows, to give the same ones to the same rows."""

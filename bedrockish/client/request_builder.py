@@ -127,6 +127,9 @@ def texts_of(statements: Statements) -> list[str]:
 
 def with_values(statements: tuple[Statement, ...], values: SessionValues) -> tuple[Statement, ...]:
     """Return the statements of a request with the values of its session written into them."""
+    if len(statements) == 1:
+        sql = values.write(statements[0].sql)
+        return statements if sql is statements[0].sql else (replace(statements[0], sql=sql),)
     return _rewritten(statements, values.write_all([statement.sql for statement in statements]))
 
 

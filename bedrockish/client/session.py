@@ -228,7 +228,7 @@ class Session(ClockCalls, QuestionCalls):
         until = self._now() + options.timeout_s
         settings = options.values.settings
         while True:  # each try takes a round trip, so that no pause is needed between two
-            opened = Transaction(self._steps, options, self._farewell)
+            opened = Transaction(self._steps, options, self._farewell, self.local_steps)
             try:
                 results = await opened.run(given)
                 await opened.commit()
@@ -413,7 +413,7 @@ class Session(ClockCalls, QuestionCalls):
             OutcomeUnknownError: it cannot be told whether it happened; ``settle`` asks again.
             BedrockishError: it did not happen; ``retry`` says whether running all of it again can help.
         """
-        return transaction(self._steps, self._options(isolation, read, timeout))
+        return transaction(self._steps, self._options(isolation, read, timeout), self.local_steps)
 
     async def begin(
         self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
@@ -422,7 +422,7 @@ class Session(ClockCalls, QuestionCalls):
 
         Nothing is sent: BEGIN goes with the first statement.
         """
-        return Transaction(self._steps, self._options(isolation, read, timeout), self._farewell)
+        return Transaction(self._steps, self._options(isolation, read, timeout), self._farewell, self.local_steps)
 
     async def run_transaction(
         self,
@@ -445,7 +445,9 @@ class Session(ClockCalls, QuestionCalls):
             OutcomeUnknownError: it cannot be told whether it happened.
             BedrockishError: it did not happen.
         """
-        return await run_transaction(self._steps, self._options(isolation, read, timeout), function, args)
+        return await run_transaction(
+            self._steps, self._options(isolation, read, timeout), function, args, self.local_steps
+        )
 
     async def settle(self, command: str, *, timeout: float | None = None) -> bool:
         """Make sure that a transaction, by the ``command`` of its COMMIT, has happened (True), or never will (False).

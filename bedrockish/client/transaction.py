@@ -26,6 +26,8 @@ from bedrockish.sqltext.temporary import makes_temporary
 if TYPE_CHECKING:
     import trio
 
+    from bedrockish.client.local_steps import LocalSteps
+
 T = TypeVar("T")
 Call = Callable[[What, float], Awaitable[Answered | Told]]
 
@@ -62,9 +64,11 @@ class Transaction:
         command: the id of its COMMIT, by which ``Client.settle`` tells whether it happened.
     """
 
-    def __init__(self, call: Call, options: Options, farewell: Farewell = shielded) -> None:
+    def __init__(
+        self, call: Call, options: Options, farewell: Farewell = shielded, steps: "LocalSteps | None" = None
+    ) -> None:
         self.command = new_command()
-        self._call, self._farewell = call, farewell
+        self._call, self._farewell, self._local = call, farewell, steps
         self._options = options
         self._is_open, self._is_begun = True, False  # it can be committed; a node knows of it
         self._error: BedrockishError | None = None
@@ -111,20 +115,34 @@ class Transaction:
             BedrockishError: see ``execute``; ``details["statement"]`` is the place of the one that failed, from 0, and
                 those before it were done.
         """
-        made: list[Statement] = []
-        for statement in statements:
-            sql, params = (statement, None) if isinstance(statement, str) else statement
-            made.append(Statement(check_statement(sql), check_params(params)))
+        texts = [(one, None) if isinstance(one, str) else one for one in statements]
+        made = tuple([Statement(check_statement(sql), check_params(params)) for sql, params in texts])
         self._check_open()
-        values = self._options.values
-        made = list(with_values(tuple(made), values))
-        if any(makes_temporary(one.sql) for one in made):
-            self._options.temporary.begin(self.command)
-        if not self._is_begun:
-            reply = await self._step(BEGIN, tuple(made), timeout)
-        else:
-            reply = await self._step(STATEMENTS, tuple(made), timeout)
-        return seen(rows_of(reply.answer, len(made)), values)
+        options = self._options
+        made = with_values(made, options.values)
+        for one in made:
+            if makes_temporary(one.sql):
+                options.temporary.begin(self.command)
+        found: list[Rows] | None = None
+        if self._local is not None and self._is_begun and not options.temporary.asked:
+            found = await self._run_here(self._local, made, timeout)
+        if found is None:
+            reply = await self._step(STATEMENTS if self._is_begun else BEGIN, made, timeout)
+            found = rows_of(reply.answer, len(made))
+        return seen(found, options.values)
+
+    async def _run_here(
+        self, local: "LocalSteps", statements: tuple[Statement, ...], timeout_s: float | None
+    ) -> list[Rows] | None:
+        """Run statements in this process if the transaction is open here; nothing is encoded for that."""
+        seconds = self._seconds(timeout_s)
+        try:
+            return await local.run_here(
+                self.command, statements, lambda: Step(0, self._request(statements, seconds, ""), STATEMENTS), seconds
+            )
+        except BaseException as error:
+            self._note(STATEMENTS, error)
+            raise
 
     async def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
         """Return name and declared type of each column of a statement's result, as this transaction sees the tables.
@@ -206,33 +224,40 @@ class Transaction:
             raise ClientClosedError("this transaction is over; begin another")
 
     async def _step(self, op: str, statements: tuple[Statement, ...], timeout_s: float | None) -> Answered:
-        options = self._options
-        seconds = options.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        temporary = options.temporary.asked if statements else ""
-        request = Request(
-            self.command, statements, options.read, options.isolation, timeout_s=seconds, temporary=temporary
-        )
+        temporary = self._options.temporary.asked if statements else ""
+        seconds = self._seconds(timeout_s)
         try:
-            reply = await self._call(Step(0, request, op), seconds)
-        except BedrockishError as error:
-            options.temporary.note(error)
-            self._is_begun = self._is_begun or bool(error.details.get(BEGUN))
-            if not isinstance(error, UsageError) or error.details.get("ended") or isinstance(error, ClientClosedError):
-                self._is_open, self._error = False, error
-            raise
+            reply = await self._call(Step(0, self._request(statements, seconds, temporary), op), seconds)
         except BaseException as error:
-            if not _is_cancelled(error):
-                raise
-            if op == COMMIT:
-                self._is_open = False
-            if op == BEGIN:  # whether it was begun is not known; the client rolls it back if so
-                self._is_open, self._error = False, ClientClosedError(CANCELLED)
+            self._note(op, error)
             raise
         assert isinstance(reply, Answered)
         self._is_begun = True
         if temporary:
-            options.temporary.note()
+            self._options.temporary.note()
         return reply
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        return self._options.timeout_s if timeout_s is None else check_timeout(timeout_s)
+
+    def _request(self, statements: tuple[Statement, ...], timeout_s: float, temporary: str) -> Request:
+        options = self._options
+        return Request(
+            self.command, statements, options.read, options.isolation, timeout_s=timeout_s, temporary=temporary
+        )
+
+    def _note(self, op: str, error: BaseException) -> None:
+        """Note what a step that failed, or was cancelled, has left of the transaction."""
+        if isinstance(error, BedrockishError):
+            self._options.temporary.note(error)
+            self._is_begun = self._is_begun or bool(error.details.get(BEGUN))
+            if not isinstance(error, UsageError) or error.details.get("ended") or isinstance(error, ClientClosedError):
+                self._is_open, self._error = False, error
+        elif _is_cancelled(error):
+            if op == COMMIT:
+                self._is_open = False
+            if op == BEGIN:  # whether it was begun is not known; the client rolls it back if so
+                self._is_open, self._error = False, ClientClosedError(CANCELLED)
 
 
 def _is_cancelled(error: BaseException) -> bool:
@@ -241,9 +266,9 @@ def _is_cancelled(error: BaseException) -> bool:
 
 
 @asynccontextmanager
-async def transaction(call: Call, options: Options) -> AsyncIterator[Transaction]:
+async def transaction(call: Call, options: Options, steps: "LocalSteps | None" = None) -> AsyncIterator[Transaction]:
     """Open a transaction; commit it at the end of the block, roll it back if the block raises."""
-    opened = Transaction(call, options)
+    opened = Transaction(call, options, steps=steps)
     try:
         yield opened
         await opened.finish()
@@ -253,7 +278,11 @@ async def transaction(call: Call, options: Options) -> AsyncIterator[Transaction
 
 
 async def run_transaction(
-    call: Call, options: Options, function: Callable[..., Awaitable[T]], args: tuple[Any, ...]
+    call: Call,
+    options: Options,
+    function: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    steps: "LocalSteps | None" = None,
 ) -> T:
     """Run a function in a transaction, again and again while it fails in a way that trying again can help.
 
@@ -269,7 +298,7 @@ async def run_transaction(
     while True:
         left = deadline - trio.current_time()
         try:
-            async with transaction(call, replace(options, timeout_s=max(left, 0.05))) as opened:
+            async with transaction(call, replace(options, timeout_s=max(left, 0.05)), steps) as opened:
                 return await function(opened, *args)
         except BedrockishError as error:
             tries += 1

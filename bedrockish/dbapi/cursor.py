@@ -242,6 +242,9 @@ class Cursor:
     def _take(self, rows: Rows) -> None:
         self._columns, self._rowcount = rows.columns, rows.rowcount
         self._rows = rows.rows
+        if not self._declared and not self._connection.detect_types:
+            self._converters = []
+            return
         converters = [declared_converter(declared) for declared in self._declared] or [None] * len(rows.columns)
         if self._connection.detect_types & PARSE_COLNAMES:
             named = [converter_of(name) for name in rows.columns]

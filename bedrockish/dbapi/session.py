@@ -117,31 +117,44 @@ class Session:
         if control is not None:
             self._trace(sql)
             return self._control(control, sql)
-        asked = query_only_of(sql) if kind == PRAGMA else None
+        if kind == PRAGMA:
+            done = self._pragma(sql, params)
+            if done is not None:
+                return done
+        self._check_no_action(kind, sql)
+        self._prepare(kind, sql)
+        if kind == SCHEMA and not self._is_as_ever and not makes_temporary(sql):
+            rows = self._unenforced(sql, params)
+        elif self._open is None and not self._begins(kind):
+            rows = self.link.execute(sql, params, timeout=self.timeout_s, read=self.read, isolation=self.isolation)
+        else:
+            rows = self._inside([(sql, params)])[0]
+        if rows.rowcount > 0:
+            self.changes += rows.rowcount
+        return rows
+
+    def _pragma(self, sql: str, params: Any) -> Rows | None:
+        """Do a PRAGMA that is the session's own; None: it is run as any other statement."""
+        asked = query_only_of(sql)
         if asked is not None:
             self._trace(sql)
             if asked[0] is None:
                 return Rows(("query_only",), [(int(self.query_only),)])
             self.query_only = asked[0]
             return NOTHING
-        if kind == PRAGMA and self._open is not None and first_setting(sql) is not None:
+        if self._open is not None and first_setting(sql) is not None:
             self._trace(sql)
             return self._inside([(sql, params)])[0]  # a transaction that is run again sets it at the same place
-        switch = switch_of(sql) if kind == PRAGMA else None
+        switch = switch_of(sql)
         if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):
             self._trace(sql)
             return self._switch(*switch)
-        self._check_no_action(kind, sql)
-        self._prepare(kind, sql)
-        is_as_ever = self.foreign_keys or self._unchecked or self._is_switched
-        if kind == SCHEMA and not is_as_ever and not makes_temporary(sql):
-            rows = self._unenforced(sql, params)
-        elif self._open is None and not self._begins(kind):
-            rows = self.link.execute(sql, params, timeout=self.timeout_s, read=self.read, isolation=self.isolation)
-        else:
-            rows = self._inside([(sql, params)])[0]
-        self.changes += max(0, rows.rowcount)
-        return rows
+        return None
+
+    @property
+    def _is_as_ever(self) -> bool:
+        """Whether foreign keys are enforced, or it was told already that they are not."""
+        return self.foreign_keys or self._unchecked or self._is_switched
 
     @property
     def has_own_schema(self) -> bool:
@@ -231,7 +244,7 @@ class Session:
 
     def _check_no_action(self, kind: str, sql: str) -> None:
         """Check that no foreign key would act in a statement that expects them off: nodes enforce them for rows."""
-        if kind == WRITE and not (self.foreign_keys or self._unchecked or self._is_switched):
+        if kind == WRITE and not self._is_as_ever:
             check_no_action(sql, (str(name) for (name,) in self.link.execute(PARENTS, timeout=self.timeout_s)))
 
     def _switch(self, name: str, on: bool | None) -> Rows:
@@ -278,9 +291,12 @@ class Session:
         raise AssertionError("the last try returns or raises")
 
     def _do(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
-        kinds = [kind_of(sql) for sql, _ in statements]
-        self._wrote = self._wrote or any(kind not in (READ, PRAGMA) for kind in kinds)
-        self._changes_schema = self._changes_schema or SCHEMA in kinds
+        for sql, _ in statements:
+            kind = kind_of(sql)
+            if kind not in (READ, PRAGMA):
+                self._wrote = True
+            if kind == SCHEMA:
+                self._changes_schema = True
         results = opened.run(statements, timeout=self.timeout_s)
         if self.replay:
             self._replayed.append((statements, results))

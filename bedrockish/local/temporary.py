@@ -103,7 +103,7 @@ class WithTemporary(LocalTransaction):
             raise self._ended
         control = parse_control(statement.sql)
         try:
-            with self._lock, self._owner.asking(self):
+            with self._lock, self._statement:
                 if control is None:
                     return self._running.run(statement, RESULT_BYTES)[0]
                 self._running.control(control)

@@ -12,8 +12,7 @@ each gives there what it gave here, the transaction goes on at the node, else it
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,6 +52,7 @@ from bedrockish.local.attached import Attached
 from bedrockish.local.page import SERVING, Facts, Published
 from bedrockish.local.program_functions import Give, ProgramError
 from bedrockish.local.reads import LocalReads, interrupted, may_see, seen_by
+from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.transaction_control import parse_control
@@ -272,6 +272,7 @@ class LocalTransaction:
         self._logged = 0
         self._ended: BedrockishError | None = None
         self._lock = threading.RLock()  # of the thread that runs a statement
+        self._statement = owner.statement_of(self)
         self._moment = moment
         self._session: Session
         self._work: Work
@@ -305,7 +306,7 @@ class LocalTransaction:
         if self._ended is not None:
             raise self._ended
         try:
-            with self._lock, self._owner.asking(self):
+            with self._lock, self._statement:
                 result = self._run(statement)
         except (NodeNeededError, ClockNeededError) as error:
             if self._owner.attached.has_any:
@@ -335,8 +336,7 @@ class LocalTransaction:
     def _run(self, statement: Statement) -> Result:
         control = parse_control(statement.sql)
         if control is None:
-            is_explain = first_word(without_settings(statement.sql)) == "EXPLAIN"
-            if is_explain or self._work.interactive.is_schema(statement):
+            if _is_for_node(statement.sql) or self._work.interactive.is_schema(statement):
                 raise NodeNeededError("the schema changes at the node")
             return self._work.run(statement)
         self._work.interactive.control(self._session, control)
@@ -349,7 +349,7 @@ class LocalTransaction:
             UnsupportedError: it does more, or no read set tells what it reads.
             BedrockishError: see ``run``.
         """
-        with self._lock, self._owner.asking(self):
+        with self._lock, self._statement:
             result = self._work.run(statement, read_only=True)
             if self._session.looked_behind or self._work.scope.used:
                 raise UnsupportedError("no read set tells of the database's own tables, or of a clock")
@@ -417,6 +417,34 @@ class LocalTransaction:
     def stop(self, error: BedrockishError) -> None:
         """Have the statement that another thread runs end with this error."""
         self._place.workspace.stop(error)
+
+
+class _Statement:
+    """The time in which a transaction runs a statement.
+
+    Meanwhile the program's progress handler is asked, and the ids that the statement gets are the transaction's.
+    """
+
+    __slots__ = ("_given", "_ids", "_reads", "_stop")
+
+    def __init__(self, one: LocalTransaction, reads: LocalReads, given: _Given) -> None:
+        self._reads, self._given, self._ids = reads, given, one.ids
+        self._stop = lambda: one.stop(interrupted())
+
+    def __enter__(self) -> None:
+        """Begin a statement in this thread."""
+        self._given.ids.clear()
+        self._reads.ending = self._stop
+
+    def __exit__(self, *_: object) -> None:
+        self._reads.ending = None
+        self._ids += self._given.ids
+
+
+@remembered
+def _is_for_node(sql: str) -> bool:
+    """Return whether a text asks the node for an explanation."""
+    return first_word(without_settings(sql)) == "EXPLAIN"
 
 
 BeginWith = Callable[["LocalTransactions", Place, Request, FileMoment, LocalTransaction | None], LocalTransaction]
@@ -518,17 +546,9 @@ class LocalTransactions:
         finally:
             self.forget(request.command)
 
-    @contextmanager
-    def asking(self, one: LocalTransaction) -> Iterator[None]:
-        """Let the program's progress handler be asked while a transaction runs a statement."""
-        given = self.ids.given.ids
-        given.clear()
-        self._reads.ending = lambda: one.stop(interrupted())
-        try:
-            yield
-        finally:
-            self._reads.ending = None
-            one.ids += given
+    def statement_of(self, one: LocalTransaction) -> "_Statement":
+        """Return what stands around each statement of a transaction."""
+        return _Statement(one, self._reads, self.ids.given)
 
     @property
     def is_served(self) -> bool:

@@ -155,6 +155,9 @@ def shown_names(columns: tuple[str, ...]) -> tuple[str, ...]:
     >>> shown_names(("(/*last_insert_rowid()*/7)", "n"))
     ('last_insert_rowid()', 'n')
     """
-    if not any("(/*" in name for name in columns):
+    for name in columns:
+        if "(/*" in name:
+            break
+    else:
         return columns
     return tuple(_WRITTEN.sub(r"\1", name) for name in columns)

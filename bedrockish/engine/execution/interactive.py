@@ -38,6 +38,7 @@ from bedrockish.errors import (
     UnsupportedError,
     told_too_early,
 )
+from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.temporary import filling_select
@@ -96,18 +97,26 @@ class Interactive:
                 raise UnsupportedError(self.no_schema, sql=piece.sql, of_schema=True)
             yield piece, params
 
-    def is_schema(self, statement: Statement) -> bool:
+    def single(self, session: Session, statement: Statement) -> tuple[Piece, tuple[Any, ...]] | None:
+        """Return the statement of a text with its parameters if the text is known to hold one; else ask ``pieces``.
+
+        Raises:
+            ConflictError: the schema has changed since the transaction began.
+            ForbiddenError: it is not this user's to run.
+            SqlError: the parameters do not fit.
+        """
+        self.check_schema(session)
+        self.engine.come_back()
+        found = self._executor.single(statement, session.user)
+        if found is None or found[0].setting or found[0].kind == SCHEMA:
+            return None
+        self.parts.applier.loud()
+        return found
+
+    @staticmethod
+    def is_schema(statement: Statement) -> bool:
         """Return whether a text makes its transaction one that changes the schema."""
-        sql = without_settings(statement.sql)
-        first = sql.lstrip()[:1]
-        if first.isalpha() and first not in "CcAaDdPp":  # nearly all, and cheaper than to read it
-            return False
-        return (
-            first_word(sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
-            or pragmas.is_replicated(sql)
-            or pragmas.is_keys_off(sql)
-            or pragmas.is_deferring(sql)
-        )
+        return _changes_schema(statement.sql)
 
     def needs_snapshot(self, session: Session, piece: Piece) -> bool:
         """Return whether ``take_snapshot`` is to be called before this statement."""
@@ -549,3 +558,14 @@ class Interactive:
             broken = bool(violations(self._db, tables) - before)
         if broken:
             raise ConstraintError("FOREIGN KEY constraint failed: a deferred one is still broken at COMMIT")
+
+
+@remembered
+def _changes_schema(sql: str) -> bool:
+    sql = without_settings(sql)
+    return (
+        first_word(sql) in ("ALTER", "ANALYZE", "CREATE", "DROP")
+        or pragmas.is_replicated(sql)
+        or pragmas.is_keys_off(sql)
+        or pragmas.is_deferring(sql)
+    )

@@ -428,21 +428,29 @@ class Work:
             raise error
         if interactive.is_schema(statement):
             raise UnsupportedError("a command cannot change the schema; do so with ordinary statements, once")
+        known = interactive.single(session, statement)
+        if known is not None:
+            return self._run_piece(*known, read_only=read_only)
         last: Result | None = None
         for piece, params in interactive.pieces(session, statement):
-            if read_only and piece.kind != READ:
-                raise UnsupportedError("this part of a command may only read; write in its process", sql=piece.sql)
-            session.looked_behind = session.looked_behind or piece.looks_behind
-            if session.wrote:
-                executor.reader = None  # the other connection does not see what this one has written
-            try:
-                last, _ = interactive.run(session, piece, params, self._room)
-            except BedrockishError as failure:
-                if session.over or not isinstance(failure, UsageError):
-                    self._end = failure
-                raise
+            last = self._run_piece(piece, params, read_only=read_only)
         assert last is not None
         return last
+
+    def _run_piece(self, piece: Piece, params: tuple[Any, ...], *, read_only: bool) -> Result:
+        session = self.session
+        if read_only and piece.kind != READ:
+            raise UnsupportedError("this part of a command may only read; write in its process", sql=piece.sql)
+        if piece.looks_behind:
+            session.looked_behind = True
+        if session.wrote:
+            self._writer.executor.reader = None  # the other connection does not see what this one has written
+        try:
+            return self.interactive.run(session, piece, params, self._room)[0]
+        except BedrockishError as failure:
+            if session.over or not isinstance(failure, UsageError):
+                self._end = failure
+            raise
 
     def looked_at(self) -> Prepared:
         """Return what a refusal rests on: all that was read, looked up or written."""

@@ -190,7 +190,7 @@ PROSE_FAULTS_MAX = {
     "journal": 0,
     "net": 4,
     "tools": 2,
-    "tests": 15,
+    "tests": 11,
     "examples": 0,
     "docs": 103,
     "README.md": 0,

@@ -66,7 +66,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_doubles_is_refused_at_once(node: TestNode, name: str) -> None:
+def test_text_that_doubles_is_refused_at_once(node: TestNode, name: str) -> None:
     *before, last = REFUSED[name]
     began = time.thread_time()
     with pytest.raises(TooLargeError, match="written out"):  # noqa: PT012 - of some kinds an earlier one is refused
@@ -78,7 +78,7 @@ def test_what_doubles_is_refused_at_once(node: TestNode, name: str) -> None:
     assert node.rows("SELECT count(*) FROM sound") == [(0,)]
 
 
-def test_import_tells_what_doubles() -> None:
+def test_import_names_the_view_that_doubles() -> None:
     found = misfits([("table gc", chain(32)), *((f"view {n}", sql) for n, sql in enumerate(views(20)))])
     assert "table gc" in found[0]
     assert "written out" in found[0]
@@ -102,7 +102,7 @@ def test_ordinary_definitions_are_taken(node: TestNode, statements: Sequence[str
         node.run(sql)
 
 
-def test_what_is_written_out_at_length_leaves_the_loop(make_node: MakeNode) -> None:
+def test_text_that_is_written_out_at_length_leaves_the_loop(make_node: MakeNode) -> None:
     node = make_node()
     for sql in views(11):
         node.run(sql)
@@ -126,7 +126,7 @@ def test_sizes_follow_the_schema(node: TestNode) -> None:
     assert size() == 0
 
 
-def test_size_is_never_below_what_sqlite_compiles() -> None:
+def test_size_doubles_where_the_program_doubles() -> None:
     """Twice the size is about twice the program, so a program that doubles has a size that doubles."""
     sizes, programs = [], []
     for count in (6, 8, 10):

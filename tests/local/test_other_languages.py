@@ -91,7 +91,7 @@ def test_reader_of_another_library_leaves_the_wal_alone(db: Connection, alone: L
     wal = node.directory / "A.sqlite-wal"
     before = wal.stat()
     run(IMMUTABLE.replace("immutable=1", "mode=ro"), str(node.database))
-    after = wal.stat()  # the node itself may have written meanwhile
+    after = wal.stat()  # the node may have written in between
     assert after.st_ino == before.st_ino
     assert after.st_size >= before.st_size
     with bedrockish.connect(alone.url()) as writer:

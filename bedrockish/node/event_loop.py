@@ -72,7 +72,8 @@ from bedrockish.node.recalling import outcome_of
 from bedrockish.node.scheduling.assembler import Assembler
 from bedrockish.node.scheduling.checkpoints import Checkpoints
 from bedrockish.node.scheduling.direct_reads import DirectReads
-from bedrockish.node.scheduling.durability import Done, FsyncThread, Kept, Prepare, Waiter
+from bedrockish.node.scheduling.durability import Done, Kept, Prepare, Waiter
+from bedrockish.node.scheduling.durability_gate import DurabilityGate
 from bedrockish.node.scheduling.entry_sender import EntrySender
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.group_timer import GroupTimer
@@ -94,7 +95,6 @@ PROMISES_NOTHING = frozenset({Fetch, Want, Piece})  # these need not wait until 
 HELD_BYTES_MIN = 64 << 10  # shorter changes and answers are not counted, for they are soon over
 TURN_S = 0.03  # how long the events of a turn may take together, in seconds
 TURN_MAX = 512  # events that are taken before their effects are made durable
-LINGER_S = 0.02  # how long a batch without waiters stays open, so that the next one can take it along
 
 
 class Runtime:
@@ -145,25 +145,20 @@ class Runtime:
         self._inbox: deque[Event] = deque()
         self._asked: FairQueue[Submitted] = FairQueue()  # clients' requests that the loop has not reached yet
         self._writes: FairQueue[Submitted] = FairQueue()  # the same, for writes that can share a transaction
-        self._linger_until: float | None = None  # when the open batch is closed, even without waiters
         self.waiters: dict[int, Waiter] = {}
         self._requests = 0
-        self.durable_batches = 0  # the last batch that is known to be durable
+        self.gate = DurabilityGate(self, engine, self.boundary)
+        self.syncs = self.gate.fsync.took
         self._direct = DirectReads(self, self._start)
         self._reads = ReadsBeside(self, self._asked)
         self._loop.away = self._reads.begin
-        self.kept = Kept()  # what is not to leave before the open batch is durable
-        self._fsync = FsyncThread(engine.sync)
-        self.syncs = self._fsync.took
         self.activity = Activity(self._counted, self.latency)
         self.statements = StatementStatistics(config.log.slow_ms / 1000)
         self.transactions.on_ran = self.statements.note
         self._checkpoints = Checkpoints(engine, self.faults)
-        self._syncing = False
         self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.together.size)
         self._failed = False  # in the middle of a step, or by damage
         self.is_leaving, self.http_calls = False, 0  # new requests are refused; requests of HTTP under way
-        self._in_sync: Kept | None = None  # what leaves when the sync that runs is over
         self._executions = Executions(self, self._groups)
         self._nursery: trio.Nursery | None = None
         self._take_orders()
@@ -198,7 +193,7 @@ class Runtime:
         """Act on all that a loop of links has read, and have it tell the ends of syncs, too; before ``run``."""
         loop.before, loop.after = self.gather, self.act
         self.read_links(loop.read_now)
-        self._fsync.tell_by(loop)
+        self.gate.fsync.tell_by(loop)
 
     def begin(
         self,
@@ -218,7 +213,7 @@ class Runtime:
             if self.is_leaving and prepare is None:  # the COMMIT of an open transaction is still taken
                 raise leaving()
         except (MemoryFullError, UnavailableError) as error:  # answered with the next turn, not inside the caller
-            self.kept.replies.append(Waiter(0, request, done, answer=error))
+            self.gate.kept.replies.append(Waiter(0, request, done, answer=error))
             self._loop.ring()
             return
         if request.change is not None and asks_the_living(request.change):
@@ -289,7 +284,7 @@ class Runtime:
     async def durable(self) -> None:
         """Return when all that this node has written so far is durable."""
         mark = trio.Event()
-        self.kept.marks.append(mark)
+        self.gate.kept.marks.append(mark)
         self._loop.ring()
         await mark.wait()
 
@@ -306,7 +301,7 @@ class Runtime:
             "certificates_revoked": len(self.credentials.revoked) if self.credentials is not None else 0,
             "wall_s": time.time(),
             **(self.mesh.describe() if self.mesh is not None else {}),
-            **(self.faults.describe() | self._fsync.describe()),
+            **(self.faults.describe() | self.gate.fsync.describe()),
         }
         troubles = self._troubles.look(told, time.monotonic())
         worst = next((one["text"] for one in troubles if one["useless"]), None)
@@ -411,7 +406,7 @@ class Runtime:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
-            self.durable_batches = self.engine.batches
+            self.gate.begin()
             self._publisher.begin()
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
@@ -434,15 +429,11 @@ class Runtime:
 
     async def _take_turns(self) -> None:
         """Take turns until the node ends; in a task of its own, which is woken without going through its callers."""
-        with self._fsync:
+        with self.gate.fsync:
             await self._loop.run()
 
     def _has_work(self) -> bool:
-        if self._inbox or self._asked.count or self._has_writes:
-            return True
-        if self._syncing:
-            return False
-        return self.kept.is_awaited or (self._linger_until is None and bool(self.kept or self.engine.dirty))
+        return bool(self._inbox or self._asked.count) or self._has_writes or self.gate.has_work
 
     def _expects_company(self) -> bool:
         """Whether a write is going to be executed, and others are likely to come that can share its transaction."""
@@ -451,14 +442,14 @@ class Runtime:
     def _cycle(self) -> Turn:
         yield from self._turn()
         self._publisher.look()  # before any batch of a node that serves no more is written
-        yield from self._let_go()
+        yield from self.gate.pass_on()
 
     @property
     def _has_writes(self) -> bool:
         """Whether to execute short writes now. While a sync runs, a write would only wait for its end: it is executed
         after that, with the writes that arrive until then, because they can share a transaction.
         """
-        return bool(self._writes.count) and not self._syncing and self._groups.is_due(self._writes.count)
+        return bool(self._writes.count) and not self.gate.is_syncing and self._groups.is_due(self._writes.count)
 
     def _take(self, number: int) -> Event | None:
         """Return the next event: in turn from the inbox, from clients' requests, and from their short writes."""
@@ -578,7 +569,7 @@ class Runtime:
                 answer = self.workers.settle(request_id, answer)
             waiter.answer = answer
             self.hold(waiter, len(answer.results) if isinstance(answer, Answer) else 0)
-            self.kept.replies.append(waiter)
+            self.gate.kept.replies.append(waiter)
 
     def _send(self, peer: str, message: Message) -> None:
         if logger.isEnabledFor(logging.DEBUG):
@@ -590,8 +581,8 @@ class Runtime:
         if self._encoded[0] is not message:  # the same message to several peers is encoded once
             self._encoded = (message, encode(message))
         if message.__class__ is not Gossip or self._is_news(message):
-            self.kept.hurries = True
-        self.kept.messages.setdefault(peer, []).append(self._encoded[1])
+            self.gate.kept.hurries = True
+        self.gate.kept.messages.setdefault(peer, []).append(self._encoded[1])
 
     def _is_news(self, gossip: Gossip) -> bool:
         """Whether peers wait for a gossip: for the time of a schema change, or for a reservation and its end."""
@@ -607,70 +598,26 @@ class Runtime:
 
     def _deadline(self) -> float | None:
         """Return when there is something to do by itself."""
-        gathered = self._groups.due_at() if self._writes.count and not self._syncing else None
-        return min(filter(None, (self.core.deadline(), self._linger_until, gathered)), default=None)
+        gathered = self._groups.due_at() if self._writes.count and not self.gate.is_syncing else None
+        return min(filter(None, (self.core.deadline(), self.gate.deadline, gathered)), default=None)
 
-    @property
-    def _may_linger(self) -> bool:
-        """Whether the open batch has no waiters: then later effects, such as a vote, are synced together with it.
+    def is_quiet(self) -> bool:
+        """Return whether no other request or event waits for the loop."""
+        return len(self.waiters) <= 1 and not (self._inbox or self._asked.count or self._writes.count)
 
-        That is so where others' commits are applied. If the batch is lost in a crash, they are fetched again. Gossip
-        about times may leave with the next vote, too: a sync and two wakeups of each peer for it alone cost as much as
-        a commit of others does here.
-        """
-        if self.kept.is_awaited or not self.engine.dirty or self.boundary.actions:
-            return False
-        now = time.monotonic()
-        self._linger_until = self._linger_until or now + LINGER_S
-        return now < self._linger_until
-
-    def _let_go(self) -> Turn:
-        """Commit the open batch and sync it, or let the kept output leave if there is nothing to sync."""
-        if self._syncing:
-            return  # what has come since shares the next one
-        if self._may_linger:
-            return
-        self._linger_until = None
+    def before_flush(self) -> None:
+        """Move the snapshot of direct reads, before the batch is committed."""
         self._direct.before_flush()
-        engine = self.engine
-        kept, self.kept = self.kept, Kept()  # what comes while it is written in a thread rests on the next batch
-        wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
-        if self.boundary.actions and not engine.dirty:  # else who waited for the writer has written already
-            self.boundary.reach()
-        if not wrote:
-            if kept:
-                self._release(kept)
-            return
+
+    def flushed(self) -> None:
+        """Count a batch, and begin the checkpoint that is due after it."""
         self.counts["batches"] += 1
-        self._syncing = True
-        if not self._fsync.is_quick or len(self.waiters) > 1 or self._inbox or self._asked.count or self._writes.count:
-            self._in_sync = kept
-            self._fsync.start(partial(self._synced_in_thread, kept, engine.batches))
-        else:
-            self._synced(kept, engine.batches, self._fsync.sync_now())
         assert self._nursery is not None
-        if engine.checkpoint_due:
+        if self.engine.checkpoint_due:
             self._checkpoints.begin(self._nursery)
 
-    def _synced(self, kept: Kept, batches: int, error: BaseException | None) -> None:
-        self._syncing = False
-        if error is not None:
-            self.stop(error)
-        else:
-            self.info["batches"] = self.durable_batches = batches
-            self._release(kept)
-            if self._reads.unsynced:
-                self._reads.synced(batches)
-
-    def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
-        self._in_sync = None
-        try:
-            self._synced(kept, batches, error)
-        except Exception as fault:  # the node ends: in its own task, which all wait for
-            self.stop(fault)
-        self._loop.ring()  # not at once: who has been answered just now may ask for something that can share a batch
-
-    def _release(self, kept: Kept) -> None:
+    def release(self, kept: Kept) -> None:
+        """Let output leave: all that it rests on is durable."""
         if self.mesh is not None:
             for peer, payloads in kept.messages.items():
                 self.mesh.send_many(peer, payloads)
@@ -679,6 +626,12 @@ class Runtime:
             self.answered(waiter)
         for mark in kept.marks:
             mark.set()
+
+    def synced(self, batches: int) -> None:
+        """Tell peers how many batches are durable, and give the answers of reads that rest on them."""
+        self.info["batches"] = batches
+        if self._reads.unsynced:
+            self._reads.synced(batches)
 
     def answered(self, waiter: Waiter) -> None:
         """Give the waiter of a request its answer: everything that it rests on is durable."""
@@ -704,7 +657,7 @@ class Runtime:
 
     def is_busy(self, now_s: float) -> bool:
         """Whether a request is unanswered, or a client is in the middle of a transaction or a stream."""
-        return bool(self.waiters or self.kept or self._in_sync or self.transactions.is_used(now_s))
+        return bool(self.waiters) or self.gate.has_output or self.transactions.is_used(now_s)
 
     def give_up(self, numbers: Collection[int] | None = None) -> int:
         """Answer the requests that cannot have happened; return how many are left, whose outcome is not known yet.
@@ -735,9 +688,8 @@ class Runtime:
                 self.engine.set_meta("clock_ceiling", self.core.state.clock.value)
                 self.engine.flush()
                 self.engine.sync()
-                for kept in filter(None, (self._in_sync, self.kept)):
-                    for waiter in kept.replies:
-                        self.answered(waiter)
+                for waiter in self.gate.last_replies():
+                    self.answered(waiter)
         except Exception:
             if not self._failed:
                 raise

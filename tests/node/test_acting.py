@@ -12,8 +12,7 @@ from bedrockish.api.requests import Answer, Request, Statement
 from bedrockish.core.protocol.events import Held, Woken
 from bedrockish.core.protocol.messages import Gossip, decode
 from bedrockish.errors import BedrockishError, DamagedError
-from bedrockish.node import event_loop
-from bedrockish.node.scheduling import durability
+from bedrockish.node.scheduling import durability, durability_gate
 from tests.node.test_durability import Wire, idle, open_runtime, request, settled
 
 
@@ -117,7 +116,7 @@ async def test_damage_that_is_found_there_ends_the_node(tmp_path: Path, monkeypa
 
 async def test_unawaited_batch_is_synced_with_the_next_or_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, disk, engine = open_runtime(tmp_path, "A", monkeypatch)
-    monkeypatch.setattr(event_loop, "LINGER_S", 30.0)
+    monkeypatch.setattr(durability_gate, "LINGER_S", 30.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"))
@@ -132,7 +131,7 @@ async def test_unawaited_batch_is_synced_with_the_next_or_soon(tmp_path: Path, m
         assert engine.batches == batches
         await runtime.durable()  # a caller waits
         assert engine.batches == batches + 1
-        monkeypatch.setattr(event_loop, "LINGER_S", 0.1)
+        monkeypatch.setattr(durability_gate, "LINGER_S", 0.1)
         engine.set_meta("test", 2)
         runtime.gather()
         runtime._inbox.append(Woken())
@@ -167,7 +166,7 @@ async def test_gossip_leaves_with_the_next_batch_unless_peers_wait_for_it(
     """A sync for it alone would hold up the votes that come during that sync."""
     runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
     runtime.core.state.settings = replace(runtime.core.state.settings, heartbeat_ms=60_000)
-    monkeypatch.setattr(event_loop, "LINGER_S", 30.0)
+    monkeypatch.setattr(durability_gate, "LINGER_S", 30.0)
     wire, state = Gossips(), runtime.core.state
     runtime.mesh = cast(Any, wire)
 
@@ -194,7 +193,7 @@ async def test_gossip_leaves_with_the_next_batch_unless_peers_wait_for_it(
             tell(clock := clock + 1)
             await settled()
             assert wire.count == before + 2
-        monkeypatch.setattr(event_loop, "LINGER_S", 0.05)
+        monkeypatch.setattr(durability_gate, "LINGER_S", 0.05)
         tell(clock + 1)
         assert wire.count == before + 2
         with trio.fail_after(5):

@@ -92,7 +92,7 @@ async def test_stale_read_shows_only_durable_rows_and_waits_for_no_disk(
 ) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
         await node.hold_a_row()
-        assert node.engine.flushed.batches > node.runtime.durable_batches
+        assert node.engine.flushed.batches > node.runtime.gate.durable_batches
         direct = node.direct
         assert await node.value(read=STALE) == 1
         assert node.direct == direct + 1

@@ -103,7 +103,7 @@ async def idle(runtime: Runtime) -> None:
     """Return when the loop's task waits for something to do."""
     loop = runtime._loop
     with trio.fail_after(20):
-        while not loop._is_waiting or loop._wake.is_set() or loop._has_work() or runtime._syncing:  # noqa: ASYNC110
+        while not loop._is_waiting or loop._wake.is_set() or loop._has_work() or runtime.gate.is_syncing:  # noqa: ASYNC110
             await trio.sleep(0.001)
 
 

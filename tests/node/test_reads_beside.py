@@ -210,7 +210,7 @@ async def test_an_answer_that_would_wait_for_the_large_batch_is_read_again(
         node.ask("strict", read=STRICT)
         while node.runtime.counts["executions"] < executed + 2:  # noqa: ASYNC110
             await trio.sleep(0.001)
-        assert {waiter.request.command for waiter in node.runtime.kept.replies} == {"read", "strict"}
+        assert {waiter.request.command for waiter in node.runtime.gate.kept.replies} == {"read", "strict"}
         door = Door(node.engine.entries, "apply", monkeypatch)
         node.ask("large", f"INSERT INTO t {ALL}")
         await come(door)

@@ -30,6 +30,7 @@ from bedrockish.core.node import Node
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.committed_reads import CommittedReads, Pin
 from bedrockish.errors import DamagedError, UnavailableError
+from bedrockish.node.scheduling.durability_gate import DurabilityGate
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
 from bedrockish.sqltext.session_settings import without_settings
@@ -55,7 +56,7 @@ class Serving(Protocol):
     workers: WorkerPool
     counts: Counter[str]
     faults: Faults
-    durable_batches: int
+    gate: DurabilityGate
 
     @property
     def stop(self) -> Callable[[BaseException], None]:
@@ -184,7 +185,7 @@ class DirectReads:
             return pin
         # The batch before is durable, and is shown until this one is. A thread that has the writer may be about to
         # start the write-ahead log over: a snapshot taken now would keep it from that.
-        if flushed.batches > self._node.durable_batches or self._engine.is_away:
+        if flushed.batches > self._node.gate.durable_batches or self._engine.is_away:
             return pin
         return self._pin()
 
@@ -227,7 +228,7 @@ class DirectReads:
             return
         if not self._is_in_use or self._engine.batch.may_finish_log:
             self._reads.unpin()
-        elif self._engine.flushed.batches <= self._node.durable_batches:
+        elif self._engine.flushed.batches <= self._node.gate.durable_batches:
             try:
                 self._pinned()
             except DamagedError as error:

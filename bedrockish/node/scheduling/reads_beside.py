@@ -18,7 +18,7 @@ from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.execution.interfaces import Flushed
 from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.scheduling.direct_reads import Serving
-from bedrockish.node.scheduling.durability import Kept, Waiter
+from bedrockish.node.scheduling.durability import Waiter
 from bedrockish.node.scheduling.turn_loop import FairQueue
 from bedrockish_journal.model.vector import merge
 
@@ -33,7 +33,6 @@ class ServingBeside(Serving, Protocol):
     """The parts of a node that such reads use."""
 
     waiters: dict[int, Waiter]
-    kept: Kept
 
     def hold(self, waiter: Waiter, size: int) -> None:
         """Count the memory kept for a request."""
@@ -69,7 +68,7 @@ class ReadsBeside:
         again, of the last one.
         """
         self._waiting.clear()
-        for waiter in self._node.kept.take_replies(_has_read):
+        for waiter in self._node.gate.kept.take_replies(_has_read):
             waiter.answer = None
             self._node.waiters[waiter.request_id] = waiter
             self._asked.put(waiter.request_id, Submitted(waiter.request_id, waiter.request))
@@ -161,7 +160,7 @@ class ReadsBeside:
         vector = self._node.core.state.timelines.in_short(merge(flushed.applied, request.token.vector))
         answer = Answer(found.result, Token(vector, max(found.clock, request.token.clock)))
         waiter = self._node.waiters[asked.request_id]
-        if flushed.batches <= self._node.durable_batches:
+        if flushed.batches <= self._node.gate.durable_batches:
             self._answer(waiter, answer)
         else:
             self.unsynced.append((flushed.batches, waiter, answer))

@@ -1,0 +1,167 @@
+"""The gate of a node's output: each message and answer leaves when the batch that it rests on is durable."""
+
+import time
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Protocol
+
+from bedrockish.engine.engine import Engine
+from bedrockish.node.scheduling.durability import FsyncThread, Kept, Waiter
+from bedrockish.node.scheduling.snapshots import Boundary
+from bedrockish.node.scheduling.turn_loop import Turn
+
+LINGER_S = 0.02  # how long a batch without waiters stays open, so that the next one can take it along
+
+
+class Stage(Enum):
+    """The stage of the batches."""
+
+    GATHERING = "the open batch takes writes, and no sync runs"
+    LINGERING = "the open batch has writes that nobody waits for: a vote or an answer may come and share its sync"
+    FLUSHING = "the batch is committed to the file, in the loop or in a thread"
+    SYNCING = "a sync runs; the open batch gathers what shares the next one"
+
+
+class Output(Protocol):
+    """The node behind the gate."""
+
+    @property
+    def stop(self) -> Callable[[BaseException], None]:
+        """End the node with an error."""
+
+    def ring(self) -> None:
+        """Begin the next turn as soon as possible."""
+
+    def is_quiet(self) -> bool:
+        """Return whether no other request or event waits for the loop."""
+
+    def before_flush(self) -> None:
+        """Prepare for the commit of the batch."""
+
+    def flushed(self) -> None:
+        """Note that a batch was committed, and that its sync is under way or over."""
+
+    def release(self, kept: Kept) -> None:
+        """Let output leave."""
+
+    def synced(self, batches: int) -> None:
+        """Note that all batches up to this one are durable."""
+
+
+class DurabilityGate:
+    """The gate of one node.
+
+    Args:
+        node: writes into the open batch, and has output.
+        engine: has the batches.
+        boundary: actions that wait for the end of the open batch.
+
+    Attributes:
+        stage: the stage of the batches.
+        kept: the output that rests on the open batch.
+        durable_batches: the last batch that is known to be durable.
+        fsync: syncs in a thread, or in the loop where the disk is quick.
+    """
+
+    def __init__(self, node: Output, engine: Engine, boundary: Boundary) -> None:
+        self._node, self._engine, self._boundary = node, engine, boundary
+        self.stage = Stage.GATHERING
+        self.kept = Kept()
+        self.durable_batches = 0
+        self.fsync = FsyncThread(engine.sync)
+        self._closed = Kept()  # the output that rests on the batch that is flushed or synced
+        self._linger_until = 0.0
+
+    def begin(self) -> None:
+        """Note that all batches of the file are durable: the node has synced it at its start."""
+        self.durable_batches = self._engine.batches
+
+    @property
+    def has_work(self) -> bool:
+        """Whether to call ``pass_on`` now; while a batch lingers, only a waiter or the ``deadline`` makes it due."""
+        if self.stage is Stage.SYNCING:
+            return False
+        return self.kept.is_awaited or (self.stage is not Stage.LINGERING and bool(self.kept or self._engine.dirty))
+
+    @property
+    def is_syncing(self) -> bool:
+        """Whether a sync runs: output that is made now waits for the one after it."""
+        return self.stage is Stage.SYNCING
+
+    @property
+    def has_output(self) -> bool:
+        """True while any output waits here."""
+        return bool(self.kept or self._closed)
+
+    @property
+    def deadline(self) -> float | None:
+        """When a lingering batch is closed even without waiters, by ``time.monotonic``; None: none lingers."""
+        return self._linger_until if self.stage is Stage.LINGERING else None
+
+    def pass_on(self) -> Turn:
+        """Commit the open batch and sync it, or let the kept output leave if there is nothing to sync."""
+        if self.stage is Stage.SYNCING or self._may_linger():
+            return  # what has come since shares the next sync
+        self.stage = Stage.FLUSHING
+        self._node.before_flush()
+        engine = self._engine
+        # Output that comes while the batch is written in a thread rests on the next one.
+        kept, self.kept = self.kept, Kept()
+        self._closed = kept
+        wrote = (yield engine.flush) if engine.batch.is_long else engine.flush()
+        if self._boundary.actions and not engine.dirty:  # else who waited for the writer has written already
+            self._boundary.reach()
+        if wrote:
+            self._sync(kept)
+            self._node.flushed()
+        else:
+            self._open()
+            if kept:
+                self._node.release(kept)
+
+    def _may_linger(self) -> bool:
+        """Return whether the open batch has no waiters: then a later vote or answer is synced together with it.
+
+        That is so where others' commits are applied. If the batch is lost in a crash, they are fetched again. Gossip
+        about times may leave with the next vote, too: a sync and two wakeups of each peer for it alone cost as much as
+        a commit of others does here.
+        """
+        if self.kept.is_awaited or not self._engine.dirty or self._boundary.actions:
+            return False
+        now = time.monotonic()
+        if self.stage is not Stage.LINGERING:
+            self.stage, self._linger_until = Stage.LINGERING, now + LINGER_S
+        return now < self._linger_until
+
+    def _sync(self, kept: Kept) -> None:
+        self.stage = Stage.SYNCING
+        batches = self._engine.batches
+        if self.fsync.is_quick and self._node.is_quiet():
+            self._synced(kept, batches, self.fsync.sync_now())
+        else:
+            self.fsync.start(partial(self._synced_in_thread, kept, batches))
+
+    def _synced_in_thread(self, kept: Kept, batches: int, error: BaseException | None) -> None:
+        try:
+            self._synced(kept, batches, error)
+        except Exception as fault:  # the node ends: in its own task, which all wait for
+            self._node.stop(fault)
+        self._node.ring()  # not at once: who has been answered just now may ask for something that can share a batch
+
+    def _synced(self, kept: Kept, batches: int, error: BaseException | None) -> None:
+        self._open()
+        if error is not None:
+            self._node.stop(error)
+            return
+        self.durable_batches = batches
+        self._node.release(kept)
+        self._node.synced(batches)
+
+    def _open(self) -> None:
+        """Gather again: the batch that was closed has ended, and its output leaves now or never."""
+        self.stage, self._closed = Stage.GATHERING, Kept()
+
+    def last_replies(self) -> list[Waiter]:
+        """Return the waiters whose answers have not left, in order, for a node that leaves: all of it is durable."""
+        return [*self._closed.replies, *self.kept.replies]

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import trio
 
-from bedrockish.cli.url import UrlCommand, url_at
+from bedrockish.cli.url import DOWN_S, UrlCommand, url_of
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UnavailableError, UsageError
 from bedrockish_journal.model.anchor import (
@@ -117,7 +117,8 @@ async def _make(url: str, last: Anchor | None) -> tuple[Anchor, dict[str, str]]:
 
     async def ask(node: str) -> None:
         try:
-            signatures[node] = await _signature(url_at(url, nodes[node]["address"]), said)
+            bound_s = TIMEOUT_S if nodes[node]["up"] else DOWN_S
+            signatures[node] = await _signature(url_of(url, nodes[node]), said, bound_s)
         except BedrockishError as error:
             missing[node] = error.message
         except KeyError:
@@ -154,14 +155,14 @@ def _statement(facts: Mapping[str, Any], last: Anchor | None) -> Statement:
         raise ProtocolMismatchError(f"the node says nothing that could be anchored: {error}") from error
 
 
-async def _signature(url: str, said: Statement) -> Signature | None:
+async def _signature(url: str, said: Statement, bound_s: float) -> Signature | None:
     """Return what one node signs with; None if it confirms the statement and has no certificate."""
-    until = trio.current_time() + TIMEOUT_S
+    until = trio.current_time() + bound_s
     told = None
     async with open_client(url) as client:
         while told is None:
             try:
-                told = await client.upkeep({"do": "anchor", "statement": said.text()}, timeout=TIMEOUT_S)
+                told = await client.upkeep({"do": "anchor", "statement": said.text()}, timeout=bound_s)
             except UnavailableError:
                 if trio.current_time() > until:
                     raise

@@ -9,7 +9,7 @@ import trio
 
 from bedrockish import __version__
 from bedrockish.cli.safe_text import visible
-from bedrockish.cli.url import UrlCommand, UrlGroup, url_at
+from bedrockish.cli.url import UrlCommand, UrlGroup, url_of
 from bedrockish.client.trio_client import open_client
 from bedrockish.common.levels import LEVEL
 from bedrockish.errors import BedrockishError
@@ -122,7 +122,7 @@ async def _ask(url: str) -> list[Found]:
 
     async def ask(name: str, member: Mapping[str, Any]) -> None:
         try:
-            async with open_client(url_at(url, member["address"])) as own:
+            async with open_client(url_of(url, member)) as own:
                 found[name] = found_of(name, member["role"], await own.status(timeout=TIMEOUT_S))
         except BedrockishError as error:
             found[name] = Found(name, member["role"] == "voter", why_not=error.message)

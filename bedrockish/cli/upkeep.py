@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bedrockish.cli.safe_text import is_terminal
-from bedrockish.cli.url import UrlCommand, url_at
+from bedrockish.cli.url import UrlCommand, url_of
 from bedrockish.client.trio_client import open_client, target_of
 from bedrockish.errors import BedrockishError, UnavailableError, UsageError
 
@@ -130,7 +130,7 @@ async def everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None
     for node, fact in nodes.items():
         if only in (None, node):
             try:
-                async with open_client(url_at(url, fact["address"])) as client:
+                async with open_client(url_of(url, fact)) as client:
                     told = (
                         client.status(timeout=TIMEOUT_S) if asked is None else client.upkeep(asked, timeout=TIMEOUT_S)
                     )

@@ -1,6 +1,7 @@
 """Commands whose first argument is the URL of a cluster, by default what BEDROCKISH_URL says."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import click
 from bedrockish.api.url import SCHEME
 from bedrockish.client.trio_client import URL_VARIABLE
 from bedrockish.errors import ConfigError
+
+DOWN_S = 1.0  # in which a node has to answer that the others do not hear
 
 
 class UrlCommand(click.Command):
@@ -83,10 +86,12 @@ class LocalPath(click.Path):
 url_argument = click.argument("url", metavar="[URL]")
 
 
-def url_at(url: str, address: str) -> str:
-    """Return a URL that is like another one and names one node."""
+def url_of(url: str, member: Mapping[str, Any]) -> str:
+    """Return a URL that is like another one and names one member; one that the others do not hear is given up soon."""
     scheme, separator, rest = url.partition("://")
     before, _, query = rest.partition("?")
     login, at, _ = before.rstrip("/").rpartition("@")
     options = [part for part in query.split("&") if part and not part.startswith(("discover=", "choice="))]
-    return f"{scheme}{separator}{login}{at}{address}/" + (f"?{'&'.join(options)}" if options else "")
+    if not member.get("up", True) and not any(part.startswith("connect_timeout=") for part in options):
+        options.append(f"connect_timeout={DOWN_S:g}")
+    return f"{scheme}{separator}{login}{at}{member['address']}/" + (f"?{'&'.join(options)}" if options else "")

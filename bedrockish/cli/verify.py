@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import click
 import trio
 
-from bedrockish.cli.url import UrlCommand, url_at
+from bedrockish.cli.url import UrlCommand, url_of
 from bedrockish.client.compare_nodes import AskRange, NodeComparison, Report
 from bedrockish.client.trio_client import Client, open_client, target_of
 from bedrockish.errors import BedrockishError, ProtocolMismatchError
@@ -60,7 +60,7 @@ async def _compare(url: str, pause: Callable[[int], Awaitable[None]]) -> tuple[R
         gone: dict[str, str] = {}
         for node, fact in members.items():
             try:
-                client = await stack.enter_async_context(open_client(url_at(url, fact["address"])))
+                client = await stack.enter_async_context(open_client(url_of(url, fact)))
                 await client.status(timeout=5.0)
             except BedrockishError as error:
                 gone[node] = error.message

@@ -7,6 +7,7 @@ import click
 import pytest
 
 from bedrockish.cli.main import main
+from bedrockish.cli.url import url_of
 from tests.test_tidy import ROOT
 
 PAGE = (ROOT / "docs" / "operating.md").read_text()
@@ -26,3 +27,11 @@ def test_a_command_is_understood(line: str) -> None:
         assert found is not None, line
         command, context = found, click.Context(found, context, info_name=found.name)
     command.parse_args(context, words)
+
+
+def test_a_member_that_the_others_do_not_hear_is_given_up_soon() -> None:
+    """Unless the user has said how long to try."""
+    away, here = ({"address": "h:1", "up": up} for up in (False, True))
+    assert url_of("bedrockish://u@a:1,b:2/?discover=yes&ca=x", here) == "bedrockish://u@h:1/?ca=x"
+    assert url_of("bedrockish://u@a:1,b:2/?ca=x", away) == "bedrockish://u@h:1/?ca=x&connect_timeout=1"
+    assert url_of("bedrockish://a:1/?connect_timeout=9", away) == "bedrockish://h:1/?connect_timeout=9"

@@ -19,6 +19,7 @@ from tools.chaos.power import lose_unsynced
 from tools.chaos.run import Plan, run
 
 pytestmark = pytest.mark.cluster
+lasting = pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.slow)])
 
 
 async def chaos(plan: Plan, directory: Path, operations: int) -> None:
@@ -27,12 +28,14 @@ async def chaos(plan: Plan, directory: Path, operations: int) -> None:
     assert verdict.counts["update ok"] > operations
 
 
-async def test_three_nodes_under_all_faults(tmp_path: Path) -> None:
-    await chaos(Plan(nodes=3, seconds=20, seed=3), tmp_path, 30)
+@lasting
+async def test_three_nodes_under_all_faults(tmp_path: Path, seconds: float) -> None:
+    await chaos(Plan(nodes=3, seconds=seconds, seed=3), tmp_path, 30)
 
 
-async def test_programs_on_the_files_of_nodes_under_all_faults(tmp_path: Path) -> None:
-    await chaos(Plan(nodes=3, seconds=20, seed=4, by_file=True), tmp_path, 30)
+@lasting
+async def test_programs_on_the_files_of_nodes_under_all_faults(tmp_path: Path, seconds: float) -> None:
+    await chaos(Plan(nodes=3, seconds=seconds, seed=4, by_file=True), tmp_path, 30)
 
 
 def test_power_cut_takes_only_batches_that_were_not_synced(tmp_path: Path) -> None:
@@ -67,9 +70,10 @@ def test_power_cut_takes_only_batches_that_were_not_synced(tmp_path: Path) -> No
     node.engine.close()
 
 
-async def test_programs_on_the_files_of_nodes_that_join_and_leave(tmp_path: Path) -> None:
+@lasting
+async def test_programs_on_the_files_of_nodes_that_join_and_leave(tmp_path: Path, seconds: float) -> None:
     faults = (*(fault for fault in FAULTS if fault != "partition"), MEMBER, MEMBER)
-    await chaos(Plan(nodes=3, seconds=25, seed=5, faults=faults, by_file=True), tmp_path, 30)
+    await chaos(Plan(nodes=3, seconds=seconds, seed=5, faults=faults, by_file=True), tmp_path, 30)
 
 
 @pytest.mark.slow

@@ -57,8 +57,8 @@ async def test_every_moment_since_it_began(cluster: LocalCluster, tmp_path: Path
         async with trio.open_nursery() as nursery:
             for index in range(3):
                 nursery.start_soon(write, cluster, index, range(100 * (index + 1), 100 * (index + 1) + 60))
-            for number in range(4):  # killed, and begun again at another node
-                with following(cluster.url(number % 3), folder, "--every", "2s"):
+            for number in range(3):  # killed, and begun again at another node
+                with following(cluster.url(number), folder, "--every", "1s"):
                     await snapshots(folder, number + 1)
                     await trio.sleep(0.5)
                 if number == 1:
@@ -136,7 +136,7 @@ async def test_entries_of_many_megabytes_are_followed(cluster: LocalCluster, tmp
         await client.execute("CREATE TABLE large(id INTEGER PRIMARY KEY, data BLOB)")
         await all_safe(cluster)
         command("backup", "follow", cluster.url(), folder, "--once")
-        for number in range(1, 6):
+        for number in (1, 2, 5):
             await client.execute("INSERT INTO large VALUES (?, zeroblob(?))", [number, number * 6_000_000])
         await all_safe(cluster)
         command("backup", "follow", cluster.url(), folder, "--once")
@@ -144,7 +144,7 @@ async def test_entries_of_many_megabytes_are_followed(cluster: LocalCluster, tmp
     command("restore", "--from", folder, "--to", new)
     with closing(apsw.Connection(str(new))) as db:
         found = db.execute("SELECT id, length(data) FROM large").fetchall()
-    assert found == [(number, number * 6_000_000) for number in range(1, 6)]
+    assert found == [(number, number * 6_000_000) for number in (1, 2, 5)]
 
 
 async def test_another_cluster_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -125,9 +125,9 @@ async def stream(client: Client) -> None:
     ("name", "ask"),
     [
         ("t_v", read_by_the_index),
-        ("t", explain),
         ("bedrockish_journal_command", ask_for_the_outcome),
         ("t", scrub),
+        pytest.param("t", explain, marks=pytest.mark.slow),
         pytest.param("t", repair, marks=pytest.mark.slow),
         pytest.param("t", read_in_a_transaction, marks=pytest.mark.slow),
         pytest.param("t", stream, marks=pytest.mark.slow),
@@ -209,7 +209,9 @@ async def test_a_node_on_its_own_heals_of_a_damaged_index_from_its_journal(tmp_p
             await read_by_the_index(client)
 
 
-@pytest.mark.parametrize("name", ["bedrockish_journal_place", "bedrockish_journal_txid"])
+@pytest.mark.parametrize(
+    "name", ["bedrockish_journal_place", pytest.param("bedrockish_journal_txid", marks=pytest.mark.slow)]
+)
 async def test_a_node_that_cannot_begin_without_an_index_makes_it_anew(cluster: LocalCluster, name: str) -> None:
     """Its tables are whole, and so is what it has promised; the others tell whether its rows are theirs."""
     await fill(cluster)

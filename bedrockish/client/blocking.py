@@ -218,7 +218,7 @@ class Connection:
         local, core = self._client.local, self._client._core
         if local is None or core.temporary.name:
             return None
-        found = local.read(self._client.as_set(((sql, params),)), read, core.token)
+        found = local.read(self._client.as_written(((sql, params),)), read, core.token)
         rows = self._client.take_read(found)
         return None if rows is None else rows[0]
 

@@ -50,7 +50,7 @@ from bedrockish.errors import (
 )
 from bedrockish.sqltext.attach import order_of
 from bedrockish.sqltext.session_settings import LIKE, first_setting
-from bedrockish.sqltext.session_values import SessionValues
+from bedrockish.sqltext.session_values import SessionValues, asks_values
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.temporary import make_temporary
 
@@ -267,25 +267,25 @@ class Session(ClockCalls, QuestionCalls):
             ResultLostError: the snapshot of ``snapshot`` was let go.
         """
         assert self.local is not None
-        given = self.as_set(statements)
+        given = self.as_written(statements)
         return self.take_read(self.local.read(given, read or self.target.read, self._core.token))
 
-    def as_set(self, statements: Sequence[tuple[str, Params]]) -> Sequence[tuple[str, Params]]:
-        """Return statements after the settings of the session."""
+    def as_written(self, statements: Sequence[tuple[str, Params]]) -> Sequence[tuple[str, Params]]:
+        """Return statements with the settings and the values of the session written into their texts."""
         values = self._core.values
-        if not values.settings:
+        if not values.settings and not any(isinstance(sql, str) and asks_values(sql) for sql, _ in statements):
             return statements
-        return [(values.set_before(sql) if isinstance(sql, str) else sql, params) for sql, params in statements]
+        return [(values.write(sql) if isinstance(sql, str) else sql, params) for sql, params in statements]
 
     def take_read(self, found: tuple[list[Rows], Token] | None) -> list[Rows] | None:
         """Note what the session has seen by a read in this process; return the rows."""
         if found is None:
             return None
-        rows, seen = found
+        rows, told = found
         core = self._core
-        if seen is not core.token:
-            core.see(seen)
-        return rows
+        if told is not core.token:
+            core.see(told)
+        return seen(rows, core.values)
 
     async def call(
         self,

@@ -31,7 +31,7 @@ class Client(Driver, Session):
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
         """Run statements in this process, those that take long in a thread; see ``Session``."""
         local, level, token = self._file(), read or self.target.read, self._core.token
-        statements = self.as_set(statements)
+        statements = self.as_written(statements)
         try:
             return self.take_read(local.read(statements, level, token, AT_ONCE_S))
         except TimeoutError:

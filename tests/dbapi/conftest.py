@@ -1,4 +1,4 @@
-"""One real node for all tests of this directory, and a table of its own for each."""
+"""One real node for all tests of this directory, by its URL and by the path of its file; a table for each test."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,11 +12,22 @@ from tools.cluster import local_cluster
 _numbers = itertools.count(1)
 
 
+BY_URL = pytest.mark.parametrize("door", ["url"], indirect=True)
+"""A test of something that a program on the node's file has, and a client on a socket lacks, or that ends earlier."""
+
+
+@pytest.fixture(scope="session", params=["url", "path"])
+def door(request: pytest.FixtureRequest) -> str:
+    """Return by which door a test connects."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(door: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the first argument of ``connect``."""
     with local_cluster(tmp_path_factory.mktemp("node") / "node", ("A",)) as cluster:
         trio.run(cluster.wait_ready, 0)
-        yield cluster.url()
+        yield cluster.url() if door == "url" else str(cluster.nodes[0].database)
 
 
 @pytest.fixture

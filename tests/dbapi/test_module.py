@@ -10,6 +10,7 @@ import pytest
 
 import bedrockish.dbapi as db
 from bedrockish import errors
+from tests.dbapi.conftest import BY_URL
 
 pytestmark = pytest.mark.cluster
 
@@ -137,7 +138,6 @@ def test_connections_carry_the_exceptions(connection: db.Connection) -> None:
         ("SELECT * FROM nowhere", "OperationalError", "sql"),
         ("SELECT ?", "ProgrammingError", "sql"),
         ("INSERT INTO {table}(id) VALUES (1), (1)", "IntegrityError", "constraint"),
-        ("ATTACH 'x' AS y", "NotSupportedError", "unsupported"),
         ("PRAGMA trusted_schema = OFF", "NotSupportedError", "unsupported"),
     ],
 )
@@ -150,6 +150,13 @@ def test_errors_have_the_class_that_the_standard_gives_them(
     assert (caught.value.code, caught.value.retry) == (code, False)
     assert isinstance(caught.value.__cause__, errors.BedrockishError)
     assert str(caught.value) == caught.value.__cause__.message
+
+
+@BY_URL
+def test_attaching_a_file_of_the_program_is_refused(connection: db.Connection) -> None:
+    with pytest.raises(db.NotSupportedError) as caught:
+        connection.execute("ATTACH 'x' AS y")
+    assert caught.value.code == "unsupported"
 
 
 def test_type_constructors_return_bindable_values(connection: db.Connection) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.dialects import registry
 
+from tests.dbapi.conftest import BY_URL
 from tools.cluster import ROOT
 
 pytestmark = pytest.mark.cluster
@@ -13,6 +14,7 @@ HOSTS = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
 AS_OPTIONS = "127.0.0.1:7401/?host=127.0.0.1:7402&host=127.0.0.1:7403"
 
 
+@BY_URL
 @pytest.mark.parametrize(
     ("page", "prints"),
     [

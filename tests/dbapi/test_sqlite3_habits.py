@@ -15,6 +15,7 @@ from sqlalchemy import create_engine
 
 import bedrockish.dbapi as db
 from bedrockish.dbapi.whole import Blob
+from tests.dbapi.conftest import BY_URL
 
 pytestmark = pytest.mark.cluster
 
@@ -103,6 +104,7 @@ def test_query_only_refuses_writes_of_its_connection(made: db.Connection) -> Non
     assert made.execute("SELECT a FROM other").fetchone() == (1,)
 
 
+@BY_URL
 def test_missing_functions_name_the_two_ways_out(connection: db.Connection) -> None:
     """A function of a program is not at the nodes: a plugin, or a connection by path."""
     for sql in ("SELECT mine(1)", "SELECT 'a' COLLATE mine ORDER BY 1 COLLATE mine"):
@@ -237,7 +239,6 @@ def test_a_blob_is_read_as_a_file(made: db.Connection) -> None:
         lambda c: c.create_window_function("rank", 1, object),
         lambda c: c.create_collation("NOCASE", lambda _a, _b: 0),
         lambda c: c.set_authorizer(print),
-        lambda c: c.set_progress_handler(print, 1),
         lambda c: c.serialize(),
         lambda c: c.deserialize(b""),
         lambda c: c.getlimit(0),
@@ -254,6 +255,13 @@ def test_unsupported_features_raise_typed_errors_with_a_way_out(
         use(connection)
 
 
+@BY_URL
+def test_progress_handler_is_refused(connection: db.Connection) -> None:
+    with pytest.raises(db.NotSupportedError, match=r"\w+ \w+ \w+"):
+        connection.set_progress_handler(print, 1)
+
+
+@BY_URL
 @pytest.mark.parametrize(
     ("register", "sql", "names"),
     [
@@ -278,7 +286,8 @@ def test_registered_functions_raise_in_statements_that_need_them(
 
 def test_like_tells_the_case_where_the_program_has_asked_for_it(url: str) -> None:
     """Pony and MLflow set the PRAGMA as soon as they have connected."""
-    engine = create_engine(url.replace("bedrockish://", "sqlite+bedrockish://"))
+    dialect = "sqlite+bedrockish://"
+    engine = create_engine(f"{dialect}/{url}" if url.startswith("/") else url.replace("bedrockish://", dialect))
     with closing(db.connect(url)) as connection, closing(engine.raw_connection()) as other:
         for one in (connection, other.dbapi_connection):
             assert one is not None

@@ -30,7 +30,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 NO_SPARK, NO_BROWSER = "no Spark here: ", "no chromium found; apt-get install chromium"
-PROCESSES = 2
+PROCESSES = 3  # two processors are busy then, most of the time
 SPARK = "tests/spark/"  # starts a Java machine in the process of the tests
 SLOWEST_FIRST = (SPARK, "tests/cluster/", "tests/test_")
 

@@ -50,6 +50,7 @@ HEAD = (
 ROWS = ("<!-- states -->\n\n", "\n\n<!-- end of states -->")
 REMEDIES = ("<!-- remedies -->\n\n", "\n\n<!-- end of remedies -->")
 PATIENCE_S = 90.0
+SILENCE_S = 1.0  # without an answer to the same over a link, HTTP is not waited for any longer
 HEALTHY = "all is well"
 NAMES = (
     HEALTHY,
@@ -99,15 +100,15 @@ class View:
     def __init__(self, cluster: LocalCluster, other: int = 0, keep: frozenset[str] = frozenset()) -> None:
         self.cluster, self.other, self._hidden = cluster, other, COMING_AND_GOING - keep
 
-    def get(self, index: int, path: str) -> tuple[str, bytes]:
-        """Return the status of an answer of HTTP, or ``no answer``, and the answer."""
+    def get(self, index: int, path: str, *, is_silent: bool = False) -> tuple[str, bytes]:
+        """Return the status of an answer of HTTP, or ``no answer``, and the answer; soon for a node that is silent."""
         trusted = re.search(r"ca=([^&]*)", self.cluster.options)
         context = ssl.create_default_context(cafile=trusted[1]) if trusted else None
         if context is not None:
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         url = f"http{'s' * bool(trusted)}://127.0.0.1:{self.cluster.nodes[index].http_port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=5, context=context) as reply:
+            with urllib.request.urlopen(url, timeout=SILENCE_S if is_silent else 5, context=context) as reply:
                 return str(reply.status), reply.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -138,9 +139,9 @@ class View:
         assert all(f'code="{code}"' in rules for code in found)
         return found - self._hidden
 
-    def dashboard(self, index: int) -> set[str]:
+    def dashboard(self, index: int, *, is_silent: bool) -> set[str]:
         """Return the troubles that the dashboard of a node is given to show."""
-        status, body = self.get(index, "/cluster")
+        status, body = self.get(index, "/cluster", is_silent=is_silent)
         if status == "no answer":
             return set()
         nodes = json.loads(body)["nodes"].values()
@@ -149,37 +150,40 @@ class View:
     async def until(self, own: set[str] | None, others: set[str] | None) -> Seen:
         """Wait until C and the others tell these troubles; return all views, which agree."""
 
-        async def there() -> bool:
-            found = self.codes(await self.told(2)), self.codes(await self.told(self.other))
-            if found == (own, others):
-                return True
-            seen.append(found)
-            return False
+        async def look(index: int) -> None:
+            found[index] = self.codes(await self.told(index))
 
-        seen: list[Any] = []
+        async def there() -> bool:
+            async with trio.open_nursery() as nursery:
+                for index in (2, self.other):
+                    nursery.start_soon(look, index)
+            return (found[2], found[self.other]) == (own, others)
+
+        found: dict[int, set[str] | None] = {}
         try:
             await until(f"{own} at C and {others} at the others", there, PATIENCE_S)
         except AssertionError as error:
-            raise AssertionError(f"{error}; last seen: {seen[-1:]}") from None
-        return await trio.to_thread.run_sync(self._look, own, others, await self.told(self.other))
+            raise AssertionError(f"{error}; last seen: {found}") from None
+        status = None if others is None else await self.told(self.other)
+        return await trio.to_thread.run_sync(self._look, own, others, status)
 
     def _look(self, own: set[str] | None, others: set[str] | None, status: dict[str, Any] | None) -> Seen:
         told, ready_of = {2: own, self.other: others}, {}
         alerts: set[str] = set()
         for index, codes in told.items():
-            ready_of[index] = self.get(index, "/readyz")[0]
+            ready_of[index] = self.get(index, "/readyz", is_silent=codes is None)[0]
             if codes is not None:
                 assert (ready_of[index] == "503") is any(BY_CODE[code].useless for code in codes)
                 found = self.alerts(index)
                 assert found == codes
                 alerts |= found
-        dashboard = self.dashboard(self.other)
+        dashboard = self.dashboard(self.other, is_silent=others is None)
         assert dashboard >= (others or set())
         return Seen(
             shown(own),
             shown(others),
             status["nodes"]["C"]["mode"] if status else "no answer",
-            self.get(2, "/livez")[0],
+            self.get(2, "/livez", is_silent=own is None)[0],
             ready_of[2],
             ready_of[self.other],
             shown(alerts),
@@ -377,6 +381,8 @@ OF_PROCESSES: States = {
     "stopped by SIGTERM": stopped,
     "paused (SIGSTOP), or cut off": paused,
     "dead, and B as well: no quorum": no_quorum,
+}
+OF_MOMENTS: States = {
     "it holds a transaction of A in doubt, and A and B are paused": in_doubt,
     "its clock is four seconds behind": clock_behind,
 }
@@ -410,7 +416,7 @@ SLOW_SYNCS = """
     import os, runpy, time
     sync = os.fdatasync
     def slow(file):
-        time.sleep(5)
+        time.sleep(2)
         sync(file)
     os.fdatasync = slow
     runpy.run_module("bedrockish.cli.main", run_name="__main__")
@@ -573,11 +579,10 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> tuple[Views, list[Excepti
     async def run() -> None:
         own = tmp_path_factory.mktemp
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(follow, one_after_the_other(OF_PROCESSES, own("processes")))
-            nursery.start_soon(follow, one_after_the_other(OF_FILES, own("files")))
-            nursery.start_soon(follow, refused(own("refused")))
-            await follow(certified(own("certified")))
-            await follow(too_late(own("late")))
+            for number, of_one in enumerate((OF_PROCESSES, OF_MOMENTS, OF_FILES)):
+                nursery.start_soon(follow, one_after_the_other(of_one, own(f"states{number}")))
+            for states in (refused, certified, too_late):
+                nursery.start_soon(follow, states(own(states.__name__)))
 
     trio.run(run)
     return found, failed

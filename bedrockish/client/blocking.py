@@ -25,7 +25,7 @@ from bedrockish.client.socket_driver import KEEPER, SocketDriver, run
 from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, UnsupportedError, UsageError
 from bedrockish.sqltext.session_values import SessionValues
-from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, parse_control
+from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, control_of
 
 if TYPE_CHECKING:
     from bedrockish.local.reads import LocalReads
@@ -144,7 +144,7 @@ class Connection:
         BEGIN, COMMIT, ROLLBACK and the savepoints work as in SQLite. When an open transaction is lost to another one,
         each statement says so until ROLLBACK. Arguments and errors are those of ``Client.execute``.
         """
-        control = parse_control(sql)
+        control = control_of(sql, params)
         if control is not None and control.kind in (BEGIN, COMMIT, ROLLBACK):
             return self._control(control, timeout=timeout, read=read, isolation=isolation)
         if self._current is not None:

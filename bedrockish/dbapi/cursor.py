@@ -164,6 +164,8 @@ class Cursor:
         self._forget()
         self._rowcount = -1
         if kind == OTHER and is_nothing(sql):
+            if params and not isinstance(params, dict):
+                raise ProgrammingError(f"the text holds no statement, but {len(params)} value(s) were given")
             return self
         declared = self._ask_types(sql, kind)
         rows = self._connection._run(lambda session: session.run(sql, params, kind))

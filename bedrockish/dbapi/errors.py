@@ -90,6 +90,7 @@ class NotSupportedError(DatabaseError):
     """Raised for a feature that a replicated database does not have. The text names the way out."""
 
 
+MISMATCH = 20  # SQLITE_MISMATCH
 BINDINGS = "parameter"  # a word of the errors about their number or names
 
 # The first class that fits is taken, so a class comes before its base.
@@ -113,9 +114,11 @@ def standing_for(error: BedrockishError) -> Error:
     cls = next(cls for ours, cls in _STANDS_FOR if isinstance(error, ours))
     if isinstance(error, SqlError) and BINDINGS in error.message:
         cls = ProgrammingError
+    number = error.details.get("sqlite")
+    if number == MISMATCH:  # as sqlite3 has it, for a text as an INTEGER PRIMARY KEY
+        cls = IntegrityError
     made = cls(error.message, details=error.details)
     made.code, made.retry = error.code, error.retry
-    number = error.details.get("sqlite")
     if isinstance(number, int) and number in CODES:
         made.sqlite_errorcode, made.sqlite_errorname = number, CODES[number]
     elif error.details.get("interrupted"):

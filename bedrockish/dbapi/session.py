@@ -41,7 +41,7 @@ from bedrockish.sqltext.transaction_control import (
     ROLLBACK_TO,
     SAVEPOINT,
     Control,
-    parse_control,
+    control_of,
 )
 
 Statement = tuple[str, Any]
@@ -113,7 +113,7 @@ class Session:
             if rows is not None:
                 self._trace(sql)
                 return rows
-        control = parse_control(sql)
+        control = control_of(sql, params)
         if control is not None:
             self._trace(sql)
             return self._control(control, sql)

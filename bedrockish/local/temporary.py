@@ -24,7 +24,7 @@ from bedrockish.local.transactions import (
     Place,
     needs_node,
 )
-from bedrockish.sqltext.transaction_control import parse_control
+from bedrockish.sqltext.transaction_control import control_of
 
 
 class WithTemporary(LocalTransaction):
@@ -101,7 +101,7 @@ class WithTemporary(LocalTransaction):
         """
         if self._ended is not None:
             raise self._ended
-        control = parse_control(statement.sql)
+        control = control_of(statement.sql, statement.params)
         try:
             with self._lock, self._statement:
                 if control is None:

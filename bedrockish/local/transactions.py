@@ -55,7 +55,7 @@ from bedrockish.local.reads import LocalReads, interrupted, may_see, seen_by
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
-from bedrockish.sqltext.transaction_control import parse_control
+from bedrockish.sqltext.transaction_control import control_of
 
 IDLE_MAX = 8  # workspaces that are kept for the next transaction
 OPEN_S = 60.0  # after which a transaction is rolled back: its snapshot holds up the node's checkpoints
@@ -334,7 +334,7 @@ class LocalTransaction:
         return result
 
     def _run(self, statement: Statement) -> Result:
-        control = parse_control(statement.sql)
+        control = control_of(statement.sql, statement.params)
         if control is None:
             if _is_for_node(statement.sql) or self._work.interactive.is_schema(statement):
                 raise NodeNeededError("the schema changes at the node")

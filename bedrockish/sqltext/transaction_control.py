@@ -5,9 +5,10 @@ operations, nodes do the others on an open transaction's list of changes.
 """
 
 import re
+from collections.abc import Sized
 from dataclasses import dataclass
 
-from bedrockish.errors import UsageError
+from bedrockish.errors import SqlError, UsageError
 from bedrockish.sqltext.statement_ends import after_blanks, after_nothing
 
 BEGIN, COMMIT, ROLLBACK = "BEGIN", "COMMIT", "ROLLBACK"
@@ -81,6 +82,20 @@ def parse_control(sql: str) -> Control | None:
             return Control(ROLLBACK_TO, _name(words[-1]))
         case _:
             return None
+
+
+def control_of(sql: str, params: Sized | None) -> Control | None:
+    """Return what a text says as ``parse_control``, and check that no values came with it.
+
+    Raises:
+        SqlError: values came with it.
+    """
+    found = parse_control(sql)
+    if found is not None and params:
+        raise SqlError(
+            f"the statement has 0 parameter(s), but {len(params)} value(s) were given", wanted=0, given=len(params)
+        )
+    return found
 
 
 def _name(word: str) -> str:

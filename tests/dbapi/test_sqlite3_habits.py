@@ -104,6 +104,20 @@ def test_query_only_refuses_writes_of_its_connection(made: db.Connection) -> Non
     assert made.execute("SELECT a FROM other").fetchone() == (1,)
 
 
+@pytest.mark.parametrize("sql", ["BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT p", "RELEASE p", "ROLLBACK TO p", "-- no"])
+def test_values_without_a_place_are_refused_before_anything_happens(made: db.Connection, sql: str) -> None:
+    made.isolation_level = None
+    made.execute("BEGIN")
+    made.execute("SAVEPOINT p")
+    made.execute("DELETE FROM child")
+    with pytest.raises(db.ProgrammingError, match=r"1 value\(s\) were given"):
+        made.execute(sql, (1,))
+    assert made.in_transaction
+    made.execute("ROLLBACK TO p")
+    assert made.execute("SELECT count(*) FROM child").fetchone() == (1,)
+    made.rollback()
+
+
 @BY_URL
 def test_missing_functions_name_the_two_ways_out(connection: db.Connection) -> None:
     """A function of a program is not at the nodes: a plugin, or a connection by path."""
@@ -121,6 +135,11 @@ def test_errors_have_sqlites_codes_and_classes(made: db.Connection) -> None:
         made.execute("INSERT INTO thing(a) VALUES (1)")
     assert unique.value.sqlite_errorname == "SQLITE_CONSTRAINT_UNIQUE"
     assert unique.value.sqlite_errorcode == db.SQLITE_CONSTRAINT_UNIQUE == sqlite3.SQLITE_CONSTRAINT_UNIQUE
+    made.rollback()
+    for sql in ("INSERT INTO thing(rowid) VALUES ('x')", "UPDATE thing SET rowid = 'x'"):
+        with pytest.raises(db.IntegrityError, match="datatype mismatch") as mismatch:
+            made.execute(sql)
+        assert mismatch.value.sqlite_errorname == "SQLITE_MISMATCH"
     made.rollback()
     for sql in ("SELECT * FROM nowhere", "SELEC 1", "SELECT nothing FROM thing"):
         with pytest.raises(db.OperationalError) as wrong:

@@ -117,6 +117,21 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     found.close()
 
 
+@pytest.mark.parametrize(
+    "sql",
+    ["REPLACE INTO cascade VALUES (77, 5)", "INSERT INTO account(id, v) SELECT 77, 1 UNION ALL SELECT 78, -100"],
+)
+def test_row_of_a_failed_statement_is_not_the_last_one_inserted(desk: Desk, sql: str) -> None:
+    desk.node.run(SCHEMA)
+    session = desk.begin()
+    desk.run(session, "INSERT INTO account VALUES (1, 2, 'n')")
+    with pytest.raises(ConstraintError):
+        desk.run(session, sql)
+    desk.run(session, "DELETE FROM account WHERE id = 9")
+    assert session.lastrowid == 1
+    desk.commit(session)
+
+
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("end", ["", " ; -- and nothing more"])
 def test_statement_with_values_left_over_changes_nothing(desk: Desk, is_known: bool, end: str) -> None:

@@ -524,6 +524,8 @@ class Interactive:
                 return
         db.execute("ROLLBACK TO statement")
         db.execute("RELEASE statement")
+        # SQLite keeps the id of a row that was inserted and taken back, but not where the transaction runs again.
+        db.set_last_insert_rowid(session.lastrowid)
 
     def _restore(self) -> bool:
         """If SQLite has rolled back the whole batch because of a statement, do it again; whether it has."""

@@ -71,7 +71,7 @@ from bedrockish.node.transactions.open import Open, checked, over_share
 from bedrockish.node.transactions.programs import Programs
 from bedrockish.node.transactions.statements import StatementRunner
 from bedrockish.node.transactions.temporary import TemporaryObjects
-from bedrockish.sqltext.transaction_control import parse_control
+from bedrockish.sqltext.transaction_control import control_of
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.transaction import ROWS
@@ -498,7 +498,7 @@ class Transactions:
     def _statement(self, one: Open, statement: Statement, room: int, results: list[Result]) -> steps.Steps[int]:
         """Run one text; add its results, and return about how many bytes they take."""
         session, interactive = one.session, self._interactive
-        control = parse_control(statement.sql)
+        control = control_of(statement.sql, statement.params)
         size = 0
         if control is not None:
             if session.draft is not None:

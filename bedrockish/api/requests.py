@@ -4,7 +4,7 @@ results are kept, so that a retried command gets its first answer).
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import lru_cache
 from hashlib import sha256
 from operator import attrgetter
@@ -427,7 +427,7 @@ class Answer:
     more: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rows:
     """The result of one statement; iterate over it for its rows, which are tuples.
 
@@ -484,16 +484,17 @@ def rows_of(answer: Answer, statements: int | None = None) -> list[Rows]:
     Raises:
         ProtocolMismatchError: the node sent something else than that.
     """
+    data, place, attempts = answer.results, answer.place, answer.attempts
     try:
-        results = decode_results(answer.results)
-    except UsageError as error:
-        raise ProtocolMismatchError(f"the node sent results that cannot be read: {error.message}") from error
-    if statements is not None and len(results) != statements:
-        raise ProtocolMismatchError(f"the node sent {len(results)} results for {statements} statements")
-    return [
-        Rows(result.columns, result.rows, result.rowcount, result.lastrowid, answer.place, answer.attempts)
-        for result in results
-    ]
+        found = [
+            Rows(tuple(columns), [*map(tuple, rows)], rowcount, lastrowid, place, attempts)
+            for columns, rows, rowcount, lastrowid in cbor2.loads(data)
+        ]
+    except (cbor2.CBORError, ValueError, TypeError) as error:
+        raise ProtocolMismatchError(f"the node sent {len(data)} bytes that are not results: {error}") from error
+    if statements is not None and len(found) != statements:
+        raise ProtocolMismatchError(f"the node sent {len(found)} results for {statements} statements")
+    return found
 
 
 DEPTH_MAX = 50  # lists and maps in each other

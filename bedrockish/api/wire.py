@@ -48,6 +48,7 @@ from bedrockish.api.requests import (
 from bedrockish.api.url import parse_address
 from bedrockish.common.trace_context import read_traceparent
 from bedrockish.errors import BedrockishError, ProtocolMismatchError, UsageError, pack_error, unpack_error
+from bedrockish.sqltext.known_texts import KEPT_MAX, KEPT_TEXT_MAX
 from bedrockish_journal.model.transaction import DIGEST_BYTES
 from bedrockish_journal.model.value import value
 
@@ -181,14 +182,10 @@ def encode_call(call: Call) -> bytes:
                 "token": request.token.encode(),
                 "timeout": request.timeout_s,
             }
-        case Execute(number, request) | Step(number, request):
-            try:
-                if isinstance(call, Step):
-                    prepared = call.prepared if call.op == COMMIT else b""
-                    return _encode_request(number, call.op, request, prepared, call.owner)
-                return _encode_request(number, EXECUTE, request)
-            except (cbor2.CBORError, ValueError) as error:
-                raise UsageError(f"a text in the request cannot be sent: {error}") from error
+        case Execute(number, request):
+            return encode_request(number, EXECUTE, request, attempt_of(request))
+        case Step(number, request, op, prepared, owner):
+            return encode_request(number, op, request, attempt_of(request), prepared, owner)
         case AskOutcome(number, command):
             packed = {"id": number, "op": OUTCOME, "command": command}
         case Ask(number, op, after, statement, asked):
@@ -349,43 +346,72 @@ def _statement(place: int, pair: object) -> Statement:
     return Statement(pair[0], check_params(pair[1]))
 
 
-def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"", owner: str | None = None) -> bytes:
+Attempt = tuple[Token, float, float, str]
+"""The fields of a request that differ between attempts: ``token``, ``timeout_s``, ``longest_s`` and ``read``."""
+
+
+def attempt_of(request: Request) -> Attempt:
+    """Return the fields of a request that differ between attempts."""
+    return request.token, request.timeout_s, request.longest_s, request.read
+
+
+def encode_request(
+    number: int, op: str, request: Request, attempt: Attempt, prepared: bytes = b"", owner: str | None = None
+) -> bytes:
+    """Return the call of a request, or of one of its steps, as bytes.
+
+    Args:
+        number: of the call.
+        op: the operation; a request that calls a command by name has its own.
+        request: the request; a change of the members is encoded by ``encode_call``.
+        attempt: the values that are sent instead of the request's own.
+        prepared: see ``Step``; only a COMMIT brings it.
+        owner: see ``Step``.
+
+    Raises:
+        UsageError: a text in it cannot be encoded (half a surrogate pair).
+    """
+    try:
+        return _encode_request(number, op, request, attempt, prepared if op == COMMIT else b"", owner)
+    except (cbor2.CBORError, ValueError) as error:
+        raise UsageError(f"a text in the request cannot be sent: {error}") from error
+
+
+def _encode_request(
+    number: int, op: str, request: Request, attempt: Attempt, prepared: bytes, owner: str | None
+) -> bytes:
     """Return a request as bytes: a map, put together by hand, for the encoder takes its time by the list and the map.
 
     Its work is its statements, or a command that it calls by name.
     """
-    token, named = request.token, request.call
-    count = 8 + (named is not None) + bool(request.longest_s) + bool(request.trace) + bool(request.digest)
+    (token, timeout_s, longest_s, read), named = attempt, request.call
+    count = 8 + (named is not None) + bool(longest_s) + bool(request.trace) + bool(request.digest)
     count += bool(prepared) + bool(request.temporary) + (owner is not None)
     parts = [
         _encode_head(_MAP, count),
         b"\x62id",
         _encode_head(_NUMBER, number),
-        b"\x62op",
-        _encode_word(op if named is None else CALL),
-        b"\x67command",
+        _encode_operation(op if named is None else CALL),
         _encode_text(request.command),
-        b"\x64read",
-        _encode_word(request.read),
-        b"\x69isolation",
-        _encode_word(request.isolation),
-        b"\x65token",
+        _encode_modes(read, request.isolation),
         _encode_bytes(token.encode()) if token.vector or token.clock else _NULL,
         b"\x67timeout",
-        _FLOAT.pack(0xFB, request.timeout_s),
+        _FLOAT.pack(0xFB, timeout_s),
     ]
     if named is not None:
         parts += (b"\x64name", cbor2.dumps(named.name), b"\x64args", cbor2.dumps(named.args))
     else:
         parts += (b"\x6astatements", _encode_head(_LIST, len(request.statements)))
         for statement in request.statements:
-            parts += (b"\x82", _encode_text(statement.sql), _encode_params(statement.params))
+            sql = statement.sql
+            encoded = _encode_known(sql) if len(sql) <= KEPT_TEXT_MAX else _encode_text(sql)
+            parts += (b"\x82", encoded, _encode_params(statement.params))
     if prepared:
         parts += (b"\x68prepared", cbor2.dumps(prepared))
     if owner is not None:
         parts += (b"\x63for", cbor2.dumps(owner))
-    if request.longest_s:
-        parts += (b"\x67longest", _FLOAT.pack(0xFB, request.longest_s))
+    if longest_s:
+        parts += (b"\x67longest", _FLOAT.pack(0xFB, longest_s))
     if request.trace:
         parts += (b"\x6btraceparent", cbor2.dumps(request.trace))
     if request.temporary:
@@ -396,14 +422,23 @@ def _encode_request(number: int, op: str, request: Request, prepared: bytes = b"
 
 
 @lru_cache(100)
-def _encode_word(word: str) -> bytes:
-    """Return one of a few words as bytes."""
-    return cbor2.dumps(word)
+def _encode_operation(op: str) -> bytes:
+    """Return an operation as bytes, up to the place of the command's id."""
+    return b"\x62op" + cbor2.dumps(op) + b"\x67command"
+
+
+@lru_cache(100)
+def _encode_modes(read: str, isolation: str) -> bytes:
+    """Return the modes of a request as bytes, up to the place of its token."""
+    return b"\x64read" + cbor2.dumps(read) + b"\x69isolation" + cbor2.dumps(isolation) + b"\x65token"
 
 
 def _encode_text(text: str) -> bytes:
     data = text.encode()
     return _encode_head(_TEXT, len(data)) + data
+
+
+_encode_known = lru_cache(KEPT_MAX)(_encode_text)
 
 
 def _encode_bytes(data: bytes) -> bytes:
@@ -413,7 +448,9 @@ def _encode_bytes(data: bytes) -> bytes:
 def _encode_params(params: Params) -> bytes:
     if params is None:
         return _NULL
-    return cbor2.dumps(list(params) if type(params) is list or not isinstance(params, Mapping) else dict(params))
+    if type(params) is list:
+        return cbor2.dumps(params)
+    return cbor2.dumps(dict(params) if isinstance(params, Mapping) else list(params))
 
 
 def _pack_params(params: Params) -> Params:
@@ -471,13 +508,14 @@ def _answer_parts(number: int, answer: Answer) -> tuple[bytes, ...]:
 # Kinds of values in CBOR; a number is not negative.
 _NUMBER, _BYTES, _TEXT, _LIST, _MAP = 0x00, 0x40, 0x60, 0x80, 0xA0
 _NULL = b"\xf6"
+_SHORTEST = tuple(bytes((each,)) for each in range(256))
 _SHORT, _LONG, _FLOAT = Struct(">BH"), Struct(">BI"), Struct(">Bd")
 
 
 def _encode_head(kind: int, count: int) -> bytes:
     """Return how a value of a kind begins in CBOR, with the number that it is or its length, in as few bytes as do."""
     if count < 24:
-        return bytes((kind | count,))
+        return _SHORTEST[kind | count]
     if count < 1 << 8:
         return bytes((kind | 24, count))
     if count < 1 << 16:
@@ -511,7 +549,9 @@ def decode_reply(payload: bytes) -> Reply:
         token = decode_token(packed["token"])
     except UsageError as error:
         raise ProtocolMismatchError(f"the node sent an answer whose token is none: {error}") from error
-    return Answered(number, Answer(results, token, _place(packed.get("place")), attempts, packed.get("more") is True))
+    place = packed.get("place")
+    place = None if place is None else _place(place)
+    return Answered(number, Answer(results, token, place, attempts, packed.get("more") is True))
 
 
 def _decode_error(packed: object) -> BedrockishError:
@@ -524,9 +564,7 @@ def _decode_error(packed: object) -> BedrockishError:
     return unpack_error(packed)
 
 
-def _place(value: object) -> tuple[str, int] | None:
-    if value is None:
-        return None
+def _place(value: object) -> tuple[str, int]:
     if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int:
         return value[0], value[1]
     raise ProtocolMismatchError(f"the node sent an answer whose place in the journal is {value!r}")

@@ -25,8 +25,11 @@ from bedrockish.api.url import Target, parse_url
 from bedrockish.api.wire import COMMAND_CHARACTERS_MAX, Answered, Told
 from bedrockish.client.local_file import is_path, located
 from bedrockish.errors import CommandIdError, ConfigError, ProtocolMismatchError, UsageError
-from bedrockish.sqltext.session_values import SessionValues, shown_names
+from bedrockish.sqltext.known_texts import remembered
+from bedrockish.sqltext.session_settings import first_setting
+from bedrockish.sqltext.session_values import SessionValues, asks_values, shown_names
 from bedrockish.sqltext.single_statement import check_statement
+from bedrockish.sqltext.temporary import makes_temporary
 from bedrockish_journal.model.command_id import make_id
 
 URL_VARIABLE = "BEDROCKISH_URL"
@@ -116,6 +119,20 @@ def command_rows(command: str, answer: Answer, statements: int) -> list[Rows]:
             reason="settled",
         )
     return rows_of(answer, statements)
+
+
+@remembered
+def is_plain(sql: str) -> bool:
+    """Return whether a text is one statement that has nothing to do with a session.
+
+    It sets nothing, asks for no value of the session, makes no TEMP object, and names no column as a session does in
+    which it has written a value.
+    """
+    try:
+        check_statement(sql)
+    except UsageError:
+        return False
+    return first_setting(sql) is None and not (asks_values(sql) or makes_temporary(sql) or "(/*" in sql)
 
 
 def texts_of(statements: Statements) -> list[str]:

@@ -27,6 +27,7 @@ from bedrockish.client.request_builder import (
     Statements,
     check_modes,
     command_rows,
+    is_plain,
     make_call,
     make_request,
     new_command,
@@ -49,6 +50,7 @@ from bedrockish.errors import (
     UsageError,
 )
 from bedrockish.sqltext.attach import order_of
+from bedrockish.sqltext.known_texts import KEPT_TEXT_MAX
 from bedrockish.sqltext.session_settings import LIKE, first_setting
 from bedrockish.sqltext.session_values import SessionValues, asks_values
 from bedrockish.sqltext.statement_ends import first_word
@@ -132,15 +134,16 @@ class Session(ClockCalls, QuestionCalls):
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
-        if self.local is not None and self._attaches(sql, params):
-            return Rows((), [])
-        told = self._switched(sql)
-        if told is not None:
-            return told
-        if self.local is not None and command is None and not self._core.temporary.name:
-            found = await self._read_in_program(((sql, params),), read, timeout)
-            if found is not None:
-                return found[0]
+        if not self._is_plain(sql):
+            if self.local is not None and self._attaches(sql, params):
+                return Rows((), [])
+            told = self._switched(sql)
+            if told is not None:
+                return told
+            if self.local is not None and command is None and not self._core.temporary.name:
+                found = await self._read_in_program(((sql, params),), read, timeout)
+                if found is not None:
+                    return found[0]
         statements = [(sql, params)]
         results = await self.transact(
             statements, timeout=timeout, read=read, isolation=isolation, command=command, resend=resend
@@ -171,6 +174,12 @@ class Session(ClockCalls, QuestionCalls):
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
+        timeout_s, values = self._seconds(timeout), self._core.values
+        if all(map(self._is_plain, texts_of(statements))):
+            request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
+            results = await self._command(request, timeout_s, resend=resend, named=command is not None)
+            values.see(results)
+            return results
         if command is None and await self._is_opened_for(texts_of(statements)):
             done = await self._transact_opened(statements, self._options(isolation, read, timeout))
             if done is not None:
@@ -180,13 +189,18 @@ class Session(ClockCalls, QuestionCalls):
             found = await self._read_in_program(pairs, read, timeout)
             if found is not None:
                 return found
-        timeout_s = self._seconds(timeout)
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
         write = with_values if command is None else with_settings_of  # a named command is sent again as it was
-        written = write(request.statements, self._core.values)
+        written = write(request.statements, values)
         request = request if written is request.statements else replace(request, statements=written)
-        found = await self._command(request, timeout_s, resend=resend, named=command is not None)
-        return seen(found, self._core.values)
+        return seen(await self._command(request, timeout_s, resend=resend, named=command is not None), values)
+
+    def _is_plain(self, sql: object) -> bool:
+        """Return whether a statement is sent as it is: neither the session nor a node's file here changes its way."""
+        core = self._core
+        if self.local is not None or core.values.settings or core.temporary.name:
+            return False
+        return type(sql) is str and len(sql) <= KEPT_TEXT_MAX and is_plain(sql)
 
     def _switched(self, sql: str) -> Rows | None:
         """Do a PRAGMA that is the session's own; None for any other statement."""
@@ -314,7 +328,7 @@ class Session(ClockCalls, QuestionCalls):
     async def _command(self, request: Request, timeout_s: float, *, resend: bool, named: bool) -> list[Rows]:
         if resend and not named:
             raise UsageError("to send a command again, name the command: its id is in the error of the first attempt")
-        deadline = self._now() + timeout_s
+        deadline = self._now() + timeout_s if resend else 0.0
         try:
             reply = await self._call(request, timeout_s)
         except (OutcomeUnknownError, CommandIdError):

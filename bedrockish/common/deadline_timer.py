@@ -26,8 +26,8 @@ class Alarm:
 
     def look(self) -> None:
         """Note that the time may be earlier than it was. (A later one is found out when the old one has come.)"""
-        at = self._when()
-        if at < self._at:
+        at = self._tell()
+        if at is not None and at < self._at:
             self._at = at
             if self._wait is not None:  # the task need not be woken for it
                 self._wait.deadline = self._deadline()

@@ -21,6 +21,7 @@ from bedrockish.api.wire import (
     CLOSE,
     CLUSTER_ID,
     COMMIT,
+    EXECUTE,
     LINK_ID,
     ROLLBACK,
     SETTLE,
@@ -29,7 +30,7 @@ from bedrockish.api.wire import (
     Answered,
     Ask,
     AskOutcome,
-    Call,
+    Attempt,
     Execute,
     Failed,
     Reply,
@@ -37,6 +38,7 @@ from bedrockish.api.wire import (
     Told,
     decode_reply,
     encode_call,
+    encode_request,
 )
 from bedrockish.client.sansio.effects import Dial, Effect, Finish, HangUp, Send
 from bedrockish.client.sansio.retry import (
@@ -121,7 +123,7 @@ class _Call:
     @property
     def name(self) -> str | None:
         """The transaction whose link it must go on; None if any node can answer."""
-        return name_of(self.what)
+        return None if isinstance(self.what, Request) else name_of(self.what)
 
 
 @dataclass(slots=True)
@@ -162,17 +164,38 @@ class ClientCore:
 
     def call(self, what: What, timeout_s: float, now: float) -> tuple[int, list[Effect]]:
         """Begin a call; its outcome will come as a ``Finish`` with the number returned here."""
-        number = self._add(what, timeout_s, now)
+        number, call = self._number(), _Call(what, now, now + timeout_s)
         # Of one that settles a command there is an earlier attempt to learn about.
-        self._calls[number].lost = int(isinstance(what, Step) and what.op == SETTLE)
-        return number, self._pump(now)
+        call.lost = int(isinstance(what, Step) and what.op == SETTLE)
+        link = self._free_link(call, now)
+        self._add(number, call)
+        if link is None:
+            return number, self._pump(now)
+        effects: list[Effect] = []
+        self._send(link, self._links[link], number, now, effects)
+        return number, effects
 
-    def _add(self, what: What, timeout_s: float, now: float) -> int:
-        number = self._number()
-        self._calls[number] = _Call(what, now, now + timeout_s)
+    def _free_link(self, call: _Call, now: float) -> int | None:
+        """Return the link on which a new call can leave at once; None if there is none, or something is due before it.
+
+        That is the way of nearly every call. The pump finds the same for it, after it has looked at all others.
+        """
+        if self._unsent or now >= self._due or now >= call.deadline:
+            return None
+        name = call.name
+        if name is not None:
+            home = self._homes.get(name)
+            return None if home is None else home.link
+        if self._current is None:
+            return None
+        link = self._links[self._current]
+        return self._current if link.is_open and len(link.calls) < IN_FLIGHT_MAX else None
+
+    def _add(self, number: int, call: _Call) -> None:
+        self._calls[number] = call
         self._unsent.add(number)
-        self._due = min(self._due, now + timeout_s)
-        return number
+        if call.deadline < self._due:
+            self._due = call.deadline
 
     def cancel(self, call: int, now: float) -> list[Effect]:
         """Forget a call whose caller no longer waits. It may still happen if it was sent.
@@ -324,7 +347,7 @@ class ClientCore:
             return [HangUp(link), *self.closed(link, reason, now)]
         effects: list[Effect] = []
         self._take(link, reply, now, effects)
-        return effects + self._pump(now)
+        return self._pump(now, effects)
 
     def woken(self, now: float) -> list[Effect]:
         """Time has passed."""
@@ -333,7 +356,7 @@ class ClientCore:
     # --- replies ---
 
     def _take(self, link: int, reply: Reply, now: float, effects: list[Effect]) -> None:
-        if isinstance(reply, Answered):
+        if isinstance(reply, Answered) and reply.answer.token is not self.token:
             # Also for a cancelled call: the node counts it as seen by the session.
             self.see(reply.answer.token)
         call = self._calls.get(reply.id)
@@ -342,10 +365,12 @@ class ClientCore:
         if not isinstance(reply, Failed):
             self._forget(reply.id)
             outcome: Answered | Told | BedrockishError = reply
-            # Statements that succeeded have neither begun nor ended their transaction.
-            if not isinstance(call.what, Step) or call.what.op != STATEMENTS:
+            if isinstance(call.what, Request):
                 self._note(call.what, reply)
-                outcome = self._stepped(link, call, reply) if isinstance(call.what, Step) else reply
+            elif isinstance(call.what, Step) and call.what.op != STATEMENTS:  # which neither begin nor end it
+                if call.what.op == COMMIT:
+                    self._note(call.what.request, reply)
+                outcome = self._stepped(link, call, reply)
             effects.append(Finish(reply.id, outcome))
             return
         call.error = reply.error
@@ -396,11 +421,9 @@ class ClientCore:
             return two_died(call.braked)
         return outcome
 
-    def _note(self, what: What, reply: Reply) -> None:
+    def _note(self, request: Request, reply: Reply) -> None:
         """Keep in mind which of the last commands have only read, for a while: no node does."""
-        request = what if isinstance(what, Request) else what.request if isinstance(what, Step) else None
-        is_whole = isinstance(what, Request) or (isinstance(what, Step) and what.op == COMMIT)
-        if request is not None and is_whole and isinstance(reply, Answered) and reply.answer.place is None:
+        if isinstance(reply, Answered) and reply.answer.place is None:
             self._only_read[request.command] = None
             if len(self._only_read) > ONLY_READ_MAX:
                 self._only_read.popitem(last=False)
@@ -428,7 +451,7 @@ class ClientCore:
         end = giving_up(what)
         if end is not None and link is not None and link in self._links:
             self._homes[end.request.command] = _Home(link, end, 0)
-            self._add(end, DIAL_TIMEOUT_S, now)
+            self._add(self._number(), _Call(end, now, now + DIAL_TIMEOUT_S))
 
     def _forget(self, number: int) -> None:
         call = self._calls.pop(number, None)
@@ -465,8 +488,9 @@ class ClientCore:
 
     # --- the pump: everything that follows from the state and the time ---
 
-    def _pump(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _pump(self, now: float, effects: list[Effect] | None = None) -> list[Effect]:
+        """Return effects, with all those after them that are due."""
+        effects = [] if effects is None else effects
         if self._unsent or now >= self._due:
             self._move_calls(now, effects)
         if len(self._links) > (self._current is not None):
@@ -520,23 +544,8 @@ class ClientCore:
 
     def _send(self, number: int, link: _Link, call_number: int, now: float, effects: list[Effect]) -> None:
         call = self._calls[call_number]
-        wire_call: Call
-        match call.what:
-            case Step():
-                what = call.what
-                wire_call = Step(
-                    call_number, self._attempt(call, what.request, now), what.op, what.prepared, what.owner
-                )
-            case Request():
-                wire_call = Execute(call_number, self._attempt(call, call.what, now))
-            case AskOutcome():
-                wire_call = replace(call.what, id=call_number)
-            case Ask():
-                wire_call = replace(call.what, id=call_number)
-            case _:
-                assert_never(call.what)
         try:
-            payload = encode_call(wire_call)
+            payload = self._encode(call_number, call, now)
             if len(payload) > PAYLOAD_BYTES_MAX:
                 raise TooLargeError(
                     f"the request has {len(payload)} bytes, and at most {PAYLOAD_BYTES_MAX} can be sent; split it"
@@ -550,8 +559,25 @@ class ClientCore:
         link.calls.add(call_number)
         effects.append(Send(number, payload))
 
-    def _attempt(self, call: _Call, request: Request, now: float) -> Request:
-        """Return the request as the next node shall see it."""
+    def _encode(self, number: int, call: _Call, now: float) -> bytes:
+        """Return a call as bytes, as the next node shall see it."""
+        what = call.what
+        match what:
+            case Request() if what.change is not None:
+                token, timeout_s, longest_s, read = self._attempt(call, what, now)
+                return encode_call(Execute(number, what.attempt(token, timeout_s, longest_s, read)))
+            case Request():
+                return encode_request(number, EXECUTE, what, self._attempt(call, what, now))
+            case Step():
+                attempt = self._attempt(call, what.request, now)
+                return encode_request(number, what.op, what.request, attempt, what.prepared, what.owner)
+            case AskOutcome() | Ask():
+                return encode_call(replace(what, id=number))
+            case _:
+                assert_never(what)
+
+    def _attempt(self, call: _Call, request: Request, now: float) -> Attempt:
+        """Return the fields of a request that the next attempt sends instead of the request's own."""
         # A little less time than there is, so that the node's own "it did not happen" arrives in time. And not all of
         # it while there are other nodes: one that is cut off from its peers would use it up waiting for them.
         left = call.deadline - now
@@ -568,7 +594,7 @@ class ClientCore:
         read = STRICT if call.lost and not call.harmless and not isinstance(call.what, Step) else request.read
         # The BEGIN of an open transaction has carried its token.
         token = self._merged(request.token) if goes_anywhere else request.token
-        return request.attempt(token, timeout_s, longest_s, read)
+        return token, timeout_s, longest_s, read
 
     def _merged(self, token: Token) -> Token:
         mine = self.token

@@ -379,6 +379,19 @@ def _encode_result(one: Result) -> bytes:
     return b"".join((b"\x84", columns, rows, _encode_count(one.rowcount), last))
 
 
+def head_of_read(columns: tuple[str, ...]) -> bytes:
+    """Return the encoded results of one statement that reads, up to its rows."""
+    return b"\x81\x84" + cbor2.dumps(columns)
+
+
+def encode_read(head: bytes, rows: Sequence[tuple[Any, ...]]) -> bytes:
+    """Return the results of one statement that reads, as ``encode_results`` does, with the head of ``head_of_read``."""
+    return b"".join((head, cbor2.dumps(rows), _END_OF_READ))
+
+
+_END_OF_READ = cbor2.dumps(-1) + cbor2.dumps(None)
+
+
 @lru_cache(1_000)
 def _encode_columns(columns: tuple[str, ...]) -> bytes:
     return cbor2.dumps(columns)

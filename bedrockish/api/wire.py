@@ -220,6 +220,8 @@ def decode_call(payload: bytes, user: str = "") -> Call:
         raise MalformedCallError(f"a call cannot have the id {number!r}; number them from 1")
     op = packed.get("op")
     try:
+        if op in (EXECUTE, CALL):
+            return Execute(number, _decode_request(packed, user))
         if op in STEPS or op in STREAM_STEPS:
             prepared = packed.get("prepared", b"") if op == COMMIT else b""
             if type(prepared) is not bytes:
@@ -229,8 +231,6 @@ def decode_call(payload: bytes, user: str = "") -> Call:
                 raise UsageError("a learner commits and settles for a user's program, who goes by a name")
             request = _decode_request(packed, user, least=int(op in (STATEMENTS, STREAM)))
             return Step(number, request, op, prepared, owner)
-        if op in (EXECUTE, CALL):
-            return Execute(number, _decode_request(packed, user))
         if op == MEMBER:
             return Execute(number, _decode_change(packed, user))
         if op == OUTCOME:
@@ -488,6 +488,10 @@ def _answer_parts(number: int, answer: Answer) -> tuple[bytes, ...]:
     others waiting.
     """
     results, token, place = answer.results, answer.token.encode(), answer.place
+    if place is None and answer.attempts == 1 and not answer.more:  # most answers, and all those of short reads
+        size = len(results)
+        head = b"\xa6\x62id", _encode_head(_NUMBER, number), b"\x62ok\xf5\x67results", _encode_head(_BYTES, size)
+        return *head, results, _end_of_read(token)
     return (
         b"\xa7\x62id" if answer.more else b"\xa6\x62id",
         _encode_head(_NUMBER, number),
@@ -503,6 +507,13 @@ def _answer_parts(number: int, answer: Answer) -> tuple[bytes, ...]:
         _encode_head(_NUMBER, answer.attempts),
         b"\x64more\xf5" if answer.more else b"",
     )
+
+
+@lru_cache(100)
+def _end_of_read(token: bytes) -> bytes:
+    """Return an answer that only read after its results; between two commits, all of them have the same token."""
+    token = _encode_bytes(token)
+    return b"\x65token" + token + b"\x65place" + _NULL + b"\x68attempts" + _encode_head(_NUMBER, 1)
 
 
 # Kinds of values in CBOR; a number is not negative.

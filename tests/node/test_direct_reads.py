@@ -48,6 +48,10 @@ class Node:
         assert isinstance(answer, Answer)
         return answer
 
+    async def submit(self, **others: Any) -> Answer:
+        """Return the answer of a request."""
+        return await self.runtime.submit(replace(request("", os.urandom(8).hex()), **others))
+
     async def value(self, sql: str = COUNT, name: str = "", **others: Any) -> Any:
         answer = await self.runtime.submit(replace(request(sql, name or os.urandom(8).hex()), **others))
         return decode_results(answer.results)[0].rows[0][0]

@@ -176,9 +176,9 @@ class ClientCore:
         return number, effects
 
     def _free_link(self, call: _Call, now: float) -> int | None:
-        """Return the link on which a new call can leave at once; None if there is none, or something is due before it.
+        """Return the link on which a new call can leave at once; None if it has to wait, or another call is due.
 
-        That is the way of nearly every call. The pump finds the same for it, after it has looked at all others.
+        Nearly every call leaves that way. The pump finds the same link for it after a look at all other calls.
         """
         if self._unsent or now >= self._due or now >= call.deadline:
             return None

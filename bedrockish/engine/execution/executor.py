@@ -20,13 +20,15 @@ from bedrockish.access_sets.definitions import folded
 from bedrockish.access_sets.effort import Check, TooDearError
 from bedrockish.access_sets.key_values import Params
 from bedrockish.access_sets.query_names import connection_query
-from bedrockish.access_sets.readset import EVERYTHING, ReadPlan, schema_lengths
+from bedrockish.access_sets.readset import EVERYTHING, schema_lengths
 from bedrockish.access_sets.settings_in_force import in_force
 from bedrockish.access_sets.table_layout import Tables
 from bedrockish.api.large_results import encode_in_steps
 from bedrockish.api.requests import NOTHING, SERIALIZABLE, Request, Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.derived.commands import with_values
+from bedrockish.engine.execution.alike import ALIKE_MIN, Recipe, count_alike
+from bedrockish.engine.execution.lookups import Lookups
 from bedrockish.engine.execution.snapshot import fetch
 from bedrockish.engine.sqlite.bind import Binder, bind_one
 from bedrockish.engine.sqlite.errors import is_in_the_text, translate
@@ -74,25 +76,6 @@ class Known(NamedTuple):
     expansion: Expansion
 
 
-class Recipe(NamedTuple):
-    """A statement that writes rows and calls no function, and the plan of its reads, none of which depends on rows."""
-
-    piece: Piece
-    plan: ReadPlan
-
-
-ALIKE_MIN, ALIKE_MAX = 4, 250  # statements of one text that run at once: more of them would hold up other clients
-
-
-def count_alike(statements: Sequence[Statement], first: int) -> int:
-    """Return how many statements from a place on have one text, at most ``ALIKE_MAX``."""
-    sql, end = statements[first].sql, min(len(statements), first + ALIKE_MAX)
-    for place in range(first + 1, end):
-        if statements[place].sql != sql:
-            return place - first
-    return end - first
-
-
 class Executor:
     """An executor of requests, one at a time.
 
@@ -125,6 +108,7 @@ class Executor:
         self.capture, self.access = capture, access or Access()
         self._texts: dict[str, tuple[Piece, ...]] = {}
         self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # of users who may not see what is secret
+        self._lookups, self._limited_lookups = Lookups(self._texts), Lookups(self._limited_texts)
         self.only_writes: set[str] = set()
         self._tables = Tables(db, known.tables if known is not None else None)
         guard.virtual = self._tables.virtual
@@ -171,6 +155,8 @@ class Executor:
         """Forget what was compiled: the connection has other tables, or remembers too much."""
         for known in (self._texts, self._limited_texts, self.only_writes):
             known.clear()
+        for lookups in (self._lookups, self._limited_lookups):
+            lookups.clear()
         self.analysis.forget()
 
     def _view_names(self) -> frozenset[str]:
@@ -325,11 +311,14 @@ class Executor:
             TakesLongError: it has run for ``budget_s`` and is not done.
             BedrockishError: as ``execute``.
         """
+        statements = request.statements
+        if len(statements) == 1 and (found := self._look_up(statements[0], request.user, budget_s)) is not None:
+            return found
         results: list[Result] = []
         room = most = self._limits.result_bytes
         self.allow(budget_s)
         try:
-            for statement in request.statements:
+            for statement in statements:
                 for piece, params in self.pieces(statement, request.user):
                     if piece.kind != READ or piece.setting:
                         return None
@@ -339,6 +328,18 @@ class Executor:
         finally:
             self.allow(_FOREVER)
         return encode_in_steps(results, most - room)
+
+    def _look_up(self, statement: Statement, user: str, budget_s: float) -> bytes | None:
+        """Return the encoded result of a statement if it is a lookup; None for any other."""
+        rights = self.access.of(user) if self.access.users else None
+        lookups = self._limited_lookups if rights is not None and rights.role < ADMIN else self._lookups
+        lookup = lookups.find(statement.sql, self.lengths)
+        if lookup is None or budget_s > self._limits.budget_s:  # with more time its values may be longer
+            return None
+        if rights is not None:
+            rights.check(lookup.piece, self._views)
+        db = self._db if self.reader is None or self.capture.wrote else self.reader
+        return lookup.run(db, statement, self._limits)
 
     def compiled(self, sql: str, user: str = "", at: int = 0) -> tuple[Piece, int]:
         """Compile the statement of a text that begins at or after a place, and return it with the place after it.

@@ -22,7 +22,7 @@ from bedrockish.access_sets.growing import Growing
 from bedrockish.access_sets.readset import ResolvedReads
 from bedrockish.api.requests import Result, Statement, encode_results
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.execution.executor import Recipe
+from bedrockish.engine.execution.alike import Recipe
 from bedrockish.engine.execution.interfaces import Lends
 from bedrockish.engine.execution.open_transaction import Mark, Session
 from bedrockish.engine.execution.snapshot import Readers

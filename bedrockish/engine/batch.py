@@ -228,6 +228,7 @@ class Batch:
                 # Between two batches the file is free for a moment; the node's own writes do not count here.
                 self.failed = True
                 raise DamagedError(FOREIGN_WRITER)
+            self._wal.reserve(self._limits.wal_frames_max)
         except apsw.Error as error:
             raise self.broken(error) from error
         return True

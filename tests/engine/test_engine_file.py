@@ -1,5 +1,6 @@
 """The file of a node: what a power cut leaves, what a kill leaves, and that the WAL stays small."""
 
+import errno
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Member, Membership, Vote, encode_membership
 from bedrockish.engine.batch import FRAMES as BATCH_FRAMES
 from bedrockish.engine.storage.rename_copy import strip
-from bedrockish.engine.storage.wal import FRAME_BYTES
+from bedrockish.engine.storage.wal import FRAME_BYTES, RESERVE_BYTES, RESERVE_LEAST
 from bedrockish.errors import ConfigError, DamagedError
 from bedrockish.node.admin.wal_readers import HELD_FRAMES_MIN, describe_held_wal, readers_of
 from bedrockish_journal.model.access_set import AccessSet
@@ -509,3 +510,56 @@ def test_pages_held_back_by_a_reader_are_copied_in_the_background(
     node.run("INSERT INTO t(filler) VALUES (1)")
     node.save()
     assert (len(left), left[0] < 20, wal.frames) == (1, True, 0)
+
+
+def test_file_of_the_log_has_room_for_short_batches(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    wal = wal_of(node.path)
+    lengths = set[int]()
+    for _ in range(30):
+        node.run(("INSERT INTO t(filler) VALUES ('a')", ()))
+        node.engine.flush()
+        lengths.add(wal.stat().st_size)
+        end = 32 + node.engine.wal_frames * FRAME_BYTES
+        assert wal.stat().st_size >= end + RESERVE_LEAST * FRAME_BYTES
+    assert len(lengths) < 4
+    node.engine.sync()
+    whole = wal.read_bytes()
+    place = cut(node.path, whole, tmp_path / "whole", len(whole))
+    assert batches_in(place) == (node.engine.batches, node.tick)
+
+
+def test_long_batches_lengthen_the_log_by_themselves(make_node: MakeNode) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    node.save()
+    wal = wal_of(node.path)
+    node.run(("INSERT INTO t(filler) VALUES (zeroblob(2000000))", ()))
+    node.engine.flush()
+    for _ in range(4):
+        node.run(("INSERT INTO t(filler) VALUES (zeroblob(2000000))", ()))
+        before = node.engine.wal_frames
+        node.engine.flush()
+        assert node.engine.wal_frames > before + RESERVE_LEAST
+        end = 32 + node.engine.wal_frames * FRAME_BYTES
+        assert wal.stat().st_size - end < RESERVE_LEAST * FRAME_BYTES
+
+
+def test_log_goes_on_where_no_room_is_left_to_lengthen_it(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make_node()
+    node.run(SCHEMA)
+    refused = list[int]()
+
+    def refuse(_file: int, data: bytes, _place: int) -> int:
+        refused.append(len(data))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    node.save()
+    node.run(("INSERT INTO t(filler) VALUES ('a')", ()))
+    node.engine.flush()
+    node.engine.sync()
+    assert RESERVE_BYTES in refused
+    assert wal_of(node.path).stat().st_size < RESERVE_BYTES

@@ -12,7 +12,7 @@ from bedrockish.errors import UnavailableError
 from bedrockish.local.page import Published
 
 HEADER_BYTES, FRAME_HEAD_BYTES = 32, 24  # of the log, and of each page in it
-PAGE_SIZE_AT, SALTS_AT, SALTS_BYTES = 8, 16, 8
+PAGE_SIZE_AT, SALTS_AT, SALTS_IN_FRAME, SALTS_BYTES = 8, 16, 8, 8
 
 
 def lose_unsynced(database: Path, process: int, luck: random.Random) -> int:
@@ -21,15 +21,19 @@ def lose_unsynced(database: Path, process: int, luck: random.Random) -> int:
     Nothing is taken if the page is not that of the node's last process: it has synced what it began with.
 
     A disk may have got some of it to its platters: at times a part of it stays, and at times a byte of that is wrong.
+    The rest reads as the zeros that were there before, or is not in the file at all.
     """
     log = database.with_name(f"{database.name}-wal")
     durable = _durable_bytes(database, log, process) if log.exists() else None
     if durable is None:
         return 0
-    unsynced = max(0, log.stat().st_size - durable)
+    unsynced = max(0, _written_bytes(log) - durable)
     kept = luck.choice([0, luck.randint(0, unsynced)])
     with log.open("r+b") as file:
-        file.truncate(min(log.stat().st_size, durable + kept))
+        size = log.stat().st_size
+        file.truncate(min(size, durable + kept))
+        if luck.random() < 0.5:
+            file.truncate(size)
         if kept and luck.random() < 0.3:
             place = durable + luck.randrange(kept)
             file.seek(place)
@@ -38,6 +42,18 @@ def lose_unsynced(database: Path, process: int, luck: random.Random) -> int:
             file.write(bytes([byte[0] ^ 0xFF]))
         os.fsync(file.fileno())
     return unsynced - kept
+
+
+def _written_bytes(log: Path) -> int:
+    """Return where the frames of the log end; zeros that were written before them, or older frames, may follow."""
+    with log.open("rb") as file:
+        head = file.read(HEADER_BYTES)
+        salts = head[SALTS_AT : SALTS_AT + SALTS_BYTES]
+        size = FRAME_HEAD_BYTES + int.from_bytes(head[PAGE_SIZE_AT : PAGE_SIZE_AT + 4], "big")
+        end = len(head)
+        while len(frame := file.read(size)) == size and frame[SALTS_IN_FRAME : SALTS_IN_FRAME + SALTS_BYTES] == salts:
+            end += size
+    return end
 
 
 def _durable_bytes(database: Path, log: Path, process: int) -> int | None:

@@ -21,7 +21,7 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, canonical, covers
 
 IDLE_CUT_S = 1.0  # seconds between two moves of the cut when nothing waits for it
-HURRY_S = 0.02  # seconds between two moves while a few things wait; while many do, the heartbeat is quick enough
+HURRY_S = 0.05  # seconds between two moves while a few things wait; while many do, the heartbeat is quick enough
 NEVER = Txid(1 << 64, "")  # later than any clock
 RELEASED = (1 << 63) - 1  # the clock of a hold that holds nothing
 HURRY_MAX = 64  # things that wait

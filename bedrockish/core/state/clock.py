@@ -267,9 +267,9 @@ class ClosingLag:
 
     def closable(self, seconds: float) -> int:
         """Return the latest reading that is as old as the lag, or 0."""
-        found = 0
+        found, latest = 0, seconds - self.seconds
         for when, clock in self._readings:
-            if when > seconds - self.seconds:
+            if when > latest:
                 break
             found = clock
         return found

@@ -14,6 +14,7 @@ from bedrockish.core.state import packed_commits
 from bedrockish.core.state.access_index import AccessIndex, Conflict
 from bedrockish.core.state.packed_commits import Known, Place, Retirement, Segment
 from bedrockish_journal.model.access_set import AccessSet, Range, conflict
+from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
@@ -76,6 +77,7 @@ class CommitWindow:
         self._index: AccessIndex[Txid] = AccessIndex()
         self._by_clock: list[Txid] = []  # a heap of those that may not be settled
         self._below: list[Txid] = []  # those that are, and are not packed yet
+        self._below_oldest = CLOCK_LIMIT  # a clock that none of them is below
         self._segments: deque[Segment] = deque()
         self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
         self._packed_newest = -1  # the greatest clock in any segment
@@ -284,7 +286,11 @@ class CommitWindow:
         while self._by_clock and self._by_clock[0].clock <= settled:
             txid = heapq.heappop(self._by_clock)
             # Taken and not applied yet, or ended in this very step: its place is still asked for.
-            (kept if txid in needed else self._below).append(txid)
+            if txid in needed:
+                kept.append(txid)
+            else:
+                self._below.append(txid)
+                self._below_oldest = min(self._below_oldest, txid.clock)
         for txid in kept:
             heapq.heappush(self._by_clock, txid)
         while len(self._below) >= packed_commits.SEGMENT:
@@ -306,11 +312,13 @@ class CommitWindow:
                 self._drop(place)
         if len(self._segments) < before:
             self._sum_up()
+        if self._below_oldest > clock:
+            return
         gone = [txid for txid in self._below if txid.clock <= clock]
-        if gone:
-            self._below = [txid for txid in self._below if txid.clock > clock]
-            for txid in gone:
-                self._drop(self._take(txid).places[0])
+        self._below = [txid for txid in self._below if txid.clock > clock]
+        self._below_oldest = min((txid.clock for txid in self._below), default=CLOCK_LIMIT)
+        for txid in gone:
+            self._drop(self._take(txid).places[0])
 
     def _drop(self, place: Place) -> None:
         """Raise the floor to the first place of a commit; the journal judges a base that has another place alone."""

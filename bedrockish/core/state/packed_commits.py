@@ -119,7 +119,8 @@ class Keys:
 class Segment:
     """Packed access sets of a few hundred commits: all keys in order, each with its commit and how that touched it.
 
-    A filter of bits sorts out most keys that no commit here has touched. The keys of large access sets are kept apart.
+    A filter of bits, made when it is first asked, sorts out most keys that no commit here has touched. The keys of
+    large access sets are kept apart.
     """
 
     __slots__ = (
@@ -138,6 +139,8 @@ class Segment:
         "newest",
         "oldest",
     )
+
+    _bits: bytes | None
 
     def __init__(self, commits: Sequence[Known]) -> None:
         assert len(commits) <= SEGMENT
@@ -187,12 +190,7 @@ class Segment:
         touched.sort()
         self._keys = Keys([key for key, _ in touched])
         self._owners = array("H", [owner for _, owner in touched])
-        # A lookup costs a search through packed keys; of keys that are not there, the filter sorts nine in ten out.
-        bits = bytearray(FILTER_BYTES)
-        for key, _ in touched:
-            bit = _bit(key)
-            bits[bit >> 3] |= 1 << (bit & 7)
-        self._bits = bytes(bits)
+        self._bits = None
 
     @property
     def last(self) -> Vector:
@@ -293,7 +291,21 @@ class Segment:
         """Return those of some keys that may be here, in order."""
         if len(points) > len(self._keys):
             return sorted({key for key in self._keys if key in points})
-        return sorted([key for key in points if self._bits[_bit(key) >> 3] & 1 << (_bit(key) & 7)])
+        bits = self._bits
+        if bits is None:
+            bits = self._bits = self._filter()
+        return sorted([key for key in points if bits[_bit(key) >> 3] & 1 << (_bit(key) & 7)])
+
+    def _filter(self) -> bytes:
+        """Return the bits of all keys.
+
+        A lookup costs a search through packed keys; of keys that are not there, the filter sorts nine in ten out. Most
+        segments are never searched, since each base has seen them.
+        """
+        bits = bytearray(FILTER_BYTES)
+        for bit in map(_bit, self._keys):
+            bits[bit >> 3] |= 1 << (bit & 7)
+        return bytes(bits)
 
     def _between(self, low: bytes, high: bytes, wanted: int) -> Iterator[tuple[bytes, int]]:
         for number in range(self._keys.place(low), len(self._keys)):

@@ -125,16 +125,16 @@ def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: 
     for row in _rows(db, table, keys, asked):
         key = row[: len(keys)]
         is_listed = listed and found.count < LISTED_MAX
-        one = blake2b(digest_size=HASH_BYTES)
-        for piece in _packed(row):
+        one = blake2b(digest_size=HASH_BYTES) if is_listed else None
+        for piece in _packed(row) if _has_long_value(row) else (cbor2.dumps(row),):
             total.update(piece)
-            if is_listed:
+            if one is not None:
                 one.update(piece)
         found.count += 1
         if found.count > COUNTED_MAX:
             found.incomparable = f"there are more than {COUNTED_MAX} rows in one range"
             break
-        if is_listed:
+        if one is not None:
             found.rows[cbor2.dumps(key)] = one.digest()
     if listed and found.count > LISTED_MAX:
         found.incomparable = f"there are more than {LISTED_MAX} rows in one range"
@@ -143,14 +143,20 @@ def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: 
     found.last = key if asked.upto is None and asked.limit and found.count >= asked.limit else asked.upto
 
 
+def _has_long_value(row: Key) -> bool:
+    """Return whether a row has a text or a blob that is not copied to be encoded; asked of each row of a range."""
+    for value in row:
+        kind = type(value)
+        if (kind is str or kind is bytes) and len(value) >= LONG_BYTES:
+            return True
+    return False
+
+
 def _packed(row: Key) -> Iterator[bytes]:
     """Yield the bytes of ``cbor2.dumps(row)``; a long value comes as it is.
 
     Encoding holds up all other threads: with a value of 30 MB, which is copied several times, for a tenth of a second.
     """
-    if not any(isinstance(value, bytes | str) and len(value) >= LONG_BYTES for value in row):
-        yield cbor2.dumps(row)
-        return
     yield array_head(len(row))
     for value in row:
         if isinstance(value, bytes | str) and len(value) >= LONG_BYTES:

@@ -72,7 +72,7 @@ def writing(cluster: LocalCluster) -> Iterator[None]:
         drawn = random.Random(number)
         try:
             with connect(cluster.url(number)) as db:
-                while not over.is_set():
+                while not over.wait(0.02):
                     row = drawn.randrange(1, 200)
                     db.execute("UPDATE stock SET n = n + 1 WHERE id = ?", (row % 7 + 1,))
                     db.execute("INSERT OR REPLACE INTO stock(id, n) VALUES (?, ?)", (row, drawn.random() < 0.5))

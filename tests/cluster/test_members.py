@@ -20,6 +20,8 @@ from tools.cluster import LocalCluster, LocalNode, clean_environment, free_ports
 
 pytestmark = pytest.mark.cluster
 
+PAUSE_S = 0.02  # between two commits of a client: without it four of them have all the processors
+
 
 class Work:
     """Clients that write one row after the other; every failure that a client sees is counted as one."""
@@ -41,6 +43,7 @@ class Work:
                     self.done.add(row)
                 except BedrockishError as error:
                     self.failed.append(error)
+                await trio.sleep(PAUSE_S)
 
     async def moves(self) -> None:
         """Wait until some more rows are in."""

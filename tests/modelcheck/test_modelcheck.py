@@ -108,7 +108,9 @@ class Watched(Nodes):
         return found
 
 
-@pytest.mark.parametrize("name", ["two that meet", "one, recovered", "one given up"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("two that meet", marks=pytest.mark.slow), "one, recovered", "one given up"]
+)
 def test_states_with_equal_keys_behave_alike(name: str) -> None:
     """Nodes that came to the same state in different ways do the same from there on."""
     explorer = Explorer(SMALL[name])

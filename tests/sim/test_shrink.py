@@ -22,7 +22,7 @@ def failing() -> Options:
 def test_a_failing_world_shrinks() -> None:
     """To a few commands, that break the same law with the fault in force, each time, and no law without it."""
     with in_force(FAULT):
-        shrinker = Shrinker(run_seed, failing(), 80)
+        shrinker = Shrinker(run_seed, failing(), 40)
         before = shrinker.happened
         small = shrinker.shrink()
         assert shrinker.happened < before

@@ -69,8 +69,6 @@ class _Reader:
         self._texts: dict[str, Piece | None] = {}
         self._limited: dict[str, Piece | None] = {}  # of users who may not see what is secret
         self._schema = -1
-        self._said = ""  # the row of the last snapshot
-        self._was: FileMoment | None = None
         db.set_progress_handler(late, STEPS)
 
     def begin(self) -> FileMoment | None:
@@ -84,10 +82,7 @@ class _Reader:
     def look(self) -> FileMoment | None:
         """Return the moment of the snapshot that was just taken."""
         rows = self.execute(_MOMENT).fetchall()  # to the end: SQLite changes no collation while a statement runs
-        said = str(rows[0][0]) if rows else ""
-        if said != self._said:
-            self._said, self._was = said, moment_row.read(said)
-        self.moment = self._was
+        self.moment = moment_row.read(str(rows[0][0])) if rows else None
         if self.moment is not None and self.moment.schema != self._schema:
             self._schema = self.moment.schema
             self._texts.clear()

@@ -6,6 +6,7 @@ have been applied in it. The value is JSON: any SQLite reads a part of it with `
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import apsw
@@ -53,6 +54,7 @@ def write(db: apsw.Connection, moment: FileMoment) -> None:
     system.set_meta(db, KEY, json.dumps(fields, separators=(",", ":")))
 
 
+@lru_cache(64)  # many connections of a program read the same row after each batch
 def read(text: Any) -> FileMoment | None:
     """Return the moment in the row's value; None if it is not the value of such a row."""
     try:

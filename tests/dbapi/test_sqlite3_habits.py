@@ -118,6 +118,14 @@ def test_values_without_a_place_are_refused_before_anything_happens(made: db.Con
     made.rollback()
 
 
+def test_definitions_change_no_rows_beside_temporary_objects(made: db.Connection) -> None:
+    made.execute("CREATE TEMP TABLE own(a)")
+    assert made.execute("INSERT INTO own VALUES (1), (2)").rowcount == 2
+    for sql in ("DROP INDEX IF EXISTS none", "CREATE TEMP TABLE copy AS SELECT a FROM own", "DROP TABLE copy"):
+        assert made.execute(sql).rowcount == -1
+    made.rollback()
+
+
 @BY_URL
 def test_missing_functions_name_the_two_ways_out(connection: db.Connection) -> None:
     """A function of a program is not at the nodes: a plugin, or a connection by path."""

@@ -41,6 +41,8 @@ from bedrockish.errors import (
 from bedrockish.sqltext.known_texts import remembered
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
+from bedrockish.sqltext.statement_kinds import SCHEMA as DEFINITION
+from bedrockish.sqltext.statement_kinds import kind_of
 from bedrockish.sqltext.temporary import filling_select
 from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.changes import Change, encode_changes
@@ -446,7 +448,9 @@ class Interactive:
         except BedrockishError as error:
             self._failed(session, piece, params, error)
             raise
-        rowcount, session.lastrowid = db.changes(), db.last_insert_rowid()
+        is_definition = piece.kind == TEMPORARY and kind_of(piece.sql) == DEFINITION
+        rowcount = -1 if is_definition else db.changes()
+        session.lastrowid = db.last_insert_rowid()
         changes, touched = capture.stop()
         session.sets.complete(resolved, changes, touched)
         if self.engine.scope.locked:

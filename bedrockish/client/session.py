@@ -134,17 +134,18 @@ class Session(ClockCalls, QuestionCalls):
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
-        if not self._is_plain(sql):
-            if self.local is not None and self._attaches(sql, params):
-                return Rows((), [])
-            told = self._switched(sql)
-            if told is not None:
-                return told
-            if self.local is not None and command is None and not self._core.temporary.name:
-                found = await self._read_in_program(((sql, params),), read, timeout)
-                if found is not None:
-                    return found[0]
         statements = [(sql, params)]
+        if self._is_plain(sql):
+            return (await self._send_plain(statements, timeout, read, isolation, command, resend=resend))[0]
+        if self.local is not None and self._attaches(sql, params):
+            return Rows((), [])
+        told = self._switched(sql)
+        if told is not None:
+            return told
+        if self.local is not None and command is None and not self._core.temporary.name:
+            found = await self._read_in_program(statements, read, timeout)
+            if found is not None:
+                return found[0]
         results = await self.transact(
             statements, timeout=timeout, read=read, isolation=isolation, command=command, resend=resend
         )
@@ -174,12 +175,9 @@ class Session(ClockCalls, QuestionCalls):
             OutcomeUnknownError: the answer was lost; it may have happened.
             BedrockishError: it did not happen; the type says why.
         """
-        timeout_s, values = self._seconds(timeout), self._core.values
         if all(map(self._is_plain, texts_of(statements))):
-            request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
-            results = await self._command(request, timeout_s, resend=resend, named=command is not None)
-            values.see(results)
-            return results
+            return await self._send_plain(statements, timeout, read, isolation, command, resend=resend)
+        timeout_s, values = self._seconds(timeout), self._core.values
         if command is None and await self._is_opened_for(texts_of(statements)):
             done = await self._transact_opened(statements, self._options(isolation, read, timeout))
             if done is not None:
@@ -194,6 +192,23 @@ class Session(ClockCalls, QuestionCalls):
         written = write(request.statements, values)
         request = request if written is request.statements else replace(request, statements=written)
         return seen(await self._command(request, timeout_s, resend=resend, named=command is not None), values)
+
+    async def _send_plain(
+        self,
+        statements: Statements,
+        timeout_s: float | None,
+        read: str | None,
+        isolation: str,
+        command: str | None,
+        *,
+        resend: bool,
+    ) -> list[Rows]:
+        """Run statements of which each ``_is_plain`` as one transaction; see ``transact``."""
+        timeout_s = self._seconds(timeout_s)
+        request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
+        results = await self._command(request, timeout_s, resend=resend, named=command is not None)
+        self._core.values.see(results)
+        return results
 
     def _is_plain(self, sql: object) -> bool:
         """Return whether a statement is sent as it is: neither the session nor a node's file here changes its way."""

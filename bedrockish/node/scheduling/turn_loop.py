@@ -116,6 +116,7 @@ class TurnLoop:
         self._wake = trio.Event()
         self._is_waiting = False  # the task, for work
         self._gathering = False  # links are being read, and acted on afterwards
+        self._has_rung = False  # while links are read
         self._unfinished: tuple[Turn, Action] | None = None  # begun where links are read, with its long action
         self._missed = False  # the loop was woken while it waited for a thread
         self._writer = WriterThread(engine)
@@ -126,7 +127,9 @@ class TurnLoop:
 
     def ring(self) -> None:
         """Note that there is work; while links are read, it is done right after that."""
-        if not self._gathering:
+        if self._gathering:
+            self._has_rung = True
+        else:
             self._wake.set()
 
     def stop(self, error: BaseException) -> None:
@@ -141,9 +144,12 @@ class TurnLoop:
     def act(self) -> None:
         """Act on the links' input, at once if the task only waits for work.
 
-        A long action is left to the task, and so is all input that comes until it is done.
+        A long action is left to the task, and so is all input that comes until it is done. Reads that were answered
+        where they arrived leave nothing to do, and no time at which it would be due.
         """
-        self._gathering = False
+        self._gathering, has_rung, self._has_rung = False, self._has_rung, False
+        if not (has_rung or self._has_work()):
+            return
         if not self._is_waiting or self._wake.is_set() or self._waits():
             self._wake.set()
             return

@@ -433,11 +433,14 @@ class Runtime:
             await self._loop.run()
 
     def _has_work(self) -> bool:
-        return bool(self._inbox or self._asked.count) or self._has_writes or self.gate.has_work
+        if self._inbox or self._asked.count or (self._writes.count and self._has_writes):
+            return True
+        return self.gate.has_work
 
     def _expects_company(self) -> bool:
         """Whether a write is going to be executed, and others are likely to come that can share its transaction."""
-        return self._has_writes and (self._groups.together > 1 or len(self.waiters) > 1)
+        is_likely = self._writes.count and (self._groups.together > 1 or len(self.waiters) > 1)
+        return bool(is_likely) and self._has_writes
 
     def _cycle(self) -> Turn:
         yield from self._turn()
@@ -446,10 +449,10 @@ class Runtime:
 
     @property
     def _has_writes(self) -> bool:
-        """Whether to execute short writes now. While a sync runs, a write would only wait for its end: it is executed
-        after that, with the writes that arrive until then, because they can share a transaction.
+        """Whether to execute the short writes that wait. While a sync runs, a write would only wait for its end: it is
+        executed after that, with the writes that arrive until then, because they can share a transaction.
         """
-        return bool(self._writes.count) and not self.gate.is_syncing and self._groups.is_due(self._writes.count)
+        return not self.gate.is_syncing and self._groups.is_due(self._writes.count)
 
     def _take(self, number: int) -> Event | None:
         """Return the next event: in turn from the inbox, from clients' requests, and from their short writes."""
@@ -458,14 +461,15 @@ class Runtime:
                 return self._inbox.popleft()
             if place % 3 == 1 and self._asked.count:
                 return self._asked.take()
-            if place % 3 == 2 and self._has_writes:
+            if place % 3 == 2 and self._writes.count and self._has_writes:
                 return self._executions.take(self._writes)
         return None
 
     def _turn(self) -> Turn:
         """Step the core through the events that have arrived."""
         now = self._clocks.now()
-        self._save()
+        if self._unsaved:
+            self._save()
         self.core.state.count_batches(self.engine.batches)
         until = time.monotonic() + TURN_S
         for number in range(min(len(self._inbox) + self._asked.count + self._writes.count, TURN_MAX)):

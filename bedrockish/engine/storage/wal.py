@@ -155,9 +155,12 @@ class Wal:
         If the background does not come to it, and there are twice as many, in any case; unless that is because a reader
         holds it back, and much is left: when that one is gone, the background copies it first.
         """
+        frames = self.frames + more
+        if frames < most:
+            return False  # nearly always, and asked several times for each batch
         self.grown()
-        left, frames = self.frames - self._copied, self.frames + more
-        return frames >= most and (left < _rest(few) or (frames >= 2 * most and not self._is_held))
+        left = self.frames - self._copied
+        return left < _rest(few) or (frames >= 2 * most and not self._is_held)
 
     def checkpoint(self) -> tuple[int, int]:
         """Copy the copyable frames of the WAL into the database file, without blocking readers or the writer.

@@ -388,13 +388,13 @@ def _encode_request(
     count = 8 + (named is not None) + bool(longest_s) + bool(request.trace) + bool(request.digest)
     count += bool(prepared) + bool(request.temporary) + (owner is not None)
     parts = [
-        _encode_head(_MAP, count),
+        _SHORTEST[_MAP | count],
         b"\x62id",
         _encode_head(_NUMBER, number),
         _encode_operation(op if named is None else CALL),
         _encode_text(request.command),
         _encode_modes(read, request.isolation),
-        _encode_bytes(token.encode()) if token.vector or token.clock else _NULL,
+        _encode_token(token.encode()) if token.vector or token.clock else _NULL,
         b"\x67timeout",
         _FLOAT.pack(0xFB, timeout_s),
     ]
@@ -405,7 +405,7 @@ def _encode_request(
         for statement in request.statements:
             sql = statement.sql
             encoded = _encode_known(sql) if len(sql) <= KEPT_TEXT_MAX else _encode_text(sql)
-            parts += (b"\x82", encoded, _encode_params(statement.params))
+            parts += (b"\x82", encoded, _encode_params(statement.params))  # a list of two
     if prepared:
         parts += (b"\x68prepared", cbor2.dumps(prepared))
     if owner is not None:
@@ -438,11 +438,14 @@ def _encode_text(text: str) -> bytes:
     return _encode_head(_TEXT, len(data)) + data
 
 
-_encode_known = lru_cache(KEPT_MAX)(_encode_text)
+_encode_known = lru_cache(KEPT_MAX)(_encode_text)  # programs send few texts, and each of them many times
 
 
 def _encode_bytes(data: bytes) -> bytes:
     return _encode_head(_BYTES, len(data)) + data
+
+
+_encode_token = lru_cache(100)(_encode_bytes)  # between two commits, all sessions have the same
 
 
 def _encode_params(params: Params) -> bytes:
@@ -512,8 +515,7 @@ def _answer_parts(number: int, answer: Answer) -> tuple[bytes, ...]:
 @lru_cache(100)
 def _end_of_read(token: bytes) -> bytes:
     """Return an answer that only read after its results; between two commits, all of them have the same token."""
-    token = _encode_bytes(token)
-    return b"\x65token" + token + b"\x65place" + _NULL + b"\x68attempts" + _encode_head(_NUMBER, 1)
+    return b"\x65token" + _encode_token(token) + b"\x65place" + _NULL + b"\x68attempts" + _encode_head(_NUMBER, 1)
 
 
 # Kinds of values in CBOR; a number is not negative.

@@ -23,6 +23,7 @@ from bedrockish.errors import (
 )
 from bedrockish_net.errors import LinkClosedError
 from bedrockish_net.events import Hello
+from bedrockish_net.read_loop import ReadLoop, loop_of_clients
 from bedrockish_net.stream import Link
 from tests.client.scripted import ScriptedNode, answer, running
 
@@ -65,6 +66,24 @@ async def test_fault_of_the_client_itself_ends_its_block(
         assert caught.value.split(ZeroDivisionError)[1] is None
         assert "reading a link" in caplog.text
         assert await read(url, fails=False) == 2  # by the same loop
+
+
+async def test_one_loop_reads_the_links_of_all_clients() -> None:
+    loop = loop_of_clients()
+    assert loop is not None
+    assert loop is loop_of_clients()
+    async with running(ScriptedNode()) as url:
+        async with open_client(url) as one, open_client(url) as other:
+            assert [(await client.execute("SELECT 1")).value() for client in (one, other)] == [1, 2]
+            assert len(loop._readers) == 2
+        assert not loop._readers
+
+
+async def test_links_read_by_themselves_where_no_loop_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadLoop, "works", False)
+    assert loop_of_clients() is None
+    async with running(ScriptedNode()) as url, open_client(url) as client:
+        assert (await client.execute("SELECT 1")).value() == 1
 
 
 async def test_many_tasks_share_one_link_and_each_gets_its_own_answer() -> None:

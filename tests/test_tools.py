@@ -19,16 +19,15 @@ import pytest
 from bedrockish.errors import UsageError
 from bedrockish.transfer.load_database import BATCH_ROWS, batches, read_plan
 from tests.test_tidy import ROOT
-from tools import peer_galera
 from tools.bench import WORKS, Draw, measure_sqlite, quantile, scenarios
 from tools.bootstrap import read_lock, wanted_groups
 from tools.cluster import DemoError, LocalCluster, clean_environment
-from tools.demo_check import Check, check_file
-from tools.demo_cluster import DATABASE
-from tools.demo_work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
+from tools.demonstration.check import Check, check_file
+from tools.demonstration.cluster import DATABASE
+from tools.demonstration.work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
 from tools.java import find_java
 from tools.lock import markers
-from tools.scenarios import orders, orders_work
+from tools.scenarios import galera, orders, orders_work
 from tools.scenarios.engine import measure, profile
 from tools.scenarios.plain import DESIGN
 
@@ -396,4 +395,4 @@ def test_missing_mariadb_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the packages to install, and no process is started."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(DemoError, match=r"needs mariadbd, mariadb-install-db, rsync.*apt-get install mariadb-server"):
-        peer_galera.driver()
+        galera.driver()

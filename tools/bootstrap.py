@@ -24,7 +24,7 @@ LOCK = ROOT / "tools" / "requirements.lock"
 STAMP = "bedrockish-complete"
 PROGRAMS = {
     "test": "tools.check",
-    "demo": "tools.demo_cluster",
+    "demo": "tools.demonstration.cluster",
     "bench": "tools.bench",
     "simulate": "tools.simulate",
     "sqllogictest": "tools.sqllogictest",

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tools.applicable import search
-from tools.applicable_faults import FAULTS
-from tools.case_search import Tally, broken
+from tools.applicable.faults import FAULTS
+from tools.applicable.search import search
+from tools.soundness.case_search import Tally, broken
 
 
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tools.case_search import Tally, broken
-from tools.soundness import UnsoundError, examine, search
-from tools.soundness_cases import Case
-from tools.soundness_faults import FAULTS
-from tools.soundness_witnesses import WITNESSES
+from tools.soundness.case_search import Tally, broken
+from tools.soundness.cases import Case
+from tools.soundness.faults import FAULTS
+from tools.soundness.search import UnsoundError, examine, search
+from tools.soundness.witnesses import WITNESSES
 
 
 def test_changes_outside_the_access_set_do_not_change_a_statement() -> None:

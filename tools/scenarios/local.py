@@ -38,9 +38,9 @@ from tools.cluster import (
     free_ports,
     local_cluster,
 )
-from tools.peer_galera import driver, galera
-from tools.peer_postgres import connect, postgres
+from tools.scenarios.galera import driver, galera
 from tools.scenarios.local_work import FILL, GALERA, PLAIN, POSTGRES, ROWS, SCHEMA, WORKS
+from tools.scenarios.postgres import connect, postgres
 
 FILE, URL = "file", "URL"
 PROGRAM = (sys.executable, "-m", "tools.scenarios.local_work")

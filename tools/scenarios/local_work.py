@@ -12,7 +12,7 @@ from typing import Any
 
 from bedrockish import dbapi
 from bedrockish.dbapi import Error
-from tools.peer_postgres import connect
+from tools.scenarios.postgres import connect
 
 ROWS = 100_000
 PLAIN, GALERA, POSTGRES = "sqlite3", "Galera", "PostgreSQL"

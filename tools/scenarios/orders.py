@@ -29,7 +29,7 @@ import bedrockish
 from bedrockish.api.requests import ISOLATIONS, SERIALIZABLE
 from tools.bench import quantile, read_numbers
 from tools.cluster import ROOT, DemoError, clean_environment, local_cluster
-from tools.peer_galera import driver, galera
+from tools.scenarios.galera import driver, galera
 from tools.scenarios.orders_work import FILLED, LAWS, SCHEMA, Told, rows
 
 OURS, THEIRS = "bedrockish", "Galera"

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import bedrockish
 from bedrockish.client.blocking import Connection
 from bedrockish.client.blocking_transaction import BlockingTransaction
-from tools.peer_galera import CONFLICTS
+from tools.scenarios.galera import CONFLICTS
 
 BRANCHES, DESKS, CUSTOMERS, ARTICLES = 4, 10, 30, 500  # desks of a branch, customers of a desk
 ACCOUNTS, MONEY = 10_000, 1_000

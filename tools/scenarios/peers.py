@@ -3,7 +3,8 @@
 Nodes and clients run on this machine: ours with the trio client, Galera with its own client in C, a thread each; a
 transfer is one round trip at both. A strict read of Galera has ``wsrep_sync_wait=1``. Reads over HTTP are ours alone,
 by callers that keep their connections. Each round starts new clusters; the output has medians. The reader has to
-install Galera (see ``tools/peer_galera.py``). A line below the table names each update that Galera has lost or doubled.
+install Galera (see ``tools/scenarios/galera.py``). A line below the table names each update that Galera has lost or
+doubled.
 """
 
 import json
@@ -24,7 +25,7 @@ from rich.table import Table
 
 from tools.bench import READS, WARM_UP_S, Draw, Measured, measure_all, quantile, read_numbers
 from tools.cluster import DemoError, LocalCluster, local_cluster
-from tools.peer_galera import driver, galera
+from tools.scenarios.galera import driver, galera
 
 CHOICES = ("insert", "update", "transfer", "hot", *READS, "http")
 OURS, THEIRS = "bedrockish", "Galera"

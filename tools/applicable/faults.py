@@ -4,7 +4,7 @@ from typing import Any
 
 from bedrockish.access_sets import computed_columns, writeset
 from bedrockish.engine.storage import row_applier
-from tools.case_search import Fault, Patch
+from tools.soundness.case_search import Fault, Patch
 
 
 def computed_by_row() -> list[Patch]:

@@ -18,12 +18,12 @@ from bedrockish import open_client
 from bedrockish.errors import BedrockishError
 from bedrockish.transfer.load_database import load
 from tools.cluster import DemoError, LocalCluster, clean_environment, local_cluster
-from tools.demo_check import Check, check_cluster, check_files, vectors, wait_equal
-from tools.demo_view import View, print_checks
-from tools.demo_work import Work, open_accounts
+from tools.demonstration.check import Check, check_cluster, check_files, vectors, wait_equal
+from tools.demonstration.view import View, print_checks
+from tools.demonstration.work import Work, open_accounts
 from tools.java import find_java
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DATABASE = ROOT / "tools" / "data" / "timezones.sqlite"
 SETTLE_S = 30.0
 VICTIM = 1

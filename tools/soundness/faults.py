@@ -22,7 +22,7 @@ from bedrockish.access_sets import cursor_ranges as seeks
 from bedrockish.access_sets import key_encoding as keys
 from bedrockish.access_sets import register_values as registers
 from bedrockish.access_sets.opcodes import Op
-from tools.case_search import Fault, Patch
+from tools.soundness.case_search import Fault, Patch
 
 
 def no_sub_programs() -> list[Patch]:

@@ -13,7 +13,6 @@ purpose.
 
 import contextlib
 import random
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,9 +43,8 @@ from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import covers
 from bedrockish_journal.verify.replay import RANDOM, digest, replay
-from tools.applicable_cases import COMMIT, DECIDE, DELIVER, OPEN, RUN, STATEMENT, Case, Sql, Step, make_case
-from tools.applicable_faults import FAULTS
-from tools.case_search import Tally, find_failing, run
+from tools.applicable.cases import COMMIT, DECIDE, DELIVER, OPEN, RUN, STATEMENT, Case, Sql, Step, make_case
+from tools.soundness.case_search import Tally, find_failing
 
 NODES = "ABC"
 MEMBERSHIP = Membership(0, {node: Member(node, f"127.0.0.1:{place}") for place, node in enumerate(NODES, 1)})
@@ -388,7 +386,3 @@ def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> s
 def _memory() -> str | None:
     """Return a folder without a disk behind it, if there is one."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
-
-
-if __name__ == "__main__":
-    sys.exit(run(__doc__, search, FAULTS))

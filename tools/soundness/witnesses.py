@@ -3,7 +3,7 @@
 from typing import Any
 
 from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, Settings
-from tools.soundness_cases import Case
+from tools.soundness.cases import Case
 
 _T = "create table t(id integer primary key, c0, c1)"
 _U = "create table u(id integer primary key, t_id, z)"

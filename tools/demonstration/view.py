@@ -8,8 +8,8 @@ from rich.live import Live
 from rich.table import Table
 
 from tools.cluster import LocalCluster
-from tools.demo_check import Check
-from tools.demo_work import Tally
+from tools.demonstration.check import Check
+from tools.demonstration.work import Tally
 
 PLAIN_EVERY_S = 3.0
 

@@ -8,7 +8,6 @@ purpose, to show that such a fault would be found.
 """
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
@@ -26,10 +25,9 @@ from bedrockish.access_sets.writeset import WriteKeys
 from bedrockish.sqltext.session_settings import NONE
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change
-from tools.case_search import Tally, find_failing, run
-from tools.soundness_cases import Case, make_case
-from tools.soundness_faults import FAULTS
-from tools.soundness_witnesses import WITNESSES
+from tools.soundness.case_search import Tally, find_failing
+from tools.soundness.cases import Case, make_case
+from tools.soundness.witnesses import WITNESSES
 
 RawChange = tuple[str, int | None, int | None, tuple[Any, ...] | None, tuple[Any, ...] | None]
 
@@ -302,7 +300,3 @@ def search(examples: int, start: int, tally: Tally, *, shrink: bool = True) -> s
     found = next(filter(None, map(unsound, WITNESSES.values())), None)
     parts = ("queries", "changes", "temporary", "rows", "ddl")
     return found or find_failing(examples, start, make_case, unsound, parts, shrink=shrink)
-
-
-if __name__ == "__main__":
-    sys.exit(run(__doc__, search, FAULTS))

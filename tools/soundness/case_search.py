@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from unittest import mock
 
-from tools.soundness_cases import Source
+from tools.soundness.cases import Source
 
 C = TypeVar("C")
 Patch = tuple[Any, str, Any]

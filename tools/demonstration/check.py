@@ -18,7 +18,7 @@ from bedrockish.errors import BedrockishError
 from bedrockish.transfer.load_database import quote, read_plan
 from bedrockish_journal.verify.replay import digest
 from tools.cluster import LocalCluster
-from tools.demo_work import ACCOUNTS, OPENING_BALANCE, Tally, Transfer
+from tools.demonstration.work import ACCOUNTS, OPENING_BALANCE, Tally, Transfer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 from bedrockish.api.requests import SERIALIZABLE, SNAPSHOT
 from bedrockish.sqltext.session_settings import NONE, Settings
-from tools import soundness_cases
-from tools.soundness_cases import Source
+from tools.soundness import cases as soundness_cases
+from tools.soundness.cases import Source
 
 Sql = tuple[str, tuple[Any, ...]]
 

@@ -1,0 +1,1 @@
+"""The search for approved transactions that a node cannot apply: ``python -m tools.applicable``."""

@@ -30,7 +30,7 @@ from bedrockish.node.cluster.authentication import Credentials, Gate
 from bedrockish.node.cluster.donor import Donor
 from bedrockish.node.cluster.identity import find_cluster, info_for_clients, only_asks
 from bedrockish.node.cluster.membership import addresses
-from bedrockish.node.departure import Departure, drain
+from bedrockish.node.departure import Departure, drain, say_last
 from bedrockish.node.event_loop import Runtime
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.published import close_socket, open_socket
@@ -195,9 +195,9 @@ async def _run(
         runtime.counts["restarts"] = restarts
         calm_collector()
         give_back_memory()
-        departure.drain = partial(drain, runtime)
+        departure.drain = partial(drain, runtime, departure)
         departure.reload = lambda: reload(config, credentials, runtime.mesh)
-        await _serve(runtime, config, credentials, plugins, up)
+        await _serve(runtime, config, credentials, plugins, up, departure)
     except BaseExceptionGroup as group:
         cancelled, rest = group.split(trio.Cancelled)
         if cancelled is not None and rest is not None and isinstance(what_to_begin_again_for(rest), RestartError):
@@ -265,15 +265,15 @@ def calm_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plugins: Plugins, up: trio.Event) -> None:
-    state = runtime.core.state
-    gate = Gate(config, credentials, runtime.engine.access, partial(_moment, runtime))
-    runtime.upkeep.orders["token"] = gate.order_token
-    hello = Hello(config.node, config.cluster, info=runtime.info)  # which is read again for each peer
+def _handler(runtime: Runtime, config: Config, gate: Gate, departure: Departure) -> net.ClientHandler:
+    """Return the function that serves each client."""
     donor = Donor(runtime.core, runtime.engine, config.database, runtime.durable)
 
     async def on_client(link: Link) -> None:
         if only_asks(link.remote):
+            return
+        if departure.has_answered:
+            say_last(link)
             return
         await serve_client(
             link,
@@ -291,12 +291,27 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
             why_out=partial(gate.why_out, link.stream) if gate.comes_with_token(link.stream) else None,
         )
 
+    return on_client
+
+
+async def _serve(
+    runtime: Runtime,
+    config: Config,
+    credentials: Credentials,
+    plugins: Plugins,
+    up: trio.Event,
+    departure: Departure,
+) -> None:
+    state = runtime.core.state
+    gate = Gate(config, credentials, runtime.engine.access, partial(_moment, runtime))
+    runtime.upkeep.orders["token"] = gate.order_token
+    hello = Hello(config.node, config.cluster, info=runtime.info)  # which is read again for each peer
     mesh = net.Mesh(
         hello,
         addresses(state.roster.links()),
         on_event=runtime.peers.on_net,
         draw=random.random,
-        on_client=on_client,
+        on_client=_handler(runtime, config, gate, departure),
         judge=runtime.peers.judge,
         recognise=runtime.peers.recognise,
         host=config.listen.host,
@@ -320,7 +335,9 @@ async def _serve(runtime: Runtime, config: Config, credentials: Credentials, plu
     runtime.on_members()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.transactions.programs.reach_voters, credentials.entry, config.cluster)
+        await trio.to_thread.run_sync(runtime.engine.sync)  # what a killed process wrote may not be durable yet
         bound = await nursery.start(mesh.run)
+        runtime.publisher.begin()  # before the node has read anything: whoever hears that it answers can open its file
         runtime.mesh, runtime.credentials = mesh, credentials
         if mesh.read_loop is not None:
             runtime.read_by(mesh.read_loop)

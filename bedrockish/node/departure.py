@@ -16,6 +16,7 @@ from bedrockish.api.wire import LINK_ID, UNTAKEN, Failed, encode_reply
 from bedrockish.errors import UnavailableError
 from bedrockish.node.event_loop import Runtime
 from bedrockish_net.errors import Code, LinkClosedError
+from bedrockish_net.stream import Link
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,14 @@ class Departure:
         scope: the scope in which the node runs; its cancellation ends the node.
         drain: the function that answers the requests under way; None while the node does not serve.
         reload: the function that reads certificates again, on SIGHUP.
+        has_answered: True from the moment on in which the clients have their last word; who comes later has it at once.
     """
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self.drain: Callable[[], Awaitable[None]] | None = None
         self.reload: Callable[[], object] = lambda: None
+        self.has_answered = False
 
     async def leave(self) -> None:
         """Drain the node, if it serves, and end it."""
@@ -48,7 +51,17 @@ class Departure:
         self.scope.cancel()
 
 
-async def drain(runtime: Runtime) -> None:
+def say_last(link: Link) -> None:
+    """Tell a client that the node has executed nothing beyond what it has answered, and read nothing more of it."""
+    text = "the node is stopping; it has not executed this request"
+    link.pause()
+    try:
+        link.send_nowait(encode_reply(Failed(LINK_ID, UnavailableError(text, reason=Code.SHUTDOWN, **{UNTAKEN: True}))))
+    except LinkClosedError:
+        logger.debug("a client left before the node did")
+
+
+async def drain(runtime: Runtime, departure: Departure) -> None:
     """Refuse new requests, and return when those under way are answered and sent, or after some seconds."""
     runtime.refuse_new()
     await _poll(lambda: runtime.is_busy(time.monotonic()), LONG_S)
@@ -59,22 +72,13 @@ async def drain(runtime: Runtime) -> None:
     runtime.transactions.close()
     if unanswered:
         logger.warning("%d requests were not finished within %g s; the node stops without them", unanswered, DRAIN_S)
-    mesh = runtime.mesh
-    if mesh is not None:
-        text = "the node is stopping; it has not executed this request"
-        last = encode_reply(Failed(LINK_ID, UnavailableError(text, reason=Code.SHUTDOWN, **{UNTAKEN: True})))
-        for link in mesh.clients:
+    mesh, departure.has_answered = runtime.mesh, True
+    for link in mesh.clients if mesh is not None else ():
+        if unanswered:
             link.pause()
-            if not unanswered:
-                _send_last(link.send_nowait, last)
+        else:
+            say_last(link)
     await _poll(lambda: bool(runtime.http_calls or (mesh is not None and mesh.waiting_bytes())), FLUSH_S)
-
-
-def _send_last(send: Callable[[bytes], None], payload: bytes) -> None:
-    try:
-        send(payload)
-    except LinkClosedError:
-        logger.debug("a client left before the node did")
 
 
 async def _poll(holds: Callable[[], bool], seconds: float) -> None:

@@ -139,7 +139,7 @@ class Runtime:
         self.credentials: Credentials | None = None
         self.on_members: Callable[[], None] = lambda: None
         self.watch = TraceBuffer(self.core.state)
-        self._publisher = Publisher(engine, self.core.state)
+        self.publisher = Publisher(engine, self.core.state)
         self._troubles = Troubles()
         self.latency = Histogram()
         self._inbox: deque[Event] = deque()
@@ -407,7 +407,6 @@ class Runtime:
             self._nursery = nursery
             await trio.to_thread.run_sync(self.engine.sync)  # what a killed process wrote may not be durable yet
             self.gate.begin()
-            self._publisher.begin()
             for action in self._perform(self.core.start(self._clocks.now())):
                 await self._loop.elsewhere(action)
             nursery.start_soon(self._loop.watch_time)  # a part of the loop: without it the core would not wake
@@ -421,7 +420,7 @@ class Runtime:
                 ("looking for troubles", partial(tell_troubles, self.status)),
                 ("building beside tables", self.transactions.builds.watch),
                 ("reading beside the writer", self._reads.run),
-                ("publishing", self._publisher.beat),
+                ("publishing", self.publisher.beat),
                 ("raising the cluster's level", partial(keep_level, self.core, self.submit)),
             ):
                 nursery.start_soon(self.faults.keep_running, what, watch)
@@ -444,7 +443,7 @@ class Runtime:
 
     def _cycle(self) -> Turn:
         yield from self._turn()
-        self._publisher.look()  # before any batch of a node that serves no more is written
+        self.publisher.look()  # before any batch of a node that serves no more is written
         yield from self.gate.pass_on()
 
     @property

@@ -32,7 +32,7 @@ class Publisher:
         self._page: Page | None = None
 
     def begin(self) -> None:
-        """Create the page: all batches of the engine are durable."""
+        """Create the page, and say on it what the node does: all batches of the engine are durable."""
         engine = self._engine
         try:
             page = Page(engine.publication.path, engine.batches, PAGE_MODE)
@@ -41,6 +41,7 @@ class Publisher:
             return
         self._page = page
         engine.publication.begin(page, engine.batches, engine.schema_version)
+        self._beat(page)
 
     @property
     def _mode(self) -> int:

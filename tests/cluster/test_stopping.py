@@ -16,7 +16,7 @@ import trio
 
 import bedrockish
 from bedrockish.errors import BedrockishError, DeadlineError, OutcomeUnknownError, UnavailableError
-from tests.cluster.story import ready
+from tests.cluster.story import BOUND_S, ready
 from tools.cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.cluster
@@ -68,6 +68,12 @@ class Writers:
         for thread in self._threads:
             thread.start()
 
+    def wait_for_answers(self, count: int) -> None:
+        until = time.monotonic() + BOUND_S
+        while len(self.answered) < count:
+            assert time.monotonic() < until, f"{len(self.answered)} answers within {BOUND_S} s"
+            time.sleep(0.02)
+
     def join(self) -> None:
         for thread in self._threads:
             thread.join(30)
@@ -110,7 +116,7 @@ def test_graceful_stop_answers_every_request_that_it_has_taken(alone: LocalClust
         db.execute("CREATE TABLE t(k TEXT PRIMARY KEY)")
     writers = Writers(alone.url(options="timeout=2&connect_timeout=1"), node.http_port)
     writers.start()
-    time.sleep(1.5)
+    writers.wait_for_answers(101)
     stop(alone)
     writers.join()
     with closing(sqlite3.connect(node.database)) as file:

@@ -63,7 +63,7 @@ def test_a_token_is_its_user_for_a_while(cluster: LocalCluster) -> None:
     """At every node; who makes it for whom; and it cannot be forged."""
     done(user(cluster.url(), "add", "tina", "--role", "writer", password="1"))
     mine = Caller(cluster, 0, "tina", "1").url
-    token = done(user(mine, "token", "tina")).strip()
+    token = done(user(mine, "token", "tina", "--for", "1h")).strip()
     insert = "INSERT INTO item(note) VALUES ('token')"
     for node in range(3):
         assert _bearer(cluster, node, token, insert) == 200
@@ -90,11 +90,12 @@ def test_a_token_ends_with_its_time_its_password_and_its_user(cluster: LocalClus
         for node in range(3):
             _until(lambda node=node: _bearer(cluster, node, token, "SELECT 1") == status)  # type: ignore[misc]
 
-    def make(*options: str) -> str:
-        return done(user(cluster.url(), "token", "tess", *options)).strip()
+    def make() -> str:
+        return done(user(cluster.url(), "token", "tess")).strip()
 
-    brief, token = make("--for", "4s"), make()
+    brief = _token_of(cluster, "tess", 4)
     assert _bearer(cluster, 0, brief, "SELECT 1") == 200
+    token = make()
     becomes(brief, 401)
     becomes(token, 200)
     done(user(cluster.url(), "passwd", "tess", password="2"))

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -332,10 +333,10 @@ GREEDY: dict[str, Sql] = {
 }
 
 
-@pytest.mark.parametrize("sql", GREEDY.values(), ids=GREEDY)
-def test_memory_of_a_row_is_bounded_before_it_is_made(make_node: MakeNode, sql: Sql) -> None:
-    """No interrupt and no account of memory comes between the columns of a row: gigabytes, and half a minute."""
-    node = make_node()
+@pytest.fixture(scope="module")
+def greedy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestNode]:
+    """Return a node for all greedy statements, which change nothing."""
+    node = TestNode(tmp_path_factory.mktemp("greedy") / "A.db")
     node.run("CREATE TABLE long(id INTEGER PRIMARY KEY, text)", ("INSERT INTO long VALUES (7, ?)", (BIG,)))
     node.run(
         f"CREATE TABLE wide({', '.join(f'c{number}' for number in range(300))})", "INSERT INTO wide(c0) VALUES (1)"
@@ -344,6 +345,14 @@ def test_memory_of_a_row_is_bounded_before_it_is_made(make_node: MakeNode, sql: 
     values = ", ".join(f"new.text || '{number}'" for number in range(300))
     node.run(f"CREATE TRIGGER many AFTER INSERT ON noted BEGIN INSERT INTO wide VALUES ({values}); END")
     node.save()
+    yield node
+    node.engine.close()
+
+
+@pytest.mark.parametrize("sql", GREEDY.values(), ids=GREEDY)
+def test_memory_of_a_row_is_bounded_before_it_is_made(greedy: TestNode, sql: Sql) -> None:
+    """No interrupt and no account of memory comes between the columns of a row: gigabytes, and half a minute."""
+    node = greedy
     workspace = Workspace(node.engine.beside())
     workspace.begin(node.engine.applied, node.engine.schema_version, node.engine.moment(), 0)
     apsw.memory_high_water(True)

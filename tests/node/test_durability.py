@@ -212,7 +212,7 @@ async def test_a_disk_that_fails_stops_the_node_and_nothing_leaves(
             disk.broken = DamagedError("it cannot be synced")
             runtime.begin(request("CREATE TABLE t(id INTEGER PRIMARY KEY)", "create"), answers.append)
 
-    with pytest.RaisesGroup(DamagedError, flatten_subgroups=True):
+    with pytest.RaisesGroup(DamagedError, flatten_subgroups=True), trio.fail_after(30):
         await live()
     assert answers == []
     engine.close()

@@ -157,7 +157,7 @@ def column_key(row: bytes, column: str) -> bytes:
 
 
 # Affinity, by the letters that SQLite uses in its bytecode.
-AFFINITY_NONE, AFFINITY_BLOB, AFFINITY_TEXT = "@", "A", "B"
+AFFINITY_BLOB, AFFINITY_TEXT = "A", "B"
 AFFINITY_NUMERIC, AFFINITY_INTEGER, AFFINITY_REAL, AFFINITY_FLEXNUM = "C", "D", "E", "F"
 
 

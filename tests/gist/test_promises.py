@@ -9,11 +9,10 @@ from itertools import combinations
 import pytest
 
 from bedrockish.core.state.certifier import prepare_commit
-from bedrockish.core.state.certifier import test_conflict as meets
 from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.pending import Pending
 from bedrockish.core.state.settings import approvals_needed
-from bedrockish_journal.model.access_set import AccessSet
+from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.order import draws
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.traces.grammar import Reader
@@ -283,6 +282,10 @@ def test_prepare_commit_finds_earlier_conflicting_commits() -> None:
 
 def test_test_conflict_compares_two_open_transactions() -> None:
     """PREPARE: the second call asks whether one may commit after the other. (Ours compares keys, both ways.)"""
+
+    def meets(one: Transaction, other: Transaction) -> bytes | None:
+        return conflict(one.access_set, other.access_set)
+
     assert meets(transaction("A", writes="x"), transaction("B", reads="x")) == b"x"
     assert meets(transaction("A", reads="x"), transaction("B", writes="x")) == b"x"
     assert meets(transaction("A", reads="x"), transaction("B", reads="x")) is None

@@ -53,7 +53,6 @@ class Laws:
         self.world = world
         self.calls: list[Call] = []
         self.requests: dict[str, Request] = {}
-        self.submissions: dict[str, int] = {}
         self.entries: dict[tuple[str, int], Entry] = {}  # what was ever applied at a place, durable or not
         self.committed: dict[Txid, Entry] = {}
         self.last_clock = 0

@@ -1,6 +1,6 @@
 """The conflict tests: the two calls that the gist asks SQLite for, on logical keys.
 
-``test_conflict(a, b)`` tells whether two transactions conflict; ``prepare_commit(x)`` whether x conflicts with anything
+``conflict(a, b)`` of access sets tells whether two conflict; ``prepare_commit(x)`` whether x conflicts with anything
 that this node holds pending, or knows to be committed and x has not seen. A command's id, the membership and the schema
 need no rules of their own: ``claim`` puts them into the access set as keys.
 """
@@ -8,8 +8,8 @@ need no rules of their own: ``claim`` puts them into the access set as keys.
 from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.pending import Pending
-from bedrockish_journal.model.access_set import AccessSet, clock_key, clocks_from, conflict
-from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Transaction, Txid
+from bedrockish_journal.model.access_set import AccessSet, clock_key, clocks_from
+from bedrockish_journal.model.transaction import MEMBERS, SCHEMA, Txid
 from bedrockish_journal.model.vector import Vector
 
 EVERYTHING = (b"", b"\xff\xff")
@@ -42,11 +42,6 @@ def claim(access_set: AccessSet, commands: tuple[str, ...], kind: str, clock: in
         write_points,
         (*access_set.write_ranges, EVERYTHING) if kind == MEMBERS else access_set.write_ranges,
     )
-
-
-def test_conflict(left: Transaction, right: Transaction) -> bytes | None:
-    """Return a key on which two transactions conflict, or None if they commute."""
-    return conflict(left.access_set, right.access_set)
 
 
 def prepare_commit(

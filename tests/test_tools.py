@@ -27,7 +27,7 @@ from tools.demonstration.cluster import DATABASE
 from tools.demonstration.work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
 from tools.java import find_java
 from tools.lock import markers
-from tools.scenarios import galera, orders, orders_work
+from tools.scenarios import etcd, galera, orders, orders_work
 from tools.scenarios.engine import measure, profile
 from tools.scenarios.plain import DESIGN
 
@@ -46,6 +46,16 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Present
 for name in sys.argv[2:]:
     importlib.import_module("tools.scenarios." + name)
 """
+
+
+def test_peers_go_on_without_etcd_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert "apt-get install etcd-server" in etcd.missing()
+
+
+def test_requests_of_etcd_have_its_encoding() -> None:
+    assert etcd._put(b"a", b"bc").hex() == "0a0161" + "12026263"
+    assert (etcd._range(b"a") + etcd.SERIALIZABLE).hex() == "0a0161" + "3801"
 
 
 def test_lock_pins_everything_that_is_declared() -> None:

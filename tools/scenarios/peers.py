@@ -1,10 +1,10 @@
-"""Measures three of our nodes and three of MariaDB Galera, in turn and in one run, each commit durable.
+"""Measures three of our nodes, three of MariaDB Galera and three of etcd, in turn and in one run, each commit durable.
 
-Nodes and clients run on this machine: ours with the trio client, Galera with its own client in C, a thread each; a
-transfer is one round trip at both. A strict read of Galera has ``wsrep_sync_wait=1``. Reads over HTTP are ours alone,
-by callers that keep their connections. Each round starts new clusters; the output has medians. The reader has to
-install Galera (see ``tools/scenarios/galera.py``). A line below the table names each update that Galera has lost or
-doubled.
+Nodes and clients run on this machine: ours with the trio client, Galera with its own client in C, etcd with gRPC, a
+thread each; a transfer is one round trip. etcd, where it is installed, puts and reads keys (``tools.scenarios.etcd``).
+A strict read of Galera has ``wsrep_sync_wait=1``. Reads over HTTP are ours alone, by callers that keep their
+connections. Each round starts new clusters; the output has medians. The reader has to install Galera (see
+``tools/scenarios/galera.py``). A line below the table names each update that Galera has lost or doubled.
 """
 
 import json
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import click
@@ -25,10 +26,11 @@ from rich.table import Table
 
 from tools.bench import READS, WARM_UP_S, Draw, Measured, measure_all, quantile, read_numbers
 from tools.cluster import DemoError, LocalCluster, local_cluster
-from tools.scenarios.galera import driver, galera
+from tools.scenarios import etcd
+from tools.scenarios.galera import Ran, driver, galera
 
 CHOICES = ("insert", "update", "transfer", "hot", *READS, "http")
-OURS, THEIRS = "bedrockish", "Galera"
+OURS, THEIRS, ETCD = "bedrockish", "Galera", "etcd"
 LENGTH = re.compile(rb"content-length: (\d+)")
 HEAD = b"POST /db/query HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
@@ -103,12 +105,28 @@ def measure_galera(directory: Path, cells: list[Cell], seconds: float) -> tuple[
                 continue
             used_s = cluster.processor_s()
             ran = cluster.run(cell.work, cell.clients, seconds, WARM_UP_S)
-            nodes_ms = (cluster.processor_s() - used_s) * 1e3 / max(1, ran.total)
-            p50, p99 = quantile(ran.took, 0.5) * 1e3, quantile(ran.took, 0.99) * 1e3
-            found.append(Measured(cell.work, 3, cell.clients, len(ran.took), seconds, p50, p99, ran.lost, 0, nodes_ms))
+            found.append(_measured(cell, ran, seconds, cluster.processor_s() - used_s))
             inserted += ran.written if cell.work == "insert" else 0
             added += ran.written if cell.work in ("update", "hot", "mix") else 0
         return found, cluster.check(inserted, added)
+
+
+def measure_etcd(directory: Path, cells: list[Cell], seconds: float) -> list[Measured]:
+    """Run the cells that a store of keys can on three nodes of etcd."""
+    found = list[Measured]()
+    with etcd.etcd(directory) as cluster:
+        for cell in cells:
+            if cell.work in etcd.WORKS:
+                used_s = cluster.processor_s()
+                ran = cluster.run(cell.work, cell.clients, seconds, WARM_UP_S)
+                found.append(_measured(cell, ran, seconds, cluster.processor_s() - used_s))
+    return found
+
+
+def _measured(cell: Cell, ran: Ran, seconds: float, used_s: float) -> Measured:
+    p50, p99 = quantile(ran.took, 0.5) * 1e3, quantile(ran.took, 0.99) * 1e3
+    nodes_ms = used_s * 1e3 / max(1, ran.total)
+    return Measured(cell.work, 3, cell.clients, len(ran.took), seconds, p50, p99, ran.lost, 0, nodes_ms)
 
 
 def _axes(cells: list[Cell]) -> tuple[list[str], list[int]]:
@@ -116,22 +134,20 @@ def _axes(cells: list[Cell]) -> tuple[list[str], list[int]]:
 
 
 def render(found: dict[tuple[str, Cell], list[Measured]], cells: list[Cell], rounds: int) -> Table:
-    """Return the table for people: medians of the rounds, and ours divided by theirs."""
+    """Return the table for people: medians of the rounds, and ours divided by each other's."""
     table = Table(title=f"three nodes and their clients on this machine, medians of {rounds} rounds")
-    for head in ("work", "clients", "", "per second", "ratio", "p50 ms", "p99 ms", "CPU ms", "run again"):
+    for head in ("work", "clients", "", "per second", "ours is", "p50 ms", "p99 ms", "CPU ms", "run again"):
         table.add_column(head, justify="left" if head in ("work", "") else "right")
     for cell in cells:
-        rates = {name: _median(found[name, cell], "rate") for name in (OURS, THEIRS)}
-        for name in (OURS, THEIRS) if cell.work != "http" else (OURS,):
+        names = [name for name in (OURS, THEIRS, ETCD) if found.get((name, cell))]
+        rates = {name: _median(found[name, cell], "rate") for name in names}
+        for name in names:
             runs = found[name, cell]
-            ours = name == OURS
-            ratio = f"{rates[OURS] / rates[THEIRS]:.2f}" if ours and rates[THEIRS] > 0 else ""
+            ratio = f"{rates[OURS] / rates[name]:.2f}" if name != OURS and rates[name] > 0 else ""
             figures = [f"{_median(runs, what):.2f}" for what in ("p50_ms", "p99_ms", "nodes_ms")]
             again = f"{_median(runs, 'retries'):,.0f}"
-            named = (cell.work, str(cell.clients)) if ours else ("", "")
-            table.add_row(
-                *named, name, f"{rates[name]:,.0f}", ratio, *figures, again, end_section=not ours or cell.work == "http"
-            )
+            named = (cell.work, str(cell.clients)) if name == OURS else ("", "")
+            table.add_row(*named, name, f"{rates[name]:,.0f}", ratio, *figures, again, end_section=name == names[-1])
     return table
 
 
@@ -149,25 +165,31 @@ def main(works: tuple[str, ...], clients: list[int], seconds: float, rounds: int
     faults: list[str] = []
     console, found = Console(), defaultdict[tuple[str, Cell], list[Measured]](list)
     cells = [Cell(work, count) for work in works or CHOICES for count in clients]
+    lacking = etcd.missing()
+    names = (OURS, THEIRS) if lacking else (OURS, THEIRS, ETCD)
     try:
         driver()
-        for number in range(rounds):
-            for name in (OURS, THEIRS):
-                with (
-                    console.status(f"round {number + 1} of {rounds}: {name}"),
-                    tempfile.TemporaryDirectory(prefix="bedrockish-peers-") as directory,
-                ):
-                    if name == OURS:
-                        measured = measure_ours(Path(directory), cells, seconds)
-                    else:
-                        measured, wrong = measure_galera(Path(directory), cells, seconds)
-                        faults += [f"round {number + 1}: {wrong}"] if wrong else []
-                    for one in measured:
-                        found[name, Cell(one.work, one.clients)].append(one)
+        for number, name in product(range(rounds), names):
+            with (
+                console.status(f"round {number + 1} of {rounds}: {name}"),
+                tempfile.TemporaryDirectory(prefix="bedrockish-peers-") as directory,
+            ):
+                place, wrong = Path(directory), ""
+                if name == OURS:
+                    measured = measure_ours(place, cells, seconds)
+                elif name == ETCD:
+                    measured = measure_etcd(place, cells, seconds)
+                else:
+                    measured, wrong = measure_galera(place, cells, seconds)
+                faults += [f"round {number + 1}: {wrong}"] if wrong else []
+                for one in measured:
+                    found[name, Cell(one.work, one.clients)].append(one)
     except DemoError as error:
         console.print(f"error: {error}", style="bold red", markup=False)
         sys.exit(1)
     console.print(render(found, cells, rounds))
+    if lacking:
+        console.print(f"without etcd: install {lacking}")
     for fault in faults:
         console.print(fault, style="bold red", markup=False)
 

@@ -1,0 +1,150 @@
+"""A private cluster of three etcd nodes on this machine, for ``tools/bench peers``.
+
+Debian has it: ``apt-get install etcd-server`` and, in the environment that runs this, ``pip install grpcio``. A row is
+a key with its value. No request of etcd adds to a value, so it takes no part in transfers and hot rows, and an update
+is a put. A read is what etcd calls serializable (of the node that is asked), a strict one what it calls linearizable.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tools.bench import READ, ROWS, Draw
+from tools.cluster import DemoError, free_ports, processor_s
+from tools.scenarios.galera import STOP_S, Ran
+
+WORKS = ("insert", "update", "read", "strict", "mix")
+READY_S = 30.0
+PUT, RANGE = "/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range"
+SERIALIZABLE = b"\x38\x01"  # field 7 of etcd's RangeRequest
+
+
+def missing() -> str:
+    """Return what has to be installed for etcd; empty if nothing."""
+    lacks = [] if shutil.which("etcd") else ["etcd (apt-get install etcd-server)"]
+    return " and ".join(lacks + ([] if importlib.util.find_spec("grpc") else ["the Python package grpcio"]))
+
+
+class Etcd:
+    """Three nodes, and the operations of their clients."""
+
+    def __init__(self, directory: Path) -> None:
+        self._grpc: Any = importlib.import_module("grpc")
+        ports = free_ports(6)
+        self._clients, peers = ports[:3], ports[3:]
+        members = ",".join(f"n{number}=http://127.0.0.1:{port}" for number, port in enumerate(peers))
+        self._commands = [
+            ["etcd", "--name", f"n{number}", "--data-dir", str(directory / f"etcd{number}"), "--logger", "zap"]
+            + ["--log-outputs", str(directory / f"log{number}"), "--quota-backend-bytes", str(4 << 30)]
+            + [f"--{which}-client-urls=http://127.0.0.1:{port}" for which in ("listen", "advertise")]
+            + [f"--{which}-urls=http://127.0.0.1:{peer}" for which in ("listen-peer", "initial-advertise-peer")]
+            + ["--initial-cluster", members, "--initial-cluster-state", "new"]
+            for number, (port, peer) in enumerate(zip(self._clients, peers, strict=True))
+        ]
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start all, and write the rows.
+
+        Raises:
+            DemoError: they do not come up.
+        """
+        for command in self._commands:
+            quiet = subprocess.DEVNULL
+            self.processes.append(subprocess.Popen(command, stdout=quiet, stderr=quiet, process_group=0))
+        until = time.monotonic() + READY_S
+        with self._channel(0) as channel:
+            put = channel.unary_unary(PUT)
+            while True:
+                try:
+                    put(_put(b"ready", b""), timeout=1)
+                    break
+                except self._grpc.RpcError as error:
+                    if time.monotonic() > until:
+                        raise DemoError(f"etcd is not ready after {READY_S:g} s: {error}") from error
+                    time.sleep(0.2)
+            for row in range(1, ROWS + 1):
+                put(_put(b"row%d" % row, b"0"), timeout=READY_S)
+
+    def stop(self) -> None:
+        """End all."""
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def processor_s(self) -> float:
+        """Return how much of a processor the nodes have used, in seconds."""
+        return sum(processor_s(process.pid) for process in self.processes)
+
+    def _channel(self, node: int) -> Any:
+        alone = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own, as clients of a program have
+        return self._grpc.insecure_channel(f"127.0.0.1:{self._clients[node]}", options=alone)
+
+    def run(self, work: str, clients: int, seconds: float, warm_up_s: float) -> Ran:
+        """Let clients work in threads of their own, spread evenly over the nodes."""
+        ran, lock, began = Ran(), threading.Lock(), time.perf_counter()
+
+        def one(number: int) -> None:
+            mine, done = list[float](), 0
+            with self._channel(number % 3) as channel:
+                put, read = channel.unary_unary(PUT), channel.unary_unary(RANGE)
+                draw = Draw(work, number, clients)
+                while (start := time.perf_counter()) - began < warm_up_s + seconds:
+                    ((sql, params),) = draw()
+                    if sql == READ:
+                        read(_range(b"row%d" % params[0]) + (b"" if work == "strict" else SERIALIZABLE))
+                    else:
+                        key = b"new%d" % params[0] if work == "insert" else b"row%d" % params[-1]
+                        put(_put(key, str(params).encode()))
+                    end = time.perf_counter()
+                    done += 1
+                    if start - began >= warm_up_s and end - began <= warm_up_s + seconds:
+                        mine.append(end - start)
+            with lock:
+                ran.took.extend(mine)
+                ran.total += done
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return ran
+
+
+def _field(number: int, data: bytes) -> bytes:
+    assert len(data) < 128, "a length of one byte"
+    return bytes((number << 3 | 2, len(data))) + data
+
+
+def _put(key: bytes, value: bytes) -> bytes:
+    """Return etcd's PutRequest."""
+    return _field(1, key) + _field(2, value)
+
+
+def _range(key: bytes) -> bytes:
+    """Return etcd's RangeRequest of one key."""
+    return _field(1, key)
+
+
+@contextlib.contextmanager
+def etcd(directory: Path) -> Iterator[Etcd]:
+    """Run a cluster."""
+    cluster = Etcd(directory)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

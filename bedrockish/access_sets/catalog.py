@@ -84,8 +84,6 @@ class ForeignKey:
     parent: str | None
     columns: tuple[int, ...]
     parent_columns: tuple[int, ...]
-    on_delete: str
-    on_update: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +333,7 @@ def _read_foreign_keys(db: apsw.Connection, schema: Schema, name: str) -> None:
         if len(parent_columns) != len(columns):
             parent_columns = ()
         spelled = parent.name if parent else None
-        foreign_keys.append(ForeignKey(name, spelled, columns, parent_columns, rows[0][6], rows[0][5]))
+        foreign_keys.append(ForeignKey(name, spelled, columns, parent_columns))
     schema.parents[name] = frozenset(folded(rows[0][2]) for rows in grouped.values())
     schema.tables[name] = replace(table, foreign_keys=tuple(foreign_keys))
 

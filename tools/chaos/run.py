@@ -34,12 +34,13 @@ class Plan:
 
     Attributes:
         nodes: how many.
-        seconds: how long the faults last.
+        seconds: how long the faults last at least.
         seed: of the choices of clients and faults.
         faults: which kinds of faults.
         clients: for each node.
         level: of the nodes' logs.
         by_file: clients are programs that open the file of their node, and read and execute in their own process.
+        updates: the faults last until so many transactions that write were acknowledged, or ten times as long.
     """
 
     nodes: int = 3
@@ -49,6 +50,7 @@ class Plan:
     clients: int = 3
     level: str = "info"
     by_file: bool = False
+    updates: int = 0
 
 
 @dataclass
@@ -145,14 +147,21 @@ async def _strike(plan: Plan, workload: Workload, faults: Faults, say: Callable[
     """Run the clients, with faults for the time that was asked for, and then for a moment without."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(workload.run)
-        with trio.move_on_after(plan.seconds):
+        with trio.move_on_after(10 * plan.seconds):
             async with trio.open_nursery() as striking:
                 striking.start_soon(faults.run)
-                while True:
-                    await trio.sleep(10)
+                ends = trio.current_time() + plan.seconds
+                while trio.current_time() < ends or _updates(workload) < plan.updates:
+                    await trio.sleep(min(10.0, plan.seconds / 10))
                     say(f"{len(workload.history)} operations, {faults.counts.total()} faults")
+                striking.cancel_scope.cancel()
         await trio.sleep(1)
         workload.stopping = True
+
+
+def _updates(workload: Workload) -> int:
+    """Return how many transactions that write were acknowledged."""
+    return sum((one.level, one.outcome) == ("update", "ok") for one in workload.history)
 
 
 async def _watch(cluster: ProxiedCluster, counted: dict[tuple[str, int], Counter[str]]) -> None:

@@ -239,6 +239,7 @@ def test_a_lake_of_a_cluster_that_has_removed_its_beginning(forgetful: LocalClus
         for number in range(50):
             db.execute("INSERT INTO stock VALUES (?, 0)", (number + 1,))
             if number == 25:
+                trio.run(all_safe, cluster)
                 to_the_end(cluster, tmp_path / "begun")
     trio.run(level, cluster)
     trio.run(all_safe, cluster)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tools.bench import READ, ROWS, Draw
 from tools.cluster import DemoError, free_ports, processor_s
-from tools.scenarios.galera import STOP_S, Ran
+from tools.scenarios.galera import STOP_S, Ran, in_threads
 
 WORKS = ("insert", "update", "read", "strict", "mix")
 READY_S = 30.0
@@ -116,11 +116,7 @@ class Etcd:
                 ran.took.extend(mine)
                 ran.total += done
 
-        threads = [threading.Thread(target=one, args=(number,)) for number in range(clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(one, clients)
         return ran
 
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,15 @@ class Ran:
     lost: int = 0
 
 
+def in_threads(work: Callable[[int], None], clients: int) -> None:
+    """Run the work of each client, by its number, in a thread of its own, and wait for all."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 class Galera:
     """Three nodes, and the operations of their clients."""
 
@@ -215,11 +224,7 @@ class Galera:
                 ran.written += written
                 ran.lost += lost
 
-        threads = [threading.Thread(target=one, args=(number,)) for number in range(clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(one, clients)
         return ran
 
     def _try(self, db: Any, statements: Statements) -> bool:

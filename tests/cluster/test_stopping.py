@@ -159,17 +159,18 @@ def test_client_with_other_nodes_sees_no_error_while_one_stops(cluster: LocalClu
 
 def test_read_cut_by_a_stop_did_not_happen(alone: LocalCluster) -> None:
     found: list[BedrockishError] = []
+    is_connected = threading.Event()
 
     def read() -> None:
-        with (
-            bedrockish.connect(alone.url(options="timeout=15")) as db,
-            pytest.raises((UnavailableError, DeadlineError)) as caught,
-        ):
-            db.execute(LONG)
+        with bedrockish.connect(alone.url(options="timeout=15")) as db:
+            is_connected.set()
+            with pytest.raises((UnavailableError, DeadlineError)) as caught:
+                db.execute(LONG)
         found.append(caught.value)
 
     thread = threading.Thread(target=read)
     thread.start()
+    assert is_connected.wait(20)
     time.sleep(0.5)
     took_s = stop(alone)
     thread.join(30)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from bedrockish.api.requests import SERIALIZABLE, Params, Rows, check_timeout
+from bedrockish.api.requests import SERIALIZABLE, Params, Rows, check_params, check_timeout
 from bedrockish.api.url import Target
 from bedrockish.client.blocking_transaction import BlockingTransaction, held
 from bedrockish.client.credentials import Entry, entry_of
@@ -25,7 +25,7 @@ from bedrockish.client.socket_driver import KEEPER, SocketDriver, run
 from bedrockish.common.pauses import Pauses
 from bedrockish.errors import BedrockishError, UnsupportedError, UsageError
 from bedrockish.sqltext.session_values import SessionValues
-from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, control_of
+from bedrockish.sqltext.transaction_control import BEGIN, COMMIT, ROLLBACK, Control, parse_control, refuse_values
 
 if TYPE_CHECKING:
     from bedrockish.local.reads import LocalReads
@@ -144,8 +144,9 @@ class Connection:
         BEGIN, COMMIT, ROLLBACK and the savepoints work as in SQLite. When an open transaction is lost to another one,
         each statement says so until ROLLBACK. Arguments and errors are those of ``Client.execute``.
         """
-        control = control_of(sql, params)
+        control = parse_control(sql)
         if control is not None and control.kind in (BEGIN, COMMIT, ROLLBACK):
+            refuse_values(check_params(params))
             return self._control(control, timeout=timeout, read=read, isolation=isolation)
         if self._current is not None:
             return self._current.execute(sql, params, timeout=timeout)

@@ -343,7 +343,7 @@ class Session(ClockCalls, QuestionCalls):
     async def _command(self, request: Request, timeout_s: float, *, resend: bool, named: bool) -> list[Rows]:
         if resend and not named:
             raise UsageError("to send a command again, name the command: its id is in the error of the first attempt")
-        deadline = self._now() + timeout_s if resend else 0.0
+        deadline = self._now() + timeout_s
         try:
             reply = await self._call(request, timeout_s)
         except (OutcomeUnknownError, CommandIdError):

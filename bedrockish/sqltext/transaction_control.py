@@ -5,7 +5,7 @@ operations, nodes do the others on an open transaction's list of changes.
 """
 
 import re
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 
 from bedrockish.errors import SqlError, UsageError
@@ -91,11 +91,20 @@ def control_of(sql: str, params: Sized | None) -> Control | None:
         SqlError: values came with it.
     """
     found = parse_control(sql)
-    if found is not None and params:
-        raise SqlError(
-            f"the statement has 0 parameter(s), but {len(params)} value(s) were given", wanted=0, given=len(params)
-        )
+    if found is not None:
+        refuse_values(params)
     return found
+
+
+def refuse_values(params: Sized | None) -> None:
+    """Check that a statement without parameters was given no values; names without a place are ignored, as in SQLite.
+
+    Raises:
+        SqlError: it was given some.
+    """
+    if params and not isinstance(params, Mapping):
+        given = len(params)
+        raise SqlError(f"the statement has 0 parameter(s), but {given} value(s) were given", wanted=0, given=given)
 
 
 def _name(word: str) -> str:

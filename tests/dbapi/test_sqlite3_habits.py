@@ -118,6 +118,13 @@ def test_values_without_a_place_are_refused_before_anything_happens(made: db.Con
     made.rollback()
 
 
+def test_names_without_a_place_are_ignored(made: db.Connection) -> None:
+    made.isolation_level = None
+    for sql in ("BEGIN", "SAVEPOINT p", "ROLLBACK TO p", "RELEASE p", "COMMIT"):
+        made.execute(sql, {"name": 1})
+    assert not made.in_transaction
+
+
 def test_definitions_change_no_rows_beside_temporary_objects(made: db.Connection) -> None:
     made.execute("CREATE TEMP TABLE own(a)")
     assert made.execute("INSERT INTO own VALUES (1), (2)").rowcount == 2

@@ -327,6 +327,17 @@ def test_statement_with_values_left_over_changes_nothing(
         one.token = db.token
 
 
+@pytest.mark.parametrize("sql", ["BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT p"])
+def test_values_for_a_statement_without_parameters_are_refused(db: Connection, other: Connection, sql: str) -> None:
+    for one in (db, other):
+        one.execute("BEGIN")
+        for params, says in ((5, "should be a list"), (iter([1]), "should be a list"), ([1], r"1 value\(s\)")):
+            with pytest.raises(UsageError, match=says):
+                one.execute(sql, params)  # type: ignore[arg-type]
+        one.execute("SELECT 1")
+        one.execute("ROLLBACK")
+
+
 NODES = (
     "SELECT transaction_clock() > 0",
     "SELECT cluster_clock() > 0",

@@ -48,7 +48,7 @@ for name in sys.argv[2:]:
 """
 
 
-def test_peers_go_on_without_etcd_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_etcd_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert "apt-get install etcd-server" in etcd.missing()
 

@@ -252,13 +252,8 @@ def make_transaction(
         prepared.joined,
         prepared.shares,
         prepared.users or ((inflight.request.user,) if inflight.request.user else ()),
-        _digests(inflight, prepared),
+        prepared.digests if prepared.joined else (digest_of(inflight.request),),
     )
-
-
-def _digests(inflight: InFlight, prepared: Prepared) -> tuple[bytes, ...]:
-    """Return the digests of a transaction's commands."""
-    return prepared.digests if prepared.joined else (digest_of(inflight.request),)
 
 
 def is_large(prepared: Prepared, limit: int) -> bool:

@@ -10,6 +10,7 @@ from typing import assert_never
 from bedrockish.common.levels import OLDEST
 from bedrockish.core.coordinator.coordinator import Coordinator
 from bedrockish.core.coordinator.reads import Reading
+from bedrockish.core.coordinator.request import Stage
 from bedrockish.core.invariants import check as check_invariants
 from bedrockish.core.protocol.effects import Activate, Apply, Effect, Execute, Malformed
 from bedrockish.core.protocol.events import (
@@ -151,14 +152,10 @@ class Node:
                 self._receive(peer, message)
             case Submitted(request_id, request, once, others):
                 self.coordinator.submit(request_id, request, once=once, others=others)
-            case Executed(request_id, prepared):
-                self.coordinator.executed(request_id, prepared)
+            case Executed() | Overtaken() | ClockWanted():
+                self.coordinator.ends(Stage.EXECUTING, event.request_id, event)
             case MovedToWorker(request_id):
                 self.coordinator.moved_to_worker(request_id)
-            case Overtaken(request_id, prepared):
-                self.coordinator.overtaken(request_id, prepared)
-            case ClockWanted(request_id):
-                self.coordinator.clock_wanted(request_id)
             case ClockSet(follows_wall):
                 self.state.clock.follow_wall(follows=follows_wall)
                 self.safe_time.gossip()
@@ -360,7 +357,9 @@ class Node:
             case AskClock():
                 self.coordinator.clock_quorum.on_ask(peer, message)
             case ToldClock():
-                self.coordinator.clock_told(peer, message)
+                request = self.coordinator.clock_quorum.on_told(peer, message)
+                if request is not None:
+                    self.coordinator.ends(Stage.CLOCK, request)
             case Removed():
                 self.apply_queue.on_removed(peer, message)
             case InPieces() | Piece() | Want() | Offer() | Stored():
@@ -385,7 +384,7 @@ class Node:
             case Stored():
                 request = self.coordinator.offers.on_stored(peer, message)
                 if request is not None:
-                    self.coordinator.arrived(request)
+                    self.coordinator.ends(Stage.AHEAD, request)
             case _:
                 assert_never(message)
 
@@ -434,7 +433,7 @@ class Node:
             case "fetch", _:
                 self.apply_queue.fetch_missing(at_once=True)
             case "request_again", int(number):
-                self.coordinator.again(number)
+                self.coordinator.ends(Stage.PAUSED, number)
             case "request_deadline", int(number):
                 self.coordinator.past_deadline(number)
             case "reservation", _:

@@ -199,6 +199,7 @@ def test_known_pieces_are_not_sent_again() -> None:
     [number] = coordinator.replies.in_flight
     core = net.places["A"].core
     core.state.set_now(net.now)
+    coordinator.replies.in_flight[number].move(Stage.EXECUTING)
     coordinator.replies.ready.add(coordinator.replies.in_flight[number])
     net.places["A"].perform(core._answer())
     net.kept = set()

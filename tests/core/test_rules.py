@@ -342,11 +342,10 @@ def test_reject_for_a_recovery_is_not_counted(voter: Voter) -> None:
 def test_second_schema_change_waits_whatever_its_clock(voter: Voter) -> None:
     barrier = voter.node.coordinator.replies.schema_barrier
     voter.state.schema.scheduled = SimpleNamespace(activates=CLOCK + 100, txid=Txid(CLOCK, "A"))  # type: ignore[assignment]
-    inflight = InFlight(1, Request("c", ()), 10.0)
     rows, change = (Prepared({}, 0, False, kind, AccessSet(), b"", b"") for kind in (ROWS, SCHEMA))
-    assert not barrier.blocks(inflight, rows, CLOCK + 1)
-    assert barrier.blocks(inflight, rows, CLOCK + 100)
-    assert barrier.blocks(inflight, change, CLOCK + 1)
+    assert not barrier.blocks(rows, CLOCK + 1)
+    assert barrier.blocks(rows, CLOCK + 100)
+    assert barrier.blocks(change, CLOCK + 1)
 
 
 def test_change_of_the_members_does_not_hold_back(voter: Voter) -> None:

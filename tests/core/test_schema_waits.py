@@ -48,25 +48,27 @@ def test_one_of_the_requests_that_waited_for_rows_goes_on() -> None:
     """The others would only conflict with it: they stay behind it."""
     found, ready = queues(3)
     found.released(Txid(7, "B"), ROWS)
-    assert [one.number for one in ready.take()] == [0]
+    assert list(ready.queue) == [0]
 
 
 def test_requests_that_waited_for_a_schema_change_go_on_at_once() -> None:
     """They have nothing in common but the change."""
     found, ready = queues(3)
     found.released(Txid(7, "B"), SCHEMA)
-    assert [one.number for one in ready.take()] == [0, 1, 2]
+    assert list(ready.queue) == [0, 1, 2]
 
 
 def test_ready_request_whose_time_is_over_in_this_step_is_not_taken_up() -> None:
     """Another request of the same step ended it between its release and its turn."""
-    ready, one, two = Ready(), request_id(1), request_id(2)
+    coordinator, one, two = Net("ABC").places["A"].core.coordinator, request_id(1), request_id(2)
+    ready = coordinator.replies.ready
     for inflight in (one, two):
         inflight.move(Stage.WAITING)
         ready.add(inflight)
         ready.add(inflight)
     one.move(Stage.ENDING)
-    assert list(ready.take()) == [two]
+    coordinator.advance()
+    assert (one.stage, two.stage) == (Stage.ENDING, Stage.EXECUTING)
 
 
 def test_request_rejected_for_an_unknown_schema_change_pauses_for_its_delay() -> None:

@@ -148,7 +148,12 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "rollbacks dropped": fault(
         "BEGIN carries what its leader has given up",
-        (_Coordinator, "_begin", "tuple(sorted(found.other for found in met if found.other in self.rollbacks))", "()"),
+        (
+            _Coordinator,
+            "_attempt",
+            "tuple(sorted(found.other for found in met if found.other in self.rollbacks))",
+            "()",
+        ),
         **{**DUELS, "voters": 5},
     ),
     "give up frees at once": fault(

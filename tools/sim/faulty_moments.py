@@ -475,7 +475,7 @@ MOMENTS: dict[str, Moment] = {
     "who goes first waits for nobody": Moment(
         fault(
             "who goes first waits for what others had begun",
-            (coordinator.Coordinator, "_take_up", "inflight.goes_first and self._waits_for_the_last", "False and bool"),
+            (coordinator.Coordinator, "_take_up", "found is None and inflight.goes_first", "False"),
         ),
         f"{_RESERVED}:test_reserving_request_pauses_for_transactions_begun_earlier",
     ),
@@ -603,8 +603,9 @@ MOMENTS: dict[str, Moment] = {
             (
                 coordinator.Coordinator,
                 "_lead",
-                "if not self._goes_alone(inflight, prepared):\n            self._happ",
-                "if True:\n            self._happ",
+                "if self._goes_alone(inflight, prepared):\n            return self._take_up(inflight)\n        "
+                "return self._happ",
+                "return self._happ",
             ),
         ),
         f"{_TOGETHER}:test_a_command_too_old_to_be_looked_up_keeps_nobody",

@@ -238,7 +238,7 @@ USES: dict[str, Fault] = {
     ),
     "what ran on an older schema is led": fault(
         "what was executed on an older schema is executed again",
-        (_Coordinator, "executed", "if prepared.schema != state.schema.version and (", "if False and ("),
+        (_Coordinator, "_executed", "if prepared.schema != state.schema.version and (", "if False and ("),
         **{**_ALTERS, "execute_ms": 5.0},
     ),
     "a follower does not reach the schema": fault(
@@ -266,9 +266,9 @@ USES: dict[str, Fault] = {
         "a majority moves up to a clock that a read was told",
         (
             _Coordinator,
-            "executed",
-            "if not prepared.clock or self.clock_quorum.ask(number, prepared.clock):",
-            "if True:",
+            "_executed",
+            "return Stage.CLOCK if prepared.clock else Stage.CHECKING",
+            "return Stage.CHECKING",
         ),
         **_STAMPS,
     ),

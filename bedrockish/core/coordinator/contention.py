@@ -71,6 +71,7 @@ class Contention:
             if found.other not in self.rollbacks:  # else our own, given up: our BEGIN carries its rollback
                 inflight.lost = found
                 replies.reservations.in_vain(inflight, access_set, kind)
+                state.counts["waited"] += 1
                 return WaitFor(found.other)
         # The others that want its keys are held back for its sake: were it to wait for one of them, both would wait.
         if inflight.goes_first:
@@ -90,7 +91,6 @@ class Contention:
             case Pause(after_ms):
                 replies.pause(inflight, after_ms)
             case WaitFor(txid):
-                self.state.counts["waited"] += 1
                 replies.wait_queue.wait(inflight, txid)
             case HoldBack(reservation):
                 replies.wait_queue.hold_back(inflight, reservation)

@@ -5,7 +5,8 @@ waits for the transactions that it conflicts with, and is then executed again on
 "did not happen" only when every attempt that it made is known to have been rolled back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from bedrockish.api.requests import STRICT, Request
 from bedrockish.core.coordinator import request as requests
@@ -14,13 +15,15 @@ from bedrockish.core.coordinator.commit_clock import ClockQuorum
 from bedrockish.core.coordinator.contention import Contention, Obstacle, Pause, WaitFor
 from bedrockish.core.coordinator.offers import Offers
 from bedrockish.core.coordinator.reads import Checking, Reading
+from bedrockish.core.coordinator.ready import End
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
 from bedrockish.core.coordinator.revalidation import first_conflict, move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.coordinator.wait_queue import SIZE_MAX, Together
 from bedrockish.core.protocol.effects import Execute
-from bedrockish.core.protocol.messages import Approve, Commit, Reason, Reject, ToldClock
+from bedrockish.core.protocol.events import ClockWanted, Overtaken
+from bedrockish.core.protocol.messages import Approve, Commit, Reason, Reject
 from bedrockish.core.protocol.records import FORGOTTEN, Prepared
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.staging import Staging
@@ -36,6 +39,15 @@ from bedrockish_journal.model.access_set import AccessSet, is_clock
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid
 from bedrockish_journal.model.vector import covers
+
+# Where a request goes on: the next stage, or the reason for it. An attempt is begun (IN_FLIGHT), an obstacle waited for
+# (WAITING, PAUSED), and an error is the answer as soon as none of its attempts can happen any more (ENDING).
+Step = (
+    Literal[Stage.EXECUTING, Stage.CLOCK, Stage.CHECKING, Stage.AHEAD, Stage.SCHEMA]
+    | Attempt
+    | Obstacle
+    | BedrockishError
+)
 
 
 class Coordinator:
@@ -56,6 +68,16 @@ class Coordinator:
         self.together = Together(self.replies.in_flight, self.replies.ready)
         self.attempts: dict[Txid, Attempt] = {}
         self._behind: dict[int, InFlight] = {}  # those whose session has seen more than this node
+        # By the stage that has ended; the other stages end with an answer, or with a pause.
+        self._handlers: dict[Stage, Callable[[InFlight, End], Step]] = {
+            Stage.TOKEN: self._take_up,
+            Stage.WAITING: self._take_up,
+            Stage.SCHEMA: self._take_up,
+            Stage.PAUSED: self._pause_over,
+            Stage.CLOCK: self._clock_told,
+            Stage.EXECUTING: self._executed,
+            Stage.AHEAD: self._arrived,
+        }
 
     # -- a request's way --------------------------------------------------------------------------------------------
 
@@ -99,62 +121,105 @@ class Coordinator:
                 del self._behind[inflight.number]
                 self.replies.ready.add(inflight)
 
+    def ends(self, stage: Stage, number: int, end: End = None) -> None:
+        """Note that a request's stage is over; without effect on a request that has left it before."""
+        # It may be gone: its client has hung up, or its time is over. An execution was rolled back in any case.
+        inflight = self.replies.in_flight.get(number)
+        if inflight is not None and inflight.stage is stage:
+            self.replies.ready.queue[number] = inflight, stage, end
+
     def advance(self) -> None:
-        """Take up the requests that are ready, one after the other, until none is.
+        """Take on the requests that are ready, one after the other, until none is.
 
-        A request is executed, or begun again as it is, from here alone. It leaves this loop for a stage in which it
-        waits; the event that ends that stage makes it ready again.
+        A request goes on from here alone: the handler of its stage returns the next one, with its reason if there is
+        one. It leaves this loop for a stage in which it waits; the end of that stage makes it ready again.
         """
-        ready = self.replies.ready
-        for inflight in ready.take() if ready.queue else ():
-            self._take_up(inflight)
+        replies = self.replies
+        queue = replies.ready.queue
+        while queue:
+            inflight, stage, end = queue.pop(next(iter(queue)))
+            # Its time may have been over in this very step.
+            if inflight.stage is not stage:
+                continue
+            match self._handlers[stage](inflight, end):
+                case Attempt() as attempt:
+                    self._begin(inflight, attempt)
+                case BedrockishError() as error:
+                    replies.end(inflight, error)
+                case Stage.EXECUTING:
+                    self._execute(inflight)
+                case Stage.CHECKING:
+                    assert inflight.read is not None, "its execution only read"
+                    self.checking.read(inflight, inflight.read)
+                case Stage.CLOCK:
+                    inflight.move(Stage.CLOCK)
+                    told = 0 if inflight.read is None else inflight.read.clock
+                    if self.clock_quorum.ask(inflight.number, told):
+                        replies.ready.add(inflight)
+                case Stage.AHEAD:
+                    inflight.move(Stage.AHEAD)
+                    replies.wait_queue.leave(inflight)  # the pieces may take seconds to arrive
+                case Stage.SCHEMA:
+                    replies.schema_barrier.wait(inflight)
+                    replies.wait_queue.leave(inflight)
+                case obstacle:
+                    self.contention.wait(inflight, obstacle)
 
-    def _take_up(self, inflight: InFlight) -> None:
+    # -- the handlers of the stages --------------------------------------------------------------------------------
+
+    def _take_up(self, inflight: InFlight, _end: End = None) -> Step:
+        """Execute a request, or begin it again as it is, unless that would be for nothing."""
         inflight.is_free = False
-        # A first execution may be a read that need not wait. A request that is executed again now would only have to
-        # be executed once more when the change is in force.
-        is_again = inflight.access_set is not None or inflight.read is not None
-        if is_again and self.checking.waits_for_schema(inflight):
-            return
-        if inflight.goes_first and self._waits_for_the_last(inflight):
-            return
-        if inflight.kept is not None and self._begin_again(inflight, inflight.kept):
-            return
+        found: Step | None = None
+        # A first execution may be a read that need not wait.
+        if inflight.access_set is not None or inflight.read is not None:
+            found = self._schema_ahead()
+        if found is None and inflight.goes_first:
+            found = self._last_before()
+        if found is None and inflight.kept is not None:
+            found = self._begin_again(inflight, inflight.kept)
+        if found is not None:
+            return found
         if inflight.wants_clock and not inflight.once:
-            inflight.move(Stage.CLOCK)
             inflight.read = None
-            if not self.clock_quorum.ask(inflight.number):
-                return
-        self._execute_at(inflight)
+            return Stage.CLOCK
+        return Stage.EXECUTING
 
-    def _waits_for_the_last(self, inflight: InFlight) -> bool:
-        """Wait if a transaction is still in flight that its leader had begun before it held back for this request.
+    def _schema_ahead(self) -> Step | None:
+        """Return the wait for a schema change: executed before it is in force, a request would be executed twice."""
+        state = self.state
+        change = state.votes.pending.schema_change()
+        if change is not None and change.activates <= state.clock.read():
+            return WaitFor(change.txid)
+        return Stage.SCHEMA if state.schema.is_behind(state.clock.read()) else None
 
-        Executed before the end of that one, the request would be executed for nothing. Return whether it waits.
+    def _last_before(self) -> WaitFor | None:
+        """Return a transaction still in flight that its leader had begun before it held back for our request.
+
+        Executed before the end of that one, the request would be executed for nothing.
         """
         held = self.replies.reservations.held
         assert held is not None, "a request goes first as long as its reservation is honoured here"
         for found in self.state.votes.pending.conflicts(held.access_set):
             if found.other not in self.rollbacks:  # its own earlier attempt
-                self.contention.wait(inflight, WaitFor(found.other))
-                return True
-        return False
+                self.state.counts["waited"] += 1
+                return WaitFor(found.other)
+        return None
 
-    def _begin_again(self, inflight: InFlight, prepared: Prepared) -> bool:
-        """Begin a kept execution on what is committed now; return False if the request has to be executed again.
+    def _begin_again(self, inflight: InFlight, prepared: Prepared) -> Step | None:
+        """Lead a kept execution on what is committed now; return None if the request has to be executed again.
 
         A large transaction takes long to execute, and each time others would conflict with it at the end.
         """
         moved = move(self.state, inflight, prepared)
         if isinstance(moved, BedrockishError) or not self.state.roster.is_voter(self.state.me):
             inflight.kept = None
-            return False
+            return None
         inflight.move(Stage.EXECUTING)
         inflight.attempts += 1
-        self._lead(inflight, moved)
-        return True
+        return self._lead(inflight, moved)
 
-    def _execute_at(self, inflight: InFlight) -> None:
+    def _execute(self, inflight: InFlight) -> None:
         inflight.move(Stage.EXECUTING)
         inflight.kept = None
         inflight.executed_at = self.state.clock.now.seconds
@@ -168,20 +233,16 @@ class Coordinator:
             group = self.replies.wait_queue.group(inflight)
         self.state.outbox.emit(Execute(inflight.number, clock, group))
 
-    def clock_wanted(self, number: int) -> None:
-        """Get a clock, then execute a request again: its execution has called ``transaction_clock()``."""
-        inflight = self.replies.in_flight.get(number)
-        if inflight is not None and inflight.stage is Stage.EXECUTING:
-            inflight.wants_clock = True
-            self.replies.ready.add(inflight)
+    def _pause_over(self, inflight: InFlight, _end: End) -> Step:
+        self.replies.wait_queue.go_on(inflight.number)
+        # No transaction has begun during our pause, so drop the rivals for which we paused.
+        if inflight.turn is not None:
+            self.replies.turns.passed(inflight.turn)
+        return inflight.error or self._take_up(inflight)
 
-    def clock_told(self, peer: str, message: ToldClock) -> None:
-        """Count a voter's clock; with those of a majority, execute the request, or answer it if it only read."""
-        # 0 stands for no majority yet: no request has this number.
-        inflight = self.replies.in_flight.get(self.clock_quorum.on_told(peer, message) or 0)
-        if inflight is None or inflight.stage is not Stage.CLOCK:
-            return
-        self._execute_at(inflight) if inflight.read is None else self.checking.read(inflight, inflight.read)
+    def _clock_told(self, inflight: InFlight, _end: End) -> Step:
+        """Execute a request with the clock that a majority has moved up to, or answer it if it only read."""
+        return Stage.EXECUTING if inflight.read is None else Stage.CHECKING
 
     def moved_to_worker(self, number: int) -> None:
         """Unblock the requests that only stand behind one that is now executed in a worker, which takes long."""
@@ -190,61 +251,46 @@ class Coordinator:
             self.together.part(inflight)
             self.replies.wait_queue.leave(inflight)
 
-    def _was_executed(self, number: int) -> InFlight | None:
-        """Count an execution that has ended, and return its request."""
-        inflight = self.replies.in_flight.get(number)
-        # The client has gone, or its time is over: the execution was rolled back, and no answer is awaited.
-        if inflight is None or inflight.stage is not Stage.EXECUTING:
-            return None
+    def _executed(self, inflight: InFlight, end: End) -> Step:
+        """Lead what was executed, or answer it if it only read."""
+        if end is None:
+            return self._take_up(inflight)
+        if isinstance(end, ClockWanted):
+            inflight.wants_clock = True
+            return self._take_up(inflight)
+        state, prepared = self.state, end.prepared
         # One that was never executed has another reason to tell (``did_not_happen``).
         inflight.attempts += 1
-        inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
-        return inflight
-
-    def executed(self, number: int, prepared: Prepared) -> None:
-        """Lead what was executed, or answer it if it only read."""
-        inflight = self._was_executed(number)
-        if inflight is None:
-            return
+        inflight.took_s = state.clock.now.seconds - inflight.executed_at
+        if isinstance(end, Overtaken):
+            return self._overtaken(inflight, prepared)
         inflight.read = None
-        state = self.state
         # Its client has acted on reads of a while ago. Only what reads, and need not read the newest, may stay that
         # old; all else must still be true on what is applied now.
         if inflight.once and not (prepared.readonly and inflight.request.read != STRICT):
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
-                self._end_or_check(inflight, prepared, moved)
-                return
+                return self._end_or_check(inflight, prepared, moved)
             prepared = moved
         if prepared.schema != state.schema.version and (inflight.request.read == STRICT or not prepared.readonly):
-            self.replies.ready.add(inflight)  # a schema change has come into force since
-            return
+            return self._take_up(inflight)  # a schema change has come into force since
         if prepared.readonly:
+            inflight.read = prepared
             # A clock that is told has to be below the clock of the next request that asks, at any node: before the
             # answer leaves, a second round moves a majority up to it.
-            inflight.move(Stage.CLOCK)
-            inflight.read = prepared
-            if not prepared.clock or self.clock_quorum.ask(number, prepared.clock):
-                self.checking.read(inflight, prepared)
-            return
+            return Stage.CLOCK if prepared.clock else Stage.CHECKING
         # Only voters lead (V2): no voter would approve it.
         if not state.roster.is_voter(state.me):
-            self._refuse_write(inflight)
-            return
+            return self._write_refused()
         if requests.is_large(prepared, state.settings.inline_bytes):
-            if self.offers.has_to_wait(number, prepared):
-                inflight.move(Stage.AHEAD)
+            if self.offers.has_to_wait(inflight.number, prepared):
                 inflight.ahead = prepared
-                self.replies.wait_queue.leave(inflight)  # the pieces may take seconds to arrive
-                return
+                return Stage.AHEAD
             inflight.keep(prepared)
-        self._lead(inflight, prepared)
+        return self._lead(inflight, prepared)
 
-    def overtaken(self, number: int, prepared: Prepared) -> None:
+    def _overtaken(self, inflight: InFlight, prepared: Prepared) -> Step:
         """Execute a request again: its execution in a worker would do something else on what is committed now."""
-        inflight = self._was_executed(number)
-        if inflight is None:
-            return
         access_set = prepared.access_set
         if prepared.readonly:  # a reader does not conflict with other readers
             access_set = AccessSet(access_set.read_points, access_set.read_ranges)
@@ -252,16 +298,10 @@ class Coordinator:
         inflight.lost = found or inflight.lost
         inflight.access_set = access_set
         self.replies.reservations.in_vain(inflight, access_set, prepared.kind)
-        if inflight.goes_first:
-            self.replies.pause(inflight, 1)
-        else:
-            self.replies.ready.add(inflight)
+        return Pause(1) if inflight.goes_first else self._take_up(inflight)
 
-    def arrived(self, number: int) -> None:
-        """Begin a large transaction whose pieces are at a quorum, unless its reads have been overwritten since."""
-        inflight = self.replies.in_flight.get(number)
-        if inflight is None or inflight.stage is not Stage.AHEAD:
-            return
+    def _arrived(self, inflight: InFlight, _end: End) -> Step:
+        """Lead a large transaction whose pieces are at a quorum, unless its reads have been overwritten since."""
         prepared, inflight.ahead = inflight.ahead, None
         assert prepared is not None
         # From here on it is treated like a request that has just been executed.
@@ -269,28 +309,23 @@ class Coordinator:
         inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
         # The members may have changed while the pieces travelled.
         if not self.state.roster.is_voter(self.state.me):
-            self.replies.end(inflight, requests.write_elsewhere(self.state))
-            return
+            return requests.write_elsewhere(self.state)
         # Others have committed while the pieces travelled: move its base up to now, or execute it again.
         moved = move(self.state, inflight, prepared)
         if not isinstance(moved, BedrockishError):
             inflight.keep(moved)
-            self._lead(inflight, moved)
-        elif inflight.once:
-            self._end_or_check(inflight, prepared, moved)
-        else:
-            self.replies.reservations.in_vain(inflight, prepared.access_set, prepared.kind)
-            self.replies.ready.add(inflight)
+            return self._lead(inflight, moved)
+        if inflight.once:
+            return self._end_or_check(inflight, prepared, moved)
+        self.replies.reservations.in_vain(inflight, prepared.access_set, prepared.kind)
+        return self._take_up(inflight)
 
-    def _end_or_check(self, inflight: InFlight, prepared: Prepared, error: BedrockishError) -> None:
+    def _end_or_check(self, inflight: InFlight, prepared: Prepared, error: BedrockishError) -> Step:
         """End what has lost; have the rights of its user checked again if the members have changed since that."""
-        if 0 < prepared.config < self.state.roster.membership.version:
-            self.replies.ready.add(inflight)
-        else:
-            self.replies.end(inflight, error)
+        return self._take_up(inflight) if 0 < prepared.config < self.state.roster.membership.version else error
 
-    def _lead(self, inflight: InFlight, prepared: Prepared) -> None:
-        """Test a transaction on ourselves, and begin it."""
+    def _lead(self, inflight: InFlight, prepared: Prepared) -> Step:
+        """Test a transaction on ourselves, and begin it if nothing is in its way."""
         state = self.state
         clock = prepared.clock or state.clock.tick()  # what its client was told, or a new one
         activates = activation_clock(state, inflight, prepared, clock) if prepared.kind == SCHEMA else 0
@@ -304,55 +339,49 @@ class Coordinator:
         happened = state.happened(commands)
         if happened is not None:
             # The commands that were batched with it have not happened, and go on without it.
-            if not self._goes_alone(inflight, prepared):
-                self._happened(inflight, happened)
-            return
+            if self._goes_alone(inflight, prepared):
+                return self._take_up(inflight)
+            return self._happened(inflight, happened)
         # Decided by its own clock: with a smaller one than the activation it belongs on the old schema and goes on.
         is_scheduled = state.schema.scheduled is not None
-        if is_scheduled and self.replies.schema_barrier.blocks(inflight, prepared, clock):
-            self.replies.wait_queue.leave(inflight)
-            return
+        if is_scheduled and self.replies.schema_barrier.blocks(prepared, clock):
+            return Stage.SCHEMA
         # Every voter would refuse it (V16): what its snapshot may have missed is no longer compared with anything.
         if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):
             inflight.refusal = requests.no_safe_time(state)
-            self.replies.pause(inflight, 20)  # (a node that just started): a BEGIN now would be TOO OLD
-            return
+            return Pause(20)  # (a node that just started): a BEGIN now would be TOO OLD
         if state.clock.follows_wall and not state.knows_wall:
             inflight.refusal = requests.no_time(state)
-            self.replies.pause(inflight, 20)  # a new cluster's first commits would have the clocks of 1970
-            return
+            return Pause(20)  # a new cluster's first commits would have the clocks of 1970
         inflight.refusal = ""
         obstacle = self._certify(inflight, prepared)
         if obstacle is None:
-            self._begin(inflight, prepared, clock, activates)
-        elif not self._goes_alone(inflight, prepared):
-            self.contention.wait(inflight, obstacle)
+            return self._attempt(inflight, prepared, clock, activates)
+        return self._take_up(inflight) if self._goes_alone(inflight, prepared) else obstacle
 
-    def _refuse_write(self, inflight: InFlight) -> None:
-        """Refuse what writes: this node may lead nothing."""
+    def _write_refused(self) -> BedrockishError:
+        """Return the error for a write: this node may lead nothing."""
         state = self.state
         if state.health.writes:
-            self.replies.end(inflight, requests.write_elsewhere(state))
-            return
+            return requests.write_elsewhere(state)
         why = f"node {state.me} only reads for now: {state.health.reason}"
-        self.replies.end(inflight, ReadOnlyError(why, alarm=state.health.name))
+        return ReadOnlyError(why, alarm=state.health.name)
 
-    def _happened(self, inflight: InFlight, found: Conflict) -> None:
+    def _happened(self, inflight: InFlight, found: Conflict) -> Step:
         """Execute a request again of which a command has happened: it is then answered from the journal."""
         if found == (FORGOTTEN, command_key(inflight.request.command)):
-            self.replies.end(inflight, forgotten(inflight.request.command, None))
-        else:
-            inflight.kept = None
-            self.replies.pause(inflight, 1)  # it may have to be applied first
+            return forgotten(inflight.request.command, None)
+        inflight.kept = None
+        return Pause(1)  # it may have to be applied first
 
     def _goes_alone(self, inflight: InFlight, prepared: Prepared) -> bool:
         """Unblock the commands that were only batched with the command of a transaction that is blocked.
 
-        Return whether the request is executed again, because its transaction contained rows of those commands.
+        Return whether the request has to be executed again, before them: its transaction contains rows of theirs.
         """
         again = bool(prepared.joined)
         # The execution contains the rows of all of them: without one of them it has to be repeated.
-        if not self.together.part(inflight, again=again) or not again:
+        if not self.together.part(inflight) or not again:
             return False
         self.together.shrink()
         return True
@@ -375,17 +404,15 @@ class Coordinator:
             return Pause(after_ms)
         return self.contention.before(inflight, prepared.kind)
 
-    def _begin(self, inflight: InFlight, prepared: Prepared, clock: int, activates: int) -> None:
+    def _attempt(self, inflight: InFlight, prepared: Prepared, clock: int, activates: int) -> Step:
+        """Return the transaction to begin for a request that conflicts with nothing, unless others go first."""
         state = self.state
         assert inflight.access_set is not None
         # A clock that was told a while ago may be below what was closed or ended here since, or be taken.
         if prepared.clock and not self.clock_quorum.fits(prepared.clock, inflight.begun):
             inflight.unfit += 1
-            if inflight.once or inflight.unfit > requests.UNFIT_MAX:
-                self.replies.end(inflight, told_too_early(inflight.request.command))
-            else:
-                self.replies.pause(inflight, 1)
-            return
+            too_often = inflight.once or inflight.unfit > requests.UNFIT_MAX
+            return told_too_early(inflight.request.command) if too_often else Pause(1)
         # A voter has to roll back those of our transactions that this one conflicts with before it can approve it; the
         # other rollbacks do not concern it.
         rolling: tuple[Txid, ...] = ()
@@ -395,28 +422,30 @@ class Coordinator:
         transaction = requests.make_transaction(state, inflight, prepared, clock, activates, rolling)
         # V11 binds our own transactions like those of others, or a busy node would starve a membership change itself.
         if self.voting.barrier is not None and self.voting.steps_back(transaction):
-            self.replies.pause(inflight, 10 + 20 * state.draw())
-            return
-        joined: list[InFlight] | None = []
+            return Pause(10 + 20 * state.draw())
+        now = state.clock.now.seconds
+        repeat, trace = Repeat(now, state.answer_pause_s), inflight.request.trace
+        attempt = Attempt(transaction, [inflight.number], now, repeat=repeat, trace=trace)
         if prepared.joined:
             joined = self.replies.wait_queue.joined(inflight, [command for command, _ in prepared.joined])
-        if joined is None:
-            self.replies.ready.add(inflight)  # one of them is over: its time, or it was answered
-            return
-        # Nothing can stop it from here on: what follows is one step, durable before BEGIN leaves.
+            if joined is None:
+                return self._take_up(inflight)  # one of them is over: its time, or it was answered
+            for one in joined:
+                attempt.share(one)
+                state.counts["grouped" if one.is_free else "joined"] += 1
+        return attempt
+
+    def _begin(self, inflight: InFlight, attempt: Attempt) -> None:
+        """Begin a transaction: nothing can stop it. All of this is one step, durable before BEGIN leaves."""
+        state, transaction = self.state, attempt.transaction
         txid = transaction.txid
         # Our vote is one of the quorum, and like each of them it is durable before anybody hears of it.
         state.votes.hold(transaction)
-        approvals = {state.me: state.timelines.applied.get(state.me, 0)}
-        now = state.clock.now.seconds
-        repeat, trace = Repeat(now, state.answer_pause_s), inflight.request.trace
-        attempt = Attempt(transaction, [inflight.number], now, approvals, repeat=repeat, trace=trace)
+        attempt.approvals[state.me] = state.timelines.applied.get(state.me, 0)
         assert txid not in self.attempts, "a name is given once"
         self.attempts[txid] = attempt
-        for one in joined:
-            attempt.share(one)
-            state.counts["grouped" if one.is_free else "joined"] += 1
-        for one in (inflight, *joined):
+        for number in attempt.numbers:
+            one = self.replies.in_flight[number]
             one.move(Stage.IN_FLIGHT)
             one.begun = txid.clock
             one.open.add(txid)
@@ -558,20 +587,6 @@ class Coordinator:
 
     def _requests_of(self, attempt: Attempt) -> list[InFlight]:
         return [*filter(None, map(self.replies.in_flight.get, attempt.numbers))]
-
-    def again(self, number: int) -> None:
-        """Execute a request again, or end it: its pause is over."""
-        inflight = self.replies.in_flight.get(number)
-        if inflight is None or inflight.stage is not Stage.PAUSED:
-            return
-        self.replies.wait_queue.go_on(number)
-        # No transaction has begun during our pause, so drop the rivals for which we paused.
-        if inflight.turn is not None:
-            self.replies.turns.passed(inflight.turn)
-        if inflight.error is not None:
-            self.replies.end(inflight, inflight.error)
-        else:
-            self.replies.ready.add(inflight)
 
     def abort_conflicting(self, committed: Known) -> None:
         """Give up what conflicts with a commit that arrived and is not in its base."""

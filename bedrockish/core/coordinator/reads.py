@@ -242,18 +242,6 @@ class Checking:
         self.reading = reading
         self.replies = replies
 
-    def waits_for_schema(self, inflight: InFlight) -> bool:
-        """Let a request wait for a schema change before it is executed again, if need be; return whether it waits."""
-        state = self.state
-        change = state.votes.pending.schema_change()
-        if change is not None and change.activates <= state.clock.read():
-            self.replies.wait_queue.wait(inflight, change.txid)
-            return True
-        if self.replies.schema_barrier.will_block(inflight):
-            self.replies.wait_queue.leave(inflight)
-            return True
-        return False
-
     def read(self, inflight: InFlight, prepared: Prepared) -> None:
         """Answer what only read: at once, or when a majority has said that it is still so."""
         if inflight.request.read == STRICT:
@@ -298,7 +286,8 @@ class Checking:
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.stage is not Stage.CHECKING or inflight.read is None:
             return
-        if valid and self.replies.schema_barrier.blocks(inflight, inflight.read, self.state.clock.value):
+        if valid and self.replies.schema_barrier.blocks(inflight.read, self.state.clock.value):
+            self.replies.schema_barrier.wait(inflight)
             self.replies.wait_queue.leave(inflight)
         # Columns and rows of an older schema are not what the database is at this moment, whatever the voters hold.
         elif valid and inflight.read.schema == self.state.schema.version:

@@ -1,32 +1,25 @@
-"""The requests that can go on, in order: ``Coordinator.advance`` takes them, one after the other, at one place."""
-
-from collections.abc import Iterator
+"""The requests whose stage has ended, in order: ``Coordinator.advance`` takes them on, one after the other."""
 
 from bedrockish.core.coordinator.request import InFlight, Stage
+from bedrockish.core.protocol.events import ClockWanted, Executed, Overtaken
+
+# The end of a stage: the result of an execution; None for a wait that is over.
+End = Executed | Overtaken | ClockWanted | None
 
 
 class Ready:
-    """A queue of requests to execute in this step.
+    """A queue of requests to take on in this step.
 
-    The parts of the coordinator that unblock a request add it here, and never execute it themselves.
+    Timers, completions and the parts of the coordinator that unblock a request add it here, and do no more with it.
 
     Attributes:
-        queue: the requests by number, each with its stage when it was added. Empty at the end of most events.
+        queue: the requests by number, each with its stage when it was added, and the end of that. Empty at the end of
+            most events.
     """
 
     def __init__(self) -> None:
-        self.queue: dict[int, tuple[InFlight, Stage]] = {}
+        self.queue: dict[int, tuple[InFlight, Stage, End]] = {}
 
-    def add(self, inflight: InFlight) -> None:
-        """Have a request executed before this step ends, unless its stage changes until then."""
-        self.queue[inflight.number] = inflight, inflight.stage
-
-    def take(self) -> Iterator[InFlight]:
-        """Yield the requests, also those added during the loop, until the queue is empty."""
-        queue = self.queue
-        while queue:
-            number = next(iter(queue))
-            inflight, stage = queue.pop(number)
-            # Its time may have been over in this very step.
-            if inflight.stage is stage:
-                yield inflight
+    def add(self, inflight: InFlight, end: End = None) -> None:
+        """Have a request taken on before this step ends, unless its stage changes until then."""
+        self.queue[inflight.number] = inflight, inflight.stage, end

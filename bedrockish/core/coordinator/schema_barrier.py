@@ -38,23 +38,14 @@ class SchemaBarrier:
         self.waiting: list[InFlight] = []  # those that belong on the schema that it makes
         self.decided: dict[Txid, list[InFlight]] = {}  # those that asked for it
 
-    def blocks(self, inflight: InFlight, prepared: Prepared, clock: int) -> bool:
-        """Let a request wait for a scheduled change that comes before it; return whether it waits."""
+    def blocks(self, prepared: Prepared, clock: int) -> bool:
+        """Return whether a scheduled change comes before a transaction of this clock."""
         scheduled = self.state.schema.scheduled
         # A second change waits whatever its clock: it would run on a version that the first has not made.
-        if scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates):
-            return False
-        self._wait(inflight)
-        return True
+        return not (scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates))
 
-    def will_block(self, inflight: InFlight) -> bool:
-        """Let a request wait if every transaction that is led now would have to; return whether it waits."""
-        if not self.state.schema.is_behind(self.state.clock.read()):
-            return False
-        self._wait(inflight)
-        return True
-
-    def _wait(self, inflight: InFlight) -> None:
+    def wait(self, inflight: InFlight) -> None:
+        """Let a request wait until the scheduled change is in force."""
         inflight.move(Stage.SCHEMA)
         self.waiting.append(inflight)
         self.state.counts["waited_for_schema"] += 1

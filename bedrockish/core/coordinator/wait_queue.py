@@ -334,16 +334,13 @@ class Together:
         if any(other.is_free for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight
 
-    def part(self, inflight: InFlight, *, again: bool = False) -> bool:
-        """Let each request of the group behind one go on alone; return False without such requests.
-
-        ``again``: execute the request, too, and before them.
-        """
+    def part(self, inflight: InFlight) -> bool:
+        """Let each request of the group behind one go on alone; return False without such requests."""
         if self.leading.pop(inflight.number, None) is None:
             return False
         free = [other for other in self._behind(inflight) if other.is_free]
         inflight.behind = deque(other.number for other in self._behind(inflight) if not other.is_free)
-        for one in (inflight, *free) if again and free else free:
+        for one in free:
             one.is_free = False
             self._ready.add(one)
         return bool(free)

@@ -47,7 +47,7 @@ async def whole_activity(node: Runtime, entry: Entry) -> Facts:
     async def ask(_name: str, client: Client) -> Facts:
         return await client.upkeep({"do": "activity"}, timeout=ANSWER_S)
 
-    return await _all(node.status(), await node.describe_activity({}), ask, entry)
+    return await _all(node.status(), await node.reports.describe_activity({}), ask, entry)
 
 
 async def end_transaction(node: Runtime, name: str, transaction: str, entry: Entry) -> Facts:

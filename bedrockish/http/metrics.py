@@ -62,8 +62,8 @@ class _Numbers(Collector):
             yield GaugeMetricFamily(f"bedrockish_{ours}", text, value=status[name])
         yield from self._outcomes(status, counts)
         yield from self._cluster(status)
-        yield _histogram("request", "From a request's arrival to its answer.", self._node.latency)
-        yield _histogram("sync", "How long the disk took for one sync.", self._node.syncs)
+        yield _histogram("request", "From a request's arrival to its answer.", self._node.reports.latency)
+        yield _histogram("sync", "How long the disk took for one sync.", self._node.gate.fsync.took)
 
     def _outcomes(self, status: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[Metric]:
         rejects = CounterMetricFamily("bedrockish_rejects", "Rejects heard, by reason.", labels=["reason"])

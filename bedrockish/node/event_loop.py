@@ -15,7 +15,7 @@ import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, assert_never
 
@@ -23,7 +23,6 @@ import trio
 
 from bedrockish import __version__
 from bedrockish.api.requests import Answer, Request, Statement, as_part_of_trace
-from bedrockish.common.histogram import Histogram
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
 from bedrockish.core.describe import describe_said
@@ -48,27 +47,25 @@ from bedrockish.core.protocol.messages import (
     encode,
 )
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.core.state.contention import other_counts
 from bedrockish.engine.batch import LONG_BYTES
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError, DamagedError, MemoryFullError, OutcomeUnknownError, UnavailableError
-from bedrockish.node.admin.activity import Activity, sizes
 from bedrockish.node.admin.memory_watch import Caller, watch_memory
 from bedrockish.node.admin.retention import Upkeep, start_core
-from bedrockish.node.admin.status import describe_node
 from bedrockish.node.admin.trace_buffer import TraceBuffer
-from bedrockish.node.admin.troubles import Troubles
 from bedrockish.node.admin.watching import tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID, MEMBERS
 from bedrockish.node.cluster.incarnations import PREFIX, Incarnations
 from bedrockish.node.cluster.membership import asks_the_living, begin_on_file, hear_the_living, keep_level, set_members
 from bedrockish.node.executor import Executions
+from bedrockish.node.own_values import OwnValues
 from bedrockish.node.peer_intake import PeerIntake
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.published import Publisher
 from bedrockish.node.recalling import outcome_of
+from bedrockish.node.reports import Reports
 from bedrockish.node.scheduling.assembler import Assembler
 from bedrockish.node.scheduling.checkpoints import Checkpoints
 from bedrockish.node.scheduling.direct_reads import DirectReads
@@ -80,7 +77,6 @@ from bedrockish.node.scheduling.group_timer import GroupTimer
 from bedrockish.node.scheduling.reads_beside import ReadsBeside
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.snapshots import Boundary
-from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop, is_cancellation
 from bedrockish.node.scheduling.workers import WorkerPool
@@ -109,12 +105,11 @@ class Runtime:
         self.counts: Counter[str] = Counter()
         self.faults = Faults(self.counts, self.stop)
         self._clocks = Clocks(config.clock.wall_offset_ms)
-        self.started = self._clocks.now().wall_ms / 1000
         self.core = start_core(
             engine, config, random.random, self._clocks.now(), lambda transaction: self._compare_rows(transaction)
         )
-        self._unsaved: dict[str, Any] = {}  # what came to be kept while a thread had the writer
-        self.known = Incarnations(engine.get_meta(PREFIX), self._keep)
+        self._values = OwnValues(engine, self._loop.ring)
+        self.known = Incarnations(engine.get_meta(PREFIX), self._values.keep)
         limits = config.limits
         self.boundary = Boundary()
         places, command_s = limits.workers_max, limits.command_ms_max / 1000
@@ -140,35 +135,24 @@ class Runtime:
         self.on_members: Callable[[], None] = lambda: None
         self.watch = TraceBuffer(self.core.state)
         self.publisher = Publisher(engine, self.core.state)
-        self._troubles = Troubles()
-        self.latency = Histogram()
         self._inbox: deque[Event] = deque()
         self._asked: FairQueue[Submitted] = FairQueue()  # clients' requests that the loop has not reached yet
         self._writes: FairQueue[Submitted] = FairQueue()  # the same, for writes that can share a transaction
         self.waiters: dict[int, Waiter] = {}
         self._requests = 0
         self.gate = DurabilityGate(self, engine, self.boundary)
-        self.syncs = self.gate.fsync.took
         self._direct = DirectReads(self, self._start)
         self._reads = ReadsBeside(self, self._asked)
         self._loop.away = self._reads.begin
-        self.activity = Activity(self._counted, self.latency)
-        self.statements = StatementStatistics(config.log.slow_ms / 1000)
-        self.transactions.on_ran = self.statements.note
+        self.reports = Reports(self)
         self._checkpoints = Checkpoints(engine, self.faults)
         self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.together.size)
         self._failed = False  # in the middle of a step, or by damage
         self.is_leaving, self.http_calls = False, 0  # new requests are refused; requests of HTTP under way
         self._executions = Executions(self, self._groups)
         self._nursery: trio.Nursery | None = None
-        self._take_orders()
         self._encoded: tuple[Message | None, bytes] = (None, b"")
         self._told_reserved = False  # our last gossip told a reservation
-
-    def _take_orders(self) -> None:
-        orders, transactions = self.upkeep.orders, self.transactions
-        orders["activity"], orders["end"] = self.describe_activity, transactions.end_by_order
-        orders["statements"], orders["lease"] = self.statements.order, transactions.programs.lease
 
     def clock(self) -> Now:
         """Read the clocks."""
@@ -246,8 +230,8 @@ class Runtime:
         if answer is None:
             return False
         took_s = time.monotonic() - began
-        self.latency.observe(took_s)
-        self.statements.note_answer(request, answer, took_s, asked=True)
+        self.reports.latency.observe(took_s)
+        self.reports.statements.note_answer(request, answer, took_s, asked=True)
         done(answer)
         return True
 
@@ -290,35 +274,7 @@ class Runtime:
 
     def status(self) -> dict[str, Any]:
         """Return this node's report about itself."""
-        counts, refused = self.counts + self.workers.counts, {**self.known.refused, **self.peers.astray}
-        told = describe_node(
-            self.core, self.engine, self.config, counts, self.mesh, refused, self._clocks.now(), self.started
-        )
-        told |= {"plugins": self.plugins.describe(), "workers": self.workers.describe(), **self.upkeep.status()}
-        told |= {"open_transactions": len(self.transactions), "open_streams": len(self.transactions.streams)}
-        told |= {
-            "certificates": self.credentials.ends if self.credentials is not None else {},
-            "certificates_revoked": len(self.credentials.revoked) if self.credentials is not None else 0,
-            "wall_s": time.time(),
-            **(self.mesh.describe() if self.mesh is not None else {}),
-            **(self.faults.describe() | self.gate.fsync.describe()),
-        }
-        troubles = self._troubles.look(told, time.monotonic())
-        worst = next((one["text"] for one in troubles if one["useless"]), None)
-        return {**told, "trouble": worst, "troubles": troubles}
-
-    def _counted(self) -> tuple[int, int]:
-        """Return how many transactions this node has led to a commit, and how many conflicts it has heard of."""
-        return self.counts["commits_led"], other_counts(self.core.state.counts).get("rejected_for", 0)
-
-    async def describe_activity(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this node's last hour of activity, slow statements, open transactions, and the sizes of its file."""
-        return {
-            **self.activity.describe(),
-            "slow": self.statements.slow(),
-            "transactions": self.transactions.describe(),
-            "sizes": sizes(self.config.database, self.engine.journal.rough_bytes),
-        }
+        return self.reports.status()
 
     def events(self, after: int) -> dict[str, Any]:
         """Return the messages lately sent and received."""
@@ -362,19 +318,6 @@ class Runtime:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def _keep(self, name: str, value: Any) -> None:
-        """Keep a value of the node's own; links do not wait for a thread that has the writer, the value does."""
-        if self.engine.is_away:
-            self._unsaved[name] = value
-            self._loop.ring()
-        else:
-            self._unsaved.pop(name, None)
-            self.engine.set_meta(name, value)
-
-    def _save(self) -> None:
-        while self._unsaved:
-            self.engine.set_meta(*self._unsaved.popitem())
-
     def _tell_cluster(self) -> None:
         membership = self.core.state.roster.membership
         self.info |= {ID: membership.cluster_id, CLUSTER_LEVEL: membership.level, MEMBERS: membership.nodes}
@@ -414,7 +357,7 @@ class Runtime:
                 ("watching open transactions", self.transactions.watch),
                 ("watching background workers", self.workers.watch),
                 ("shortening the journal", self.upkeep.watch),
-                ("keeping the last hour", self.activity.watch),
+                ("keeping the last hour", self.reports.activity.watch),
                 ("watching memory", partial(watch_memory, self)),
                 ("watching the disk", partial(watch_disk, self.config.database, self.core.state.health)),
                 ("looking for troubles", partial(tell_troubles, self.status)),
@@ -467,8 +410,8 @@ class Runtime:
     def _turn(self) -> Turn:
         """Step the core through the events that have arrived."""
         now = self._clocks.now()
-        if self._unsaved:
-            self._save()
+        if self._values.unsaved:
+            self._values.save()
         self.core.state.count_batches(self.engine.batches)
         until = time.monotonic() + TURN_S
         for number in range(min(len(self._inbox) + self._asked.count + self._writes.count, TURN_MAX)):
@@ -640,8 +583,8 @@ class Runtime:
         """Give the waiter of a request its answer: everything that it rests on is durable."""
         assert waiter.answer is not None
         took_s = time.monotonic() - waiter.began
-        self.latency.observe(took_s)
-        self.statements.note_answer(waiter.request, waiter.answer, took_s, asked=waiter.prepare is None)
+        self.reports.latency.observe(took_s)
+        self.reports.statements.note_answer(waiter.request, waiter.answer, took_s, asked=waiter.prepare is None)
         self._tell(waiter, waiter.answer)
 
     def _tell(self, waiter: Waiter, answer: Answer | BedrockishError) -> None:
@@ -686,7 +629,7 @@ class Runtime:
             self._reads.close()
             self._direct.close()
             if not (self._failed or self.engine.failed):
-                self._save()
+                self._values.save()
                 self.known.save()
                 self.engine.set_meta("clock_ceiling", self.core.state.clock.value)
                 self.engine.flush()

@@ -41,6 +41,12 @@ class Sized(Protocol):
         """In bytes."""
 
 
+class Timed(Protocol):
+    """A record of the times from requests to their answers."""
+
+    latency: Histogram
+
+
 class Keeping(Protocol):
     """A node that keeps data for clients."""
 
@@ -48,7 +54,10 @@ class Keeping(Protocol):
     config: Config
     mesh: Mesh | None
     callers: set[Caller]
-    latency: Histogram
+
+    @property
+    def reports(self) -> Timed:
+        """Its reports about itself."""
 
     @property
     def transactions(self) -> Sized:
@@ -93,7 +102,7 @@ async def shrink_when_idle(node: Keeping) -> None:
     before, looks = (0, 0.0), 0
     while True:
         await trio.sleep(IDLE_S)
-        now = node.engine.applied_clock, node.latency.total
+        now = node.engine.applied_clock, node.reports.latency.total
         looks = looks + 1 if now == before else 0
         before = now
         if 0 < looks <= IDLE_LOOKS and not node.engine.is_away:

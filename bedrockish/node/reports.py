@@ -1,0 +1,104 @@
+"""The reports of a node about itself: its status, and its last hour of activity."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from bedrockish.common.histogram import Histogram
+from bedrockish.config.config import Config
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.events import Now
+from bedrockish.core.state.contention import other_counts
+from bedrockish.engine.engine import Engine
+from bedrockish.node.admin.activity import Activity, sizes
+from bedrockish.node.admin.retention import Upkeep
+from bedrockish.node.admin.status import describe_node
+from bedrockish.node.admin.troubles import Troubles
+from bedrockish.node.cluster.authentication import Credentials
+from bedrockish.node.cluster.incarnations import Incarnations
+from bedrockish.node.peer_intake import PeerIntake
+from bedrockish.node.plugins import Plugins
+from bedrockish.node.scheduling.durability_gate import DurabilityGate
+from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.statement_statistics import StatementStatistics
+from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.transactions.manager import Transactions
+from bedrockish_net.mesh import Mesh
+
+
+class Parts(Protocol):
+    """The parts of a node that its reports are about."""
+
+    engine: Engine
+    config: Config
+    core: Node
+    counts: Counter[str]
+    plugins: Plugins
+    workers: WorkerPool
+    upkeep: Upkeep
+    transactions: Transactions
+    known: Incarnations
+    peers: PeerIntake
+    faults: Faults
+    gate: DurabilityGate
+    mesh: Mesh | None
+    credentials: Credentials | None
+
+    def clock(self) -> Now:
+        """Read the clocks."""
+
+
+class Reports:
+    """The reports of one node.
+
+    Attributes:
+        latency: the times from requests to their answers.
+        statements: the slow statements, and the counts of all.
+        activity: the last hour.
+    """
+
+    def __init__(self, node: Parts) -> None:
+        self._node = node
+        self._started = node.clock().wall_ms / 1000
+        self._troubles = Troubles()
+        self.latency = Histogram()
+        self.statements = StatementStatistics(node.config.log.slow_ms / 1000)
+        self.activity = Activity(self._counted, self.latency)
+        node.transactions.on_ran = self.statements.note
+        orders, transactions = node.upkeep.orders, node.transactions
+        orders["activity"], orders["end"] = self.describe_activity, transactions.end_by_order
+        orders["statements"], orders["lease"] = self.statements.order, transactions.programs.lease
+
+    def status(self) -> dict[str, Any]:
+        """Return the node's report about itself."""
+        node, mesh, credentials = self._node, self._node.mesh, self._node.credentials
+        counts, refused = node.counts + node.workers.counts, {**node.known.refused, **node.peers.astray}
+        told = describe_node(node.core, node.engine, node.config, counts, mesh, refused, node.clock(), self._started)
+        told |= {"plugins": node.plugins.describe(), "workers": node.workers.describe(), **node.upkeep.status()}
+        told |= {"open_transactions": len(node.transactions), "open_streams": len(node.transactions.streams)}
+        told |= {
+            "certificates": credentials.ends if credentials is not None else {},
+            "certificates_revoked": len(credentials.revoked) if credentials is not None else 0,
+            "wall_s": time.time(),
+            **(mesh.describe() if mesh is not None else {}),
+            **(node.faults.describe() | node.gate.fsync.describe()),
+        }
+        troubles = self._troubles.look(told, time.monotonic())
+        worst = next((one["text"] for one in troubles if one["useless"]), None)
+        return {**told, "trouble": worst, "troubles": troubles}
+
+    def _counted(self) -> tuple[int, int]:
+        """Return how many transactions this node has led to a commit, and how many conflicts it has heard of."""
+        node = self._node
+        return node.counts["commits_led"], other_counts(node.core.state.counts).get("rejected_for", 0)
+
+    async def describe_activity(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the last hour of activity, slow statements, open transactions, and the sizes of the node's file."""
+        node = self._node
+        return {
+            **self.activity.describe(),
+            "slow": self.statements.slow(),
+            "transactions": node.transactions.describe(),
+            "sizes": sizes(node.config.database, node.engine.journal.rough_bytes),
+        }

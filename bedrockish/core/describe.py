@@ -213,6 +213,8 @@ class Printer:
                 return f"{self.request_id(request_id)} is overtaken, at {self.vector(prepared.base)}"
             case on.ClockWanted(request_id):
                 return f"{self.request_id(request_id)} wants a transaction clock"
+            case on.NewerAsked(number, base):
+                return f"asks whether there is anything outside {self.vector(base)} (question {number})"
             case on.ClockSet(follows_wall):
                 return f"the clock {'follows the wall' if follows_wall else 'only counts'} from now on"
             case on.Shortened(upto):
@@ -251,6 +253,8 @@ class Printer:
                 return f"{self.message(message)} -> {peer}"
             case do.Reply(request_id, answer):
                 return f"answers {self.request_id(request_id)}: {_answer(answer)}"
+            case do.NewerTold(number, may_be):
+                return f"question {number}: " + ("there may be newer commits" if may_be else "nothing is newer")
             case do.Execute(request_id):
                 return f"executes {self.request_id(request_id)}"
             case do.Persist(vote):

@@ -27,6 +27,7 @@ from bedrockish.core.protocol.events import (
     Failed,
     Held,
     MovedToWorker,
+    NewerAsked,
     Now,
     Overtaken,
     PeerDown,
@@ -156,6 +157,8 @@ class Node:
                 self.coordinator.ends(Stage.EXECUTING, event.request_id, event)
             case MovedToWorker(request_id):
                 self.coordinator.moved_to_worker(request_id)
+            case NewerAsked(number, base):
+                self.reading.ask_newer(number, base)
             case ClockSet(follows_wall):
                 self.state.clock.follow_wall(follows=follows_wall)
                 self.safe_time.gossip()
@@ -436,6 +439,8 @@ class Node:
                 self.coordinator.ends(Stage.PAUSED, number)
             case "request_deadline", int(number):
                 self.coordinator.past_deadline(number)
+            case "ask_rest", int(number):
+                self.reading.ask_rest(number)
             case "reservation", _:
                 self.coordinator.replies.reservations.check()
             case "schema_due", Txid() as txid:

@@ -22,7 +22,7 @@ from typing import Any, assert_never
 import trio
 
 from bedrockish import __version__
-from bedrockish.api.requests import Answer, Request, Statement, as_part_of_trace
+from bedrockish.api.requests import STRICT, Answer, Request, Statement, as_part_of_trace
 from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
 from bedrockish.core.describe import describe_said
@@ -77,6 +77,7 @@ from bedrockish.node.scheduling.group_timer import GroupTimer
 from bedrockish.node.scheduling.reads_beside import ReadsBeside
 from bedrockish.node.scheduling.row_comparison import RowComparison
 from bedrockish.node.scheduling.snapshots import Boundary
+from bedrockish.node.scheduling.strict_reads import StrictRead, StrictReads
 from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop, is_cancellation
 from bedrockish.node.scheduling.workers import WorkerPool
@@ -142,6 +143,7 @@ class Runtime:
         self._requests = 0
         self.gate = DurabilityGate(self, engine, self.boundary)
         self._direct = DirectReads(self, self._start)
+        self._strict = StrictReads(self, self._direct)
         self._reads = ReadsBeside(self, self._asked)
         self._loop.away = self._reads.begin
         self.reports = Reports(self)
@@ -204,7 +206,7 @@ class Runtime:
             self._start(self._begin_when_heard, request, done, owner)
             return
         # Behind other requests of its owner a read keeps its place.
-        if prepare is None and not once and not self._asked.has(owner) and self._answer_directly(request, done):
+        if prepare is None and not once and not self._asked.has(owner) and self._answer_directly(request, done, owner):
             return
         self._enqueue(request, done, prepare, once=once, owner=owner)
 
@@ -223,8 +225,13 @@ class Runtime:
         if self.engine.is_away:
             self._reads.look()
 
-    def _answer_directly(self, request: Request, done: Done) -> bool:
-        """Answer a short read from the last durable batch; return whether it was answered."""
+    def _answer_directly(self, request: Request, done: Done, owner: object) -> bool:
+        """Answer a short read from the last durable batch, or keep a strict one; return False if the core has to."""
+        if request.read == STRICT:
+            taken = self._strict.take(request, done, owner)
+            if taken:
+                self._loop.ring()
+            return taken
         began = time.monotonic()
         answer = self._direct.read(request)
         if answer is None:
@@ -234,6 +241,17 @@ class Runtime:
         self.reports.statements.note_answer(request, answer, took_s, asked=True)
         done(answer)
         return True
+
+    def answer_read(self, read: StrictRead, answer: Answer) -> None:
+        """Give the answer of a strict read that a majority has confirmed."""
+        took_s = time.monotonic() - read.began
+        self.reports.latency.observe(took_s)
+        self.reports.statements.note_answer(read.request, answer, took_s, asked=True)
+        self._tell(read.request, read.done, answer)
+
+    def enqueue_read(self, read: StrictRead) -> None:
+        """Have the core answer a strict read."""
+        self._enqueue(read.request, read.done, None, once=False, owner=read.owner)
 
     async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
         """Run a command to its end; ``prepare`` executes it, if it is given, ``once`` if the same each time."""
@@ -375,7 +393,7 @@ class Runtime:
             await self._loop.run()
 
     def _has_work(self) -> bool:
-        if self._inbox or self._asked.count or (self._writes.count and self._has_writes):
+        if self._inbox or self._asked.count or (self._writes.count and self._has_writes) or self._strict.is_due:
             return True
         return self.gate.has_work
 
@@ -425,6 +443,9 @@ class Runtime:
             yield from self._perform(self.core.step(event, now))
             if time.monotonic() > until:
                 break  # links, HTTP and answers have waited long enough, or the reading of the clocks is old
+        question = self._strict.question() if self._strict.is_due else None
+        if question is not None:
+            yield from self._perform(self.core.step(question, self._clocks.lately()))
         deadline = self.core.deadline()
         if deadline is not None and deadline <= now.seconds:
             yield from self._perform(self.core.step(Woken(), now))
@@ -484,6 +505,8 @@ class Runtime:
                 self._executions.execute(request_id, clock, following, group)
             case do.Reply(request_id, answer):
                 self.reply(request_id, answer)
+            case do.NewerTold(number, may_be):
+                self._strict.told(number, may_be=may_be)
             case do.Keep(name, value):
                 engine.set_meta(name, value)
             case do.KeepHold(name, times, clock):
@@ -585,15 +608,18 @@ class Runtime:
         took_s = time.monotonic() - waiter.began
         self.reports.latency.observe(took_s)
         self.reports.statements.note_answer(waiter.request, waiter.answer, took_s, asked=waiter.prepare is None)
-        self._tell(waiter, waiter.answer)
+        self._tell_waiter(waiter, waiter.answer)
 
-    def _tell(self, waiter: Waiter, answer: Answer | BedrockishError) -> None:
-        try:
-            waiter.done(answer)
-        except Exception as error:  # its client learns nothing and asks again; others are answered
-            self.faults.caught(f"answering command {waiter.request.command}", error)
+    def _tell_waiter(self, waiter: Waiter, answer: Answer | BedrockishError) -> None:
+        self._tell(waiter.request, waiter.done, answer)
         if waiter.held:
             self.hold(waiter, 0)
+
+    def _tell(self, request: Request, done: Done, answer: Answer | BedrockishError) -> None:
+        try:
+            done(answer)
+        except Exception as error:  # its client learns nothing and asks again; others are answered
+            self.faults.caught(f"answering command {request.command}", error)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -603,18 +629,20 @@ class Runtime:
 
     def is_busy(self, now_s: float) -> bool:
         """Whether a request is unanswered, or a client is in the middle of a transaction or a stream."""
-        return bool(self.waiters) or self.gate.has_output or self.transactions.is_used(now_s)
+        return bool(self.waiters or self._strict) or self.gate.has_output or self.transactions.is_used(now_s)
 
     def give_up(self, numbers: Collection[int] | None = None) -> int:
         """Answer the requests that cannot have happened; return how many are left, whose outcome is not known yet.
 
         ``numbers``: the requests to look at; by default all.
         """
+        for read in self._strict.give_up() if numbers is None else ():
+            self._tell(read.request, read.done, leaving())
         for number, waiter in list(self.waiters.items()):
             if (numbers is None or number in numbers) and not self.core.coordinator.replies.may_happen(number):
                 self.workers.settle(number, leaving())
                 del self.waiters[number]
-                self._tell(waiter, leaving())
+                self._tell_waiter(waiter, leaving())
         return len(self.waiters)
 
     def leave(self) -> None:
@@ -644,7 +672,7 @@ class Runtime:
             self.give_up()
         for waiter in list(self.waiters.values()):  # whoever is told may ask for more at once
             text = "the node is leaving; ask another one with the same command id"
-            self._tell(waiter, OutcomeUnknownError(text, command=waiter.request.command))
+            self._tell_waiter(waiter, OutcomeUnknownError(text, command=waiter.request.command))
 
 
 def leaving() -> UnavailableError:

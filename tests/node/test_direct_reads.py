@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from bedrockish.api.requests import STALE, STRICT, Answer, Statement, Token, decode_results
+from bedrockish.api.requests import STALE, Answer, Statement, Token, decode_results
 from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.committed_reads import CommittedReads
 from bedrockish.engine.storage.wal import FRAME_BYTES
@@ -203,11 +203,10 @@ async def test_core_answers_connection_state_clocks_and_long_reads(
         assert node.direct == direct
 
 
-async def test_core_answers_strict_reads_and_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_core_answers_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_node(tmp_path, monkeypatch) as node:
         assert await node.value() == 0
         direct = node.direct
-        assert await node.value(read=STRICT) == 0
         with pytest.raises(SqlError, match="no such table"):
             await node.value("SELECT * FROM absent")
         assert node.direct == direct

@@ -17,6 +17,7 @@ from bedrockish.core.protocol.events import (
     Event,
     Executed,
     Failed,
+    NewerAsked,
     Now,
     PeerDown,
     PeerUp,
@@ -92,6 +93,7 @@ class Place:
         node: the core; None when it is dead.
         requests: the requests that wait for an answer.
         told: what clients were told here, by command; it is the world's knowledge and outlives the node.
+        newer: the answers to questions about every key, by number.
         timers: what the core asked to be reminded of, without the when.
         assembling: messages that are being put together of pieces.
         taken: how many requests of the script were made.
@@ -107,6 +109,7 @@ class Place:
     node: Node | None = None
     requests: dict[int, Request] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
+    newer: dict[int, bool] = field(default_factory=dict)
     timers: set[tuple[str, object]] = field(default_factory=set)
     assembling: deque[do.Assemble] = field(default_factory=deque)
     taken: int = 0
@@ -157,6 +160,8 @@ class Place:
                 self._submit(1)
             case ("submit all",):
                 self._submit(len(self.script) - self.taken)
+            case ("newer", int(number)):
+                self.step(NewerAsked(number, dict(self.core.state.timelines.applied)))
             case ("part", str(peer)):
                 self.step(PeerDown(peer))
             case ("wake",):
@@ -288,6 +293,8 @@ class Place:
                 entry = disk.seen.txids.get(txid)
                 leader, tick = entry.place if entry is not None else ("", 0)
                 self._send(peer, Outcome(txid, entry is not None, leader, tick, self.core.state.clock.value))
+            case do.NewerTold(number, may_be):
+                self.newer[number] = may_be
             case do.SetMembers():
                 pass
             case do.Malformed(_, reason) | do.Halt(reason):

@@ -26,6 +26,7 @@ _BALLOTS, _CLAUSES = "tests.core.test_ballots", "tests.core.test_judge:clauses_h
 _TOGETHER = "tests.core.test_together"
 _RETIRED = "tests.core.test_retired"
 _SHARED = "tests.core.test_shared_reads"
+_NEWER = "tests.core.test_newer"
 _RESERVED, _Reservations = "tests.core.test_reservations", reservations.Reservations
 _OTHER_BALLOT = " or round_.ballot != message.ballot"
 
@@ -500,6 +501,34 @@ MOMENTS: dict[str, Moment] = {
             (reads.Reading, "_ask", "if len(reads) > 1:", "if False:"),
         ),
         f"{_SHARED}:test_one_read_in_the_way_of_a_commit_does_not_spoil_the_others",
+    ),
+    "a question about every key ignores what is pending": Moment(
+        fault(
+            "a pending transaction is in the way of a question about every key",
+            (reads.Reading, "_others_outside", "and not self.state.votes.pending.transactions", "and True"),
+        ),
+        f"{_NEWER}:test_transaction_that_is_pending_at_the_voter_may_be_newer",
+    ),
+    "a question about every key ignores commits": Moment(
+        fault(
+            "a commit outside the state is in the way of a question about every key",
+            (reads.Reading, "_others_outside", "and not newer and", "and"),
+        ),
+        f"{_NEWER}:test_commit_that_has_not_arrived_may_be_newer",
+    ),
+    "a question about every key asks nobody": Moment(
+        fault(
+            "a majority answers a question about every key",
+            (reads.Reading, "ask_newer", "if len(clear) >= state.roster.majority:", "if True:"),
+        ),
+        f"{_NEWER}:test_commit_that_has_not_arrived_may_be_newer",
+    ),
+    "a late voter is waited for": Moment(
+        fault(
+            "the other voters are asked when the first is late",
+            (reads.Reading, "ask_rest", "if question is None:", "if True:"),
+        ),
+        f"{_NEWER}:test_late_voter_is_not_waited_for",
     ),
     "strict refusals skip the majority": Moment(
         fault(

@@ -29,6 +29,7 @@ from bedrockish_journal.model.transaction import MEMBERS, Txid
 from tools.sim.damage import Care
 from tools.sim.database import DivergedError, execute, only_writes
 from tools.sim.disk import Disk, Image, Note
+from tools.sim.newer import NewerQuestions
 from tools.sim.talks import NOTHING, Talks
 from tools.sim.waiting import Answerer, Waiter, again
 
@@ -62,6 +63,7 @@ class Machine:
         self.store, self.disk = store, self._new_disk(image)
         self.known = Incarnations({}, self._remember)
         self.talks = Talks(self)
+        self.newer = NewerQuestions(self)
         self.care = Care(self)
         self.node: Node | None = None
         self.forgot = self.retired = False
@@ -141,6 +143,7 @@ class Machine:
         self.gathered.clear()
         self.waiters.clear()
         self.talks = Talks(self)
+        self.newer = NewerQuestions(self)
         self.syncing = self.turning = False
         self.linger_until = None
         self.paused_until = 0.0
@@ -194,11 +197,23 @@ class Machine:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, answer: Answerer, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
+        self,
+        request: Request,
+        answer: Answerer,
+        prepare: Callable[[], Prepared] | None = None,
+        *,
+        once: bool = False,
+        alone: bool = False,
     ) -> bool:
-        """Take a client's request; return False if the node is down."""
+        """Take a client's request; return False if the node is down.
+
+        ``alone``: a strict read shares no question.
+        """
         if self.node is None:
             return False
+        if prepare is None and not once and not alone and self.newer.take(self.node, request, answer):
+            self._turn_soon(self.luck.expovariate(1 / 50e-6))
+            return True
         self.requests += 1
         self.waiters[self.requests] = Waiter(request, answer, prepare)
         gather_ms = self.world.options.gather_ms
@@ -258,6 +273,9 @@ class Machine:
             if boot != self.boot:
                 return  # it has found that it is damaged
         if self.node is not None:
+            self._ask_newer(self.node)
+            if boot != self.boot:
+                return  # as above
             deadline = self.node.deadline()
             if deadline is not None and deadline <= self.now().seconds:
                 self.guarded(lambda node: self._perform(node.step(on.Woken(), self.now())))
@@ -265,6 +283,12 @@ class Machine:
                 return  # as above
             self._let_go()
             self._set_alarm()
+
+    def _ask_newer(self, node: Node) -> None:
+        question = self.newer.question(node)
+        if question is not None:
+            self.world.trace(self.name, question)
+            self.guarded(lambda node: self._perform(node.step(question, self.now())))
 
     def guarded(self, action: Callable[[Node], None]) -> None:
         """Do something with the core; that it fails is a broken law."""
@@ -343,6 +367,8 @@ class Machine:
                 self._execute(request_id, clock, following, group)
             case do.Reply(request_id, answer):
                 self._reply(request_id, answer)
+            case do.NewerTold(number, may_be):
+                self.newer.told(number, may_be=may_be)
             case do.SendEntries(peer, wants, limit):
                 self._send_entries(peer, dict(wants), limit)
             case do.SendOutcome(peer, txid):

@@ -7,6 +7,9 @@ round trip, and nothing of it is left anywhere.
 While a question is under way, further reads wait for its end and share the next one, so that many clients cost the
 voters one message. A read never joins a question that was asked before the read arrived: what was acknowledged in
 between is unknown to its answers.
+
+Short reads of a quiet cluster are cheaper still. The driver executes all that have arrived, without their read sets,
+and asks one question about every key: does anybody know of anything outside this state (``Reading.ask_newer``)?
 """
 
 from collections import deque
@@ -19,8 +22,10 @@ from bedrockish.core.coordinator import request as requests
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import InFlight, Stage, lagging
 from bedrockish.core.coordinator.revalidation import move
+from bedrockish.core.protocol.effects import NewerTold
 from bedrockish.core.protocol.messages import Check, Checked
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.state.certifier import EVERYTHING
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, clock_key
@@ -30,6 +35,12 @@ from bedrockish_journal.model.vector import Vector, covers
 
 READS_MAX = 64  # that share a question
 KEYS_MAX = 1_000  # that they have read together
+# A question about every key goes to as many voters as are needed, the quickest ones; and to the rest if these are late:
+# after so many milliseconds, or times their usual answer. The weight is that of one answer in the usual one.
+LATE_MS, LATE_TIMES, CHECK_WEIGHT, ASK_ALL_EVERY = 10, 4, 0.2, 256
+# A read of every key and of every clock: each commit and each pending transaction is in its way.
+EVERY_KEY = AccessSet(frozenset({clock_key(LAST_CLOCK)}), (EVERYTHING,))
+EVERY_KEY_PACKED = cbor2.dumps(EVERY_KEY.pack())
 
 
 @dataclass(slots=True)
@@ -62,6 +73,26 @@ class Question:
     clear: set[str]
 
 
+@dataclass(slots=True)
+class NewerQuestion:
+    """One question about every key.
+
+    Attributes:
+        number: the driver's.
+        check: the message.
+        rest: the voters that are asked when the others have not answered for a while; none once they are asked.
+        asked: seconds at which it was asked.
+        overdue, clear: as in ``Question``.
+    """
+
+    number: int
+    check: Check
+    rest: list[str]
+    asked: float
+    overdue: float
+    clear: set[str]
+
+
 Verdicts = list[tuple[int, bool]]  # requests, and whether the read of each is valid
 
 
@@ -71,6 +102,7 @@ class Reading:
     def __init__(self, state: State) -> None:
         self.state = state
         self.questions: dict[int, Question] = {}
+        self.of_newer: dict[int, NewerQuestion] = {}  # by the number of the message
         self.waiting: deque[Read] = deque()  # for the end of the shared question, to share the next one
         self._count = self._shared = 0
 
@@ -101,6 +133,76 @@ class Reading:
         else:
             self._shared = self._ask([read])
         return None
+
+    def ask_newer(self, number: int, base: Vector) -> None:
+        """Ask whether anything is committed or pending outside a state; ``NewerTold`` answers the question ``number``.
+
+        Each pending transaction is in the way of it, so this node asks nobody while it holds one.
+        """
+        state = self.state
+        if self._others_outside(base):
+            state.outbox.emit(NewerTold(number, may_be=True))
+            return
+        can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
+        clear = {state.me} if state.roster.certifies_reads and can_tell else set()
+        if len(clear) >= state.roster.majority:
+            state.outbox.emit(NewerTold(number, may_be=False))
+            return
+        peers, now, wanted = state.roster.peers, state.clock.now.seconds, state.roster.majority - len(clear)
+        voters = sorted(state.roster.voters_up(), key=lambda node: peers[node].check_s)
+        if len(voters) < wanted:
+            state.outbox.emit(NewerTold(number, may_be=True))
+            return
+        self._count += 1
+        # Now and then all, so that the one that has become the quickest is found.
+        asked = voters if self._count % ASK_ALL_EVERY == 0 else voters[:wanted]
+        rest = voters[len(asked) :]
+        vector = state.timelines.in_short({node: tick for node, tick in base.items() if tick})
+        check = Check(self._count, vector, EVERY_KEY_PACKED, state.clock.read())
+        overdue = now + state.settings.suspicion_ms / 1000
+        self.of_newer[self._count] = NewerQuestion(number, check, rest, now, overdue, clear)
+        for voter in asked:
+            state.outbox.send(voter, check)
+        if rest:
+            slowest_s = max(peers[voter].check_s for voter in asked)
+            state.timers.set(max(LATE_MS, LATE_TIMES * 1000 * slowest_s), "ask_rest", self._count)
+
+    def ask_rest(self, count: int) -> None:
+        """Ask the other voters a question about every key, if the first have not answered it yet."""
+        question = self.of_newer.get(count)
+        if question is None:
+            return
+        state = self.state
+        late_s = state.clock.now.seconds - question.asked
+        for voter in state.roster.voters_up():
+            if voter in question.rest:
+                state.outbox.send(voter, question.check)
+            elif voter not in question.clear:
+                peer = state.roster.peers[voter]
+                peer.check_s = max(peer.check_s, late_s)
+        question.rest = []
+
+    def _others_outside(self, base: Vector) -> list[Txid]:
+        """Return the transactions that are pending or committed here outside a state."""
+        newer = self.state.commit_window.newer_than(base)
+        # As a rule there are none, which two looks tell.
+        if newer is not None and not newer and not self.state.votes.pending.transactions:
+            return []
+        return self._in_the_way(base, EVERY_KEY)
+
+    def _told_newer(self, peer: str, message: Checked, question: NewerQuestion) -> None:
+        """Count an answer to a question about every key."""
+        state = self.state
+        of_peer = state.roster.peers[peer]
+        of_peer.check_s += CHECK_WEIGHT * (state.clock.now.seconds - question.asked - of_peer.check_s)
+        if not message.others:
+            question.clear.add(peer)
+            if len(question.clear) < state.roster.majority:
+                return
+        del self.of_newer[message.read]
+        if question.rest:
+            state.timers.drop("ask_rest", message.read)
+        state.outbox.emit(NewerTold(question.number, may_be=bool(message.others)))
 
     def _ask(self, reads: list[Read]) -> int:
         """Ask the voters about all of these reads; return the number of the question.
@@ -191,7 +293,8 @@ class Reading:
             EntryMalformedError: the access set of the read cannot be decoded.
         """
         try:
-            access_set = AccessSet.unpack(cbor2.loads(message.access_set))
+            is_of_newer = message.access_set == EVERY_KEY_PACKED  # most often: it need not be decoded again
+            access_set = EVERY_KEY if is_of_newer else AccessSet.unpack(cbor2.loads(message.access_set))
         except (cbor2.CBORError, ValueError, TypeError) as error:
             raise EntryMalformedError(f"these {len(message.access_set)} bytes are no access set: {error}") from error
         state = self.state
@@ -200,14 +303,21 @@ class Reading:
             return
         if not covers(message.vector, state.commit_window.floor):
             return  # too old to tell: silence makes it run again on a newer snapshot
-        others = self._in_the_way(message.vector, access_set)
+        base = message.vector
+        others = self._others_outside(base) if is_of_newer else self._in_the_way(base, access_set)
         # One is enough to make it run again; the others are for people who read along.
         state.outbox.send(peer, Checked(message.read, tuple(others[:16]), state.clock.read()))
 
     def on_checked(self, peer: str, message: Checked) -> Verdicts:
         """Count an answer; return the verdicts that follow from it."""
+        if not self.state.roster.is_voter(peer):
+            return []
+        of_newer = self.of_newer.get(message.read)
+        if of_newer is not None:
+            self._told_newer(peer, message, of_newer)
+            return []
         question = self.questions.get(message.read)
-        if question is None or not self.state.roster.is_voter(peer):
+        if question is None:
             return []
         # One such answer is enough: what is committed there may have been acknowledged before this read began.
         if message.others:
@@ -223,6 +333,8 @@ class Reading:
     def overdue(self) -> list[int]:
         """Take the reads that got no answer for a while."""
         now = self.state.clock.now.seconds
+        for count in [count for count, question in self.of_newer.items() if now > question.overdue]:
+            self.state.outbox.emit(NewerTold(self.of_newer.pop(count).number, may_be=True))
         late = [number for number, question in self.questions.items() if now > question.overdue]
         found = [read.number for number in late for read in self.questions.pop(number).reads]
         return [*found, *(number for number, _ in self._ask_waiting())]

@@ -34,6 +34,17 @@ class Reply:
 
 
 @value
+class NewerTold:
+    """Answer to ``NewerAsked``: False if a majority knows of nothing outside that state, so that its reads are valid.
+
+    True says that there may be something: these requests have to be submitted.
+    """
+
+    number: int
+    may_be: bool
+
+
+@value
 class Execute:
     """Execute the client's request on the database as it is now and step ``Executed``.
 
@@ -173,6 +184,7 @@ class Halt:
 Effect = (
     Send
     | Reply
+    | NewerTold
     | Execute
     | Persist
     | Forget

@@ -65,6 +65,17 @@ class ClockWanted:
 
 
 @value
+class NewerAsked:
+    """Ask a majority whether anything is committed or pending outside ``base``: the effect ``NewerTold`` answers.
+
+    It comes after short strict reads were executed on the state ``base``. ``number`` is the driver's name for it.
+    """
+
+    number: int
+    base: Vector
+
+
+@value
 class ClockSet:
     """The operator lets the clock follow the wall, or only count (``enable_cluster_clock``)."""
 
@@ -187,6 +198,7 @@ Event = (
     | Executed
     | Overtaken
     | ClockWanted
+    | NewerAsked
     | ClockSet
     | Shortened
     | Held

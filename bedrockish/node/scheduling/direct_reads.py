@@ -34,7 +34,7 @@ from bedrockish.node.scheduling.durability_gate import DurabilityGate
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
 from bedrockish.sqltext.session_settings import without_settings
-from bedrockish_journal.model.vector import covers
+from bedrockish_journal.model.vector import Vector, covers
 
 TURN_S = 0.02  # reads that follow each other may take so long before others have the loop, in seconds
 PAUSE_S = 0.001  # after a pause of so many seconds others have had it
@@ -69,6 +69,9 @@ class DirectReads:
     Args:
         node: the node whose clients read.
         start: runs a task until the node ends.
+
+    Attributes:
+        base: the state from which the last read was answered.
     """
 
     def __init__(self, node: Serving, start: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
@@ -76,6 +79,7 @@ class DirectReads:
         self._me = node.core.state.me
         self._budget_s = node.config.limits.loop_ms_max / 1000
         self._reads = CommittedReads(node.engine.beside())
+        self.base: Vector = {}
         self._until = self._ended = 0.0  # when the turn of the reads is over, and when the last of them ended
         self._token = Token()  # of answers from the held snapshot
         self._open_token: tuple[Pin | None, dict[str, int], Token] = (None, {}, Token())  # of answers from the batch
@@ -87,19 +91,28 @@ class DirectReads:
         """Let the reads that arrive from now on take a whole turn: others have had the loop."""
         self._until = time.monotonic() + TURN_S
 
+    def may_answer(self, request: Request) -> bool:
+        """Return whether a request looks like a short read."""
+        if request.call is not None or request.change is not None:
+            return False
+        workers = self._node.workers
+        # Long texts first: a text that is looked at below may be remembered.
+        return not (workers.expects(*request.texts) or is_bulky(request)) and self._may_be_read(request)
+
     def read(self, request: Request) -> Answer | None:
-        """Return the answer of a read; None if the core has to answer."""
-        node, engine = self._node, self._engine
-        if request.read == STRICT or request.call is not None or request.change is not None:
+        """Return the answer of a read at the level ``stale`` or ``session``; None if the core has to answer."""
+        if request.read == STRICT or not self.may_answer(request):
             return None
+        return self.execute(request)
+
+    def execute(self, request: Request) -> Answer | None:
+        """Return the result of a short read, as valid as ``session`` asks; None if the core has to answer."""
+        node, engine = self._node, self._engine
         if node.core.state.trouble or engine.failed or engine.has_new_members:
             return None
         clock = node.core.state.clock
         if request.token.clock > clock.value and clock.is_absurd(request.token.clock):
             return None  # the core refuses a forged token
-        # Long texts first: a text that is looked at below may be remembered.
-        if node.workers.expects(*request.texts) or is_bulky(request) or not self._may_be_read(request):
-            return None
         now = time.monotonic()
         if now - self._ended > PAUSE_S:
             self._until = now + TURN_S
@@ -113,9 +126,11 @@ class DirectReads:
             token = self._token
             # At the level ``stale`` no read waits for a disk.
             if request.read == STALE or engine.applied == pin.flushed.applied or self._is_own(pin):
+                self.base = pin.flushed.applied
                 results = self._reads.read_pinned(request, self._budget_s)
             elif self._may_show_open_batch(pin) and covers(engine.applied, request.token.vector):
                 token = self._token_now(pin)
+                self.base = engine.applied
                 results = engine.read(request, self._budget_s)
             else:
                 return None

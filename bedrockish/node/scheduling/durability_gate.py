@@ -103,9 +103,17 @@ class DurabilityGate:
         """Commit the open batch and sync it, or let the kept output leave if there is nothing to sync."""
         if self.stage is Stage.SYNCING or self._may_linger():
             return  # what has come since shares the next sync
+        engine = self._engine
+        if not (
+            engine.dirty or engine.failed or self._boundary.actions
+        ):  # the output rests on nothing that is not durable
+            kept, self.kept = self.kept, Kept()
+            self._open()
+            if kept:
+                self._node.release(kept)
+            return
         self.stage = Stage.FLUSHING
         self._node.before_flush()
-        engine = self._engine
         # Output that comes while the batch is written in a thread rests on the next one.
         kept, self.kept = self.kept, Kept()
         self._closed = kept

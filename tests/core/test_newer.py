@@ -1,0 +1,115 @@
+"""Questions about every key: the voters that are asked, and the transactions that are in the way."""
+
+from bedrockish.core.protocol.messages import Approve, Begin, Check, Checked
+from tests.core.net import Net, add
+
+
+def asked(net: Net) -> list[str]:
+    """Return the nodes that were asked, in order."""
+    return [peer for _, peer, message in net.said if isinstance(message, Check)]
+
+
+def ask(net: Net, number: int) -> bool | None:
+    """Have A ask, and return what it was told at once."""
+    net.play("A", "newer", number)
+    return net.places["A"].newer.get(number)
+
+
+def told(net: Net) -> dict[int, bool]:
+    return net.places["A"].newer
+
+
+def test_one_voter_of_three_is_asked_when_nothing_is_newer() -> None:
+    net = Net("ABC")
+    assert ask(net, 1) is None
+    net.deliver()
+    assert told(net) == {1: False}
+    assert len(asked(net)) == 1
+    net.run(5.0)
+    assert len(asked(net)) == 1
+    assert not net.places["A"].core.reading.of_newer
+
+
+def test_sole_voter_answers_itself() -> None:
+    assert ask(Net("A"), 1) is False
+
+
+def test_learner_needs_the_answers_of_a_majority() -> None:
+    net = Net("BCD", learners="A")
+    assert ask(net, 1) is None
+    net.deliver()
+    assert told(net) == {1: False}
+    assert len(asked(net)) == 2
+
+
+def test_transaction_that_is_pending_at_the_voter_may_be_newer() -> None:
+    """B leads it and has told C alone; C has approved, so its client may be told at any moment."""
+    net = Net("ABC")
+    net.cut("A", "B")
+    net.kept = {Approve}
+    net.ask("B", add("given", "y"))
+    net.deliver()
+    assert ask(net, 1) is None
+    net.deliver()
+    assert told(net) == {1: True}
+
+
+def test_commit_that_has_not_arrived_may_be_newer() -> None:
+    net = Net("ABC")
+    net.cut("A", "B")
+    net.ask("B", add("given", "y"))
+    net.deliver()
+    assert net.told("B") == {"given": "B1"}
+    net.flights.clear()
+    if "given" in net.places["A"].disk.seen.commands:
+        raise AssertionError("A has the commit")
+    ask(net, 1)
+    net.deliver()
+    assert told(net) == {1: True}
+
+
+def test_own_pending_transaction_is_in_the_way_without_a_question() -> None:
+    net = Net("ABC")
+    net.kept = {Begin}
+    net.ask("A", add("given", "y"))
+    assert ask(net, 1) is True
+    assert asked(net) == []
+
+
+def test_late_voter_is_not_waited_for() -> None:
+    net = Net("ABC")
+    ask(net, 1)
+    (first,) = asked(net)
+    net.flights.clear()  # the question is lost with the voter
+    net.run(0.1)
+    assert told(net) == {1: False}
+    assert sorted(asked(net)) == ["B", "C"]
+    ask(net, 2)
+    assert asked(net)[2] != first, "the voter that was late is asked last"
+
+
+def test_answer_of_the_late_voter_counts_too() -> None:
+    net = Net("ABC")
+    net.kept = {Checked}
+    ask(net, 1)
+    net.run(0.1)
+    assert len(asked(net)) == 2
+    net.kept = set()
+    net.deliver()
+    assert told(net) == {1: False}
+
+
+def test_question_ends_where_no_majority_is_up() -> None:
+    net = Net("ABC")
+    net.cut("A", "B")
+    net.cut("A", "C")
+    assert ask(net, 1) is True
+
+
+def test_question_ends_when_no_voter_answers() -> None:
+    net = Net("ABC")
+    net.kept = {Checked}
+    ask(net, 1)
+    net.run(10.0)
+    assert told(net) == {1: True}
+    assert not net.places["A"].core.reading.of_newer

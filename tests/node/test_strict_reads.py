@@ -1,0 +1,135 @@
+"""Strict reads that share a question about every key: which of them do, when they are answered, and by whom."""
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from bedrockish.api.requests import STRICT, Answer, decode_results
+from bedrockish.core.protocol.effects import NewerTold
+from bedrockish.errors import UnavailableError
+from bedrockish.node.scheduling import strict_reads
+from tests.node.test_direct_reads import INSERT, Node, a_node
+from tests.node.test_durability import request, settled
+
+
+class Questions:
+    """The questions of a node, which are answered when the test says so."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node, self.asked = node, list[tuple[int, dict[str, int]]]()
+        core = node.runtime.core
+        monkeypatch.setattr(core.reading, "ask_newer", lambda number, base: self.asked.append((number, dict(base))))
+
+    def tell(self, *, may_be: bool) -> None:
+        """Answer the last question, as the core does."""
+        self.node.runtime._do(NewerTold(self.asked[-1][0], may_be=may_be), [])  # type: ignore[arg-type]
+        self.node.runtime.ring()
+
+    def values(self) -> dict[str, int]:
+        """Return the answers so far."""
+        answers = self.node.answers
+        return {
+            name: decode_results(one.results)[0].rows[0][0] for name, one in answers.items() if isinstance(one, Answer)
+        }
+
+
+async def test_strict_read_of_a_quiet_node_is_answered_without_an_execution_by_the_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        await node.runtime.submit(request(INSERT, "first"))
+        executed = node.runtime.counts["executions"]
+        assert await node.value(read=STRICT) == 1
+        assert node.runtime.counts["executions"] == executed
+
+
+async def test_read_that_arrives_after_a_question_shares_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        questions = Questions(node, monkeypatch)
+        node.ask("first", read=STRICT)
+        await settled()
+        node.ask("second", read=STRICT)
+        node.ask("third", read=STRICT)
+        await settled()
+        assert len(questions.asked) == 1
+        questions.tell(may_be=False)
+        assert questions.values() == {"first": 0}
+        await settled()
+        assert len(questions.asked) == 2
+        questions.tell(may_be=False)
+        assert questions.values() == {"first": 0, "second": 0, "third": 0}
+
+
+async def test_answer_is_of_the_state_that_was_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is committed after the question was asked may be the later of two, and the earlier may be missing."""
+    async with a_node(tmp_path, monkeypatch) as node:
+        questions = Questions(node, monkeypatch)
+        node.ask("read", read=STRICT)
+        await settled()
+        await node.runtime.submit(request(INSERT, "after the question"))
+        questions.tell(may_be=False)
+        assert questions.values() == {"read": 0}
+        assert questions.asked[0][1].get("A", 0) < node.engine.applied["A"]
+
+
+async def test_core_answers_reads_that_may_miss_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        questions = Questions(node, monkeypatch)
+        node.ask("read", read=STRICT)
+        await settled()
+        await node.runtime.submit(request(INSERT, "after the question"))
+        executed = node.runtime.counts["executions"]
+        questions.tell(may_be=True)
+        await settled()
+        assert questions.values() == {"read": 1}
+        assert node.runtime.counts["executions"] == executed + 1
+
+
+async def test_row_that_is_not_durable_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        await node.hold_a_row()
+        node.ask("strict", read=STRICT)
+        await settled()
+        assert "strict" not in node.answers
+        node.disk.gate.set()
+        with trio.fail_after(10):
+            while "strict" not in node.answers:  # noqa: ASYNC110  the runtime has no event for it
+                await trio.sleep(0.001)
+        answer = node.answers["strict"]
+        assert isinstance(answer, Answer)
+        assert decode_results(answer.results)[0].rows == [(2,)]
+
+
+async def test_question_is_about_a_bounded_number_of_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict_reads, "READS_MAX", 3)
+    async with a_node(tmp_path, monkeypatch) as node:
+        questions = Questions(node, monkeypatch)
+        for number in range(5):
+            node.ask(f"read {number}", read=STRICT)
+        await settled()
+        questions.tell(may_be=False)
+        assert len(questions.values()) == 3
+        await settled()
+        questions.tell(may_be=False)
+        assert len(questions.values()) == 5
+
+
+async def test_node_that_stops_refuses_the_reads_of_an_open_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_node(tmp_path, monkeypatch) as node:
+        questions = Questions(node, monkeypatch)
+        node.ask("asked", read=STRICT)
+        await settled()
+        node.ask("waiting", read=STRICT)
+        assert node.runtime.is_busy(0.0)
+        node.runtime.give_up()
+        assert {name: type(answer) for name, answer in node.answers.items()} == {
+            "asked": UnavailableError,
+            "waiting": UnavailableError,
+        }
+        questions.tell(may_be=False)  # comes too late, and changes nothing
+        assert len(node.answers) == 2

@@ -137,7 +137,7 @@ class Reading:
     def ask_newer(self, number: int, base: Vector) -> None:
         """Ask whether anything is committed or pending outside a state; ``NewerTold`` answers the question ``number``.
 
-        Each pending transaction is in the way of it, so this node asks nobody while it holds one.
+        Each pending transaction is in the way of it, so this node sends no question while it holds one.
         """
         state = self.state
         if self._others_outside(base):
@@ -185,7 +185,7 @@ class Reading:
     def _others_outside(self, base: Vector) -> list[Txid]:
         """Return the transactions that are pending or committed here outside a state."""
         newer = self.state.commit_window.newer_than(base)
-        # As a rule there are none, which two looks tell.
+        # Mostly the window and the pending transactions are both empty for this base.
         if newer is not None and not newer and not self.state.votes.pending.transactions:
             return []
         return self._in_the_way(base, EVERY_KEY)

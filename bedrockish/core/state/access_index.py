@@ -160,7 +160,7 @@ class AccessIndex(Generic[Name]):
     def __init__(self) -> None:
         self.sets: dict[Name, AccessSet] = {}
         self._writers: _Keys[Name] = _Keys()
-        self._readers: _Keys[Name] = _Keys()
+        self._readers: _Keys[Name] = _Keys()  # those that do not write the key as well
         self._large: dict[Name, AccessSet] = {}
         self._ranged: dict[Name, AccessSet] = {}
         self._read_ranges: _Ranges[Name] = _Ranges()
@@ -180,7 +180,7 @@ class AccessIndex(Generic[Name]):
             self._large[name] = access_set
             return
         self._writers.add(access_set.write_points, name)
-        self._readers.add(_without_clocks(access_set.read_points), name)
+        self._readers.add(_only_read(access_set), name)
         if access_set.has_ranges:
             self._ranged[name] = access_set
             self._read_ranges.add(access_set.read_ranges, name)
@@ -195,7 +195,7 @@ class AccessIndex(Generic[Name]):
             self._read_ranges.remove(access_set.read_ranges, name)
             self._write_ranges.remove(access_set.write_ranges, name)
         self._writers.remove(access_set.write_points, name)
-        self._readers.remove(_without_clocks(access_set.read_points), name)
+        self._readers.remove(_only_read(access_set), name)
 
     def writers_of(self, key: bytes) -> list[Name]:
         """Return the holders that write a key as such, in the order in which they came; the large ones last."""
@@ -303,9 +303,13 @@ def is_large(access_set: AccessSet) -> bool:
     return len(access_set.read_points) + len(access_set.write_points) > LARGE
 
 
-def _without_clocks(points: Iterable[bytes]) -> list[bytes]:
-    """Return the keys without the clocks: transactions write clocks only as a range."""
-    return [key for key in points if key[:3] != _CLOCK_PREFIX]
+def _only_read(access_set: AccessSet) -> list[bytes]:
+    """Return the single keys that are read and not written, without the clocks.
+
+    Each test against the readers of a key is one against its writers, too, and most keys that are written were read.
+    Transactions write clocks only as a range.
+    """
+    return [key for key in access_set.read_points - access_set.write_points if key[:3] != _CLOCK_PREFIX]
 
 
 def _has_clocks(written: Range) -> bool:

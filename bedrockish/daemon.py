@@ -191,12 +191,12 @@ async def _run(
         if damage is not None:
             note_damage(engine, damage)
         with beginning(config.database):
-            runtime = Runtime(engine, config, plugins)
+            runtime = Runtime(engine, config, plugins, credentials)
         runtime.counts["restarts"] = restarts
         calm_collector()
         give_back_memory()
         departure.drain = partial(drain, runtime, departure)
-        departure.reload = lambda: reload(config, credentials, runtime.mesh)
+        departure.reload = lambda: reload(config, credentials, runtime.output.mesh)
         await _serve(runtime, config, credentials, plugins, up, departure)
     except BaseExceptionGroup as group:
         cancelled, rest = group.split(trio.Cancelled)
@@ -305,7 +305,7 @@ async def _serve(
     state = runtime.core.state
     gate = Gate(config, credentials, runtime.engine.access, partial(_moment, runtime))
     runtime.upkeep.orders["token"] = gate.order_token
-    hello = Hello(config.node, config.cluster, info=runtime.info)  # which is read again for each peer
+    hello = Hello(config.node, config.cluster, info=runtime.output.info)  # which is read again for each peer
     mesh = net.Mesh(
         hello,
         addresses(state.roster.links()),
@@ -328,17 +328,17 @@ async def _serve(
         listen_context=credentials.listen_context,
         trust=credentials.trust,
         admit=gate.admit,
-        tell_client=partial(info_for_clients, runtime.info),
+        tell_client=partial(info_for_clients, runtime.output.info),
         local_socket=open_socket(config.database),
     )
-    runtime.on_members = partial(_take_passwords, gate, credentials, mesh)
-    runtime.on_members()
+    runtime.output.on_members = partial(_take_passwords, gate, credentials, mesh)
+    runtime.output.on_members()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.transactions.programs.reach_voters, credentials.entry, config.cluster)
         await trio.to_thread.run_sync(runtime.engine.sync)  # what a killed process wrote may not be durable yet
         bound = await nursery.start(mesh.run)
         runtime.publisher.begin()  # before the node has read anything: whoever hears that it answers can open its file
-        runtime.mesh, runtime.credentials = mesh, credentials
+        runtime.output.mesh = mesh
         if mesh.read_loop is not None:
             runtime.read_by(mesh.read_loop)
         _tell_where(config, state.roster.membership.nodes, bound)

@@ -72,7 +72,7 @@ async def drain(runtime: Runtime, departure: Departure) -> None:
     runtime.transactions.close()
     if unanswered:
         logger.warning("%d requests were not finished within %g s; the node stops without them", unanswered, DRAIN_S)
-    mesh, departure.has_answered = runtime.mesh, True
+    mesh, departure.has_answered = runtime.output.mesh, True
     for link in mesh.clients if mesh is not None else ():
         if unanswered:
             link.pause()

@@ -12,7 +12,6 @@ work, events from elsewhere, and timers.
 
 import logging
 import random
-import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection
@@ -21,11 +20,8 @@ from typing import Any, assert_never
 
 import trio
 
-from bedrockish import __version__
 from bedrockish.api.requests import STRICT, Answer, Request, Statement, as_part_of_trace
-from bedrockish.common.levels import LEVEL
 from bedrockish.config.config import Config
-from bedrockish.core.describe import describe_said
 from bedrockish.core.protocol import effects as do
 from bedrockish.core.protocol.events import (
     Activated,
@@ -38,14 +34,7 @@ from bedrockish.core.protocol.events import (
     Submitted,
     Woken,
 )
-from bedrockish.core.protocol.messages import (
-    Fetch,
-    Gossip,
-    Message,
-    Piece,
-    Want,
-    encode,
-)
+from bedrockish.core.protocol.messages import Message
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.batch import LONG_BYTES
 from bedrockish.engine.engine import Engine
@@ -56,12 +45,12 @@ from bedrockish.node.admin.retention import Upkeep, start_core
 from bedrockish.node.admin.trace_buffer import TraceBuffer
 from bedrockish.node.admin.watching import tell_troubles, watch_disk
 from bedrockish.node.cluster.authentication import Credentials
-from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID, MEMBERS
 from bedrockish.node.cluster.incarnations import PREFIX, Incarnations
-from bedrockish.node.cluster.membership import asks_the_living, begin_on_file, hear_the_living, keep_level, set_members
+from bedrockish.node.cluster.membership import asks_the_living, hear_the_living, keep_level
 from bedrockish.node.executor import Executions
 from bedrockish.node.own_values import OwnValues
 from bedrockish.node.peer_intake import PeerIntake
+from bedrockish.node.peer_output import PeerOutput
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.published import Publisher
 from bedrockish.node.recalling import outcome_of
@@ -83,12 +72,10 @@ from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop, is_c
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
 from bedrockish_journal.model.transaction import Transaction
-from bedrockish_net import mesh as net
 from bedrockish_net.read_loop import ReadLoop
 
 logger = logging.getLogger(__name__)
 
-PROMISES_NOTHING = frozenset({Fetch, Want, Piece})  # these need not wait until anything is durable
 HELD_BYTES_MIN = 64 << 10  # shorter changes and answers are not counted, for they are soon over
 TURN_S = 0.03  # how long the events of a turn may take together, in seconds
 TURN_MAX = 512  # events that are taken before their effects are made durable
@@ -97,7 +84,9 @@ TURN_MAX = 512  # events that are taken before their effects are made durable
 class Runtime:
     """Drives one core with one engine and one mesh."""
 
-    def __init__(self, engine: Engine, config: Config, plugins: Plugins | None = None) -> None:
+    def __init__(
+        self, engine: Engine, config: Config, plugins: Plugins | None = None, credentials: Credentials | None = None
+    ) -> None:
         self.engine = engine
         self.config = config
         self.plugins = plugins or Plugins()
@@ -125,15 +114,10 @@ class Runtime:
         self._assembler = Assembler(engine, self.post, self._start, self.durable, self.stop)
         sends = engine, self.core.state, self._send_later, self._start, self.durable, self.stop
         self._entry_sender = EntrySender(*sends)
-        # Told to peers when a link is opened; batches only once they are durable.
-        self.info = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
-        self.info |= {"plugins": self.plugins.tell(), "level": LEVEL}
-        self._tell_cluster()
-        self.mesh: net.Mesh | None = None
-        self.peers = PeerIntake(self.core, engine, self.known, self.plugins, self)
+        self.gate = DurabilityGate(self, engine, self.boundary)
+        self.output = PeerOutput(self.core, engine, self.gate, self.plugins)
+        self.peers = PeerIntake(self.core, engine, self.known, self.plugins, self.output, self)
         self.callers: set[Caller] = set()  # the connections of HTTP
-        self.credentials: Credentials | None = None
-        self.on_members: Callable[[], None] = lambda: None
         self.watch = TraceBuffer(self.core.state)
         self.publisher = Publisher(engine, self.core.state)
         self._inbox: deque[Event] = deque()
@@ -141,20 +125,17 @@ class Runtime:
         self._writes: FairQueue[Submitted] = FairQueue()  # the same, for writes that can share a transaction
         self.waiters: dict[int, Waiter] = {}
         self._requests = 0
-        self.gate = DurabilityGate(self, engine, self.boundary)
         self._direct = DirectReads(self, self._start)
         self._strict = StrictReads(self, self._direct)
         self._reads = ReadsBeside(self, self._asked)
         self._loop.away = self._reads.begin
-        self.reports = Reports(self)
+        self.reports = Reports(self, credentials)
         self._checkpoints = Checkpoints(engine, self.faults)
         self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.together.size)
         self._failed = False  # in the middle of a step, or by damage
         self.is_leaving, self.http_calls = False, 0  # new requests are refused; requests of HTTP under way
         self._executions = Executions(self, self._groups)
         self._nursery: trio.Nursery | None = None
-        self._encoded: tuple[Message | None, bytes] = (None, b"")
-        self._told_reserved = False  # our last gossip told a reservation
 
     def clock(self) -> Now:
         """Read the clocks."""
@@ -336,10 +317,6 @@ class Runtime:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def _tell_cluster(self) -> None:
-        membership = self.core.state.roster.membership
-        self.info |= {ID: membership.cluster_id, CLUSTER_LEVEL: membership.level, MEMBERS: membership.nodes}
-
     def _start(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Run a task until the node ends."""
         assert self._nursery is not None
@@ -439,7 +416,7 @@ class Runtime:
             if self.watch.is_on:
                 self.watch.note(event)
             if logger.isEnabledFor(logging.DEBUG):
-                self._log(event)
+                self.output.log(event)
             yield from self._perform(self.core.step(event, now))
             if time.monotonic() > until:
                 break  # links, HTTP and answers have waited long enough, or the reading of the clocks is old
@@ -469,17 +446,13 @@ class Runtime:
             return self.engine.entries.is_long(effect.entry)
         return effect.__class__ is do.Activate  # an Activate may build an index, or have thousands of tables read again
 
-    def _log(self, said: Event | do.Send) -> None:
-        state, applied = self.core.state, self.engine.applied
-        logger.debug("%s", describe_said(state.me, applied.get(state.me, 0), state.roster.membership.nodes, said))
-
     def _do(self, effect: do.Effect, following: deque[Event]) -> None:
         engine = self.engine
         if self.watch.is_on:
             self.watch.note(effect)
         match effect:
             case do.Send(peer, message):
-                self._send(peer, message)
+                self.output.send(peer, message)
             case do.Persist(vote, parts):
                 engine.votes.save(vote, parts)
             case do.SavePiece(digest, data):
@@ -519,10 +492,7 @@ class Runtime:
             case do.SendOutcome(peer, txid):
                 self._entry_sender.send_outcome(peer, txid)
             case do.SetMembers():
-                self._tell_cluster()
-                self.on_members()
-                if self.mesh is not None and self._nursery is not None:
-                    set_members(self.mesh, self.core, self.known, self._nursery)
+                self.output.set_members(self.known, self._nursery)
             case do.Malformed(peer, reason):
                 self.peers.reject(peer, reason)
             case do.Halt(reason):
@@ -540,27 +510,9 @@ class Runtime:
             self.hold(waiter, len(answer.results) if isinstance(answer, Answer) else 0)
             self.gate.kept.replies.append(waiter)
 
-    def _send(self, peer: str, message: Message) -> None:
-        if logger.isEnabledFor(logging.DEBUG):
-            self._log(do.Send(peer, message))
-        if message.__class__ in PROMISES_NOTHING:
-            if self.mesh is not None:
-                self.mesh.send_many(peer, (encode(message),), bulk=message.__class__ is Piece)
-            return
-        if self._encoded[0] is not message:  # the same message to several peers is encoded once
-            self._encoded = (message, encode(message))
-        if message.__class__ is not Gossip or self._is_news(message):
-            self.gate.kept.hurries = True
-        self.gate.kept.messages.setdefault(peer, []).append(self._encoded[1])
-
-    def _is_news(self, gossip: Gossip) -> bool:
-        """Whether peers wait for a gossip: for the time of a schema change, or for a reservation and its end."""
-        was_reserved, self._told_reserved = self._told_reserved, gossip.reserved is not None
-        return was_reserved or self._told_reserved or self.core.state.schema.scheduled is not None
-
     def _send_later(self, peer: str, message: Message) -> None:
         """Send messages that were made outside of a step."""
-        self._send(peer, message)
+        self.output.send(peer, message)
         self._loop.ring()
 
     # -- durability ------------------------------------------------------------------------------------------------
@@ -587,9 +539,10 @@ class Runtime:
 
     def release(self, kept: Kept) -> None:
         """Let output leave: all that it rests on is durable."""
-        if self.mesh is not None:
+        mesh = self.output.mesh
+        if mesh is not None:
             for peer, payloads in kept.messages.items():
-                self.mesh.send_many(peer, payloads)
+                mesh.send_many(peer, payloads)
         self._groups.answered(len(kept.replies), self._writes.count)
         for waiter in kept.replies:
             self.answered(waiter)
@@ -598,7 +551,7 @@ class Runtime:
 
     def synced(self, batches: int) -> None:
         """Tell peers how many batches are durable, and give the answers of reads that rest on them."""
-        self.info["batches"] = batches
+        self.output.info["batches"] = batches
         if self._reads.unsynced:
             self._reads.synced(batches)
 

@@ -13,6 +13,7 @@ from bedrockish.node.admin.status import IT_WAITS, WAITING
 from bedrockish.node.cluster.identity import ID
 from bedrockish.node.cluster.incarnations import AMNESIA, OLDER_FILE, Incarnations, disbelieve
 from bedrockish.node.cluster.membership import judge, recognise
+from bedrockish.node.peer_output import PeerOutput
 from bedrockish.node.plugins import Plugins
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_net import mesh as net
@@ -27,13 +28,9 @@ class Loop(Protocol):
 
     Attributes:
         counts: the node's counters.
-        info: the facts that the node tells in its HELLO.
-        mesh: the links; None until they are open.
     """
 
     counts: Counter[str]
-    info: dict[str, Any]
-    mesh: net.Mesh | None
 
     def post(self, event: Event) -> None:
         """Queue an event for the next turn."""
@@ -49,8 +46,11 @@ class PeerIntake:
         astray: members at whose address another program answers, and why it is not the member.
     """
 
-    def __init__(self, core: Node, engine: Engine, known: Incarnations, plugins: Plugins, loop: Loop) -> None:
-        self._core, self._engine, self._known, self._plugins, self._loop = core, engine, known, plugins, loop
+    def __init__(
+        self, core: Node, engine: Engine, known: Incarnations, plugins: Plugins, output: PeerOutput, loop: Loop
+    ) -> None:
+        self._core, self._engine, self._known, self._plugins = core, engine, known, plugins
+        self._output, self._loop = output, loop
         self.astray: dict[str, str] = {}
         self._strange_to = set[str]()  # members that do not know this node
         self._why_out = ""
@@ -115,13 +115,14 @@ class PeerIntake:
     def reject(self, peer: str, reason: str) -> None:
         """End the link on which a peer sent an unreadable message; its earlier messages stand."""
         self._loop.counts["malformed"] += 1
-        if self._loop.mesh is not None:
-            self._loop.mesh.reject(peer, reason)
+        if self._output.mesh is not None:
+            self._output.mesh.reject(peer, reason)
 
     def _accused(self, node: str, code: str, reason: str, info: Mapping[str, Any]) -> None:
         """Pass on that a peer accuses our file of lost writes, if the peer is of our cluster and can be right."""
-        is_foreign = self._loop.info[ID] and info.get(ID) != self._loop.info[ID]
-        why_not = "it is not of this cluster" if is_foreign else disbelieve(info, self._loop.info, self._engine.batches)
+        ours = self._output.info
+        is_foreign = ours[ID] and info.get(ID) != ours[ID]
+        why_not = "it is not of this cluster" if is_foreign else disbelieve(info, ours, self._engine.batches)
         if why_not:
             logger.error("%s turns us away, and is not believed, because %s: %s", node, why_not, reason)
             return

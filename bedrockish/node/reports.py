@@ -18,13 +18,13 @@ from bedrockish.node.admin.troubles import Troubles
 from bedrockish.node.cluster.authentication import Credentials
 from bedrockish.node.cluster.incarnations import Incarnations
 from bedrockish.node.peer_intake import PeerIntake
+from bedrockish.node.peer_output import PeerOutput
 from bedrockish.node.plugins import Plugins
 from bedrockish.node.scheduling.durability_gate import DurabilityGate
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
-from bedrockish_net.mesh import Mesh
 
 
 class Parts(Protocol):
@@ -42,8 +42,7 @@ class Parts(Protocol):
     peers: PeerIntake
     faults: Faults
     gate: DurabilityGate
-    mesh: Mesh | None
-    credentials: Credentials | None
+    output: PeerOutput
 
     def clock(self) -> Now:
         """Read the clocks."""
@@ -58,8 +57,8 @@ class Reports:
         activity: the last hour.
     """
 
-    def __init__(self, node: Parts) -> None:
-        self._node = node
+    def __init__(self, node: Parts, credentials: Credentials | None) -> None:
+        self._node, self._credentials = node, credentials
         self._started = node.clock().wall_ms / 1000
         self._troubles = Troubles()
         self.latency = Histogram()
@@ -72,7 +71,7 @@ class Reports:
 
     def status(self) -> dict[str, Any]:
         """Return the node's report about itself."""
-        node, mesh, credentials = self._node, self._node.mesh, self._node.credentials
+        node, mesh, credentials = self._node, self._node.output.mesh, self._credentials
         counts, refused = node.counts + node.workers.counts, {**node.known.refused, **node.peers.astray}
         told = describe_node(node.core, node.engine, node.config, counts, mesh, refused, node.clock(), self._started)
         told |= {"plugins": node.plugins.describe(), "workers": node.workers.describe(), **node.upkeep.status()}

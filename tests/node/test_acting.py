@@ -168,7 +168,7 @@ async def test_gossip_leaves_with_the_next_batch_unless_peers_wait_for_it(
     runtime.core.state.settings = replace(runtime.core.state.settings, heartbeat_ms=60_000)
     monkeypatch.setattr(durability_gate, "LINGER_S", 30.0)
     wire, state = Gossips(), runtime.core.state
-    runtime.mesh = cast(Any, wire)
+    runtime.output.mesh = cast(Any, wire)
 
     def tell(clock: int) -> None:
         runtime.gather()

@@ -172,7 +172,7 @@ async def test_an_answer_waits_for_the_disk_and_later_ones_share_the_next_sync(
 async def test_messages_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, disk, engine = open_runtime(tmp_path, "ABC", monkeypatch)
     wire = Wire()
-    runtime.mesh = wire  # type: ignore[assignment]
+    runtime.output.mesh = wire  # type: ignore[assignment]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.run)
         await settled()
@@ -361,7 +361,7 @@ async def test_malformed_message_ends_the_link_and_unknown_ones_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime, _, engine = open_runtime(tmp_path, "ABC", monkeypatch)
-    wire = runtime.mesh = cast(Any, Wire())
+    wire = runtime.output.mesh = cast(Any, Wire())
     good, newer = encode(Approve(Txid(1, "A"), 1, 1)), cbor2.dumps([999, "of a later version"])
     runtime.peers.on_net(net.Received("B", [newer, good]))
     assert wire.rejected == []

@@ -80,7 +80,7 @@ async def test_every_key_reaches_the_running_node(way: str, tmp_path: Path, monk
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, config)
-            while not (runs and runs[0].mesh is not None and runs[0]._nursery is not None):  # noqa: ASYNC110
+            while not (runs and runs[0].output.mesh is not None and runs[0]._nursery is not None):  # noqa: ASYNC110
                 await trio.sleep(0.01)
             node = runs[0]
             status = node.status()

@@ -222,12 +222,12 @@ async def test_a_bug_in_the_loop_begins_the_node_again_from_its_file(
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, config)
-            await until(lambda: runs and runs[0].mesh is not None)
+            await until(lambda: runs and runs[0].output.mesh is not None)
             await ask(runs[0], "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
             monkeypatch.setattr(runs[0].core, "step", bug)
             error = await ask(runs[0], "INSERT INTO t VALUES (1, 1)", "lost")
             assert isinstance(error, OutcomeUnknownError), "nobody may say that it did not happen"
-            await until(lambda: len(runs) > 1 and runs[1].mesh is not None)
+            await until(lambda: len(runs) > 1 and runs[1].output.mesh is not None)
             assert isinstance(await ask(runs[1], "INSERT INTO t VALUES (1, 1)", "lost"), Answer)
             assert runs[1].counts["restarts"] == 1
             nursery.cancel_scope.cancel()
@@ -254,7 +254,7 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.serve, config)
-            await until(lambda: runs and runs[0].mesh is not None)
+            await until(lambda: runs and runs[0].output.mesh is not None)
             await ask(runs[0], "CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create")
             runs[0].engine._db.pragma("max_page_count", runs[0].engine._db.pragma("page_count") + 2)
             big = await ask(runs[0], "INSERT INTO t VALUES (1, zeroblob(100000))", "big")
@@ -262,7 +262,7 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
             monkeypatch.setattr(runs[0].engine, "set_meta", no_room)
             runs[0].core.state.outbox.emit(Keep("clock_ceiling", 1))
             await ask(runs[0], "SELECT 1", "read")
-            await until(lambda: len(runs) > 1 and runs[1].mesh is not None)
+            await until(lambda: len(runs) > 1 and runs[1].output.mesh is not None)
             assert isinstance(await ask(runs[1], "INSERT INTO t VALUES (1, 1)", "big"), Answer)
             nursery.cancel_scope.cancel()
     assert len(waited) == 1
@@ -378,7 +378,7 @@ class Served:
 
     async def run_of(self, number: int) -> Runtime:
         """Return one of them as soon as it serves."""
-        await until(lambda: len(self.runs) > number and self.runs[number].mesh is not None)
+        await until(lambda: len(self.runs) > number and self.runs[number].output.mesh is not None)
         await self.runs[number].durable()
         return self.runs[number]
 
@@ -436,7 +436,7 @@ async def test_an_address_that_somebody_else_has_meanwhile_is_waited_for(
                     patch.setattr(Mesh, "_listen", taken)
                 first.stop(ZeroDivisionError("one of ours"))
                 await until(lambda: tries == 3)
-            await until(lambda: served.runs[-1].mesh is not None and served.runs[-1]._nursery is not None)
+            await until(lambda: served.runs[-1].output.mesh is not None and served.runs[-1]._nursery is not None)
             nursery.cancel_scope.cancel()
     assert caplog.text.count("the node cannot begin again yet: ") == 3
 

@@ -187,7 +187,7 @@ async def test_accusation_of_a_stranger_or_an_impossible_one_bars_no_node(tmp_pa
     ours = Membership(0, {name: Member(name, f"127.0.0.1:{port}") for port, name in enumerate("AB", 1)}, "ours", LEVEL)
     engine = Engine.open(tmp_path / "a.db", founding=Founding("A", ours, "store"))
     runtime = Runtime(engine, config("A", A=1, B=2))
-    start = read_starts(runtime.info[STARTS])[-1][0]
+    start = read_starts(runtime.output.info[STARTS])[-1][0]
     state = runtime.core.state
 
     async def accuse(code: str, info: dict[str, Any]) -> str:

@@ -458,7 +458,7 @@ async def test_missing_entries_are_read_in_a_thread_and_sent_when_durable(
         nursery.start_soon(runtime.run)
         await runtime.submit(request("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "create"))
         await settled()
-        runtime.mesh = cast(net.Mesh, wire)
+        runtime.output.mesh = cast(net.Mesh, wire)
         threads.clear()
         runtime._do(SendEntries("B", {"A": 1}, 1 << 24), deque())
         assert threads == [True]
@@ -546,7 +546,7 @@ async def test_an_entry_that_is_damaged_is_not_sent_and_named_once(
         engine._db.execute("UPDATE main.bedrockish_journal SET body = CAST(substr(body, 2) AS BLOB) WHERE tick = 2")
         engine.set_meta("changed", 1)
         await runtime.durable()
-        runtime.mesh = cast(net.Mesh, wire)
+        runtime.output.mesh = cast(net.Mesh, wire)
         for first in (1, 2, 2, 3):
             runtime._do(SendEntries("B", {"A": first}, 1 << 24), deque())
             with trio.fail_after(10):

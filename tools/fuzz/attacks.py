@@ -205,7 +205,7 @@ class Messages(Attack):
             here = Address("127.0.0.1", 1)
             runtime = Runtime(engine, Config(node="A", database=str(path), listen=here, peers={"A": here}))
             mesh = Silent()
-            runtime.mesh = mesh  # type: ignore[assignment]
+            runtime.output.mesh = mesh  # type: ignore[assignment]
             try:
                 trio.run(self._talk, runtime, said)
             except Exception as error:

@@ -47,13 +47,22 @@ class Timed(Protocol):
     latency: Histogram
 
 
+class Linked(Protocol):
+    """A holder of the links; None until they are open."""
+
+    mesh: Mesh | None
+
+
 class Keeping(Protocol):
     """A node that keeps data for clients."""
 
     engine: Engine
     config: Config
-    mesh: Mesh | None
     callers: set[Caller]
+
+    @property
+    def output(self) -> Linked:
+        """Its output to peers."""
 
     @property
     def reports(self) -> Timed:
@@ -79,7 +88,7 @@ async def _bound(node: Keeping) -> None:
     """
     memory, patience_s = node.engine.memory, node.config.limits.idle_stream_ms / 1000
     while True:
-        mesh = node.mesh
+        mesh = node.output.mesh
         kept = mesh.waiting_bytes() + mesh.inflow.total if mesh is not None else 0
         memory.elsewhere = node.transactions.size + kept
         if mesh is not None:

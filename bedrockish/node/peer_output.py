@@ -1,0 +1,82 @@
+"""Output to peers: the facts that a node tells in each HELLO, and messages on their way to the gate."""
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from bedrockish import __version__
+from bedrockish.common.levels import LEVEL
+from bedrockish.core.describe import describe_said
+from bedrockish.core.node import Node
+from bedrockish.core.protocol import effects as do
+from bedrockish.core.protocol.events import Event
+from bedrockish.core.protocol.messages import Fetch, Gossip, Message, Piece, Want, encode
+from bedrockish.engine.engine import Engine
+from bedrockish.node.cluster.identity import CLUSTER_LEVEL, ID, MEMBERS
+from bedrockish.node.cluster.incarnations import Incarnations
+from bedrockish.node.cluster.membership import begin_on_file, set_members
+from bedrockish.node.plugins import Plugins
+from bedrockish.node.scheduling.durability_gate import DurabilityGate
+from bedrockish_net.mesh import Mesh
+
+logger = logging.getLogger(__name__)
+
+PROMISES_NOTHING = frozenset({Fetch, Want, Piece})  # these need not wait until anything is durable
+
+
+class PeerOutput:
+    """The output of one node to its peers.
+
+    Attributes:
+        info: the facts that the node tells in its HELLO when a link is opened; batches only once they are durable.
+        mesh: the links; None until they are open.
+        on_members: called when the members or the users have changed.
+    """
+
+    def __init__(self, core: Node, engine: Engine, gate: DurabilityGate, plugins: Plugins) -> None:
+        self._core, self._engine, self._gate = core, engine, gate
+        self.info: dict[str, Any] = {"version": __version__, **begin_on_file(engine, secrets.token_bytes(8))}
+        self.info |= {"plugins": plugins.tell(), "level": LEVEL}
+        self._tell_cluster()
+        self.mesh: Mesh | None = None
+        self.on_members: Callable[[], None] = lambda: None
+        self._encoded: tuple[Message | None, bytes] = (None, b"")
+        self._told_reserved = False  # our last gossip told a reservation
+
+    def send(self, peer: str, message: Message) -> None:
+        """Send a message when the open batch is durable, or at once if it promises nothing."""
+        if logger.isEnabledFor(logging.DEBUG):
+            self.log(do.Send(peer, message))
+        if message.__class__ in PROMISES_NOTHING:
+            if self.mesh is not None:
+                self.mesh.send_many(peer, (encode(message),), bulk=message.__class__ is Piece)
+            return
+        if self._encoded[0] is not message:  # the same message to several peers is encoded once
+            self._encoded = (message, encode(message))
+        if message.__class__ is not Gossip or self._is_news(message):
+            self._gate.kept.hurries = True
+        self._gate.kept.messages.setdefault(peer, []).append(self._encoded[1])
+
+    def _is_news(self, gossip: Gossip) -> bool:
+        """Whether peers wait for a gossip: for the time of a schema change, or for a reservation and its end."""
+        was_reserved, self._told_reserved = self._told_reserved, gossip.reserved is not None
+        return was_reserved or self._told_reserved or self._core.state.schema.scheduled is not None
+
+    def log(self, said: Event | do.Send) -> None:
+        """Log an event, or a message that leaves."""
+        state, applied = self._core.state, self._engine.applied
+        logger.debug("%s", describe_said(state.me, applied.get(state.me, 0), state.roster.membership.nodes, said))
+
+    def set_members(self, known: Incarnations, nursery: trio.Nursery | None) -> None:
+        """Tell and link the present members; a nursery lets former ones hear that they are out."""
+        self._tell_cluster()
+        self.on_members()
+        if self.mesh is not None and nursery is not None:
+            set_members(self.mesh, self._core, known, nursery)
+
+    def _tell_cluster(self) -> None:
+        membership = self._core.state.roster.membership
+        self.info |= {ID: membership.cluster_id, CLUSTER_LEVEL: membership.level, MEMBERS: membership.nodes}

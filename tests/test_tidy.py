@@ -17,6 +17,7 @@ from tests.prose import RULES, count_and_faults
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES_MAX, FUNCTION_LINES_MAX = 600, 70  # of code: comments are free
+METHODS_MAX, ATTRIBUTES_MAX = 25, 15  # of a class: public methods, and attributes that it sets
 
 # The imports that each file may have: the row of the longest matching path holds. A name allows itself and all below
 # it; ``!name`` takes that away again. The standard library is allowed except where a row says otherwise.
@@ -411,6 +412,95 @@ def test_functions_are_short() -> None:
         and (size := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
     }
     assert not long
+
+
+def public_methods(node: ast.ClassDef) -> set[str]:
+    """Return the names of a class's own public methods and properties."""
+    return {one.name for one in methods(node) if not one.name.startswith("_")}
+
+
+def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Return the names that a class sets on its first argument, or declares, unless it is a record that never changes.
+
+    The fields of such a record are data, each with its line in the docstring, and no state.
+    """
+    found = set[str]()
+    if not is_constant(node):
+        declared = (one.target for one in node.body if isinstance(one, ast.AnnAssign))
+        found = {one.id for one in declared if isinstance(one, ast.Name)}
+    for method in methods(node):
+        me = method.args.args[0].arg if method.args.args else ""
+        for one in ast.walk(method):
+            match one:
+                case ast.Attribute(value=ast.Name(id=owner), attr=attr, ctx=ast.Store()) if owner == me:
+                    found.add(attr)
+                case _:
+                    pass
+    return found
+
+
+def is_constant(node: ast.ClassDef) -> bool:
+    """Return whether a class is a record whose fields are set once, or only describes another class."""
+    marks = {ast.unparse(one) for one in node.bases} | {ast.unparse(one) for one in node.decorator_list}
+    return not marks.isdisjoint({"value", "NamedTuple", "Protocol"}) or any("frozen=True" in mark for mark in marks)
+
+
+def is_large(node: ast.ClassDef) -> bool:
+    return len(public_methods(node)) > METHODS_MAX or len(attributes(node)) > ATTRIBUTES_MAX
+
+
+def says_why(node: ast.ClassDef) -> bool:
+    return re.search(r"^Why so large: \S", ast.get_docstring(node) or "", re.MULTILINE) is not None
+
+
+def test_large_classes_say_why() -> None:
+    """A class has few methods and attributes, or a paragraph "Why so large:" in its docstring, and only then."""
+    places = ("bedrockish/", "journal/", "net/", "tools/")
+    classes = [
+        (f"{name(path)}:{node.lineno} {node.name}", node)
+        for path in sources()
+        if name(path).startswith(places)
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert not {
+        where: (len(public_methods(node)), len(attributes(node)))
+        for where, node in classes
+        if is_large(node) != says_why(node)
+    }
+
+
+def test_methods_and_attributes_are_counted() -> None:
+    """Of a class whose parts are known, so that the limits cannot become toothless unnoticed."""
+    text = """
+class Known:
+    field: int = 0
+
+    def __init__(self, given):
+        self.one, (self.two, given.other) = given
+        self.three: int = 3
+
+    @property
+    def shown(self):
+        return self.four
+
+    async def act(this):
+        with given as this.five:
+            this.one += 1
+
+    def _hidden(self):
+        self.six["key"] = 1
+"""
+    known, constant = ast.parse(f"{text}\n@dataclass(frozen=True)\n{text.lstrip()}").body
+    assert isinstance(known, ast.ClassDef)
+    assert isinstance(constant, ast.ClassDef)
+    assert public_methods(known) == {"shown", "act"}
+    assert attributes(known) == {"field", "one", "two", "three", "five"}
+    assert attributes(constant) == {"one", "two", "three", "five"}
 
 
 def test_every_module_says_why_it_exists() -> None:

@@ -235,6 +235,12 @@ def statement_reads(
 
 
 class _Reader:
+    """Reads the ranges of the cursors of one program.
+
+    Why so large: The tables of a program are made once, and the handling of each kind of instruction needs most of
+    them.
+    """
+
     def __init__(
         self, ops: list[Op], schema: Schema, number: int, check: Check, *, with_stops: bool, named: Set[str] | None
     ) -> None:

@@ -72,7 +72,11 @@ class _Whole:
 
 
 class SocketDriver:
-    """All links and calls of one client, for any number of threads."""
+    """All links and calls of one client, for any number of threads.
+
+    Why so large: The threads of a program meet in it: one lock guards the links, the calls and the thread that reads
+    for all.
+    """
 
     def __init__(self, target: Target, token: bytes | None, entry: Entry) -> None:
         self.target = target

@@ -39,6 +39,8 @@ class Connection:
 
     Threads may share it, and take turns; they share its transaction as well.
 
+    Why so large: The names are those of PEP 249 and of sqlite3, which programs call.
+
     Attributes:
         row_factory: what new cursors make of each row, as ``row_factory(cursor, tuple)``; None for tuples.
         text_factory: makes what is fetched of each text from its UTF-8 bytes; ``str`` by default.

@@ -57,6 +57,9 @@ BEGIN_ONLY = "SELECT 1 WHERE 0"  # a transaction begins at its node with its fir
 class Session:
     """The transactions of one connection, and the statements that it runs in them and outside.
 
+    Why so large: Nine attributes are settings of the connection; the others describe one open transaction,
+    which a statement may begin, mark and end.
+
     Attributes:
         autocommit: True, False or ``LEGACY_TRANSACTION_CONTROL``.
         isolation_level: sqlite3's: None for no transactions of its own in the legacy habit.

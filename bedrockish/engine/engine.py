@@ -61,6 +61,9 @@ WINDOW_MS = 60_000  # the conflict window, as it is by default
 class Engine:
     """A node's file. Used from one thread, except ``sync``, ``checkpoint`` and ``snapshot_to``.
 
+    Why so large: It wires the parts that work on one file, each of which is an attribute. The short methods keep
+    callers from reaching through two parts.
+
     Attributes:
         applied: the last tick applied of each timeline, in step with ``apply``.
         bootstrap: the membership of the cluster's founding, encoded.

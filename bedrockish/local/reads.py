@@ -151,6 +151,8 @@ class _Known(NamedTuple):
 class LocalReads:
     """Reads of one session. Threads may share it, and take turns.
 
+    Why so large: Each thread's read and the thread that releases snapshots change the same pins under one lock.
+
     Args:
         database: the node's file, by its absolute path.
         user: see the attributes.

@@ -224,6 +224,9 @@ async def serve_client(
 class _Session:
     """One client's calls.
 
+    Why so large: Ten attributes are parts of the node that a call may need; the others count the calls that are
+    under way.
+
     Attributes:
         user: the client's user; empty if the node required none when it came.
         commit_prepared: commits a transaction that a program of the machine has executed.

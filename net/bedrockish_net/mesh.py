@@ -103,6 +103,8 @@ async def _no_clients(link: Link) -> None:
 class Mesh:
     """The links of one node. Start it with ``await nursery.start(mesh.run)``; cancel that to stop it.
 
+    Why so large: Most attributes are the arguments below, each a decision that the network leaves to its user.
+
     Args:
         hello: who we are; ``to`` is filled in for each peer.
         peers: where each other member listens. An entry for ourselves is ignored.

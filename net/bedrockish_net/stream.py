@@ -35,6 +35,9 @@ class Link:
 
     Make one with ``dial`` or ``accept``, then start ``run`` in a nursery: nothing moves without it.
 
+    Why so large: Both directions of a socket end together, and hold each other back. A layer between them would cost a
+    call for each message.
+
     Attributes:
         remote: who the other end is.
         local: who we said we are.

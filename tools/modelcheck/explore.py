@@ -49,7 +49,10 @@ class Report:
 
 
 class Explorer:
-    """Goes through one scope."""
+    """Goes through one scope.
+
+    Why so large: The tables of a scope are computed once, because the search visits millions of states.
+    """
 
     def __init__(self, scope: Scope, *, reduced: bool = True) -> None:
         self.scope, self.nodes = scope, Nodes(scope)

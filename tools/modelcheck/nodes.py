@@ -58,7 +58,10 @@ class BrokenError(Exception):
 
 
 class Nodes:
-    """All states of nodes, messages and links that were met, by number."""
+    """All states of nodes, messages and links that were met, by number.
+
+    Why so large: Each kind of thing has its list by number, and its numbers by thing.
+    """
 
     def __init__(self, scope: Scope) -> None:
         self.scope, self.names = scope, scope.names

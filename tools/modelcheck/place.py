@@ -86,6 +86,8 @@ def unwatched(_: Write) -> None:
 class Place:
     """A node, or its durable state after a crash.
 
+    Why so large: It is a record of everything that a node and its clients know at one state of the search.
+
     Attributes:
         script: the requests that clients will make here, in order.
         eager: a write is durable at once; else by an event of its own.

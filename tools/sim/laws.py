@@ -47,7 +47,10 @@ LONG_GONE_S = 5.0  # far longer than a silent node is taken for alive
 
 
 class Laws:
-    """All observers of a world."""
+    """All observers of a world.
+
+    Why so large: Each law remembers the facts that it compares later events with.
+    """
 
     def __init__(self, world: "World") -> None:
         self.world = world

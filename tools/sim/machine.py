@@ -47,6 +47,9 @@ MEMORY_STEP = 16  # so that a short life is enough for the others to know a file
 class Machine:
     """A node.
 
+    Why so large: A crash, a pause and a slow disk act on all of a node at once: its core, its disk, its clocks and its
+    queues.
+
     Attributes:
         boot: counts the starts; what was meant for an earlier one is dropped.
         node: the core while it runs, else None.

@@ -42,6 +42,8 @@ class LawBrokenError(Exception):
 class World:
     """Everything that a seed makes happen.
 
+    Why so large: It wires the parts of a world, which are most of the attributes.
+
     Attributes:
         now: seconds since the world began.
         closing: clients begin nothing new.

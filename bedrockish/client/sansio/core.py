@@ -136,7 +136,11 @@ class _Home:
 
 
 class ClientCore:
-    """All calls of one client, from the moment they are made to their outcome."""
+    """All calls of one client, from the moment they are made to their outcome.
+
+    Why so large: Calls, links and the homes of open transactions refer to each other, and one event of a link may
+    change all three.
+    """
 
     def __init__(
         self, target: Target, draw: Callable[[], float], token: Token | None = None, backoff: Backoff | None = None

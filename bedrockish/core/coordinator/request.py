@@ -74,6 +74,8 @@ MOVES: Mapping[Stage, frozenset[Stage]] = {
 class InFlight:
     """One client's request.
 
+    Why so large: One request passes through all stages, and its error names the reasons of all of its attempts.
+
     Attributes:
         number: the driver's name for it.
         deadline: seconds at which the client stops waiting.

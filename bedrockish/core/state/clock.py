@@ -18,6 +18,8 @@ FORGET_S = 5.0  # half-life, in seconds, of the observed lateness of transaction
 class Clock:
     """One node's clock.
 
+    Why so large: The invariants below hold between its times, and one reading of the wall moves several of them.
+
     Args:
         settings: timings and bounds.
         now: the driver's clocks at the start.

@@ -14,6 +14,8 @@ from bedrockish_journal.model.vector import Vector, covers
 class Peer:
     """The facts that this node knows of a peer.
 
+    Why so large: It is a record, with a field for each fact that a peer tells or that is measured of it.
+
     Attributes:
         up: whether messages to it can arrive.
         heard: seconds at which it was last heard of.

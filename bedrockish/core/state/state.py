@@ -42,6 +42,9 @@ WEIGHT = 0.2  # of the newest commit in the average
 class State:
     """The facts of one node.
 
+    Why so large: All parts of the core share it: an attribute is a part of the facts, and a method needs several of the
+    parts.
+
     Attributes:
         me, store, batches: its name, the random id of its file, and how many durable batches that has seen.
         settings: timings and bounds.

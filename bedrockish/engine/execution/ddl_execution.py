@@ -94,6 +94,8 @@ def execute_mixed(
 class Mixed:
     """The statements of one such change, on a connection inside a savepoint that its owner rolls back.
 
+    Why so large: Each statement of the change may set an option for those after it, and all are kept until its end.
+
     Attributes:
         steps: what was noted.
         lastrowid: of the row inserted last.

@@ -79,6 +79,9 @@ class Known(NamedTuple):
 class Executor:
     """An executor of requests, one at a time.
 
+    Why so large: One connection serves all kinds of statements: compiled texts, analyses, budgets and ids live as long
+    as it does, and each execution uses them all.
+
     Args:
         known: what another connection knows of the schema.
         access: what users may do.

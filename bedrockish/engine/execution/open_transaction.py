@@ -65,6 +65,9 @@ def size_of(statement: Statement) -> int:
 class Session:
     """An open transaction.
 
+    Why so large: It is a record of one open transaction: its execution, its swapping out and its COMMIT are in modules
+    of their own, and share it.
+
     Attributes:
         command: its id.
         user: the client's user name; empty if clients need not show who they are.

@@ -118,6 +118,8 @@ _NO_VALUES: Any = apsw._null_bindings  # type: ignore[attr-defined]
 class Piece:
     """One compiled statement of a client's text.
 
+    Why so large: It is a record, with a field for each fact that compiling a statement shows.
+
     Attributes:
         sql: its own text.
         kind: ``read``, ``write``, ``schema``, ``temporary`` (it changes TEMP tables, and nothing else) or ``empty``
@@ -207,6 +209,11 @@ class Piece:
 
 @dataclass(slots=True)
 class _Seen:
+    """The calls of the authorizer during one compilation.
+
+    Why so large: It is a record, with a field for each fact that the calls of the authorizer show.
+    """
+
     actions: set[int] = field(default_factory=set)
     tables: set[str] = field(default_factory=set)
     inner: set[tuple[str, str]] = field(default_factory=set)

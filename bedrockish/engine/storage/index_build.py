@@ -64,6 +64,9 @@ class Phase(Enum):
 class Build:
     """The build of one result of a schema change, from the rows of one table.
 
+    Why so large: Loading, sorting and catching up work on the same rows, and a build may be anywhere in them when it is
+    ended.
+
     Args:
         db: the connection that writes.
         plan: what is built.

@@ -80,6 +80,9 @@ class DeclaredTypes:
 class Session:
     """One stream. The caller sends its requests one after the other.
 
+    Why so large: The protocol keeps this state for its stream: settings of a connection, an open transaction, texts and
+    TEMP objects.
+
     Attributes:
         closed: whether it is over.
         purse: of the call that is answered now.

@@ -134,6 +134,8 @@ def _leaving() -> UnavailableError:
 class WorkerPool:
     """The jobs that run in background workers at one node.
 
+    Why so large: A job moves between the queue, the running ones and those with a waiter, and its end needs all three.
+
     Args:
         engine: has the file.
         core: knows the committed entries.

@@ -88,7 +88,10 @@ REDO_S = 5e-6  # per row: a turn lasts longer than to do the rows again that it 
 
 
 class Transactions:
-    """The transactions that are open at one node."""
+    """The transactions that are open at one node.
+
+    Why so large: It wires the parts of open transactions, which are most of the attributes.
+    """
 
     def __init__(
         self,

@@ -108,7 +108,11 @@ class _Rising:
 
 
 class Audit:
-    """The walk through one node's journal in the order in which it was applied."""
+    """The walk through one node's journal in the order in which it was applied.
+
+    Why so large: Each rule looks at one entry, and at the facts that the entries before it have left: one walk gathers
+    them for all rules.
+    """
 
     def __init__(
         self,

@@ -272,7 +272,10 @@ def voided(db: apsw.Connection) -> set[Txid]:
 
 
 class _Rebuild:
-    """The database in the making, and the counts of its input."""
+    """The database in the making, and the counts of its input.
+
+    Why so large: Six attributes are counts for the report; the others are the state of the database that is made.
+    """
 
     def __init__(
         self, db: apsw.Connection, sources: Sequence[Source], beginning: Beginning, until: Moment | None

@@ -153,7 +153,7 @@ class Node:
                 self._receive(peer, message)
             case Submitted(request_id, request, once, others):
                 self.coordinator.submit(request_id, request, once=once, others=others)
-            case Executed() | Overtaken() | ClockWanted():
+            case Executed() | Overtaken() | ClockWanted() | Failed():
                 self.coordinator.ends(Stage.EXECUTING, event.request_id, event)
             case MovedToWorker(request_id):
                 self.coordinator.moved_to_worker(request_id)
@@ -167,8 +167,6 @@ class Node:
             case Held(name, clock):
                 self.safe_time.held(name, clock)
                 self.safe_time.gossip()
-            case Failed(request_id, error):
-                self.coordinator.checking.failed(request_id, error)
             case Dropped(request_id):
                 self.coordinator.replies.drop(request_id)
             case Decided(request_id, txid, answer):
@@ -369,7 +367,7 @@ class Node:
                 self._receive_pieces(peer, message)
             case Checked():
                 for number, valid in self.reading.on_checked(peer, message):
-                    self.coordinator.checking.read_checked(number, valid=valid)
+                    self.coordinator.ends(Stage.CHECKING, number, valid)
             case _:
                 assert_never(message)
 

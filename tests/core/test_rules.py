@@ -372,7 +372,8 @@ def test_strict_read_of_an_older_schema_is_not_answered(voter: Voter, schema: in
     replies = voter.node.coordinator.replies
     inflight = replies.in_flight[1] = InFlight(1, Request("c", ()), 10.0, stage=Stage.CHECKING)
     inflight.read = Prepared({}, schema, True, ROWS, AccessSet(), b"", b"\x80")
-    voter.node.coordinator.checking.read_checked(1, valid=True)
+    voter.node.coordinator.ends(Stage.CHECKING, 1, end=True)
+    voter.node.coordinator.advance()
     assert (1 not in replies.in_flight) == answered
 
 

@@ -1,6 +1,6 @@
 """Deliberate faults of the rules of reads and sessions. See ``faulty`` and ``faulty_moments``."""
 
-from bedrockish.core.coordinator import reads, replies, request
+from bedrockish.core.coordinator import coordinator, reads, replies, request
 from bedrockish.core.state.state import State
 from tools.sim.editing import Moment, fault
 
@@ -61,7 +61,7 @@ READS: dict[str, Moment] = {
     "strict refusals skip the majority": Moment(
         fault(
             "a strict refusal is true of some moment between question and answer",
-            (reads.Checking, "failed", "inflight.request.read != STRICT", "True"),
+            (coordinator.Coordinator, "_failed", "inflight.request.read != STRICT", "True"),
         ),
         "tests.core.test_refusals:test_strict_refusal_is_never_based_on_old_data",
     ),

@@ -267,8 +267,8 @@ USES: dict[str, Fault] = {
         (
             _Coordinator,
             "_executed",
-            "return Stage.CLOCK if prepared.clock else Stage.CHECKING",
-            "return Stage.CHECKING",
+            "return Stage.CLOCK if prepared.clock else self._read(inflight, prepared)",
+            "return self._read(inflight, prepared)",
         ),
         **_STAMPS,
     ),

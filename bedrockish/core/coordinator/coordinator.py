@@ -8,13 +8,13 @@ waits for the transactions that it conflicts with, and is then executed again on
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from bedrockish.api.requests import STRICT, Request
+from bedrockish.api.requests import STRICT, Answer, Request
 from bedrockish.core.coordinator import request as requests
 from bedrockish.core.coordinator.abort import Rollbacks
 from bedrockish.core.coordinator.commit_clock import ClockQuorum
 from bedrockish.core.coordinator.contention import Contention, Obstacle, Pause, WaitFor
 from bedrockish.core.coordinator.offers import Offers
-from bedrockish.core.coordinator.reads import Checking, Reading
+from bedrockish.core.coordinator.reads import Reading
 from bedrockish.core.coordinator.ready import End
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
@@ -22,7 +22,7 @@ from bedrockish.core.coordinator.revalidation import first_conflict, move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
 from bedrockish.core.coordinator.wait_queue import SIZE_MAX, Together
 from bedrockish.core.protocol.effects import Execute
-from bedrockish.core.protocol.events import ClockWanted, Overtaken
+from bedrockish.core.protocol.events import ClockWanted, Failed, Overtaken
 from bedrockish.core.protocol.messages import Approve, Commit, Reason, Reject
 from bedrockish.core.protocol.records import FORGOTTEN, Prepared
 from bedrockish.core.replica.apply_queue import ApplyQueue
@@ -46,6 +46,7 @@ Step = (
     Literal[Stage.EXECUTING, Stage.CLOCK, Stage.CHECKING, Stage.AHEAD, Stage.SCHEMA]
     | Attempt
     | Obstacle
+    | Answer
     | BedrockishError
 )
 
@@ -58,7 +59,7 @@ class Coordinator:
     ) -> None:
         self.state = state
         self.replies = Replies(state)
-        self.checking = Checking(state, reading, self.replies)
+        self.reading = reading
         self.apply_queue = apply_queue
         self.voting = voting
         self.rollbacks = Rollbacks(state)
@@ -77,6 +78,7 @@ class Coordinator:
             Stage.CLOCK: self._clock_told,
             Stage.EXECUTING: self._executed,
             Stage.AHEAD: self._arrived,
+            Stage.CHECKING: self._checked,
         }
 
     # -- a request's way --------------------------------------------------------------------------------------------
@@ -144,13 +146,18 @@ class Coordinator:
             match self._handlers[stage](inflight, end):
                 case Attempt() as attempt:
                     self._begin(inflight, attempt)
+                case Answer() as answer:
+                    replies.finish(inflight, answer)
                 case BedrockishError() as error:
                     replies.end(inflight, error)
                 case Stage.EXECUTING:
                     self._execute(inflight)
                 case Stage.CHECKING:
                     assert inflight.read is not None, "its execution only read"
-                    self.checking.read(inflight, inflight.read)
+                    inflight.move(Stage.CHECKING)
+                    is_valid = self.reading.begin(inflight, inflight.read)
+                    if is_valid is not None:
+                        replies.ready.add(inflight, is_valid)
                 case Stage.CLOCK:
                     inflight.move(Stage.CLOCK)
                     told = 0 if inflight.read is None else inflight.read.clock
@@ -242,7 +249,7 @@ class Coordinator:
 
     def _clock_told(self, inflight: InFlight, _end: End) -> Step:
         """Execute a request with the clock that a majority has moved up to, or answer it if it only read."""
-        return Stage.EXECUTING if inflight.read is None else Stage.CHECKING
+        return Stage.EXECUTING if inflight.read is None else self._read(inflight, inflight.read)
 
     def moved_to_worker(self, number: int) -> None:
         """Unblock the requests that only stand behind one that is now executed in a worker, which takes long."""
@@ -255,12 +262,16 @@ class Coordinator:
         """Lead what was executed, or answer it if it only read."""
         if end is None:
             return self._take_up(inflight)
+        assert not isinstance(end, bool)
         if isinstance(end, ClockWanted):
             inflight.wants_clock = True
             return self._take_up(inflight)
-        state, prepared = self.state, end.prepared
+        state = self.state
         # One that was never executed has another reason to tell (``did_not_happen``).
         inflight.attempts += 1
+        if isinstance(end, Failed):
+            return self._failed(inflight, end.error)
+        prepared = end.prepared
         inflight.took_s = state.clock.now.seconds - inflight.executed_at
         if isinstance(end, Overtaken):
             return self._overtaken(inflight, prepared)
@@ -278,7 +289,7 @@ class Coordinator:
             inflight.read = prepared
             # A clock that is told has to be below the clock of the next request that asks, at any node: before the
             # answer leaves, a second round moves a majority up to it.
-            return Stage.CLOCK if prepared.clock else Stage.CHECKING
+            return Stage.CLOCK if prepared.clock else self._read(inflight, prepared)
         # Only voters lead (V2): no voter would approve it.
         if not state.roster.is_voter(state.me):
             return self._write_refused()
@@ -288,6 +299,46 @@ class Coordinator:
                 return Stage.AHEAD
             inflight.keep(prepared)
         return self._lead(inflight, prepared)
+
+    def _read(self, inflight: InFlight, prepared: Prepared) -> Step:
+        """Answer what only read, unless a majority has to be asked first whether it is still so."""
+        return Stage.CHECKING if inflight.request.read == STRICT else self.replies.answer_read(inflight, prepared)
+
+    def _failed(self, inflight: InFlight, error: BedrockishError) -> Step:
+        """Answer a request that cannot be executed. An earlier attempt of it may have happened nevertheless.
+
+        A refusal is an answer: its reads are certified like any other, at the level that the client asked for.
+        """
+        rests_on: Prepared | None = error.rests_on
+        read = move(self.state, inflight, rests_on) if inflight.once and rests_on is not None else rests_on
+        # It rests on no data at all (a syntax error, say), or that data has changed: then that is the answer.
+        if read is None or isinstance(read, BedrockishError):
+            return read or error
+        # At other levels the past is a right answer, and so is a refusal of the past; if this node knows of more, it
+        # says so.
+        if inflight.request.read != STRICT:
+            return requests.lagging(error) if self.reading.may_lag(read) else error
+        if read.schema != self.state.schema.version:
+            return self._take_up(inflight)  # a schema change has come into force since
+        inflight.read, inflight.refused = read, error
+        return Stage.CHECKING
+
+    def _checked(self, inflight: InFlight, is_valid: End) -> Step:
+        """Answer a strict read that a majority has checked, or execute it again on a newer snapshot."""
+        prepared = inflight.read
+        assert prepared is not None
+        if is_valid and self.replies.schema_barrier.blocks(prepared, self.state.clock.value):
+            return Stage.SCHEMA
+        # Columns and rows of an older schema are not what the database is at this moment, whatever the voters hold.
+        if is_valid and prepared.schema == self.state.schema.version:
+            return inflight.refused or self.replies.answer_read(inflight, prepared)
+        reads = prepared.access_set
+        self.replies.reservations.in_vain(inflight, AccessSet(reads.read_points, reads.read_ranges))
+        change = self.state.votes.pending.schema_change()
+        if change is not None:
+            return WaitFor(change.txid)
+        # A pause, and drawn: the writer that was met is about to end, and readers need not come back all at once.
+        return Pause(requests.READ_AGAIN_MS * (1 + self.state.draw()))
 
     def _overtaken(self, inflight: InFlight, prepared: Prepared) -> Step:
         """Execute a request again: its execution in a worker would do something else on what is committed now."""
@@ -532,8 +583,8 @@ class Coordinator:
         self.rollbacks.repeat()
         self.offers.check(set(self.replies.in_flight))
         # Too few answered: a newer snapshot may find them up, and a read leaves nothing behind to undo.
-        for number in self.checking.reading.overdue():
-            self.checking.read_checked(number, valid=False)
+        for number in self.reading.overdue():
+            self.ends(Stage.CHECKING, number, end=False)
 
     def _repeat(self) -> None:
         """Send a BEGIN again to the voters that have not answered it for long.

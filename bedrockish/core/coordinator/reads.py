@@ -1,4 +1,4 @@
-"""Reads of our clients: answered at once, or when a majority has been asked; and waiting for schema changes.
+"""Questions to a majority about strict reads.
 
 A strict read is executed first; then a majority is asked whether anything that it did not see writes what it read.
 Asked in this order the answer is valid as of the snapshot, so the read is strictly serializable (linearizable) in one
@@ -17,17 +17,12 @@ from dataclasses import dataclass
 
 import cbor2
 
-from bedrockish.api.requests import STRICT
-from bedrockish.core.coordinator import request as requests
-from bedrockish.core.coordinator.replies import Replies
-from bedrockish.core.coordinator.request import InFlight, Stage, lagging
-from bedrockish.core.coordinator.revalidation import move
+from bedrockish.core.coordinator.request import InFlight
 from bedrockish.core.protocol.effects import NewerTold
 from bedrockish.core.protocol.messages import Check, Checked
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import EVERYTHING
 from bedrockish.core.state.state import State
-from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, clock_key
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
@@ -338,85 +333,3 @@ class Reading:
         late = [number for number, question in self.questions.items() if now > question.overdue]
         found = [read.number for number in late for read in self.questions.pop(number).reads]
         return [*found, *(number for number, _ in self._ask_waiting())]
-
-
-class Checking:
-    """Answers reads.
-
-    Args:
-        state: of this node.
-        reading: asks a majority whether a read is valid.
-        replies: answers the requests.
-    """
-
-    def __init__(self, state: State, reading: Reading, replies: Replies) -> None:
-        self.state = state
-        self.reading = reading
-        self.replies = replies
-
-    def read(self, inflight: InFlight, prepared: Prepared) -> None:
-        """Answer what only read: at once, or when a majority has said that it is still so."""
-        if inflight.request.read == STRICT:
-            self._check_read(inflight, prepared)
-        else:
-            self.replies.answer_read(inflight, prepared)
-
-    def _check_read(self, inflight: InFlight, prepared: Prepared) -> None:
-        inflight.move(Stage.CHECKING)
-        inflight.read = prepared
-        valid = self.reading.begin(inflight, prepared)
-        if valid is not None:
-            self.read_checked(inflight.number, valid=valid)
-
-    def failed(self, number: int, error: BedrockishError) -> None:
-        """Answer a request that cannot be executed. An earlier attempt of it may have happened nevertheless.
-
-        A refusal is an answer: what it rests on is certified like a read, at the level that the client asked for.
-        """
-        inflight = self.replies.in_flight.get(number)
-        if inflight is None or inflight.stage is not Stage.EXECUTING:
-            return
-        # A refusal is an execution like any other, and counted like one.
-        inflight.attempts += 1
-        rests_on: Prepared | None = error.rests_on
-        read = move(self.state, inflight, rests_on) if inflight.once and rests_on is not None else rests_on
-        # It rests on no data at all (a syntax error, say), or that data has changed: then that is the answer.
-        if read is None or isinstance(read, BedrockishError):
-            self.replies.end(inflight, read or error)
-        # At other levels the past is a right answer, and so is a refusal of the past; if this node knows of more, it
-        # says so.
-        elif inflight.request.read != STRICT:
-            self.replies.end(inflight, lagging(error) if self.reading.may_lag(read) else error)
-        elif read.schema != self.state.schema.version:
-            self.replies.ready.add(inflight)  # a schema change has come into force since
-        else:
-            inflight.refused = error
-            self._check_read(inflight, read)
-
-    def read_checked(self, number: int, *, valid: bool) -> None:
-        """Answer a strict read that a majority has checked, or execute it again on a newer snapshot."""
-        inflight = self.replies.in_flight.get(number)
-        if inflight is None or inflight.stage is not Stage.CHECKING or inflight.read is None:
-            return
-        if valid and self.replies.schema_barrier.blocks(inflight.read, self.state.clock.value):
-            self.replies.schema_barrier.wait(inflight)
-            self.replies.wait_queue.leave(inflight)
-        # Columns and rows of an older schema are not what the database is at this moment, whatever the voters hold.
-        elif valid and inflight.read.schema == self.state.schema.version:
-            if inflight.refused is None:
-                self.replies.answer_read(inflight, inflight.read)
-            else:
-                self.replies.end(inflight, inflight.refused)
-        else:
-            self._read_again(inflight)
-
-    def _read_again(self, inflight: InFlight) -> None:
-        if inflight.read is not None:
-            reads = inflight.read.access_set
-            self.replies.reservations.in_vain(inflight, AccessSet(reads.read_points, reads.read_ranges))
-        change = self.state.votes.pending.schema_change()
-        # A pause, and drawn: the writer that was met is about to end, and readers need not come back all at once.
-        if change is None:
-            self.replies.pause(inflight, requests.READ_AGAIN_MS * (1 + self.state.draw()))
-        else:
-            self.replies.wait_queue.wait(inflight, change.txid)

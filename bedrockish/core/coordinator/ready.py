@@ -1,10 +1,10 @@
 """The requests whose stage has ended, in order: ``Coordinator.advance`` takes them on, one after the other."""
 
 from bedrockish.core.coordinator.request import InFlight, Stage
-from bedrockish.core.protocol.events import ClockWanted, Executed, Overtaken
+from bedrockish.core.protocol.events import ClockWanted, Executed, Failed, Overtaken
 
-# The end of a stage: the result of an execution; None for a wait that is over.
-End = Executed | Overtaken | ClockWanted | None
+# The end of a stage: the result of an execution; whether a strict read is valid; None for a wait that is over.
+End = Executed | Overtaken | ClockWanted | Failed | bool | None
 
 
 class Ready:

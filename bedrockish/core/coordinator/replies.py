@@ -55,12 +55,12 @@ class Replies:
         if inflight.access_set is not None:
             self.reservations.in_vain(inflight, inflight.access_set)
 
-    def answer_read(self, inflight: InFlight, prepared: Prepared) -> None:
-        """Answer a request that only read, with a token of its snapshot."""
+    def answer_read(self, inflight: InFlight, prepared: Prepared) -> Answer:
+        """Return the answer of a request that only read, with a token of its snapshot."""
         # The clock of a token is above that of everything in its vector: safe time may stand in for the vector.
         seen, clock = inflight.request.token, self.state.read_clock()
         vector = self.state.timelines.in_short(merge(prepared.base, seen.vector))
-        self.finish(inflight, Answer(prepared.result, Token(vector, max(seen.clock, clock)), None, inflight.attempts))
+        return Answer(prepared.result, Token(vector, max(seen.clock, clock)), None, inflight.attempts)
 
     def decided(self, number: int, txid: Txid, answer: Answer) -> None:
         """Let a request wait whose schema change was committed before, and is not in force here yet."""

@@ -20,7 +20,7 @@ from bedrockish.engine.derived.index_keeper import IndexKeeper
 from bedrockish.engine.sqlite.errors import WITHOUT_PLUGIN
 from bedrockish.engine.storage.staged_changes import Run, StagedChanges
 from bedrockish.errors import DamagedError, EntryMismatchError
-from bedrockish_journal.model.changes import DELETE, INSERT, Change, Row, Value, same_value
+from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row, Value, same_value
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.storage.schema_steps import enforce_checks, is_missing, switch
@@ -174,29 +174,15 @@ class RowApplier:
         Raises:
             EntryMalformedError: they cannot be read.
         """
-        written: set[tuple[Value, ...]] = set()
+        written: dict[str, set[object]] = {}
         for piece in pieces:
-            wanted: dict[str, list[Change]] = {}
-            for change in piece:
-                name, op = change.table, change.op
+            for name, changes in _by_table(piece).items():
                 table = self._tables.get(name)
-                if table is None or table.columns != change.columns:
+                if table is None or any(change.columns != table.columns for change in changes):
                     return f"{name} has other columns here, or is not there"
-                if op == INSERT and table.rowid is not None:  # the rows of a load: nothing of them is compared
-                    written.add((name, change.rowid_after))
-                    continue
-                key: tuple[Value, ...] = (name, *_address(table, change))
-                if op != INSERT and key not in written:
-                    wanted.setdefault(name, []).append(change)
-                written.add(key)
-                if table.rowid is not None:
-                    written.add((name, change.rowid_after))
-                elif change.after is not None:
-                    written.add((name, *(change.after[place] for place in table.key)))
-            for name, changes in wanted.items():
-                if not self._are_as_before(self._tables[name], changes):
-                    table = self._tables[name]
-                    other = next((one for one in changes if not self._are_as_before(table, [one])), changes[0])
+                wanted = _not_written(table, changes, written.setdefault(name, set()))
+                if wanted and not self._are_as_before(table, wanted):
+                    other = next((one for one in wanted if not self._are_as_before(table, [one])), wanted[0])
                     return f"row {tuple(_address(table, other))!r} of {name} is another one here"
         return ""
 
@@ -206,7 +192,10 @@ class RowApplier:
         if text is None:
             text = f"SELECT 1 FROM {quote(table.name)} WHERE {_where(table)} AND {_as_before(table)}"
             self._compared[table.name] = text
-        addresses = [[*_address(table, change), *(change.before or ())] for change in changes]
+        if table.rowid is not None:
+            addresses: list[Sequence[Value]] = [(change.rowid, *(change.before or ())) for change in changes]
+        else:
+            addresses = [[*_address(table, change), *(change.before or ())] for change in changes]
         return len(self._db.executemany(text, addresses).fetchall()) == len(changes)
 
     def redo(self, changes: list[Change]) -> str:
@@ -294,22 +283,20 @@ class RowApplier:
         of different tables makes no difference. Insertions, of which bulk loads consist, are bound as a whole: most of
         them need no work for a row.
         """
-        by_table: dict[str, list[Change]] = {}
-        for change in changes:
-            by_table.setdefault(change.table, []).append(change)
-        for (_, op, _), alike in groupby(chain.from_iterable(by_table.values()), _KIND):
+        for (_, op, _), alike in groupby(chain.from_iterable(_by_table(changes).values()), _KIND):
+            some = [*alike]
+            table = self._table_of(some[0])
             if op != INSERT:
-                for text, run in groupby(map(self._bound, alike), itemgetter(0)):
+                bound = [self._values(table, change) for change in some]
+                for text, run in groupby(bound, itemgetter(0)):
                     yield text, [values for _, values in run]
                 continue
-            inserts = [*alike]
-            text, values = self._bound(inserts[0])
-            table = self._tables[inserts[0].table]
-            rows: list[Sequence[Value]] = [one.after or () for one in inserts]
+            text, values = self._values(table, some[0])
+            rows: list[Sequence[Value]] = [one.after or () for one in some]
             if table.writable != tuple(range(len(table.columns))):
                 rows = [tuple([row[place] for place in table.writable]) for row in rows]
             if len(values) > len(table.writable):
-                rows = [(*row, one.rowid) for row, one in zip(rows, inserts, strict=True)]
+                rows = [(*row, one.rowid) for row, one in zip(rows, some, strict=True)]
             yield text, rows
 
     def _hush(self, table: Table) -> None:
@@ -337,10 +324,22 @@ class RowApplier:
 
     def _bound(self, change: Change) -> tuple[str, list[Value]]:
         """Return the statement that makes a change, and its parameters; triggers are off if the table has any."""
+        return self._values(self._table_of(change), change)
+
+    def _table_of(self, change: Change) -> Table:
+        """Return the table of a change, with triggers off if it has any.
+
+        Raises:
+            _MisfitError: it is not here, or has other columns.
+        """
         table = self._tables.get(change.table)
         if table is None or table.columns != change.columns:
             raise _MisfitError(change, "this node's table has other columns, or is not there")
         self._hush(table)
+        return table
+
+    def _values(self, table: Table, change: Change) -> tuple[str, list[Value]]:
+        """Return the statement that makes a change of a table, and its parameters."""
         if change.op == INSERT:
             assert change.after is not None
             mask, row = 0, change.after
@@ -364,7 +363,7 @@ class RowApplier:
         if mask >> len(table.columns):
             values.append(change.rowid_after)
         assert change.before is not None
-        values += _address(table, change)
+        values += (change.rowid,) if table.rowid is not None else _address(table, change)
         values += change.before
         return text, values
 
@@ -410,6 +409,36 @@ def unreadable(entry: Entry, error: EntryMalformedError) -> EntryMismatchError:
         expected=None,
         found=None,
     )
+
+
+def _by_table(changes: Iterable[Change]) -> dict[str, list[Change]]:
+    """Return the changes of each table, in their order."""
+    found: dict[str, list[Change]] = {}
+    for change in changes:
+        found.setdefault(change.table, []).append(change)
+    return found
+
+
+def _not_written(table: Table, changes: list[Change], written: set[object]) -> list[Change]:
+    """Return the changes of those rows of a table that no change before them has written, and add what they write."""
+    if table.rowid is None:
+        wanted = []
+        for change in changes:
+            key = tuple(_address(table, change))
+            if change.op != INSERT and key not in written:
+                wanted.append(change)
+            written.add(key)
+            if change.op == UPDATE and change.after is not None:
+                written.add(tuple([change.after[place] for place in table.key]))
+        return wanted
+    wanted = []
+    for change in changes:
+        if change.op != INSERT:  # of the rows of a load nothing is compared
+            if change.rowid not in written:
+                wanted.append(change)
+            written.add(change.rowid)
+        written.add(change.rowid_after)
+    return wanted
 
 
 def _is_refusal(error: Exception) -> bool:

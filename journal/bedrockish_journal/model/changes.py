@@ -243,17 +243,21 @@ def _changes(heads: Any, rows: Any) -> list[Change]:
     names = [name for name, _ in heads]
     columns = [tuple(columns) for _, columns in heads]
     return [
-        Change(names[place], columns[place], op, rowid, rowid_after, _row(before), _row(after))
+        Change(
+            names[place],
+            columns[place],
+            op,
+            rowid,
+            rowid_after,
+            None if before is None else tuple(before),
+            None if after is None else tuple(after),
+        )
         for place, op, rowid, rowid_after, before, after in rows
     ]
 
 
 def _malformed(data: bytes, error: Exception) -> EntryMalformedError:
     return EntryMalformedError(f"these {len(data)} bytes are not row changes: {error}")
-
-
-def _row(value: Sequence[Value] | None) -> Row | None:
-    return None if value is None else tuple(value)
 
 
 def encode_statements(statements: Sequence[str]) -> bytes:

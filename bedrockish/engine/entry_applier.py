@@ -19,8 +19,8 @@ from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transact
 from bedrockish_journal.storage import store
 
 FEW_BYTES = 64 << 10  # changes below this size are decoded at once
-COMPARED_BYTES = 32 << 10  # of changes that stay decoded from comparison to application, ...
-COMPARED_MAX = 64  # ... and how many do
+KEPT_BYTES = 32 << 10  # of changes that stay decoded from their check to their application, ...
+KEPT_MAX = 64  # ... and how many do
 
 
 class EntryApplier:
@@ -55,12 +55,25 @@ class EntryApplier:
         self._versions, self._learn_members = versions, learn_members
         self.staged = StagedStore(db)
         self.void = set(system.void(db))
-        self._compared: dict[bytes, list[Change]] = {}  # encoded changes -> the changes, decoded for a comparison
+        self._kept: dict[bytes, list[Change]] = {}  # encoded changes -> the changes, decoded for a check
 
     @staticmethod
     def is_long(entry: Entry) -> bool:
         """Return whether another thread should apply an entry, since that takes long."""
         return len(entry.transaction.body) > LONG_BYTES
+
+    def decode(self, data: bytes) -> list[Change]:
+        """Return the changes of a transaction to check, and keep them until it is applied if they are few.
+
+        Raises:
+            EntryMalformedError: the bytes are not a list of changes.
+        """
+        changes = decode_changes(data)
+        if len(data) <= KEPT_BYTES:
+            self._kept[data] = changes
+            if len(self._kept) > KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+        return changes
 
     def why_rows_differ(self, transaction: Transaction) -> str:
         """Return why a transaction was not made of the rows that are applied here; empty if it was.
@@ -72,13 +85,9 @@ class EntryApplier:
             return ""  # under a schema that is not in force here yet the rows cannot be compared
         self._batch.leave()
         try:
-            if len(transaction.changes) > COMPARED_BYTES:
+            if len(transaction.changes) > KEPT_BYTES:
                 return self._rows.compare(decode_changes_in_pieces(transaction.changes))
-            changes = decode_changes(transaction.changes)
-            self._compared[transaction.changes] = changes
-            if len(self._compared) > COMPARED_MAX:
-                del self._compared[next(iter(self._compared))]
-            return self._rows.compare((changes,))
+            return self._rows.compare((self.decode(transaction.changes),))
         except EntryMalformedError as error:
             return f"its changes cannot be read: {error}"
         except apsw.Error as error:
@@ -161,7 +170,7 @@ class EntryApplier:
         transaction = entry.transaction
         if transaction.kind != ROWS or entry.txid in self.void or len(transaction.changes) > FEW_BYTES:
             return None
-        known = self._compared.pop(transaction.changes, None) if self._compared else None
+        known = self._kept.pop(transaction.changes, None) if self._kept else None
         if known is not None:
             return known
         try:

@@ -4,7 +4,7 @@ A program that may open the file is trusted with the read sets of its transactio
 that a fault of the program ends the transaction and not the cluster.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import cbor2
@@ -17,7 +17,7 @@ from bedrockish.engine.execution.prepared_size import check_size
 from bedrockish.engine.statements.rights import Rights
 from bedrockish.errors import ConflictError, UsageError
 from bedrockish_journal.model.access_set import AccessSet, object_of
-from bedrockish_journal.model.changes import decode_changes
+from bedrockish_journal.model.changes import Change
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.membership import READER, WRITER
 from bedrockish_journal.model.transaction import ROWS
@@ -67,6 +67,7 @@ def check_prepared(
     applied: Mapping[str, int],
     known: Known,
     rights: Rights | None,
+    decode: Callable[[bytes], list[Change]],
 ) -> None:
     """Check a transaction that a program has prepared against the node's own file.
 
@@ -75,6 +76,7 @@ def check_prepared(
         applied: the commits that the node has applied.
         known: the tables of the schema in force.
         rights: of the user; None: the user may do everything.
+        decode: decodes its changes.
 
     Raises:
         UsageError: it rests on commits that this node does not have, or changes rows of unknown form.
@@ -86,9 +88,9 @@ def check_prepared(
         raise UsageError(f"the transaction rests on {', '.join(late)}, which this node has not applied; run it again")
     written = set[str]()
     try:
-        for change in decode_changes(prepared.changes) if prepared.changes else ():
+        for change in decode(prepared.changes) if prepared.changes else ():
             table = known.tables.by_name.get(change.table)
-            if table is None or tuple(change.columns) != tuple(table.columns):
+            if table is None or change.columns != table.columns:
                 raise ConflictError(
                     f"table {change.table} has another form since the transaction began; it did not happen: run it "
                     "again",

@@ -459,6 +459,18 @@ def test_rows_that_a_transaction_was_made_of_are_compared_before_it_is_approved(
     assert why_rows_differ("UPDATE t SET n = 0 WHERE id = 0") == "", "on a schema that is not in force there"
 
 
+def test_changes_that_a_check_has_decoded_are_not_decoded_again_to_be_applied(
+    node: TestNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    entry = node.entry(node.prepare("INSERT INTO t VALUES (1, 2)"))
+    changes = node.engine.entries.decode(entry.transaction.changes)
+    assert [change.after for change in changes] == [(1, 2)]
+    monkeypatch.setattr(entry_applier, "decode_changes", lambda _: pytest.fail("it is decoded again"))
+    node.apply(entry)
+    assert node.rows("SELECT * FROM t") == [(1, 2)]
+
+
 def test_a_voter_reads_the_changes_of_a_short_transaction_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The voter decodes them to compare its rows, and keeps them for the commit; of undecided ones it keeps few."""
     leader, voter = TestNode(tmp_path / "A.db", "A"), TestNode(tmp_path / "B.db", "B")
@@ -483,5 +495,5 @@ def test_a_voter_reads_the_changes_of_a_short_transaction_once(tmp_path: Path, m
             )
             == ""
         )
-    assert len(voter.engine.entries._compared) == entry_applier.COMPARED_MAX
+    assert len(voter.engine.entries._kept) == entry_applier.KEPT_MAX
     assert voter.tables() == leader.tables()

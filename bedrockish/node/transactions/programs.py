@@ -158,7 +158,8 @@ class Programs:
 
     def _check(self, prepared: Prepared, request: Request) -> Prepared:
         engine = self._engine
-        check_prepared(prepared, engine.applied, engine.beside().known(), engine.access.of(request.user))
+        known, rights = engine.beside().known(), engine.access.of(request.user)
+        check_prepared(prepared, engine.applied, known, rights, engine.entries.decode)
         return prepared
 
     async def _commit_elsewhere(self, voters: Voters, step: Step) -> Answer:

@@ -19,7 +19,8 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 EVERYWHERE: list[Place] = [("", 0)]  # each base covers it
-FEW = 32  # commits that are compared one by one, where some of them have ranges
+FEW = 32  # commits that are compared one by one, where some of them have ranges ...
+FEWER = 2  # ... and where none has: looking up each key costs as much as so many comparisons
 LATEST = 128  # commits of each timeline that are found by their ticks
 MEMBER_CHANGES_MAX = 100
 NEVER = 1 << 62  # more changes of the members than there can be
@@ -198,8 +199,8 @@ class CommitWindow:
             line.let_go_up_to(txid)  # one that is needed for its outcome has kept it there
         self._restart_line(place)
 
-    def newer_than(self, base: Vector) -> list[Known] | None:
-        """Return the commits that a base has not seen; None if a search by key is quicker.
+    def newer_than(self, base: Vector, most: int = NEVER) -> list[Known] | None:
+        """Return the commits that a base has not seen; None if a search by key is quicker, or if ``most`` are fewer.
 
         The base of a frequent reader or writer is hardly older than the newest commits: its list is short or empty.
         """
@@ -210,6 +211,9 @@ class CommitWindow:
             if seen < 0:
                 return None
             if seen < len(line.commits):
+                most -= len(line.commits) - seen
+                if most < 0:
+                    return None
                 found += [known for known in islice(line.commits, seen, None) if not known.is_in(base)]
         # Lines of timelines that are retired are not kept: this base is older, and may lack some of them.
         if self._retiring and any(known.txid in self._retiring for known in found):
@@ -241,8 +245,8 @@ class CommitWindow:
         """Yield the commits that ``base`` has not seen under any of their places and that conflict, without ``own``."""
         # Queue workloads scan ranges full of deleted keys. If the base lacks only a few commits, compare with those
         # directly instead of looking up the commit of every key.
-        newer = self.newer_than(base) if access_set.has_ranges or self._index.has_ranges() else None
-        if newer is not None and len(newer) <= FEW:
+        newer = self.newer_than(base, FEW if access_set.has_ranges or self._index.has_ranges() else FEWER)
+        if newer is not None:
             for known in dict.fromkeys(newer):  # one that was adopted stands in two timelines
                 key = None if known.txid == own else conflict(access_set, known.access_set)
                 if key is not None:

@@ -144,5 +144,7 @@ def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | Bed
     error = lost(state, inflight.request.command, prepared)
     if error is not None:
         return error
-    # One that was told its clock stays younger than all that it has seen; others move up.
-    return prepared if prepared.clock else replace(prepared, base=dict(state.timelines.applied))
+    # One that was told its clock stays younger than all that it has seen; others move up, if anything came since.
+    if prepared.clock or prepared.base == state.timelines.applied:
+        return prepared
+    return replace(prepared, base=dict(state.timelines.applied))

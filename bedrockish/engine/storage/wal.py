@@ -21,6 +21,7 @@ FRAME_BYTES = 24 + 4096
 WAL_HEADER_BYTES, SALTS_AT, SALTS_BYTES = 32, 16, 8
 COPY_PAGES = 2_048  # that are copied at a time: some milliseconds
 RESERVE_BYTES = 1 << 20  # by which the WAL is lengthened before it is full
+_ZEROS = bytes(RESERVE_BYTES)  # to map new ones each time takes as long as half of the write
 RESERVE_LEAST = 64  # frames that have room before it is lengthened; longer batches lengthen it themselves
 
 
@@ -131,7 +132,7 @@ class Wal:
             self._length = os.fstat(self._fd).st_size
             if end > self._length:
                 room = min(RESERVE_BYTES, WAL_HEADER_BYTES + most * FRAME_BYTES - self._length)
-                self._length += os.pwrite(self._fd, bytes(room), self._length)
+                self._length += os.pwrite(self._fd, _ZEROS[:room], self._length)
 
     def grown(self) -> int:
         """Return how many frames were written since the last checkpoint, so that each one has something to do."""

@@ -186,7 +186,7 @@ class Node:
             case PeerDown(peer):
                 if peer in self.state.roster.peers:
                     self.state.roster.peers[peer].up = False
-                    self.coordinator.replies.reservations.check()
+                    self.coordinator.contention.reservations.check()
                     # Its approvals will not come soon: requests that need them give up now, and do not wait until their
                     # patience ends.
                     self.coordinator.check()
@@ -221,14 +221,14 @@ class Node:
 
     def _answer(self) -> list[Effect]:
         # Empty at most steps, of which there are several to a commit: asked here, it costs no call.
-        if self.coordinator.replies.ready.queue:
+        if self.coordinator.ready.queue:
             self.coordinator.advance()
         if self.coordinator.together.leading:
             self.coordinator.together.settle()
         self._settle()
         # Gossip a new or ended reservation now, not at the next heartbeat: the other leaders hold back because of it.
-        if self.coordinator.replies.reservations.is_news:
-            self.coordinator.replies.reservations.is_news = False
+        if self.coordinator.contention.reservations.is_news:
+            self.coordinator.contention.reservations.is_news = False
             self.safe_time.gossip()
         # Transactions of the new schema wait for it: time is closed at each step, not at the next heartbeat.
         if self.state.schema.scheduled is not None and self.safe_time.hurry():
@@ -248,16 +248,16 @@ class Node:
         state, voting, recovery = self.state, self.voting, self.recovery
         # The entries taken in this step, before the requests that wait for them.
         self.apply_queue.settle()
-        ready = self.coordinator.replies.ready
+        ready = self.coordinator.ready
         if ready.queue:
             self.coordinator.advance()
         while state.votes.ended or state.votes.released or state.progress or voting.approved:
             approved, voting.approved = voting.approved, []
-            replies = self.coordinator.replies
-            for transaction in approved if replies.wait_queue.heads or replies.turns.until else ():
+            contention = self.coordinator.contention
+            for transaction in approved if contention.wait_queue.heads or contention.turns.until else ():
                 # Else it has ended in this very step, and no request waits for it.
                 if transaction.txid in state.votes.pending:
-                    replies.wait_queue.became_pending(transaction.txid, transaction.access_set)
+                    contention.wait_queue.became_pending(transaction.txid, transaction.access_set)
             if state.take_progress():
                 if voting.deferred:
                     voting.settle()
@@ -277,7 +277,7 @@ class Node:
                 if recovery.rounds or recovery.deferred:
                     recovery.ended(txid)
             for txid in state.votes.take_released() if state.votes.released else ():
-                self.coordinator.released(txid)
+                contention.wait_queue.released(txid)
                 if recovery.rounds:
                     recovery.released(txid)
             self.apply_queue.settle()
@@ -348,7 +348,7 @@ class Node:
             case Gossip():
                 # The times first: they count even if the rest of the message cannot be read.
                 self.safe_time.on_gossip(peer, message)
-                self.coordinator.replies.reservations.heard(peer, message.reserved)
+                self.coordinator.contention.reservations.heard(peer, message.reserved)
             case Fetch():
                 self.apply_queue.on_fetch(peer, message)
             case Entries():
@@ -419,7 +419,7 @@ class Node:
         self.staging.check()
         self.recovery.check()
         self.coordinator.check()
-        self.coordinator.replies.reservations.check()
+        self.coordinator.contention.reservations.check()
         self.coordinator.clock_quorum.repeat(self.coordinator.replies.in_flight)
         # Safe time may stand in for a vector that a session waits for.
         self.coordinator.settle()
@@ -440,7 +440,7 @@ class Node:
             case "ask_rest", int(number):
                 self.reading.ask_rest(number)
             case "reservation", _:
-                self.coordinator.replies.reservations.check()
+                self.coordinator.contention.reservations.check()
             case "schema_due", Txid() as txid:
                 self.safe_time.schema_due(txid)
             case "recover_again", Txid() as txid:

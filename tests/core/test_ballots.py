@@ -6,7 +6,6 @@
 from dataclasses import replace
 
 from bedrockish.api.requests import Answer, Request, Statement, Token
-from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import InFlight, committed
 from bedrockish.core.protocol.effects import Keep, Reply, Send
 from bedrockish.core.protocol.events import Executed, Submitted
@@ -298,6 +297,6 @@ def test_a_shared_transaction_claims_the_ids_of_all_its_commands() -> None:
 def test_ended_transaction_is_not_shared() -> None:
     """Its time is over, and it was told that nothing happened."""
     request_id = InFlight(1, add("one", "x"), 10.0)
-    replies = Replies(state(Net("ABC"), "A"))
-    replies.in_flight[1] = request_id
-    assert replies.wait_queue.joined(request_id, ["gone"]) is None
+    coordinator = Net("ABC").places["A"].core.coordinator
+    coordinator.replies.in_flight[1] = request_id
+    assert coordinator.contention.wait_queue.joined(request_id, ["gone"]) is None

@@ -75,7 +75,7 @@ def counts_after_a_promise(node: Node) -> None:
 
 
 def waits_for_nobody(node: Node) -> None:
-    node.coordinator.replies.wait_queue.waits.clear()
+    node.coordinator.contention.wait_queue.waits.clear()
 
 
 def flies_alone(node: Node) -> None:

@@ -200,7 +200,7 @@ def test_known_pieces_are_not_sent_again() -> None:
     core = net.places["A"].core
     core.state.set_now(net.now)
     coordinator.replies.in_flight[number].move(Stage.EXECUTING)
-    coordinator.replies.ready.add(coordinator.replies.in_flight[number])
+    coordinator.ready.add(coordinator.replies.in_flight[number])
     net.places["A"].perform(core._answer())
     net.kept = set()
     net.deliver()

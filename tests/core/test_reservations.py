@@ -114,7 +114,7 @@ class Busy(Net):
         return lambda: command in self.told(name)
 
     def held(self, name: str) -> Reservation | None:
-        return self.places[name].core.coordinator.replies.reservations.held
+        return self.places[name].core.coordinator.contention.reservations.held
 
 
 @pytest.mark.parametrize("took_s", [0.0, 0.08])
@@ -301,11 +301,11 @@ def now(net: Net, name: str) -> float:
 
 def lose(net: Net, name: str, number: int, access_set: AccessSet, kind: str = ROWS) -> InFlight:
     """Let a request lose several times at a node."""
-    replies = net.places[name].core.coordinator.replies
+    coordinator = net.places[name].core.coordinator
     inflight = InFlight(number, total(f"{name}-{number}"), 100.0, attempts=9)
     now(net, name)
-    replies.in_flight[number] = inflight
-    replies.reservations.in_vain(inflight, access_set, kind)
+    coordinator.replies.in_flight[number] = inflight
+    coordinator.contention.reservations.in_vain(inflight, access_set, kind)
     return inflight
 
 
@@ -323,7 +323,7 @@ def test_the_oldest_goes_first_and_each_has_its_turn() -> None:
     for name in "AB":
         net.play(name, "heartbeat")
     net.run(0.0)
-    names = {place.core.coordinator.replies.reservations.held for place in net.places.values()}
+    names = {place.core.coordinator.contention.reservations.held for place in net.places.values()}
     assert len(names) == 1
     (held,) = names
     assert held is not None
@@ -338,7 +338,7 @@ def test_the_oldest_goes_first_and_each_has_its_turn() -> None:
 
 
 def told(net: Net, name: str) -> dict[str, Reservation]:
-    return net.places[name].core.coordinator.replies.reservations.told
+    return net.places[name].core.coordinator.contention.reservations.told
 
 
 def test_unsuitable_requests_do_not_reserve() -> None:
@@ -349,13 +349,13 @@ def test_unsuitable_requests_do_not_reserve() -> None:
     point = AccessSet(frozenset({b"t:rows\0k"}), (), frozenset({b"t:rows\0k"}))
     assert not lose(net, "A", 900, claim(point, ("c",), ROWS, 5)).reserves
     assert not lose(net, "A", 901, TABLE, SCHEMA).reserves
-    replies, seconds = net.places["A"].core.coordinator.replies, now(net, "A")
+    contention, seconds = net.places["A"].core.coordinator.contention, now(net, "A")
     once = InFlight(902, total("once"), 100.0, attempts=9, once=True)
     young = InFlight(903, total("young"), 100.0, attempts=9, came=seconds)
     first = InFlight(904, total("first"), 100.0, attempts=1)
     long = InFlight(905, total("long"), 100.0, attempts=9, took_s=3.0)
     for inflight in (once, young, first, long):
-        replies.reservations.in_vain(inflight, TABLE)
+        contention.reservations.in_vain(inflight, TABLE)
         assert not inflight.reserves
     assert lose(net, "A", 906, TABLE).reserves
     assert not lose(net, "A", 907, TABLE).reserves  # one of a node at a time
@@ -392,7 +392,7 @@ def test_it_is_told_in_gossip_and_an_older_release_tells_none() -> None:
     for wrong in ([5, 100], [5, 100, b"", 1], [-1, 100, b""], [5, -1, b""], [5, 100, "x"], 7, [True, 1, b""]):
         with pytest.raises(EntryMalformedError):
             decode(cbor2.dumps([*packed[:13], wrong]))
-    heard = Net("ABC").places["A"].core.coordinator.replies.reservations.heard
+    heard = Net("ABC").places["A"].core.coordinator.contention.reservations.heard
     for wrong_set in (b"", b"\xff", cbor2.dumps(7), cbor2.dumps([[], [], []]), cbor2.dumps([[1], [], [], []])):
         with pytest.raises(EntryMalformedError):
             heard("B", (5, 100, wrong_set))
@@ -458,16 +458,16 @@ def test_a_client_is_told_the_way_out() -> None:
 def test_reservation_waits_for_the_rest_of_the_share() -> None:
     """A node that has held back for as long as it does at all holds back again when a quarter of the time gave it."""
     net = Net("ABC", settings=Settings(reserve_ms=1_000))
-    asks, replies = net.places["A"].core.state, net.places["C"].core.coordinator.replies
+    asks, contention = net.places["A"].core.state, net.places["C"].core.coordinator.contention
     for number, longest_s in enumerate((0.2, 4.2)):
         asks.reserved = (asks.clock.value + number, 1_000, cbor2.dumps(TABLE.pack()))
         waited_s = 0.0
-        while replies.reservations.held is None and waited_s < 9.0:
+        while contention.reservations.held is None and waited_s < 9.0:
             net.run(0.1)
             waited_s += 0.1
         assert longest_s - 0.5 < waited_s < longest_s
         net.run(1.1)
-        assert replies.reservations.held is None  # its time is over, though its node still tells it
+        assert contention.reservations.held is None  # its time is over, though its node still tells it
 
 
 def test_malformed_reservations_cost_no_more_than_the_share() -> None:
@@ -475,7 +475,7 @@ def test_malformed_reservations_cost_no_more_than_the_share() -> None:
     settings = Settings(reserve_ms=1_000)
     net, said = Net("ABC", settings=settings), cbor2.dumps(TABLE.pack())
     asks, other, here = (net.places[name] for name in "ABC")
-    honoured = here.core.coordinator.replies.reservations
+    honoured = here.core.coordinator.contention.reservations
     other.core.state.reserved, asks.core.state.reserved = (0, 0, said), (1, 200, said)
     net.run(0.15)
     assert honoured.held is not None
@@ -486,7 +486,7 @@ def test_malformed_reservations_cost_no_more_than_the_share() -> None:
     for number in range(steps):
         for place, clock in ((asks, number), (other, (1 << 60) + number)):
             place.core.state.reserved = (clock, 1 << 40, said)
-            place.core.coordinator.replies.reservations.is_news = number % 3 == 0
+            place.core.coordinator.contention.reservations.is_news = number % 3 == 0
             net.play(place.name, "wake")
         net.run(step_s)
         held_s += step_s * (honoured.held is not None)
@@ -512,7 +512,7 @@ def test_it_is_told_at_once_and_so_is_its_end() -> None:
 
 def test_reserving_request_goes_before_those_held_back_for_it() -> None:
     net = Net("A")
-    queue, early = net.places["A"].core.coordinator.replies.wait_queue, InFlight(900, total("early"), 100.0)
+    queue, early = net.places["A"].core.coordinator.contention.wait_queue, InFlight(900, total("early"), 100.0)
     late = InFlight(901, total("late"), 100.0, goes_first=True)
     for inflight in (early, late):
         inflight.move(Stage.EXECUTING)
@@ -527,13 +527,13 @@ def test_reserving_request_pauses_for_transactions_begun_earlier() -> None:
     net.ask("B", add("b", "k01"))
     net.run(0.01)
     net.ask("A", total("all"))
-    replies = net.places["A"].core.coordinator.replies
-    (inflight,) = replies.in_flight.values()
+    coordinator = net.places["A"].core.coordinator
+    (inflight,) = coordinator.replies.in_flight.values()
     assert (net.executed, inflight.stage) == (["all"], Stage.WAITING)
     assert inflight.access_set is not None
-    inflight.attempts, inflight.came, replies.state.commit_s = 9, -9.0, 0.01
+    inflight.attempts, inflight.came, coordinator.state.commit_s = 9, -9.0, 0.01
     now(net, "A")
-    replies.reservations.in_vain(inflight, inflight.access_set)
+    coordinator.contention.reservations.in_vain(inflight, inflight.access_set)
     assert (inflight.goes_first, inflight.stage) == (True, Stage.PAUSED)
     net.run(0.035)
     assert inflight.stage is Stage.PAUSED

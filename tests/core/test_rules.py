@@ -349,7 +349,7 @@ def test_second_schema_change_waits_whatever_its_clock(voter: Voter) -> None:
 
 
 def test_change_of_the_members_does_not_hold_back(voter: Voter) -> None:
-    reservations = voter.node.coordinator.replies.reservations
+    reservations = voter.node.coordinator.contention.reservations
     made = make("A", 1)
     reservations.held = Reservation(made.txid, 100, made.access_set)
     inflight = InFlight(1, Request("c", ()), 10.0)

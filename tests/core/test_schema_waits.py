@@ -2,7 +2,6 @@
 
 from bedrockish.api.requests import STRICT, Answer, Request, Statement
 from bedrockish.core.coordinator.ready import Ready
-from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import InFlight, Stage, retry_pause_ms
 from bedrockish.core.coordinator.wait_queue import WaitQueue
 from bedrockish.core.node import Node
@@ -36,12 +35,12 @@ def request_id(number: int) -> InFlight:
 
 def queues(count: int) -> tuple[WaitQueue, Ready]:
     """Return the requests that wait for a transaction of B, and the ready ones."""
-    replies = Replies(Net("ABC").places["A"].core.state)
-    in_flight, found = replies.in_flight, replies.wait_queue
+    coordinator = Net("ABC").places["A"].core.coordinator
+    in_flight, found = coordinator.replies.in_flight, coordinator.contention.wait_queue
     in_flight.update({number: request_id(number) for number in range(count)})
     for one in in_flight.values():
         found.wait(one, Txid(7, "B"))
-    return found, replies.ready
+    return found, coordinator.ready
 
 
 def test_one_of_the_requests_that_waited_for_rows_goes_on() -> None:
@@ -61,7 +60,7 @@ def test_requests_that_waited_for_a_schema_change_go_on_at_once() -> None:
 def test_ready_request_whose_time_is_over_in_this_step_is_not_taken_up() -> None:
     """Another request of the same step ended it between its release and its turn."""
     coordinator, one, two = Net("ABC").places["A"].core.coordinator, request_id(1), request_id(2)
-    ready = coordinator.replies.ready
+    ready = coordinator.ready
     for inflight in (one, two):
         inflight.move(Stage.WAITING)
         ready.add(inflight)
@@ -93,7 +92,7 @@ def test_request_that_must_wait_for_a_change_is_not_executed_again() -> None:
     node.state.schema.scheduled = transaction(SCHEMA)
     effects = []
     waiting.move(Stage.PAUSED)  # its attempt was given up
-    node.coordinator.replies.ready.add(waiting)
+    node.coordinator.ready.add(waiting)
     node.coordinator.advance()
     assert waiting.stage is Stage.SCHEMA
     assert not [effect for effect in node.state.outbox.effects if isinstance(effect, Execute)]

@@ -9,7 +9,6 @@ from bedrockish.core.coordinator import (
     commit_clock,
     contention,
     coordinator,
-    replies,
     reservations,
     wait_queue,
 )
@@ -452,7 +451,7 @@ MOMENTS: dict[str, Moment] = {
     "a reservation is told with the next heartbeat": Moment(
         fault(
             "a reservation is told at once",
-            (node.Node, "_answer", "if self.coordinator.replies.reservations.is_news:", "if False:"),
+            (node.Node, "_answer", "if self.coordinator.contention.reservations.is_news:", "if False:"),
         ),
         f"{_RESERVED}:test_it_is_told_at_once_and_so_is_its_end",
     ),
@@ -466,7 +465,7 @@ MOMENTS: dict[str, Moment] = {
     "who goes first does not pause": Moment(
         fault(
             "who goes first pauses while what others had begun ends",
-            (replies.Replies, "pause", "after_ms = self.reservations.settling_ms()", "after_ms = 1.0"),
+            (contention.Contention, "pause", "after_ms = self.reservations.settling_ms()", "after_ms = 1.0"),
         ),
         f"{_RESERVED}:test_reserving_request_pauses_for_transactions_begun_earlier",
     ),

@@ -48,7 +48,7 @@ class Holding:
         run = self._runs.get(machine.name)
         if run is None or run.boot != machine.boot:
             run = self._runs[machine.name] = _Run(machine.boot, now)
-        reservation = machine.node.coordinator.replies.reservations.held
+        reservation = machine.node.coordinator.contention.reservations.held
         txid = None if reservation is None else reservation.txid
         if txid != run.held:
             if run.held is not None:

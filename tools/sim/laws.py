@@ -273,7 +273,7 @@ class Laws:
             state_of: dict[str, Collection[object]] = {
                 "requests": node.coordinator.replies.in_flight,
                 "attempts": node.coordinator.attempts,
-                "waits": node.coordinator.replies.wait_queue.waits,
+                "waits": node.coordinator.contention.wait_queue.waits,
                 "rollbacks": node.coordinator.rollbacks.rolling,
                 "pending": state.votes.pending.transactions,
                 "rounds": node.recovery.rounds,
@@ -292,7 +292,7 @@ class Laws:
                 "outcomes": state.votes.outcomes,
                 "applied set": state.votes.done,
                 "votes on disk": machine.disk.seen.votes,
-                "reservations": node.coordinator.replies.reservations.told,
+                "reservations": node.coordinator.contention.reservations.told,
             }
             applied = state.timelines.applied
             first = machines[0].node.state.timelines.applied  # type: ignore[union-attr]  # they run

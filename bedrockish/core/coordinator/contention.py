@@ -4,12 +4,15 @@ Reservations, the queue, the requests of this node that pause, and the turns of 
 Each is timing: the votes on a transaction depend on none of them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
 from bedrockish.core.coordinator.abort import Rollbacks
-from bedrockish.core.coordinator.replies import Replies
-from bedrockish.core.coordinator.request import InFlight
+from bedrockish.core.coordinator.ready import Ready
+from bedrockish.core.coordinator.request import InFlight, Stage
+from bedrockish.core.coordinator.reservations import Reservations
+from bedrockish.core.coordinator.wait_queue import Turns, WaitQueue
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.transaction import ROWS, Txid
 
@@ -53,16 +56,31 @@ Obstacle = Pause | WaitFor | HoldBack | LineUp | Turn
 
 
 class Contention:
-    """The obstacles of requests, and their waiting."""
+    """The obstacles of requests, and their waiting.
 
-    def __init__(self, state: State, replies: Replies, rollbacks: Rollbacks) -> None:
-        self.state, self.replies, self.rollbacks = state, replies, rollbacks
+    Args:
+        state: of this node.
+        in_flight: all requests that are under way.
+        ready: takes those that can go on.
+        rollbacks: our transactions that nothing waits for.
+
+    Attributes:
+        turns: the order of the leaders that want the same keys.
+        wait_queue: the requests that wait for others.
+        reservations: the requests for whose sake others hold back.
+    """
+
+    def __init__(self, state: State, in_flight: Mapping[int, InFlight], ready: Ready, rollbacks: Rollbacks) -> None:
+        self.state, self.rollbacks = state, rollbacks
+        self.turns = Turns(state)
+        self.wait_queue = WaitQueue(in_flight, ready, self._wait_for_turn, self.turns)
+        self.reservations = Reservations(state, in_flight, self.wait_queue, self.pause)
 
     def before(self, inflight: InFlight, kind: str = ROWS) -> Obstacle | None:
         """Return what goes before a request's transaction, which conflicts with no commit; None if it may begin."""
-        state, access_set, replies = self.state, inflight.access_set, self.replies
+        state, access_set = self.state, inflight.access_set
         assert access_set is not None
-        held = replies.reservations.blocks(inflight, access_set, kind)
+        held = self.reservations.blocks(inflight, access_set, kind)
         if held is not None:
             state.counts["held_back"] += 1
             return HoldBack(held)
@@ -70,7 +88,7 @@ class Contention:
         for found in state.votes.pending.conflicts(access_set):
             if found.other not in self.rollbacks:  # else our own, given up: our BEGIN carries its rollback
                 inflight.lost = found
-                replies.reservations.in_vain(inflight, access_set, kind)
+                self.reservations.in_vain(inflight, access_set, kind)
                 state.counts["waited"] += 1
                 return WaitFor(found.other)
         # The others that want its keys are held back for its sake: were it to wait for one of them, both would wait.
@@ -78,25 +96,62 @@ class Contention:
             return None
         # Another request of this node that pauses for the same keys was here before: it goes first, or the newest would
         # always be the quickest.
-        head = replies.wait_queue.head(inflight, access_set) if replies.wait_queue.heads else None
+        head = self.wait_queue.head(inflight, access_set) if self.wait_queue.heads else None
         if head is not None:
             return LineUp(head)
-        left_ms = replies.turns.left_ms(access_set) if replies.turns.until else 0.0
+        left_ms = self.turns.left_ms(access_set) if self.turns.until else 0.0
         return Turn(left_ms) if left_ms else None
+
+    def last_before(self) -> WaitFor | None:
+        """Return a transaction still in flight that its leader had begun before it held back for our request.
+
+        Executed before the end of that one, the request would be executed for nothing.
+        """
+        held = self.reservations.held
+        assert held is not None, "a request goes first as long as its reservation is honoured here"
+        for found in self.state.votes.pending.conflicts(held.access_set):
+            if found.other not in self.rollbacks:  # its own earlier attempt
+                self.state.counts["waited"] += 1
+                return WaitFor(found.other)
+        return None
 
     def wait(self, inflight: InFlight, obstacle: Obstacle) -> None:
         """Let a request wait until an obstacle is gone; then it is ready again."""
-        replies = self.replies
         match obstacle:
             case Pause(after_ms):
-                replies.pause(inflight, after_ms)
+                self.pause(inflight, after_ms)
             case WaitFor(txid):
-                replies.wait_queue.wait(inflight, txid)
+                self.wait_queue.wait(inflight, txid)
             case HoldBack(reservation):
-                replies.wait_queue.hold_back(inflight, reservation)
+                self.wait_queue.hold_back(inflight, reservation)
             case LineUp(head):
-                replies.wait_queue.line_up(inflight, head)
+                self.wait_queue.line_up(inflight, head)
             case Turn(left_ms):
-                replies.wait_for_turn(inflight, left_ms)
+                self._wait_for_turn(inflight, left_ms)
             case _:
                 assert_never(obstacle)
+
+    def pause(self, inflight: InFlight, after_ms: float) -> None:
+        """Execute a request again after a while; those behind it stay there."""
+        inflight.move(Stage.PAUSED)
+        inflight.turn = None
+        if inflight.goes_first:
+            # A shorter pause would only cost one more failed execution, and a longer one would keep all others waiting.
+            after_ms = self.reservations.settling_ms()
+        else:
+            # Others that want its keys line up behind it: the newest is not to overtake who was here first.
+            self.wait_queue.pause(inflight)
+        self.state.timers.set(after_ms, "request_again", inflight.number)
+
+    def _wait_for_turn(self, inflight: InFlight, after_ms: float) -> None:
+        """Execute a request when it is its turn; others have theirs before."""
+        self.pause(inflight, after_ms)
+        inflight.turn = self.state.clock.now.seconds
+        # A request that wants everything would let all others go first, and never have its turn.
+        if inflight.access_set is not None:
+            self.reservations.in_vain(inflight, inflight.access_set)
+
+    def leave(self, inflight: InFlight) -> None:
+        """Let others go on that are behind a request, or hold back for its sake."""
+        self.reservations.ended(inflight)
+        self.wait_queue.leave(inflight)

@@ -15,7 +15,7 @@ from bedrockish.core.coordinator.commit_clock import ClockQuorum
 from bedrockish.core.coordinator.contention import Contention, Obstacle, Pause, WaitFor
 from bedrockish.core.coordinator.offers import Offers
 from bedrockish.core.coordinator.reads import Reading
-from bedrockish.core.coordinator.ready import End
+from bedrockish.core.coordinator.ready import End, Ready
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
 from bedrockish.core.coordinator.revalidation import first_conflict, move
@@ -58,15 +58,17 @@ class Coordinator:
         self, state: State, apply_queue: ApplyQueue, voting: Voting, reading: Reading, staging: Staging
     ) -> None:
         self.state = state
-        self.replies = Replies(state)
+        in_flight: dict[int, InFlight] = {}
+        self.ready = Ready()
+        self.rollbacks = Rollbacks(state)
+        self.contention = Contention(state, in_flight, self.ready, self.rollbacks)
+        self.replies = Replies(state, in_flight, self.contention)
         self.reading = reading
         self.apply_queue = apply_queue
         self.voting = voting
-        self.rollbacks = Rollbacks(state)
-        self.contention = Contention(state, self.replies, self.rollbacks)
         self.clock_quorum = ClockQuorum(state)
         self.offers = Offers(state, staging)
-        self.together = Together(self.replies.in_flight, self.replies.ready)
+        self.together = Together(in_flight, self.ready)
         self.attempts: dict[Txid, Attempt] = {}
         self._behind: dict[int, InFlight] = {}  # those whose session has seen more than this node
         # By the stage that has ended; the other stages end with an answer, or with a pause.
@@ -109,26 +111,26 @@ class Coordinator:
         if len(ready) > 1:
             self.together.start(ready)
         elif ready:
-            self.replies.ready.add(ready[0])
+            self.ready.add(ready[0])
 
     def settle(self) -> None:
         """Start the requests whose session, and whose schema, this node has caught up with."""
         barrier = self.replies.schema_barrier
         for inflight in barrier.released() if barrier.waiting else ():
-            self.replies.ready.add(inflight)
+            self.ready.add(inflight)
         for inflight in list(self._behind.values()):
             if inflight.stage is not Stage.TOKEN or inflight.number not in self.replies.in_flight:
                 del self._behind[inflight.number]  # its time was over
             elif self.state.has_seen(inflight.request.token):
                 del self._behind[inflight.number]
-                self.replies.ready.add(inflight)
+                self.ready.add(inflight)
 
     def ends(self, stage: Stage, number: int, end: End = None) -> None:
         """Note that a request's stage is over; without effect on a request that has left it before."""
         # It may be gone: its client has hung up, or its time is over. An execution was rolled back in any case.
         inflight = self.replies.in_flight.get(number)
         if inflight is not None and inflight.stage is stage:
-            self.replies.ready.queue[number] = inflight, stage, end
+            self.ready.queue[number] = inflight, stage, end
 
     def advance(self) -> None:
         """Take on the requests that are ready, one after the other, until none is.
@@ -136,8 +138,8 @@ class Coordinator:
         A request goes on from here alone: the handler of its stage returns the next one, with its reason if there is
         one. It leaves this loop for a stage in which it waits; the end of that stage makes it ready again.
         """
-        replies = self.replies
-        queue = replies.ready.queue
+        replies, contention, ready = self.replies, self.contention, self.ready
+        queue = ready.queue
         while queue:
             inflight, stage, end = queue.pop(next(iter(queue)))
             # Its time may have been over in this very step.
@@ -157,20 +159,20 @@ class Coordinator:
                     inflight.move(Stage.CHECKING)
                     is_valid = self.reading.begin(inflight, inflight.read)
                     if is_valid is not None:
-                        replies.ready.add(inflight, is_valid)
+                        ready.add(inflight, is_valid)
                 case Stage.CLOCK:
                     inflight.move(Stage.CLOCK)
                     told = 0 if inflight.read is None else inflight.read.clock
                     if self.clock_quorum.ask(inflight.number, told):
-                        replies.ready.add(inflight)
+                        ready.add(inflight)
                 case Stage.AHEAD:
                     inflight.move(Stage.AHEAD)
-                    replies.wait_queue.leave(inflight)  # the pieces may take seconds to arrive
+                    contention.wait_queue.leave(inflight)  # the pieces may take seconds to arrive
                 case Stage.SCHEMA:
                     replies.schema_barrier.wait(inflight)
-                    replies.wait_queue.leave(inflight)
+                    contention.wait_queue.leave(inflight)
                 case obstacle:
-                    self.contention.wait(inflight, obstacle)
+                    contention.wait(inflight, obstacle)
 
     # -- the handlers of the stages --------------------------------------------------------------------------------
 
@@ -182,7 +184,7 @@ class Coordinator:
         if inflight.access_set is not None or inflight.read is not None:
             found = self._schema_ahead()
         if found is None and inflight.goes_first:
-            found = self._last_before()
+            found = self.contention.last_before()
         if found is None and inflight.kept is not None:
             found = self._begin_again(inflight, inflight.kept)
         if found is not None:
@@ -199,19 +201,6 @@ class Coordinator:
         if change is not None and change.activates <= state.clock.read():
             return WaitFor(change.txid)
         return Stage.SCHEMA if state.schema.is_behind(state.clock.read()) else None
-
-    def _last_before(self) -> WaitFor | None:
-        """Return a transaction still in flight that its leader had begun before it held back for our request.
-
-        Executed before the end of that one, the request would be executed for nothing.
-        """
-        held = self.replies.reservations.held
-        assert held is not None, "a request goes first as long as its reservation is honoured here"
-        for found in self.state.votes.pending.conflicts(held.access_set):
-            if found.other not in self.rollbacks:  # its own earlier attempt
-                self.state.counts["waited"] += 1
-                return WaitFor(found.other)
-        return None
 
     def _begin_again(self, inflight: InFlight, prepared: Prepared) -> Step | None:
         """Lead a kept execution on what is committed now; return None if the request has to be executed again.
@@ -237,14 +226,14 @@ class Coordinator:
         group: tuple[int, ...] = ()
         if inflight.behind:
             self.together.goes_first(inflight)
-            group = self.replies.wait_queue.group(inflight)
+            group = self.contention.wait_queue.group(inflight)
         self.state.outbox.emit(Execute(inflight.number, clock, group))
 
     def _pause_over(self, inflight: InFlight, _end: End) -> Step:
-        self.replies.wait_queue.go_on(inflight.number)
+        self.contention.wait_queue.go_on(inflight.number)
         # No transaction has begun during our pause, so drop the rivals for which we paused.
         if inflight.turn is not None:
-            self.replies.turns.passed(inflight.turn)
+            self.contention.turns.passed(inflight.turn)
         return inflight.error or self._take_up(inflight)
 
     def _clock_told(self, inflight: InFlight, _end: End) -> Step:
@@ -256,7 +245,7 @@ class Coordinator:
         inflight = self.replies.in_flight.get(number)
         if inflight is not None:
             self.together.part(inflight)
-            self.replies.wait_queue.leave(inflight)
+            self.contention.wait_queue.leave(inflight)
 
     def _executed(self, inflight: InFlight, end: End) -> Step:
         """Lead what was executed, or answer it if it only read."""
@@ -333,7 +322,7 @@ class Coordinator:
         if is_valid and prepared.schema == self.state.schema.version:
             return inflight.refused or self.replies.answer_read(inflight, prepared)
         reads = prepared.access_set
-        self.replies.reservations.in_vain(inflight, AccessSet(reads.read_points, reads.read_ranges))
+        self.contention.reservations.in_vain(inflight, AccessSet(reads.read_points, reads.read_ranges))
         change = self.state.votes.pending.schema_change()
         if change is not None:
             return WaitFor(change.txid)
@@ -348,7 +337,7 @@ class Coordinator:
         found = first_conflict(self.state.commit_window, access_set, prepared.base, prepared.spans)
         inflight.lost = found or inflight.lost
         inflight.access_set = access_set
-        self.replies.reservations.in_vain(inflight, access_set, prepared.kind)
+        self.contention.reservations.in_vain(inflight, access_set, prepared.kind)
         return Pause(1) if inflight.goes_first else self._take_up(inflight)
 
     def _arrived(self, inflight: InFlight, _end: End) -> Step:
@@ -368,7 +357,7 @@ class Coordinator:
             return self._lead(inflight, moved)
         if inflight.once:
             return self._end_or_check(inflight, prepared, moved)
-        self.replies.reservations.in_vain(inflight, prepared.access_set, prepared.kind)
+        self.contention.reservations.in_vain(inflight, prepared.access_set, prepared.kind)
         return self._take_up(inflight)
 
     def _end_or_check(self, inflight: InFlight, prepared: Prepared, error: BedrockishError) -> Step:
@@ -439,7 +428,7 @@ class Coordinator:
 
     def _certify(self, inflight: InFlight, prepared: Prepared) -> Obstacle | None:
         """Certify a transaction here; return what it has to wait for, or None if it may begin."""
-        state, access_set, reservations = self.state, inflight.access_set, self.replies.reservations
+        state, access_set, reservations = self.state, inflight.access_set, self.contention.reservations
         assert access_set is not None
         if not covers(prepared.base, state.commit_window.floor):
             reservations.in_vain(inflight, access_set, prepared.kind)
@@ -478,7 +467,7 @@ class Coordinator:
         repeat, trace = Repeat(now, state.answer_pause_s), inflight.request.trace
         attempt = Attempt(transaction, [inflight.number], now, repeat=repeat, trace=trace)
         if prepared.joined:
-            joined = self.replies.wait_queue.joined(inflight, [command for command, _ in prepared.joined])
+            joined = self.contention.wait_queue.joined(inflight, [command for command, _ in prepared.joined])
             if joined is None:
                 return self._take_up(inflight)  # one of them is over: its time, or it was answered
             for one in joined:
@@ -502,7 +491,7 @@ class Coordinator:
             one.open.add(txid)
         state.outbox.send_voters(attempt.begin)
         if inflight.behind:
-            self.replies.wait_queue.begun(inflight, transaction)
+            self.contention.wait_queue.begun(inflight, transaction)
         # Where we are the only voter, our own vote is all that there is to count.
         self._count(attempt)
 
@@ -564,7 +553,7 @@ class Coordinator:
         self.state.doubts += message.reason == Reason.DIFFERS
         if message.other is not None:
             # Its leader wants the same keys: from now on the two take turns.
-            self.replies.turns.note_rival(message.other.leader)
+            self.contention.turns.note_rival(message.other.leader)
             self.apply_queue.ask_about(message.other, peer)
         self._count_rejects(attempt, patient=True)
 
@@ -623,14 +612,14 @@ class Coordinator:
             self.together.shrink()
         for inflight in (*in_flight[:1], *alone):  # no reject tells which of them conflicted
             inflight.is_free = False
-            self.replies.pause(inflight, requests.retry_pause_ms(inflight, self.state.settings, self.state.draw()))
+            self.contention.pause(inflight, requests.retry_pause_ms(inflight, self.state.settings, self.state.draw()))
         if in_flight:
             # Those that share it by waiting want one key: apart they would only conflict with each other.
             others = [inflight for inflight in in_flight[1:] if inflight not in alone]
-            self.replies.wait_queue.stay(in_flight[0], others, attempt.transaction.txid)
+            self.contention.wait_queue.stay(in_flight[0], others, attempt.transaction.txid)
             if lost is not None:
                 transaction = attempt.transaction
-                self.replies.reservations.in_vain(in_flight[0], transaction.access_set, transaction.kind)
+                self.contention.reservations.in_vain(in_flight[0], transaction.access_set, transaction.kind)
 
     def _is_shared(self, attempt: Attempt) -> bool:
         """Return whether a request still waits for the approvals of an attempt."""
@@ -679,14 +668,14 @@ class Coordinator:
         attempt = self.attempts.pop(txid, None)
         if txid in self.rollbacks.rolling:
             self.rollbacks.forget(txid)
-        known, queue = self.state.commit_window.known.get(txid), self.replies.wait_queue
+        known, queue = self.state.commit_window.known.get(txid), self.contention.wait_queue
         in_flight = self._requests_of(attempt) if attempt is not None else []
         contested = False
         for inflight in in_flight:
             contested = contested or inflight.contested
         if known is not None and known.kind == ROWS and (contested or txid in queue.waits):
             # Leaders take turns only where requests wait; elsewhere a reservation would slow down others for nothing.
-            self.replies.turns.reserve(txid, known.access_set)
+            self.contention.turns.reserve(txid, known.access_set)
         for inflight in in_flight:
             assert attempt is not None
             self.replies.ended(inflight, attempt.transaction, commit=self.state.votes.outcomes[txid])
@@ -695,10 +684,6 @@ class Coordinator:
             self.together.grow()
         if txid in queue.waits:
             queue.released(txid, known.kind if known is not None else ROWS)
-
-    def released(self, txid: Txid) -> None:
-        """Unblock the requests that waited for a transaction: it blocks nothing here any more."""
-        self.replies.wait_queue.released(txid)
 
     def past_deadline(self, number: int) -> None:
         """Answer a request past its deadline, or wait a little for the end of its last attempt."""
@@ -712,7 +697,7 @@ class Coordinator:
             return
         in_flight = inflight.stage is Stage.IN_FLIGHT
         inflight.move(Stage.ENDING)
-        self.replies.leave(inflight)
+        self.contention.leave(inflight)
         if in_flight:
             # Only what a majority has rolled back did not happen: approvals that are on their way could still commit it
             # after we had said so. A transaction that others share goes on for their sake.

@@ -2,11 +2,9 @@
 
 from bedrockish.api.requests import Answer, Token
 from bedrockish.core.coordinator import request as requests
-from bedrockish.core.coordinator.ready import Ready
+from bedrockish.core.coordinator.contention import Contention
 from bedrockish.core.coordinator.request import InFlight, Stage
-from bedrockish.core.coordinator.reservations import Reservations
 from bedrockish.core.coordinator.schema_barrier import SchemaBarrier
-from bedrockish.core.coordinator.wait_queue import Turns, WaitQueue
 from bedrockish.core.protocol.effects import Reply
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.state import State
@@ -16,44 +14,20 @@ from bedrockish_journal.model.vector import merge
 
 
 class Replies:
-    """The requests under way, what they wait for, and their answers.
+    """The requests under way, and their answers.
 
     Args:
         state: of this node.
+        in_flight: the requests, by number.
+        contention: lets others go on when a request is over.
 
     Attributes:
-        in_flight: the requests, by number.
-        ready: those to execute in this step.
+        schema_barrier: the requests that wait for a schema change.
     """
 
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.in_flight: dict[int, InFlight] = {}
-        self.ready = Ready()
+    def __init__(self, state: State, in_flight: dict[int, InFlight], contention: Contention) -> None:
+        self.state, self.in_flight, self.contention = state, in_flight, contention
         self.schema_barrier = SchemaBarrier(state)
-        self.turns = Turns(state)
-        self.wait_queue = WaitQueue(self.in_flight, self.ready, self.wait_for_turn, self.turns)
-        self.reservations = Reservations(state, self.in_flight, self.wait_queue, self.pause)
-
-    def pause(self, inflight: InFlight, after_ms: float) -> None:
-        """Execute a request again after a while; those behind it stay there."""
-        inflight.move(Stage.PAUSED)
-        inflight.turn = None
-        if inflight.goes_first:
-            # A shorter pause would only cost one more failed execution, and a longer one would keep all others waiting.
-            after_ms = self.reservations.settling_ms()
-        else:
-            # Others that want its keys line up behind it: the newest is not to overtake who was here first.
-            self.wait_queue.pause(inflight)
-        self.state.timers.set(after_ms, "request_again", inflight.number)
-
-    def wait_for_turn(self, inflight: InFlight, after_ms: float) -> None:
-        """Execute a request when it is its turn; others have theirs before."""
-        self.pause(inflight, after_ms)
-        inflight.turn = self.state.clock.now.seconds
-        # A request that wants everything would let all others go first, and never have its turn.
-        if inflight.access_set is not None:
-            self.reservations.in_vain(inflight, inflight.access_set)
 
     def answer_read(self, inflight: InFlight, prepared: Prepared) -> Answer:
         """Return the answer of a request that only read, with a token of its snapshot."""
@@ -67,7 +41,7 @@ class Replies:
         inflight = self.in_flight.get(number)
         if inflight is not None:
             self.schema_barrier.decide(inflight, txid, answer)
-            self.leave(inflight)
+            self.contention.leave(inflight)
 
     def activated(self, txid: Txid, failure: str) -> None:
         """Answer the requests for a schema change that is in force, or that the data forbade."""
@@ -85,12 +59,7 @@ class Replies:
         inflight = self.in_flight.pop(number, None)
         if inflight is not None:
             self.state.timers.drop("request_deadline", number)
-            self.leave(inflight)
-
-    def leave(self, inflight: InFlight) -> None:
-        """Let others go on that are behind a request, or hold back for its sake."""
-        self.reservations.ended(inflight)
-        self.wait_queue.leave(inflight)
+            self.contention.leave(inflight)
 
     def finish(self, inflight: InFlight, answer: Answer | BedrockishError) -> None:
         """Answer a request, for good, and let those behind it go on."""
@@ -98,9 +67,9 @@ class Replies:
             self.state.timers.drop("request_deadline", inflight.number)
         # The driver lets it leave when all that this step rests on is durable, as it does with messages.
         self.state.outbox.emit(Reply(inflight.number, answer))
-        self.reservations.ended(inflight)
-        if inflight.behind or self.wait_queue.heads:
-            self.wait_queue.leave(inflight)
+        self.contention.reservations.ended(inflight)
+        if inflight.behind or self.contention.wait_queue.heads:
+            self.contention.wait_queue.leave(inflight)
 
     def ended(self, inflight: InFlight, transaction: Transaction, *, commit: bool) -> None:
         """Answer a request, or run it again, after the end of a transaction that it had a part in."""
@@ -117,7 +86,7 @@ class Replies:
                 self.finish(inflight, answer)
         # Rolled back by a recovery or by safe time, not given up here: the command is run again.
         elif inflight.stage is Stage.IN_FLIGHT:
-            self.pause(inflight, self.state.settings.retry_ms_min * (1 + self.state.draw()))
+            self.contention.pause(inflight, self.state.settings.retry_ms_min * (1 + self.state.draw()))
         elif inflight.stage is Stage.ENDING and not inflight.open:
             self.finish(inflight, requests.did_not_happen(inflight, self.state))
 
@@ -131,4 +100,4 @@ class Replies:
         inflight.move(Stage.ENDING)
         inflight.error = error
         self.state.timers.set(requests.ENDING_MS, "request_deadline", inflight.number)
-        self.leave(inflight)
+        self.contention.leave(inflight)

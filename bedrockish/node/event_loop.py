@@ -69,6 +69,7 @@ from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.scheduling.strict_reads import StrictRead, StrictReads
 from bedrockish.node.scheduling.system_clock import Clocks
 from bedrockish.node.scheduling.turn_loop import FairQueue, Turn, TurnLoop, is_cancellation
+from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.manager import Transactions
 from bedrockish_journal.model.transaction import Transaction
@@ -76,7 +77,6 @@ from bedrockish_net.read_loop import ReadLoop
 
 logger = logging.getLogger(__name__)
 
-HELD_BYTES_MIN = 64 << 10  # shorter changes and answers are not counted, for they are soon over
 TURN_S = 0.03  # how long the events of a turn may take together, in seconds
 TURN_MAX = 512  # events that are taken before their effects are made durable
 
@@ -127,13 +127,14 @@ class Runtime:
         self._inbox: deque[Event] = deque()
         self._asked: FairQueue[Submitted] = FairQueue()  # clients' requests that the loop has not reached yet
         self._writes: FairQueue[Submitted] = FairQueue()  # the same, for writes that can share a transaction
-        self.waiters: dict[int, Waiter] = {}
         self._requests = 0
         self._direct = DirectReads(self, self._start)
         self._strict = StrictReads(self, self._direct)
         self._reads = ReadsBeside(self, self._asked)
         self._loop.away = self._reads.begin
         self.reports = Reports(self, credentials)
+        latency, statements = self.reports.latency, self.reports.statements
+        self.waiters = Waiters(engine.memory, latency, statements, self.faults, self._comparison.unpack)
         self._checkpoints = Checkpoints(engine, self.faults)
         self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.together.size)
         self._failed = False  # in the middle of a step, or by damage
@@ -202,7 +203,7 @@ class Runtime:
     def _enqueue(self, request: Request, done: Done, prepare: Prepare | None, *, once: bool, owner: object) -> None:
         self._requests += 1
         request = as_part_of_trace(request)
-        self.waiters[self._requests] = Waiter(self._requests, request, done, prepare)
+        self.waiters.open[self._requests] = Waiter(self._requests, request, done, prepare)
         asked = Submitted(self._requests, request, once)
         queue = self._writes if self._executions.is_short_write(asked) else self._asked
         queue.put(self._requests if owner is None else owner, asked)
@@ -226,13 +227,6 @@ class Runtime:
         self.reports.statements.note_answer(request, answer, took_s, asked=True)
         done(answer)
         return True
-
-    def answer_read(self, read: StrictRead, answer: Answer) -> None:
-        """Give the answer of a strict read that a majority has confirmed."""
-        took_s = time.monotonic() - read.began
-        self.reports.latency.observe(took_s)
-        self.reports.statements.note_answer(read.request, answer, took_s, asked=True)
-        self._tell(read.request, read.done, answer)
 
     def enqueue_read(self, read: StrictRead) -> None:
         """Have the core answer a strict read."""
@@ -283,20 +277,6 @@ class Runtime:
         """Return the messages lately sent and received."""
         return self.watch.read(after)
 
-    def count_prepared(self, request_id: int, prepared: Prepared) -> None:
-        """Count a request's changes and its answer as used memory until it is answered."""
-        waiter, size = self.waiters.get(request_id), len(prepared.changes) + len(prepared.result)
-        if waiter is not None and (size >= HELD_BYTES_MIN or waiter.held):
-            self._comparison.unpack(prepared)
-            self.hold(waiter, size)
-
-    def hold(self, waiter: Waiter, size: int) -> None:
-        """Count the memory kept for a request, if it is much."""
-        size = size if size >= HELD_BYTES_MIN else 0
-        if size != waiter.held:
-            self.engine.memory.hold(id(waiter), size - waiter.held)
-            waiter.held = size
-
     def _compare_rows(self, transaction: Transaction) -> str | None:
         """Tell the core why a transaction was not made of our rows: small ones at once, others in a thread."""
         compare = (
@@ -307,7 +287,7 @@ class Runtime:
     def _ran_in_worker(self, request_id: int, found: Prepared | Overtaken | BedrockishError | None) -> None:
         """Continue a request that ran in a worker; None: its command has happened, and is answered from the journal."""
         if isinstance(found, Prepared):
-            self.count_prepared(request_id, found)
+            self.waiters.count_prepared(request_id, found)
             self.post(Executed(request_id, found))
         elif isinstance(found, Overtaken):
             self.post(found)
@@ -380,7 +360,7 @@ class Runtime:
 
     def _expects_company(self) -> bool:
         """Whether a write is going to be executed, and others are likely to come that can share its transaction."""
-        is_likely = self._writes.count and (self._groups.together > 1 or len(self.waiters) > 1)
+        is_likely = self._writes.count and (self._groups.together > 1 or len(self.waiters.open) > 1)
         return bool(is_likely) and self._has_writes
 
     def _cycle(self) -> Turn:
@@ -506,12 +486,12 @@ class Runtime:
 
     def reply(self, request_id: int, answer: Answer | BedrockishError) -> None:
         """Answer a request, once everything written so far is durable."""
-        waiter = self.waiters.pop(request_id, None)
+        waiter = self.waiters.open.pop(request_id, None)
         if waiter is not None:
             if request_id in self.workers.requests:
                 answer = self.workers.settle(request_id, answer)
             waiter.answer = answer
-            self.hold(waiter, len(answer.results) if isinstance(answer, Answer) else 0)
+            self.waiters.hold(waiter, len(answer.results) if isinstance(answer, Answer) else 0)
             self.gate.kept.replies.append(waiter)
 
     def _send_later(self, peer: str, message: Message) -> None:
@@ -528,7 +508,7 @@ class Runtime:
 
     def is_quiet(self) -> bool:
         """Return whether no other request or event waits for the loop."""
-        return len(self.waiters) <= 1 and not (self._inbox or self._asked.count or self._writes.count)
+        return len(self.waiters.open) <= 1 and not (self._inbox or self._asked.count or self._writes.count)
 
     def before_flush(self) -> None:
         """Move the snapshot of direct reads, before the batch is committed."""
@@ -549,7 +529,7 @@ class Runtime:
                 mesh.send_many(peer, payloads)
         self._groups.answered(len(kept.replies), self._writes.count)
         for waiter in kept.replies:
-            self.answered(waiter)
+            self.waiters.answered(waiter)
         for mark in kept.marks:
             mark.set()
 
@@ -559,25 +539,6 @@ class Runtime:
         if self._reads.unsynced:
             self._reads.synced(batches)
 
-    def answered(self, waiter: Waiter) -> None:
-        """Give the waiter of a request its answer: everything that it rests on is durable."""
-        assert waiter.answer is not None
-        took_s = time.monotonic() - waiter.began
-        self.reports.latency.observe(took_s)
-        self.reports.statements.note_answer(waiter.request, waiter.answer, took_s, asked=waiter.prepare is None)
-        self._tell_waiter(waiter, waiter.answer)
-
-    def _tell_waiter(self, waiter: Waiter, answer: Answer | BedrockishError) -> None:
-        self._tell(waiter.request, waiter.done, answer)
-        if waiter.held:
-            self.hold(waiter, 0)
-
-    def _tell(self, request: Request, done: Done, answer: Answer | BedrockishError) -> None:
-        try:
-            done(answer)
-        except Exception as error:  # its client learns nothing and asks again; others are answered
-            self.faults.caught(f"answering command {request.command}", error)
-
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def refuse_new(self) -> None:
@@ -586,7 +547,7 @@ class Runtime:
 
     def is_busy(self, now_s: float) -> bool:
         """Whether a request is unanswered, or a client is in the middle of a transaction or a stream."""
-        return bool(self.waiters or self._strict) or self.gate.has_output or self.transactions.is_used(now_s)
+        return bool(self.waiters.open or self._strict) or self.gate.has_output or self.transactions.is_used(now_s)
 
     def give_up(self, numbers: Collection[int] | None = None) -> int:
         """Answer the requests that cannot have happened; return how many are left, whose outcome is not known yet.
@@ -594,13 +555,13 @@ class Runtime:
         ``numbers``: the requests to look at; by default all.
         """
         for read in self._strict.give_up() if numbers is None else ():
-            self._tell(read.request, read.done, leaving())
-        for number, waiter in list(self.waiters.items()):
+            self.waiters.tell(read.request, read.done, leaving())
+        for number, waiter in list(self.waiters.open.items()):
             if (numbers is None or number in numbers) and not self.core.coordinator.replies.may_happen(number):
                 self.workers.settle(number, leaving())
-                del self.waiters[number]
-                self._tell_waiter(waiter, leaving())
-        return len(self.waiters)
+                del self.waiters.open[number]
+                self.waiters.end(waiter, leaving())
+        return len(self.waiters.open)
 
     def leave(self) -> None:
         """End running work, make its writes durable, lower the clock's ceiling to the last value used, and answer.
@@ -620,16 +581,16 @@ class Runtime:
                 self.engine.flush()
                 self.engine.sync()
                 for waiter in self.gate.last_replies():
-                    self.answered(waiter)
+                    self.waiters.answered(waiter)
         except Exception:
             if not self._failed:
                 raise
             logger.exception("while the node left")
         if not self._failed:  # else the core's account of them may be wrong
             self.give_up()
-        for waiter in list(self.waiters.values()):  # whoever is told may ask for more at once
+        for waiter in list(self.waiters.open.values()):  # whoever is told may ask for more at once
             text = "the node is leaving; ask another one with the same command id"
-            self._tell_waiter(waiter, OutcomeUnknownError(text, command=waiter.request.command))
+            self.waiters.end(waiter, OutcomeUnknownError(text, command=waiter.request.command))
 
 
 def leaving() -> UnavailableError:

@@ -40,6 +40,7 @@ from bedrockish.node.scheduling.durability import Waiter
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.group_timer import GroupTimer
 from bedrockish.node.scheduling.turn_loop import FairQueue
+from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool, is_bulky
 from bedrockish_journal.model.changes import decode_steps, encode_changes
 from bedrockish_journal.model.transaction import SCHEMA
@@ -62,13 +63,10 @@ class Serving(Protocol):
     known: Incarnations
     counts: Counter[str]
     faults: Faults
-    waiters: dict[int, Waiter]
+    waiters: Waiters
 
     def clock(self) -> Now:
         """Return the time."""
-
-    def count_prepared(self, request_id: int, prepared: Prepared) -> None:
-        """Count a request's changes as used memory."""
 
     def reply(self, request_id: int, answer: Answer | BedrockishError) -> None:
         """Answer a client."""
@@ -90,7 +88,7 @@ class Executions:
             group: requests that may share its transaction.
         """
         node = self._node
-        waiter = node.waiters.get(request_id)
+        waiter = node.waiters.open.get(request_id)
         if waiter is None:
             following.append(Dropped(request_id))
             return
@@ -102,7 +100,7 @@ class Executions:
                 prepared = self._prepare(request_id, waiter, clock, self._others(group) if group else [])
                 if prepared is not None:
                     self.check_modules(prepared)
-                    node.count_prepared(request_id, prepared)
+                    node.waiters.count_prepared(request_id, prepared)
                     following.append(Executed(request_id, prepared))
                 else:
                     following.append(MovedToWorker(request_id))
@@ -153,7 +151,7 @@ class Executions:
 
     def is_short_write(self, event: Submitted) -> bool:
         """Whether a request is known to write rows and nothing else, and does not take long as a rule."""
-        request, waiter = event.request, self._node.waiters.get(event.request_id)
+        request, waiter = event.request, self._node.waiters.open.get(event.request_id)
         if event.once or waiter is None or waiter.prepare is not None or len(request.statements) > SHORT:
             return False
         if request.read_only or request.call is not None or request.change is not None or is_bulky(request):
@@ -169,7 +167,7 @@ class Executions:
         node = self._node
         found: list[Request] = []
         for number in group:
-            waiter = node.waiters.get(number)
+            waiter = node.waiters.open.get(number)
             if waiter is None or waiter.prepare is not None or self._takes_long(waiter.request):
                 break
             if node.engine.journal.command_txid(waiter.request.command) is not None:

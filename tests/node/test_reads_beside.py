@@ -117,7 +117,7 @@ async def test_each_read_level_keeps_its_promise_during_a_large_write(
         await node.wait("strict")
         assert node.told("strict") == MANY + 1
         assert node.runtime.counts["reads_beside"] == 3
-        assert not node.runtime.waiters
+        assert not node.runtime.waiters.open
 
 
 async def test_a_session_never_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ async def test_an_answer_that_would_wait_for_the_large_batch_is_read_again(
         door.opened.set()
         await node.wait("large", "strict")
         assert node.told("strict") == 2
-        assert not node.runtime.waiters
+        assert not node.runtime.waiters.open
 
 
 async def test_a_change_of_the_schema_is_seen_when_it_is_in_force(

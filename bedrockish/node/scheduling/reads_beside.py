@@ -20,6 +20,7 @@ from bedrockish.errors import DamagedError, UnavailableError
 from bedrockish.node.scheduling.direct_reads import Serving
 from bedrockish.node.scheduling.durability import Waiter
 from bedrockish.node.scheduling.turn_loop import FairQueue
+from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish_journal.model.vector import merge
 
 logger = logging.getLogger(__name__)
@@ -32,13 +33,7 @@ Asked = tuple[object, Submitted]  # and whose it is
 class ServingBeside(Serving, Protocol):
     """The parts of a node that such reads use."""
 
-    waiters: dict[int, Waiter]
-
-    def hold(self, waiter: Waiter, size: int) -> None:
-        """Count the memory kept for a request."""
-
-    def answered(self, waiter: Waiter) -> None:
-        """Give the waiter its answer."""
+    waiters: Waiters
 
 
 class ReadsBeside:
@@ -70,7 +65,7 @@ class ReadsBeside:
         self._waiting.clear()
         for waiter in self._node.gate.kept.take_replies(_has_read):
             waiter.answer = None
-            self._node.waiters[waiter.request_id] = waiter
+            self._node.waiters.open[waiter.request_id] = waiter
             self._asked.put(waiter.request_id, Submitted(waiter.request_id, waiter.request))
         self._has_failed = False
         self._wanted.set()
@@ -89,10 +84,10 @@ class ReadsBeside:
     def _answer(self, waiter: Waiter, answer: Answer) -> None:
         node = self._node
         node.counts["reads_beside"] += 1
-        del node.waiters[waiter.request_id]
+        del node.waiters.open[waiter.request_id]
         waiter.answer = answer
-        node.hold(waiter, len(answer.results))
-        node.answered(waiter)
+        node.waiters.hold(waiter, len(answer.results))
+        node.waiters.answered(waiter)
 
     def close(self) -> None:
         """Close the connection; no task runs any more."""
@@ -134,7 +129,7 @@ class ReadsBeside:
 
     def _may_be_read(self, asked: Submitted) -> bool:
         """Whether a request may be one that only reads, and need not read the newest, and is short."""
-        request, waiter = asked.request, self._node.waiters.get(asked.request_id)
+        request, waiter = asked.request, self._node.waiters.open.get(asked.request_id)
         if asked.request_id in self._waiting or asked.once or waiter is None or waiter.prepare is not None:
             return False
         if request.read == STRICT or request.call is not None or request.change is not None:
@@ -159,7 +154,7 @@ class ReadsBeside:
             return
         vector = self._node.core.state.timelines.in_short(merge(flushed.applied, request.token.vector))
         answer = Answer(found.result, Token(vector, max(found.clock, request.token.clock)))
-        waiter = self._node.waiters[asked.request_id]
+        waiter = self._node.waiters.open[asked.request_id]
         if flushed.batches <= self._node.gate.durable_batches:
             self._answer(waiter, answer)
         else:

@@ -19,6 +19,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import NewerAsked
 from bedrockish.node.scheduling.direct_reads import DirectReads
 from bedrockish.node.scheduling.durability import Done
+from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish_journal.model.vector import Vector
 
 READS_MAX = 256  # that share a question
@@ -37,12 +38,10 @@ class Serving(Protocol):
     """The parts of a node that strict reads use."""
 
     core: Node
+    waiters: Waiters
 
     def enqueue_read(self, read: StrictRead) -> None:
         """Have the core answer a read."""
-
-    def answer_read(self, read: StrictRead, answer: Answer) -> None:
-        """Give the answer of a read to its client."""
 
 
 class StrictReads:
@@ -105,7 +104,9 @@ class StrictReads:
             if may_be:
                 self._node.enqueue_read(read)
             else:
-                self._node.answer_read(read, answer)
+                waiters = self._node.waiters
+                waiters.note(read.request, answer, read.began, asked=True)
+                waiters.tell(read.request, read.done, answer)
 
     def give_up(self) -> list[StrictRead]:
         """Take out all reads that are not answered."""

@@ -1,0 +1,83 @@
+"""The requests that wait for their answers: the memory that is kept for each, and the giving of the answer."""
+
+import time
+from collections.abc import Callable
+
+from bedrockish.api.requests import Answer, Request
+from bedrockish.common.histogram import Histogram
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.sqlite.limits import Memory
+from bedrockish.errors import BedrockishError
+from bedrockish.node.scheduling.durability import Done, Waiter
+from bedrockish.node.scheduling.faults import Faults
+from bedrockish.node.scheduling.statement_statistics import StatementStatistics
+
+HELD_BYTES_MIN = 64 << 10  # shorter changes and answers are not counted, for they are soon over
+
+
+class Waiters:
+    """The waiters of one node.
+
+    Args:
+        memory: counts the bytes that are kept for requests.
+        latency: the times from requests to their answers.
+        statements: counts statements.
+        faults: takes the errors of the functions that are told the answers.
+        unpack: unpacks large changes before they are counted.
+
+    Attributes:
+        open: the waiters by the number of their request.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        latency: Histogram,
+        statements: StatementStatistics,
+        faults: Faults,
+        unpack: Callable[[Prepared], None],
+    ) -> None:
+        self._memory, self._latency, self._statements, self._faults = memory, latency, statements, faults
+        self._unpack = unpack
+        self.open: dict[int, Waiter] = {}
+
+    def count_prepared(self, request_id: int, prepared: Prepared) -> None:
+        """Count a request's changes and its answer as used memory until it is answered."""
+        waiter, size = self.open.get(request_id), len(prepared.changes) + len(prepared.result)
+        if waiter is not None and (size >= HELD_BYTES_MIN or waiter.held):
+            self._unpack(prepared)
+            self.hold(waiter, size)
+
+    def hold(self, waiter: Waiter, size: int) -> None:
+        """Count the memory kept for a request, if it is much."""
+        size = size if size >= HELD_BYTES_MIN else 0
+        if size != waiter.held:
+            self._memory.hold(id(waiter), size - waiter.held)
+            waiter.held = size
+
+    def answered(self, waiter: Waiter) -> None:
+        """Give the waiter of a request its answer: everything that it rests on is durable."""
+        assert waiter.answer is not None
+        self.note(waiter.request, waiter.answer, waiter.began, asked=waiter.prepare is None)
+        self.tell(waiter.request, waiter.done, waiter.answer)
+        if waiter.held:
+            self.hold(waiter, 0)
+
+    def end(self, waiter: Waiter, answer: BedrockishError) -> None:
+        """Tell a waiter that its request has no other answer."""
+        self.tell(waiter.request, waiter.done, answer)
+        if waiter.held:
+            self.hold(waiter, 0)
+
+    def note(self, request: Request, answer: Answer | BedrockishError, began: float, *, asked: bool) -> None:
+        """Note an answer, and the time since the request came."""
+        took_s = time.monotonic() - began
+        self._latency.observe(took_s)
+        self._statements.note_answer(request, answer, took_s, asked=asked)
+
+    def tell(self, request: Request, done: Done, answer: Answer | BedrockishError) -> None:
+        """Call the function of a request with its answer; an error in it concerns no other request."""
+        try:
+            done(answer)
+        except Exception as error:  # its client learns nothing and asks again; others are answered
+            self._faults.caught(f"answering command {request.command}", error)

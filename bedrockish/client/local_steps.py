@@ -63,6 +63,9 @@ class Calls(Protocol):
         """Go on at another node."""
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told: ...
+    def _begin(self, what: What, timeout_s: float) -> int: ...
+    async def _wait(self, number: int) -> Answered | Told: ...
+    def _cancel(self, number: int) -> None: ...
     async def _in_place(self, method: Callable[..., T], *arguments: Any) -> T: ...
 
 
@@ -290,13 +293,11 @@ class LocalSteps:
         except BedrockishError:
             self.transactions.forget(what.request.command)
             raise
-        if not one.keeps_rows:
-            self.transactions.forget(what.request.command)  # the node has no use for its snapshot
         try:
             if prepared.readonly and one.request.read != STRICT:
                 answer: Answered | Told = Answered(0, Answer(prepared.result, one.seen))
             else:
-                answer = await self._certify(one.request, what, encode_prepared(prepared), timeout_s)
+                answer = await self._certify(one, what, encode_prepared(prepared), timeout_s)
         except BaseException as error:
             one.decide(error)
             raise
@@ -307,11 +308,21 @@ class LocalSteps:
         finally:
             self.transactions.forget(what.request.command)
 
-    async def _certify(self, begun: Request, what: Step, prepared: bytes, timeout_s: float) -> Answered | Told:
+    async def _certify(self, one: LocalTransaction, what: Step, prepared: bytes, timeout_s: float) -> Answered | Told:
         """Have the node commit a transaction, or certify its strict reads."""
+        session, begun = self._session, one.request
         request = replace(what.request, statements=(), read=begun.read, isolation=begun.isolation, token=Token())
+        step = Step(0, request, COMMIT, prepared)
         try:
-            return await self._session._call(Step(0, request, COMMIT, prepared), timeout_s)
+            if one.keeps_rows:
+                return await session._call(step, timeout_s)
+            number = session._begin(step, timeout_s)
+            try:
+                self.transactions.forget(what.request.command)  # rolled back here while the node is at work
+            except BaseException:
+                session._cancel(number)
+                raise
+            return await session._wait(number)
         except UnsupportedError as error:
             if not error.details.get("elsewhere"):
                 raise

@@ -85,6 +85,21 @@ def test_commit_tells_its_place_and_happens_once(db: Connection, table: str) -> 
     assert not db.settle("c" * 20 + "never")
 
 
+def test_program_gives_its_snapshot_back_while_the_node_commits(
+    db: Connection, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, forget = list[int](), here(db).forget
+
+    def noted(command: str) -> None:
+        under_way.append(len(db._client._waiting))
+        forget(command)
+
+    with db.transaction() as tx:
+        tx.execute(f"UPDATE {table} SET a = 12 WHERE id = 1")
+        monkeypatch.setattr(here(db), "forget", noted)
+    assert under_way == [1, 0], "the COMMIT is sent before, and answered after"
+
+
 def test_rollback_leaves_nothing(db: Connection, table: str) -> None:
     with pytest.raises(ZeroDivisionError), db.transaction() as tx:
         assert tx.execute(f"DELETE FROM {table}").rowcount / 0

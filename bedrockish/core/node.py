@@ -437,6 +437,8 @@ class Node:
                 self.coordinator.ends(Stage.PAUSED, number)
             case "request_deadline", int(number):
                 self.coordinator.past_deadline(number)
+            case "begin_rest", Txid() as txid:
+                self.coordinator.begin_rest(txid, is_late=True)
             case "ask_rest", int(number):
                 self.reading.ask_rest(number)
             case "reservation", _:

@@ -9,7 +9,7 @@ from bedrockish.core.protocol.records import Member, Membership
 from bedrockish.core.state.settings import Settings
 from tools.modelcheck.place import Place, new_place
 
-PLAIN = Settings()
+PLAIN = Settings(ask_rest_ms=0)  # every voter gets each BEGIN at once
 
 
 def add(command: str, key: str, timeout_s: float = 10.0) -> Request:

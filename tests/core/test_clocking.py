@@ -122,7 +122,7 @@ def test_clock_question_is_answered_unless_too_far_ahead() -> None:
 def test_no_clock_counts_as_ahead_before_a_majority_is_heard() -> None:
     """A node that has just started follows no clock before it has heard the walls of a majority, and blames no peer."""
     recovered = Recovered("B", "store of B", membership(0, "ABC"))
-    node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
+    node = Node(recovered, Settings(ask_rest_ms=0), lambda: 0.5, Now(0.0, WALL))
     node.start(Now(0.0, WALL))
     node.step(Received("A", AskClock(7, CLOCK)), Now(0.01, WALL + 10))
     assert node.state.clock.value < CLOCK

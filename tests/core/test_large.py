@@ -37,7 +37,7 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from tests.core.net import Net, add
 
 T = TypeVar("T")
-LARGE = Settings(inline_bytes=300, piece_bytes=16)  # all transactions of these tests are large
+LARGE = Settings(inline_bytes=300, piece_bytes=16, ask_rest_ms=0)  # all transactions of these tests are large
 BIG = "k" * 1_000  # a key so long that any transaction that writes it is large
 
 

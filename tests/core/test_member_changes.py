@@ -74,7 +74,7 @@ class One:
 
     def __init__(self, members: Membership, joining: Joining | None = None, lost: str = "") -> None:
         recovered = Recovered("B", "store of B", members, joining=joining, lost=lost)
-        self.node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL))
+        self.node = Node(recovered, Settings(ask_rest_ms=0), lambda: 0.5, Now(0.0, WALL))
         self.node.start(Now(0.0, WALL))
         for peer in self.node.state.roster.peers:  # it follows its wall clock only when it knows some of the others'
             self.hear(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL))

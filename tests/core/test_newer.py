@@ -1,6 +1,7 @@
 """Questions about every key: the voters that are asked, and the transactions that are in the way."""
 
 from bedrockish.core.protocol.messages import Approve, Begin, Check, Checked
+from bedrockish.core.state.settings import Settings
 from tests.core.net import Net, add
 
 
@@ -20,7 +21,7 @@ def told(net: Net) -> dict[int, bool]:
 
 
 def test_one_voter_of_three_is_asked_when_nothing_is_newer() -> None:
-    net = Net("ABC")
+    net = Net("ABC", settings=Settings())
     assert ask(net, 1) is None
     net.deliver()
     assert told(net) == {1: False}
@@ -35,7 +36,7 @@ def test_sole_voter_answers_itself() -> None:
 
 
 def test_learner_needs_the_answers_of_a_majority() -> None:
-    net = Net("BCD", learners="A")
+    net = Net("BCD", learners="A", settings=Settings())
     assert ask(net, 1) is None
     net.deliver()
     assert told(net) == {1: False}
@@ -44,7 +45,7 @@ def test_learner_needs_the_answers_of_a_majority() -> None:
 
 def test_transaction_that_is_pending_at_the_voter_may_be_newer() -> None:
     """B leads it and has told C alone; C has approved, so its client may be told at any moment."""
-    net = Net("ABC")
+    net = Net("ABC", settings=Settings())
     net.cut("A", "B")
     net.kept = {Approve}
     net.ask("B", add("given", "y"))
@@ -55,7 +56,7 @@ def test_transaction_that_is_pending_at_the_voter_may_be_newer() -> None:
 
 
 def test_commit_that_has_not_arrived_may_be_newer() -> None:
-    net = Net("ABC")
+    net = Net("ABC", settings=Settings())
     net.cut("A", "B")
     net.ask("B", add("given", "y"))
     net.deliver()
@@ -69,7 +70,7 @@ def test_commit_that_has_not_arrived_may_be_newer() -> None:
 
 
 def test_own_pending_transaction_is_in_the_way_without_a_question() -> None:
-    net = Net("ABC")
+    net = Net("ABC", settings=Settings())
     net.kept = {Begin}
     net.ask("A", add("given", "y"))
     assert ask(net, 1) is True
@@ -77,7 +78,7 @@ def test_own_pending_transaction_is_in_the_way_without_a_question() -> None:
 
 
 def test_late_voter_is_not_waited_for() -> None:
-    net = Net("ABC")
+    net = Net("ABC", settings=Settings())
     ask(net, 1)
     (first,) = asked(net)
     net.flights.clear()  # the question is lost with the voter
@@ -89,7 +90,7 @@ def test_late_voter_is_not_waited_for() -> None:
 
 
 def test_answer_of_the_late_voter_counts_too() -> None:
-    net = Net("ABC")
+    net = Net("ABC", settings=Settings())
     net.kept = {Checked}
     ask(net, 1)
     net.run(0.1)
@@ -100,14 +101,14 @@ def test_answer_of_the_late_voter_counts_too() -> None:
 
 
 def test_question_ends_where_no_majority_is_up() -> None:
-    net = Net("ABC")
+    net = Net("ABC", settings=Settings())
     net.cut("A", "B")
     net.cut("A", "C")
     assert ask(net, 1) is True
 
 
 def test_question_ends_when_no_voter_answers() -> None:
-    net = Net("ABC")
+    net = Net("ABC", settings=Settings())
     net.kept = {Checked}
     ask(net, 1)
     net.run(10.0)

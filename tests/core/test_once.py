@@ -38,7 +38,9 @@ class Trio:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.nodes = {name: Node(Recovered(name, name, MEMBERS), Settings(), lambda: 0.5, self.now) for name in NODES}
+        self.nodes = {
+            name: Node(Recovered(name, name, MEMBERS), Settings(ask_rest_ms=0), lambda: 0.5, self.now) for name in NODES
+        }
         self.under_way: deque[tuple[str, str, Message]] = deque()
         self.cut: set[str] = set()
         self.answers: dict[int, Answer | BedrockishError] = {}

@@ -68,7 +68,7 @@ class Voter:
         self.compared: list[Txid] = []
         self.node = Node(
             Recovered("B", "sB", members, **recovered),
-            Settings(),
+            Settings(ask_rest_ms=0),
             lambda: 0.5,
             self.now,
             has_applied=lambda txid: txid in self.journal,

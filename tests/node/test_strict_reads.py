@@ -133,3 +133,20 @@ async def test_node_that_stops_refuses_the_reads_of_an_open_question(
         }
         questions.tell(may_be=False)  # comes too late, and changes nothing
         assert len(node.answers) == 2
+
+
+async def test_reads_go_to_the_core_for_a_moment_after_a_question_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strict_reads, "PAUSE_S", 0.3)
+    async with a_node(tmp_path, monkeypatch) as node:
+        questions = Questions(node, monkeypatch)
+        node.ask("in vain", read=STRICT)
+        await settled()
+        questions.tell(may_be=True)
+        assert await node.value(read=STRICT) == 0
+        assert len(questions.asked) == 1
+        await trio.sleep(0.4)
+        node.ask("later", read=STRICT)
+        await settled()
+        assert len(questions.asked) == 2

@@ -159,7 +159,7 @@ class Table:
         recovered = place.disk.durable.recover(name, self.membership)
         place.node = Node(
             recovered,
-            Settings(),
+            Settings(ask_rest_ms=0),
             draws(ord(name)),
             self.now,
             has_applied=place.disk.has_applied,

@@ -6,7 +6,7 @@ from bedrockish.api.requests import Request, Statement
 from bedrockish.core.state.settings import Settings
 
 NAMES = "ABCDEFG"
-STILL = Settings(clock_block_ms=0, fetch_after_ms=1)
+STILL = Settings(clock_block_ms=0, fetch_after_ms=1, ask_rest_ms=0)  # every voter gets each BEGIN
 AHEAD = replace(STILL, inline_bytes=300, piece_bytes=400)  # a large body travels ahead in a piece or two
 TIMED = replace(STILL, closing_lag_ms=0)  # a heartbeat closes time up to now
 

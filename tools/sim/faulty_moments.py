@@ -418,6 +418,13 @@ MOMENTS: dict[str, Moment] = {
         ),
         "tests.core.test_dropped:test_leader_begins_nothing_whose_base_lacks_a_dropped_commit",
     ),
+    "the rest of the voters is never asked": Moment(
+        fault(
+            "the other voters get BEGIN when the first are late",
+            (coordinator.Coordinator, "begin_rest", "if attempt is None or", "if True or"),
+        ),
+        "tests.core.test_quorum_first:test_other_voter_gets_begin_when_the_first_is_late",
+    ),
     # -- who goes first ----------------------------------------------------------------------------------------------
     "nobody holds back": Moment(
         fault(

@@ -27,7 +27,7 @@ from bedrockish.core.protocol.records import decode_membership
 from bedrockish.core.state.settings import approvals_needed, majority
 from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.entry import Entry, decode_label
-from bedrockish_journal.model.transaction import MEMBERS, Txid, decode_transaction
+from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid, decode_transaction
 from tools.sim.clients import Call
 from tools.sim.damage import is_damaged
 from tools.sim.database import wants_clock
@@ -63,6 +63,7 @@ class Laws:
         self.rolled_back: dict[Txid, str] = {}
         self.beginnings: dict[Txid, float] = {}  # when its BEGIN was first heard
         self.held: set[Txid] = set()  # of which a node's vote became durable, its leader's first
+        self.said: set[Txid] = set()  # those whose BEGIN a leader has composed
         self.begun: dict[str, int] = {}  # highest clock that each leader gave
         self.clocks: dict[str, int] = {}  # highest that each node told
         self.settled: dict[str, Answer] = {}  # commands of which a client was told that they never happen
@@ -119,6 +120,21 @@ class Laws:
         story = self.moving.broken_by(machine, message)
         if story:
             self.broken("what came in time is not late", story)
+        if isinstance(message, Begin):
+            self._says_begin(machine, decode_transaction(message.body))
+
+    def _says_begin(self, machine: "Machine", transaction: Transaction) -> None:
+        """A leader begins transactions in the order of their clocks, whenever their BEGINs leave, and to whom."""
+        txid, source = transaction.txid, machine.name
+        if txid in self.said:
+            return
+        self.said.add(txid)
+        request = self.requests.get(transaction.command)
+        told = request is not None and wants_clock(request)  # it begins at the clock that it was told
+        # A node that forgot cannot even know what it has begun.
+        if txid.clock <= self.begun.get(txid.leader, 0) and not machine.forgot and not told:
+            self.broken("clocks never go back", f"{source} begins {txid} after a later one")
+        self.begun[txid.leader] = max(txid.clock, self.begun.get(txid.leader, 0))
 
     def left(self, source: str, message: Message) -> None:
         """A message leaves a node."""
@@ -137,12 +153,6 @@ class Laws:
                     self.broken("nothing leaves before it is durable", f"{source} begins {txid}")
                 if txid not in self.beginnings:
                     self.beginnings[txid] = self.world.now
-                    forgot = self.world.machines[source].forgot  # then it cannot even know what it has begun
-                    request = self.requests.get(transaction.command)
-                    told = request is not None and wants_clock(request)  # it begins at the clock that it was told
-                    if txid.clock <= self.begun.get(txid.leader, 0) and not forgot and not told:
-                        self.broken("clocks never go back", f"{source} begins {txid} after a later one")
-                    self.begun[txid.leader] = max(txid.clock, self.begun.get(txid.leader, 0))
                     if txid in self.rolled_back:
                         self.broken("an end is for ever", f"{txid} was rolled back and begins")
             case Reject(txid, Reason.FOR, other) if other is not None:

@@ -155,6 +155,7 @@ class Options:
     only: tuple[str, ...] = ()
     end_s: float = 0.0
     level: int = LEVEL
+    ask_rest_ms: int = 0
 
     @property
     def settings(self) -> Settings:
@@ -167,6 +168,7 @@ class Options:
             fetch_bytes=self.fetch_bytes,
             schema_delay_ms=self.schema_delay_ms,
             reserve_ms=self.reserve_ms,
+            ask_rest_ms=self.ask_rest_ms,
             **({"inline_bytes": 2 * self.piece_bytes, "piece_bytes": self.piece_bytes} if self.piece_bytes else {}),
         )
 
@@ -237,8 +239,14 @@ def draw_options(seed: int) -> Options:
 
 def draw_wide_options(seed: int) -> Options:
     """Return a world of any kind."""
-    options, luck = _wide_options(seed), Random(f"damage {seed}")
+    options, luck = _with_rest(_wide_options(seed)), Random(f"damage {seed}")
     return _damage(options, luck, every_s=(0.1, 0.5, 2.0))
+
+
+def _with_rest(options: Options) -> Options:
+    """Return the options with leaders that ask a quorum first, in one world of two."""
+    luck = Random(f"rest {options.seed}")
+    return options if luck.random() < 0.5 else options.with_(ask_rest_ms=luck.choice((1, 10, 10, 30)))
 
 
 def _damage(options: Options, luck: Random, every_s: tuple[float, ...]) -> Options:
@@ -300,7 +308,7 @@ def _wide_options(seed: int) -> Options:
 
 def draw_hard_options(seed: int) -> Options:
     """Return a small, hot world full of needless recoveries and restarts: where most faults of a protocol show."""
-    options, luck = _hard_options(seed), Random(f"hard damage {seed}")
+    options, luck = _with_rest(_hard_options(seed)), Random(f"hard damage {seed}")
     return _damage(options, luck, every_s=(0.05, 0.2))
 
 

@@ -14,6 +14,7 @@ from bedrockish.core.coordinator.abort import Rollbacks
 from bedrockish.core.coordinator.commit_clock import ClockQuorum
 from bedrockish.core.coordinator.contention import Contention, Obstacle, Pause, WaitFor
 from bedrockish.core.coordinator.offers import Offers
+from bedrockish.core.coordinator.quickest import QuickestVoters
 from bedrockish.core.coordinator.reads import Reading
 from bedrockish.core.coordinator.ready import End, Ready
 from bedrockish.core.coordinator.replies import Replies
@@ -39,6 +40,8 @@ from bedrockish_journal.model.access_set import AccessSet, is_clock
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid
 from bedrockish_journal.model.vector import covers
+
+CONTENDED_S = 1.0  # for so long after leaders were in each other's way every voter is told of a transaction at once
 
 # Where a request goes on: the next stage, or the reason for it. An attempt is begun (IN_FLIGHT), an obstacle waited for
 # (WAITING, PAUSED), and an error is the answer as soon as none of its attempts can happen any more (ENDING).
@@ -70,6 +73,7 @@ class Coordinator:
         self.offers = Offers(state, staging)
         self.together = Together(in_flight, self.ready)
         self.attempts: dict[Txid, Attempt] = {}
+        self.quickest = QuickestVoters(state)
         self._behind: dict[int, InFlight] = {}  # those whose session has seen more than this node
         # By the stage that has ended; the other stages end with an answer, or with a pause.
         self._handlers: dict[Stage, Callable[[InFlight, End], Step]] = {
@@ -442,7 +446,10 @@ class Coordinator:
             # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.
             after_ms = max(1, state.settings.schema_delay_ms * is_clock(found.key))
             return Pause(after_ms)
-        return self.contention.before(inflight, prepared.kind)
+        obstacle = self.contention.before(inflight, prepared.kind)
+        if isinstance(obstacle, WaitFor) and obstacle.txid.leader != state.me:
+            state.contests.latest = state.clock.now.seconds
+        return obstacle
 
     def _attempt(self, inflight: InFlight, prepared: Prepared, clock: int, activates: int) -> Step:
         """Return the transaction to begin for a request that conflicts with nothing, unless others go first."""
@@ -489,11 +496,48 @@ class Coordinator:
             one.move(Stage.IN_FLIGHT)
             one.begun = txid.clock
             one.open.add(txid)
-        state.outbox.send_voters(attempt.begin)
+        self._send_begin(attempt)
         if inflight.behind:
             self.contention.wait_queue.begun(inflight, transaction)
         # Where we are the only voter, our own vote is all that there is to count.
         self._count(attempt)
+
+    def _send_begin(self, attempt: Attempt) -> None:
+        """Send a BEGIN to the voters: to no more than a quorum needs, the quickest, if nobody is in its way lately.
+
+        The others learn of the transaction by its COMMIT, or by its BEGIN when the first voters are late or reject it.
+        Leaders that contend for keys are told at once, by each of their voters.
+        """
+        state, begin = self.state, attempt.begin
+        is_contended = state.clock.now.seconds - state.contests.latest < CONTENDED_S
+        if is_contended or not state.settings.ask_rest_ms or attempt.transaction.kind != ROWS:
+            state.outbox.send_voters(begin)
+            return
+        asked, rest = self.quickest.first(state.roster.quorum - 1)
+        if len(asked) < state.roster.quorum - 1:  # it waits for voters that come back
+            state.outbox.send_voters(begin)
+            return
+        attempt.rest = rest
+        for node in asked:
+            state.outbox.send(node, begin)
+        if attempt.rest:
+            state.timers.set(self.quickest.late_ms(asked), "begin_rest", attempt.transaction.txid)
+
+    def begin_rest(self, txid: Txid, *, is_late: bool) -> None:
+        """Send a BEGIN to the other voters: the first ones are late, or one of them has rejected it."""
+        attempt, state = self.attempts.get(txid), self.state
+        if attempt is None or not attempt.counting or not attempt.rest:
+            return
+        rest, attempt.rest = attempt.rest, []
+        for node in state.roster.voters_up():
+            if node in attempt.approvals or node in attempt.rejects:
+                continue
+            if node in rest:
+                state.outbox.send(node, attempt.begin)
+            elif is_late:
+                self.quickest.note_late(node, state.clock.now.seconds - attempt.since)
+        if not is_late:
+            state.timers.drop("begin_rest", txid)
 
     # -- answers from voters ---------------------------------------------------------------------------------------
 
@@ -502,7 +546,9 @@ class Coordinator:
         attempt = self.attempts.get(message.txid)
         if attempt is not None and attempt.counting and self.state.roster.is_voter(peer):  # L1: each voter once
             attempt.approvals[peer] = message.tick
-            self.state.note_answer(self.state.clock.now.seconds - attempt.since)
+            took_s = self.state.clock.now.seconds - attempt.since
+            self.state.note_answer(took_s)
+            self.quickest.answered(peer, took_s)
             # It may have rejected this BEGIN and approved it when it was said again: a reject promises nothing.
             attempt.rejects.pop(peer, None)
             self._count(attempt)
@@ -516,6 +562,8 @@ class Coordinator:
         state, transaction = self.state, attempt.transaction
         assert state.me in attempt.approvals, "its leader's own vote is one of the quorum"
         attempt.counting = False
+        if attempt.rest:
+            state.timers.drop("begin_rest", transaction.txid)
         # From here on an approval or a reject that still comes changes nothing: it is decided once.
         state.note_commit(state.clock.now.seconds - attempt.since)
         peers = list(state.roster.peers)  # also one that this may remove
@@ -555,6 +603,8 @@ class Coordinator:
             # Its leader wants the same keys: from now on the two take turns.
             self.contention.turns.note_rival(message.other.leader)
             self.apply_queue.ask_about(message.other, peer)
+            self.state.contests.latest = self.state.clock.now.seconds
+        self.begin_rest(message.txid, is_late=False)
         self._count_rejects(attempt, patient=True)
 
     def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:

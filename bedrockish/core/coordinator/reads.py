@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import cbor2
 
+from bedrockish.core.coordinator.quickest import QuickestVoters
 from bedrockish.core.coordinator.request import InFlight
 from bedrockish.core.protocol.effects import NewerTold
 from bedrockish.core.protocol.messages import Check, Checked
@@ -30,9 +31,6 @@ from bedrockish_journal.model.vector import Vector, covers
 
 READS_MAX = 64  # that share a question
 KEYS_MAX = 1_000  # that they have read together
-# A question about every key goes to as many voters as are needed, the quickest ones; and to the rest if these are late:
-# after so many milliseconds, or times their usual answer. The weight is that of one answer in the usual one.
-LATE_MS, LATE_TIMES, CHECK_WEIGHT, ASK_ALL_EVERY = 10, 4, 0.2, 256
 # A read of every key and of every clock: each commit and each pending transaction is in its way.
 EVERY_KEY = AccessSet(frozenset({clock_key(LAST_CLOCK)}), (EVERYTHING,))
 EVERY_KEY_PACKED = cbor2.dumps(EVERY_KEY.pack())
@@ -97,6 +95,7 @@ class Reading:
     def __init__(self, state: State) -> None:
         self.state = state
         self.questions: dict[int, Question] = {}
+        self.quickest = QuickestVoters(state)
         self.of_newer: dict[int, NewerQuestion] = {}  # by the number of the message
         self.waiting: deque[Read] = deque()  # for the end of the shared question, to share the next one
         self._count = self._shared = 0
@@ -143,15 +142,12 @@ class Reading:
         if len(clear) >= state.roster.majority:
             state.outbox.emit(NewerTold(number, may_be=False))
             return
-        peers, now, wanted = state.roster.peers, state.clock.now.seconds, state.roster.majority - len(clear)
-        voters = sorted(state.roster.voters_up(), key=lambda node: peers[node].check_s)
-        if len(voters) < wanted:
+        now, wanted = state.clock.now.seconds, state.roster.majority - len(clear)
+        asked, rest = self.quickest.first(wanted)
+        if len(asked) < wanted:
             state.outbox.emit(NewerTold(number, may_be=True))
             return
         self._count += 1
-        # Now and then all, so that the one that has become the quickest is found.
-        asked = voters if self._count % ASK_ALL_EVERY == 0 else voters[:wanted]
-        rest = voters[len(asked) :]
         vector = state.timelines.in_short({node: tick for node, tick in base.items() if tick})
         check = Check(self._count, vector, EVERY_KEY_PACKED, state.clock.read())
         overdue = now + state.settings.suspicion_ms / 1000
@@ -159,8 +155,7 @@ class Reading:
         for voter in asked:
             state.outbox.send(voter, check)
         if rest:
-            slowest_s = max(peers[voter].check_s for voter in asked)
-            state.timers.set(max(LATE_MS, LATE_TIMES * 1000 * slowest_s), "ask_rest", self._count)
+            state.timers.set(self.quickest.late_ms(asked), "ask_rest", self._count)
 
     def ask_rest(self, count: int) -> None:
         """Ask the other voters a question about every key, if the first have not answered it yet."""
@@ -173,8 +168,7 @@ class Reading:
             if voter in question.rest:
                 state.outbox.send(voter, question.check)
             elif voter not in question.clear:
-                peer = state.roster.peers[voter]
-                peer.check_s = max(peer.check_s, late_s)
+                self.quickest.note_late(voter, late_s)
         question.rest = []
 
     def _others_outside(self, base: Vector) -> list[Txid]:
@@ -188,8 +182,7 @@ class Reading:
     def _told_newer(self, peer: str, message: Checked, question: NewerQuestion) -> None:
         """Count an answer to a question about every key."""
         state = self.state
-        of_peer = state.roster.peers[peer]
-        of_peer.check_s += CHECK_WEIGHT * (state.clock.now.seconds - question.asked - of_peer.check_s)
+        self.quickest.answered(peer, state.clock.now.seconds - question.asked)
         if not message.others:
             question.clear.add(peer)
             if len(question.clear) < state.roster.majority:

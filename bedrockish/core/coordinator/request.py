@@ -186,7 +186,8 @@ class InFlight:
 class Attempt:
     """One transaction of ours in flight.
 
-    ``counting`` ends when we give it up, or promise it to a recovery. ``is_group``: of commands that came together.
+    ``counting`` ends when we give it up, or promise it to a recovery. ``rest``: the voters that get its BEGIN when the
+    first ones are late; none any more once they have got it. ``is_group``: of commands that came together.
     ``repeat``: of its BEGIN. ``trace``: of the first of its requests that is recorded.
     """
 
@@ -195,6 +196,7 @@ class Attempt:
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
+    rest: list[str] = field(default_factory=list)
     counting: bool = True
     is_group: bool = False
     repeat: Repeat = field(default_factory=lambda: Repeat(0.0, 0.0))

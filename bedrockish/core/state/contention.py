@@ -63,17 +63,22 @@ def other_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 class Contests:
-    """The last time, in seconds, at which another leader's transaction was in the way of one of ours, by object."""
+    """The last time, in seconds, at which another leader's transaction was in the way of one of ours, by object.
+
+    Attributes:
+        latest: the last time at which transactions of two leaders were in each other's way, as far as this node knows.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, float]] = {}
+        self.latest = -MEMORY_S
 
     def note(self, name: str, leader: str, seconds: float) -> None:
         """Note that a transaction of ours has lost a run to one of another leader's."""
         if name not in self._last and len(self._last) >= OBJECTS_MAX:
             # Bounded, and harmless: a forgotten rival costs a conflict at most.
             self._last.clear()
-        self._last.setdefault(name, {})[leader] = seconds
+        self._last.setdefault(name, {})[leader] = self.latest = seconds
 
     def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
         """Return the leaders that were in the way at any of these objects not long ago."""

@@ -26,7 +26,6 @@ class Peer:
         suspected: we have begun to finish its transactions without it.
         ask: when to ask it again for the outcomes of its transactions pending here; None if none is pending for long.
         pending_s: how long transactions that it led and committed were pending here, lately, in seconds.
-        check_s: how long it takes lately to answer a question about every key, in seconds; 0: it was not asked yet.
         patience: how many times ``suspicion_ms`` it may be silent; doubled when it was suspected and is alive.
         ahead_ms: how far its clock is ahead of most voters' clocks, if that is further than we follow; else 0.
         level: the release level of its program; ``UNKNOWN`` if it has told none yet.
@@ -46,7 +45,6 @@ class Peer:
     suspected: bool = False
     ask: Repeat | None = None
     pending_s: float = 0.0
-    check_s: float = 0.0
     patience: float = 1.0
     ahead_ms: int = 0
     level: int = UNKNOWN

@@ -24,6 +24,8 @@ class Settings:
         fetch_bytes: how much of a timeline is asked for at a time.
         inline_bytes: a transaction or a message that is larger than this travels in pieces.
         piece_bytes: size of one piece.
+        ask_rest_ms: after how long at least the voters beyond a quorum are asked, if that has not answered; 0: all
+            voters are asked at once.
         retry_ms_min: first pause before a rejected command is run again; doubled each time, with jitter.
         retry_ms_max: longest such pause.
         barrier_ms: how long new transactions wait so that a membership change can get through.
@@ -45,6 +47,7 @@ class Settings:
     fetch_bytes: int = 4_000_000
     inline_bytes: int = 256 << 10
     piece_bytes: int = 64 << 10
+    ask_rest_ms: int = 10
     retry_ms_min: int = 2
     retry_ms_max: int = 200
     barrier_ms: int = 300
@@ -59,6 +62,7 @@ FIXED = frozenset(
         "fetch_bytes",
         "inline_bytes",
         "piece_bytes",
+        "ask_rest_ms",
         "retry_ms_min",
         "retry_ms_max",
         "barrier_ms",

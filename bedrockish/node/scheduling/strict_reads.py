@@ -8,7 +8,7 @@ Reads that arrive while a question is under way wait for the next one: a commit 
 asked. The order matters, too. A state read after the question could have the later of two commits and not the earlier.
 
 Where anything is pending the question would be answered with it, so those reads go to the core, which asks about their
-keys alone (``core.coordinator.reads``).
+keys alone (``core.coordinator.reads``). So do all for a moment after a question that was in vain.
 """
 
 import time
@@ -23,6 +23,7 @@ from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish_journal.model.vector import Vector
 
 READS_MAX = 256  # that share a question
+PAUSE_S = 0.02  # for so long after a question that was in vain reads go to the core: others are writing
 
 
 class StrictRead(NamedTuple):
@@ -57,15 +58,19 @@ class StrictReads:
         self._waiting: list[StrictRead] = []  # for the next question
         self._asked: list[tuple[StrictRead, Answer]] = []  # those that the question under way is about
         self._number = 0  # of that question
+        self._not_before = 0.0  # when the next read is kept here, by ``time.monotonic``
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._asked)
 
     def take(self, request: Request, done: Done, owner: object) -> bool:
         """Keep a strict read for the next question; return False if the core has to answer it."""
-        if len(self._node.core.state.votes.pending) or not self._direct.may_answer(request):
+        now = time.monotonic()
+        if now < self._not_before or len(self._node.core.state.votes.pending):
             return False
-        self._waiting.append(StrictRead(request, done, owner, time.monotonic()))
+        if not self._direct.may_answer(request):
+            return False
+        self._waiting.append(StrictRead(request, done, owner, now))
         return True
 
     @property
@@ -100,6 +105,8 @@ class StrictReads:
         if number != self._number:
             return  # its reads were given up
         asked, self._asked = self._asked, []
+        if may_be:
+            self._not_before = time.monotonic() + PAUSE_S
         for read, answer in asked:
             if may_be:
                 self._node.enqueue_read(read)

@@ -1,0 +1,50 @@
+"""The voters to ask first: as many as an answer needs, those that have answered quickest lately."""
+
+from collections.abc import Iterable
+
+from bedrockish.core.state.state import State
+
+LATE_TIMES = 4  # an answer that takes so many times as long as usual is late
+LATE_MS_MAX = 50.0  # half of the least closing lag: a BEGIN still reaches the others in time
+WEIGHT = 0.2  # of one answer in the usual time
+ASK_ALL_EVERY = 256  # questions: so a voter that has become quicker is found
+
+
+class QuickestVoters:
+    """The voters in the order in which one kind of question is asked."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._usual_s: dict[str, float] = {}  # by voter, of the answers; one that was not asked yet comes first
+        self._count = 0
+
+    def first(self, wanted: int) -> tuple[list[str], list[str]]:
+        """Return the voters to ask first and those to ask when one of these is late; only voters that are up.
+
+        Args:
+            wanted: how many answers are needed. If fewer voters are up, all of them are returned.
+        """
+        usual_s = self._usual_s
+        voters = self.state.roster.voters_up()
+        self._count += 1
+        if len(voters) <= wanted or self._count % ASK_ALL_EVERY == 0:
+            return voters, []
+        voters.sort(key=lambda node: usual_s.get(node, 0.0))
+        return voters[:wanted], voters[wanted:]
+
+    def late_ms(self, asked: Iterable[str]) -> float:
+        """Return after how many milliseconds the rest is to be asked."""
+        slowest_s = max([self._usual_s.get(node, 0.0) for node in asked])
+        return min(max(self.state.settings.ask_rest_ms, LATE_TIMES * 1000 * slowest_s), LATE_MS_MAX)
+
+    def answered(self, node: str, took_s: float) -> None:
+        """Note how long an answer took, in seconds."""
+        usual_s = self._usual_s.get(node, took_s)
+        self._usual_s[node] = usual_s + WEIGHT * (took_s - usual_s)
+
+    def note_late(self, node: str, late_s: float) -> None:
+        """Note that a voter has not answered for so many seconds.
+
+        They count twice: its answer is still to come, and those of the voters asked now count from the beginning, too.
+        """
+        self._usual_s[node] = max(self._usual_s.get(node, 0.0), 2 * late_s)

@@ -1,0 +1,100 @@
+"""BEGINs go to as many voters as a quorum needs, and to the others when these are late or reject it."""
+
+import pytest
+
+from bedrockish.api.requests import Request, Statement
+from bedrockish.core.coordinator.coordinator import CONTENDED_S
+from bedrockish.core.protocol.messages import Approve, Begin, Commit
+from bedrockish.core.state.settings import Settings
+from tests.core.net import Net, add
+
+
+def a_net(voters: str = "ABC") -> Net:
+    return Net(voters, settings=Settings())
+
+
+def begins(net: Net, leader: str = "A") -> list[str]:
+    """Return the voters to which a leader has sent BEGIN, in order."""
+    return [peer for source, peer, message in net.said if source == leader and isinstance(message, Begin)]
+
+
+@pytest.mark.parametrize(("voters", "asked"), [("ABC", 1), ("ABCDE", 2), ("ABCDEFG", 4)])
+def test_begin_goes_to_as_many_voters_as_a_quorum_needs(voters: str, asked: int) -> None:
+    net = a_net(voters)
+    net.ask("A", add("one", "x"))
+    net.deliver()
+    assert net.told("A") == {"one": "A1"}
+    assert len(begins(net)) == asked
+    net.run(2.0)
+    assert len(begins(net)) == asked
+    assert all("one" in place.disk.seen.commands for place in net.places.values())
+
+
+def test_voter_that_was_not_asked_gets_the_transaction_with_its_commit() -> None:
+    net = a_net()
+    net.ask("A", add("one", "x"))
+    net.deliver()
+    bodies = {peer: message.body for _, peer, message in net.said if isinstance(message, Commit)}
+    (asked,) = begins(net)
+    assert bodies.keys() == {"B", "C"}
+    assert [peer for peer, body in bodies.items() if body is None] == [asked]
+
+
+def test_other_voter_gets_begin_when_the_first_is_late() -> None:
+    net = a_net()
+    net.ask("A", add("one", "x"))
+    (first,) = begins(net)
+    net.flights.clear()  # the voter has stopped
+    net.run(0.005)
+    assert begins(net) == [first]
+    net.run(0.1)
+    assert sorted(begins(net)) == ["B", "C"]
+    assert net.told("A") == {"one": "A1"}
+    net.ask("A", add("two", "y"))
+    assert begins(net)[2] != first
+
+
+def test_other_voter_gets_begin_at_once_when_the_first_rejects_it() -> None:
+    """B leads one on the same key and has told nobody yet but C, so C rejects A's, and B would, too."""
+    net = a_net()
+    net.kept = {Approve}
+    net.cut("A", "B")
+    net.ask("B", add("theirs", "x"))
+    net.deliver()
+    net.mend("A", "B")
+    net.said.clear()
+    net.places["A"].core.coordinator.quickest.note_late("B", 1.0)
+    net.ask("A", add("ours", "x"))
+    assert begins(net) == ["C"]
+    net.deliver()
+    assert begins(net)[:2] == ["C", "B"]
+
+
+def test_every_voter_gets_begin_at_once_while_leaders_contend() -> None:
+    net = a_net()
+    net.places["A"].core.state.contests.latest = net.seconds
+    net.ask("A", add("one", "x"))
+    assert len(begins(net)) == 2
+    net.run(CONTENDED_S + 0.1)
+    net.ask("A", add("two", "y"))
+    assert len(begins(net)) == 3
+
+
+def test_leaders_that_met_tell_every_voter() -> None:
+    net = a_net()
+    net.kept = {Begin}
+    net.ask("A", add("ours", "x"))
+    net.ask("B", add("theirs", "x"))
+    net.kept = set()
+    net.run(0.2)
+    assert net.told("A") | net.told("B") == {"ours": "A1", "theirs": "B1"}
+    net.said.clear()
+    net.ask("A", add("next of A", "y"))
+    net.ask("B", add("next of B", "z"))
+    assert len(begins(net)) + len(begins(net, "B")) >= 3, "at least one of them knows of the other"
+
+
+def test_change_of_the_schema_goes_to_every_voter() -> None:
+    net = a_net()
+    net.ask("A", Request("alter", (Statement("alter", ()),), timeout_s=10.0))
+    assert len(begins(net)) == 2

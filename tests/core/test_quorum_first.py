@@ -55,7 +55,7 @@ def test_other_voter_gets_begin_when_the_first_is_late() -> None:
 
 
 def test_other_voter_gets_begin_at_once_when_the_first_rejects_it() -> None:
-    """B leads one on the same key and has told nobody yet but C, so C rejects A's, and B would, too."""
+    """B leads one on the same key, and C alone has heard of it: C rejects that of A, and B would, too."""
     net = a_net()
     net.kept = {Approve}
     net.cut("A", "B")

@@ -276,7 +276,7 @@ class Machine:
             if boot != self.boot:
                 return  # it has found that it is damaged
         if self.node is not None:
-            self._ask_newer(self.node)
+            self.guarded(self._ask_newer)
             if boot != self.boot:
                 return  # as above
             deadline = self.node.deadline()
@@ -291,7 +291,7 @@ class Machine:
         question = self.newer.question(node)
         if question is not None:
             self.world.trace(self.name, question)
-            self.guarded(lambda node: self._perform(node.step(question, self.now())))
+            self._perform(node.step(question, self.now()))
 
     def guarded(self, action: Callable[[Node], None]) -> None:
         """Do something with the core; that it fails is a broken law."""

@@ -503,7 +503,7 @@ class Coordinator:
         self._count(attempt)
 
     def _send_begin(self, attempt: Attempt) -> None:
-        """Send a BEGIN to the voters: to no more than a quorum needs, the quickest, if nobody is in its way lately.
+        """Send a BEGIN to the voters: to no more than a quorum needs, the quickest, unless leaders contend.
 
         The others learn of the transaction by its COMMIT, or by its BEGIN when the first voters are late or reject it.
         Leaders that contend for keys are told at once, by each of their voters.

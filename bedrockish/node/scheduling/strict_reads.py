@@ -1,4 +1,4 @@
-"""Answers short strict reads of a quiet cluster: all that have arrived share one question about every key.
+"""Answers short strict reads of a quiet cluster, where one question about every key serves all that have arrived.
 
 The reads are executed first, on the state of ``DirectReads``, and kept; then the core asks a majority whether anything
 is committed or pending outside that state. If nothing is, all of them were valid when the question was asked, which is
@@ -8,7 +8,7 @@ Reads that arrive while a question is under way wait for the next one: a commit 
 asked. The order matters, too. A state read after the question could have the later of two commits and not the earlier.
 
 Where anything is pending the question would be answered with it, so those reads go to the core, which asks about their
-keys alone (``core.coordinator.reads``). So do all for a moment after a question that was in vain.
+keys alone (``core.coordinator.reads``). So do all reads for a moment after an answer that there may be newer commits.
 """
 
 import time
@@ -23,7 +23,7 @@ from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish_journal.model.vector import Vector
 
 READS_MAX = 256  # that share a question
-PAUSE_S = 0.02  # for so long after a question that was in vain reads go to the core: others are writing
+PAUSE_S = 0.02  # after an answer that there may be newer commits, reads go to the core for so many seconds
 
 
 class StrictRead(NamedTuple):

@@ -4,7 +4,7 @@ Rule 1: nothing here waits, reads a clock, draws a number or opens a file.
 Rule 2: each message of a node rests on its writes; the driver lets none leave before they are durable.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import assert_never
 
 from bedrockish.common.levels import OLDEST
@@ -72,13 +72,11 @@ from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.safe_time import SafeTime
 from bedrockish.core.replica.staging import Staging
 from bedrockish.core.replica.voter import Voting
-from bedrockish.core.state.packed_commits import Place
+from bedrockish.core.state.file_lookups import EMPTY_FILE, FileLookups
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
-from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.errors import EntryMalformedError
-from bedrockish_journal.model.transaction import Transaction, Txid
-from bedrockish_journal.model.vector import Vector
+from bedrockish_journal.model.transaction import Txid
 
 # The messages that a node with damaged tables still takes: gossip, questions that its journal answers, and the ends of
 # its own transactions, which it gave up when it started. It leaves the rest to the other nodes.
@@ -94,15 +92,7 @@ class Node:
         settings: timings and bounds.
         draw: gives a number in [0, 1) each time; all the luck there is.
         now: the driver's clocks at the start.
-        find_command: tells what a command has become, as far as the journal goes that the effects of earlier steps have
-            made: None if it never happened, ``FORGOTTEN`` if the journal does not reach back as far as its id.
-        has_applied: tells whether the journal has a transaction, as far as the effects of earlier steps have made it.
-        find_places: tells under which places the journal has it.
-        conflicts: tells whether an access set conflicts with an entry of the journal up to the ticks of the second
-            vector, but for those that the first one has; None if it lacks one of them.
-        compare_rows: tells why a transaction was not made of the rows that the tables here have after the effects of
-            earlier steps; empty if it was; None if the driver is going to step ``Compared`` when it can tell. None
-            instead of the function: this node has no tables to compare.
+        lookups: the driver's functions that look things up in the file.
         follows_wall: False makes the clock purely logical (the safety valve ``enable_cluster_clock = off``).
     """
 
@@ -114,21 +104,9 @@ class Node:
         now: Now,
         *,
         follows_wall: bool = True,
-        find_command: Callable[[str], Txid | None] = lambda _: None,
-        has_applied: Callable[[Txid], bool] = lambda _: False,
-        find_places: Callable[[Txid], Iterable[Place]] = lambda _: (),
-        conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
-        compare_rows: Callable[[Transaction], str | None] | None = None,
+        lookups: FileLookups = EMPTY_FILE,
     ) -> None:
-        self.state = State(
-            *(recovered, settings, draw, now),
-            follows_wall=follows_wall,
-            find_command=find_command,
-            has_applied=has_applied,
-            find_places=find_places,
-            conflicts=conflicts,
-            compare_rows=compare_rows,
-        )
+        self.state = State(recovered, settings, draw, now, follows_wall=follows_wall, lookups=lookups)
         self.apply_queue = ApplyQueue(self.state)
         self.voting = Voting(self.state, self.apply_queue)
         self.reading = Reading(self.state)

@@ -22,6 +22,7 @@ from bedrockish.core.protocol.messages import (
 )
 from bedrockish.core.protocol.records import FORGOTTEN, Member, Membership, Prepared, Recovered
 from bedrockish.core.state.certifier import claim
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ForgottenError
 from bedrockish_journal.model.access_set import AccessSet
@@ -50,7 +51,7 @@ class Voter:
     def __init__(self, journal: Mapping[str, Txid] | None = None) -> None:
         find = dict(journal or {}).get
         recovered = Recovered("B", "store of B", MEMBERS, safe=CLOCK - 1)
-        self.node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL), find_command=find)
+        self.node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL), lookups=FileLookups(find_command=find))
         self.node.start(Now(0.0, WALL))
         for peer in "AC":
             self.step(PeerUp(peer))

@@ -42,6 +42,7 @@ from bedrockish.core.protocol.messages import (
 )
 from bedrockish.core.protocol.records import Prepared, Recovered, Vote
 from bedrockish.core.state.certifier import command_key
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError, ReadOnlyError, UnavailableError
 from bedrockish_journal.model.access_set import AccessSet
@@ -216,7 +217,9 @@ def test_an_alarm_and_a_mode_travel() -> None:
 
 
 def doubting(why: str, recovered: Recovered) -> Node:
-    node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL), compare_rows=lambda _transaction: why)
+    node = Node(
+        recovered, Settings(), lambda: 0.5, Now(0.0, WALL), lookups=FileLookups(compare_rows=lambda _transaction: why)
+    )
     node.start(Now(0.0, WALL))
     for peer in "AC":
         node.step(Received(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL, level=LEVEL)), Now(0.01, WALL + 10))
@@ -256,7 +259,9 @@ def test_rows_of_an_entry_in_this_step_are_compared_in_the_next() -> None:
         asked.append(made.txid)
         return ""
 
-    node = Node(Recovered("B", "b", MEMBERS), Settings(), lambda: 0.5, Now(0.0, WALL), compare_rows=compare)
+    node = Node(
+        Recovered("B", "b", MEMBERS), Settings(), lambda: 0.5, Now(0.0, WALL), lookups=FileLookups(compare_rows=compare)
+    )
     node.start(Now(0.0, WALL))
     for peer in "AC":
         node.step(Received(peer, Gossip({}, 0, 0, 1, f"store of {peer}", 1, WALL)), Now(0.01, WALL + 10))
@@ -281,7 +286,7 @@ def test_slow_row_comparison_delays_the_vote_and_closing(in_time: bool) -> None:
         Settings(),
         lambda: 0.5,
         Now(0.0, WALL),
-        compare_rows=lambda _transaction: verdicts[0],
+        lookups=FileLookups(compare_rows=lambda _transaction: verdicts[0]),
     )
     node.start(Now(0.0, WALL))
     for peer in "AC":
@@ -311,7 +316,7 @@ def test_a_row_that_is_written_while_it_is_compared_is_a_conflict() -> None:
         Settings(),
         lambda: 0.5,
         Now(0.0, WALL),
-        compare_rows=lambda _transaction: verdicts[0],
+        lookups=FileLookups(compare_rows=lambda _transaction: verdicts[0]),
     )
     node.start(Now(0.0, WALL))
     for peer in "AC":

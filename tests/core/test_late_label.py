@@ -9,6 +9,7 @@ from bedrockish.core.protocol.messages import Approve, Begin, Commit, Gossip, Pr
 from bedrockish.core.protocol.records import Member, Membership, Recovered
 from bedrockish.core.state import commit_window, packed_commits
 from bedrockish.core.state.certifier import claim
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.clock import pack
@@ -42,8 +43,9 @@ class Story:
             settings,
             lambda: 0.5,
             self.now,
-            has_applied=lambda txid: txid in self.journal,
-            find_places=lambda txid: self.journal.get(txid, ()),
+            lookups=FileLookups(
+                has_applied=lambda txid: txid in self.journal, find_places=lambda txid: self.journal.get(txid, ())
+            ),
         )
         self.node.start(self.now)
         self.step(PeerUp("C"))

@@ -35,6 +35,7 @@ from bedrockish.core.protocol.messages import (
     Standing,
 )
 from bedrockish.core.protocol.records import Joining, Membership, Prepared, Recovered, Vote
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.membership import BEHIND_MAX, Facts, change_members
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import ConflictError, MembershipError
@@ -127,7 +128,13 @@ def test_approval_stands_after_damage_to_its_rows() -> None:
     """The approval has been counted: one whose rows were damaged since has approved it nevertheless."""
     made = transaction("A", 1)
     recovered = Recovered("B", "b", ABC, votes=(Vote(made.txid, made, held=True),))
-    node = Node(recovered, Settings(), lambda: 0.5, Now(0.0, WALL), compare_rows=lambda _: "another row is here")
+    node = Node(
+        recovered,
+        Settings(),
+        lambda: 0.5,
+        Now(0.0, WALL),
+        lookups=FileLookups(compare_rows=lambda _: "another row is here"),
+    )
     node.start(Now(0.0, WALL))
     effects = node.step(Received("C", Recover(made.body, 3, CLOCK)), Now(0.1, WALL))
     (promise,) = [one.message for one in effects if hasattr(one, "message") and isinstance(one.message, Promise)]

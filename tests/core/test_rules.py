@@ -36,6 +36,7 @@ from bedrockish.core.recovery.recovery import Round
 from bedrockish.core.replica.voter import COMPARING_S
 from bedrockish.core.state.certifier import claim
 from bedrockish.core.state.commit_window import CommitWindow
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.pieces import Assembling
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
@@ -71,8 +72,7 @@ class Voter:
             Settings(ask_rest_ms=0),
             lambda: 0.5,
             self.now,
-            has_applied=lambda txid: txid in self.journal,
-            compare_rows=self._compare,
+            lookups=FileLookups(has_applied=lambda txid: txid in self.journal, compare_rows=self._compare),
         )
         self.node.start(self.now)
         self.state = self.node.state
@@ -162,7 +162,12 @@ def test_command_of_a_commit_that_waits_for_its_base_has_happened(voter: Voter) 
 def test_retired_timelines_count_as_seen_in_the_journal() -> None:
     voter = Voter(Membership(2, ABC.members, retired={"X": 2}))
     asked: list[Vector] = []
-    voter.state._conflicts = lambda _access_set, seen, _upto: asked.append(seen) or False  # type: ignore[func-returns-value]
+
+    def conflicts(_access_set: AccessSet, seen: Vector, _upto: Vector) -> bool:
+        asked.append(seen)
+        return False
+
+    voter.state._lookups = FileLookups(conflicts=conflicts)
     voter.state.commit_window.floor["A"] = 1
     assert voter.state.conflicts_outside(make("C", 1)) is False
     assert asked == [{"X": CLOCK_LIMIT}]

@@ -9,6 +9,7 @@ from bedrockish.core.protocol.effects import Apply, Effect, Keep, Send, SendOutc
 from bedrockish.core.protocol.events import Now, Received, Woken
 from bedrockish.core.protocol.messages import Ask, Commit, Entries, Gossip, Message, Outcome, Recover
 from bedrockish.core.protocol.records import Joining, Membership, Recovered
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.entry import GENESIS, Entry
@@ -29,7 +30,13 @@ class Behind:
         self.journal: dict[Txid, list[tuple[str, int]]] = {}
         self.seconds = 0.0
         recovered = Recovered("B", "store of B", members, joining=joining, settled=settled)
-        self.node = Node(recovered, Settings(), lambda: 0.5, self.now, has_applied=lambda txid: txid in self.journal)
+        self.node = Node(
+            recovered,
+            Settings(),
+            lambda: 0.5,
+            self.now,
+            lookups=FileLookups(has_applied=lambda txid: txid in self.journal),
+        )
         self.state = self.node.state
         self.node.start(self.now)
         for peer in self.state.roster.peers:

@@ -9,6 +9,7 @@ import pytest
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.state import state as state_module
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.settings import Settings
 from bedrockish.engine.storage import journal_tables
 from bedrockish.errors import DamagedError
@@ -39,9 +40,7 @@ def start(node: TestNode, safe: int) -> Node:
         Settings(),
         lambda: 0.5,
         Now(0.0, 0),
-        has_applied=journal.has,
-        find_places=journal.places,
-        conflicts=journal.conflicts,
+        lookups=FileLookups(has_applied=journal.has, find_places=journal.places, conflicts=journal.conflicts),
     )
 
 

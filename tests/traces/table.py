@@ -30,6 +30,7 @@ from bedrockish.core.protocol.effects import (
 from bedrockish.core.protocol.events import Dropped, Event, Executed, Now, PeerDown, PeerUp, Received, Submitted, Woken
 from bedrockish.core.protocol.messages import Entries, Gossip, Message, Outcome, decode, encode
 from bedrockish.core.protocol.records import Member, Membership, Prepared, encode_membership
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.roster import Roster
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.access_set import AccessSet
@@ -162,8 +163,7 @@ class Table:
             Settings(ask_rest_ms=0),
             draws(ord(name)),
             self.now,
-            has_applied=place.disk.has_applied,
-            find_places=place.disk.find_places,
+            lookups=FileLookups(has_applied=place.disk.has_applied, find_places=place.disk.find_places),
         )
         if self.plain:
             roster = place.node.state.roster

@@ -27,6 +27,7 @@ from bedrockish.core.protocol.events import (
 )
 from bedrockish.core.protocol.messages import Entries, Message, Outcome
 from bedrockish.core.protocol.records import Membership
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
 from bedrockish_journal.model.access_set import AccessSet
@@ -133,10 +134,12 @@ class Place:
         self.node = Node(
             *(recovered, self.settings, level_luck, self.now),
             follows_wall=False,
-            find_command=self._find_command,
-            has_applied=self._has_applied,
-            find_places=self._find_places,
-            conflicts=self._conflicts,
+            lookups=FileLookups(
+                find_command=self._find_command,
+                has_applied=self._has_applied,
+                find_places=self._find_places,
+                conflicts=self._conflicts,
+            ),
         )
         self.perform(self.node.start(self.now))
 

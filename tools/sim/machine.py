@@ -18,6 +18,7 @@ from bedrockish.core.protocol.events import Event, Now
 from bedrockish.core.protocol.messages import Entries, Gossip, Message, Outcome, encode
 from bedrockish.core.protocol.pieces import Part
 from bedrockish.core.protocol.records import Joining, Prepared, encode_membership
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.core.state.membership import change_members
 from bedrockish.engine.statements.clock_functions import ClockNeededError
 from bedrockish.errors import BedrockishError
@@ -121,11 +122,13 @@ class Machine:
             self.luck.random,
             self.now(),
             follows_wall=options.follows_wall,
-            find_command=self._find_command,
-            has_applied=self._has_applied,
-            find_places=self._find_places,
-            conflicts=lambda *asked: self.disk.seen.conflicts(*asked),
-            compare_rows=self.care.compare_rows,
+            lookups=FileLookups(
+                find_command=self._find_command,
+                has_applied=self._has_applied,
+                find_places=self._find_places,
+                conflicts=lambda *asked: self.disk.seen.conflicts(*asked),
+                compare_rows=self.care.compare_rows,
+            ),
         )
         self.care.started()
         self.guarded(lambda node: self._perform(node.start(self.now())))

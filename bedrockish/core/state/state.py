@@ -19,6 +19,7 @@ from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.clock import Clock
 from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.contention import Contests
+from bedrockish.core.state.file_lookups import EMPTY_FILE, FileLookups
 from bedrockish.core.state.outbox import Outbox, Timers
 from bedrockish.core.state.packed_commits import Place
 from bedrockish.core.state.pieces import Pieces
@@ -27,7 +28,7 @@ from bedrockish.core.state.schema import Schema
 from bedrockish.core.state.settings import SCHEMA_GRACE_MS, Settings
 from bedrockish.core.state.timelines import Timelines
 from bedrockish.core.state.votes import Votes
-from bedrockish_journal.model.access_set import AccessSet, object_of
+from bedrockish_journal.model.access_set import object_of
 from bedrockish_journal.model.clock import CLOCK_LIMIT, milliseconds, moved
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
@@ -72,16 +73,11 @@ class State:
         now: Now,
         *,
         follows_wall: bool = True,
-        find_command: Callable[[str], Txid | None] = lambda _: None,
-        has_applied: Callable[[Txid], bool] = lambda _: False,
-        find_places: Callable[[Txid], Iterable[Place]] = lambda _: (),
-        conflicts: Callable[[AccessSet, Vector, Vector], bool | None] = lambda *_: None,
-        compare_rows: Callable[[Transaction], str | None] | None = None,
+        lookups: FileLookups = EMPTY_FILE,
     ) -> None:
         self.me, self.store, self.batches = recovered.node, recovered.store, recovered.batches
         self.settings, self.draw = settings, draw
-        self.find_command, self.compare_rows = find_command, compare_rows
-        self._has_applied, self._find_places, self._conflicts = has_applied, find_places, conflicts
+        self._lookups = lookups
         self.health = Health(recovered.alarms)
         promised = recovered.ceiling, recovered.cut, recovered.safe, recovered.settled
         self.clock = Clock(settings, now, *promised, follows_wall=follows_wall)
@@ -263,7 +259,7 @@ class State:
             for txid in self.commit_window.writers_of(key):
                 if txid != own:
                     return Conflict(txid, key)
-            found = self.find_command(command)
+            found = self._lookups.find_command(command)
             if found is not None and found != own:
                 return Conflict(found, key)
         return None
@@ -295,12 +291,12 @@ class State:
 
     def is_in_journal(self, txid: Txid) -> bool:
         """Return whether a transaction above safe time, and settled, was applied in an earlier step."""
-        return self.clock.safe < txid.clock <= self.clock.settled and self._has_applied(txid)
+        return self.clock.safe < txid.clock <= self.clock.settled and self._lookups.has_applied(txid)
 
     def is_in_base(self, txid: Txid, base: Vector) -> bool:
         """Return whether a base has a commit, under any of the places that the journal has for it."""
         retired = self.roster.membership.retired
-        return any(leader in retired or base.get(leader, 0) >= tick for leader, tick in self._find_places(txid))
+        return any(leader in retired or base.get(leader, 0) >= tick for leader, tick in self._lookups.find_places(txid))
 
     def safe_of(self, base: Vector) -> int:
         """Return up to which clock a base has seen all commits: safe time now may be past commits that it lacks."""
@@ -325,7 +321,7 @@ class State:
         if sum(tick - base.get(leader, 0) for leader, tick in lacking.items()) > LOOKED_UP_MAX:
             return None  # no voter approves so old a transaction, and to read that much would block the node
         seen = {**base, **dict.fromkeys(self.roster.membership.retired, CLOCK_LIMIT)}  # no base names retired timelines
-        return self._conflicts(access_set, seen, lacking)
+        return self._lookups.conflicts(access_set, seen, lacking)
 
     def why_rows_differ(self, transaction: Transaction) -> str | None:
         """Return why a transaction was not made of the rows that are here; empty if it was.
@@ -334,13 +330,13 @@ class State:
         compares it in parallel. The voter is asked again then.
         The base must be covered, and nothing outside it in conflict: then its rows are the same at every sound node.
         """
-        if self.compare_rows is None:
+        if self._lookups.compare_rows is None:
             return ""
         if self.outbox.is_applying:
             # The tables get the entries of this step only after it: ask again then.
             self.timers.set(0, "votes")
             return None
-        why = self.compare_rows(transaction)
+        why = self._lookups.compare_rows(transaction)
         if why:
             self.doubts += 1
             self.counts["rows_differ"] += 1

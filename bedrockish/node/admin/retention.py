@@ -18,6 +18,7 @@ from bedrockish.core.node import Node
 from bedrockish.core.protocol.events import ClockSet, Event, Held, Now, Shortened, Woken
 from bedrockish.core.protocol.health import DISK_FULL
 from bedrockish.core.replica.safe_time import RELEASED
+from bedrockish.core.state.file_lookups import FileLookups
 from bedrockish.engine.engine import Engine
 from bedrockish.errors import UsageError
 from bedrockish.node.scheduling.system_clock import Clocks
@@ -69,11 +70,13 @@ def start_core(
             draw,
             now,
             follows_wall=follows,
-            find_command=engine.journal.command_txid,
-            has_applied=engine.journal.has,
-            find_places=engine.journal.places,
-            conflicts=engine.journal.conflicts,
-            compare_rows=compare_rows,
+            lookups=FileLookups(
+                find_command=engine.journal.command_txid,
+                has_applied=engine.journal.has,
+                find_places=engine.journal.places,
+                conflicts=engine.journal.conflicts,
+                compare_rows=compare_rows,
+            ),
         )
     finally:
         gc.enable()

@@ -3,6 +3,11 @@
 A client's request (``InFlight``) may need several attempts. An *attempt* is one transaction in flight. A request
 waits for the transactions that it conflicts with, and is then executed again on a newer snapshot. It is answered
 "did not happen" only when every attempt that it made is known to have been rolled back.
+
+On the way to its transaction, or to its answer if it only reads, a request is moved by ``Coordinator.advance`` alone:
+timers, completions and the parts that unblock it note that its stage has ended, the handler of the stage returns the
+next one or the reason for it, and ``advance`` enters that. In flight, it depends on a transaction: ``ended`` and
+``_give_up`` answer it, or let it pause, together with all that share the transaction.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,7 +80,7 @@ class Coordinator:
         self.attempts: dict[Txid, Attempt] = {}
         self.quickest = QuickestVoters(state)
         self._behind: dict[int, InFlight] = {}  # those whose session has seen more than this node
-        # By the stage that has ended; the other stages end with an answer, or with a pause.
+        # By the stage that has ended. IN_FLIGHT and ACTIVATING end with a transaction, and ENDING with the answer.
         self._handlers: dict[Stage, Callable[[InFlight, End], Step]] = {
             Stage.TOKEN: self._take_up,
             Stage.WAITING: self._take_up,

@@ -73,6 +73,7 @@ from bedrockish.core.replica.safe_time import SafeTime
 from bedrockish.core.replica.staging import Staging
 from bedrockish.core.replica.voter import Voting
 from bedrockish.core.state.file_lookups import EMPTY_FILE, FileLookups
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -176,8 +177,8 @@ class Node:
                 pass
             case _:
                 assert_never(event)
-        for name, subject in self.state.timers.due():
-            self._on_timer(name, subject)
+        for timer, subject in self.state.timers.due():
+            self._on_timer(timer, subject)
         return self._answer()
 
     def tick(self, now: Now) -> int:
@@ -401,29 +402,29 @@ class Node:
         self.coordinator.clock_quorum.repeat(self.coordinator.replies.in_flight)
         # Safe time may stand in for a vector that a session waits for.
         self.coordinator.settle()
-        self.state.timers.set(self.state.settings.heartbeat_ms, "heartbeat")
+        self.state.timers.set(self.state.settings.heartbeat_ms, Timer.HEARTBEAT)
 
-    def _on_timer(self, name: str, subject: object) -> None:
-        match name, subject:
-            case "heartbeat", _:
+    def _on_timer(self, timer: Timer, subject: object) -> None:
+        match timer, subject:
+            case Timer.HEARTBEAT, _:
                 self._heartbeat()
-            case "votes", _:
+            case Timer.VOTES, _:
                 self.voting.settle()
-            case "fetch", _:
+            case Timer.FETCH, _:
                 self.apply_queue.fetch_missing(at_once=True)
-            case "request_again", int(number):
+            case Timer.REQUEST_AGAIN, int(number):
                 self.coordinator.ends(Stage.PAUSED, number)
-            case "request_deadline", int(number):
+            case Timer.REQUEST_DEADLINE, int(number):
                 self.coordinator.past_deadline(number)
-            case "begin_rest", Txid() as txid:
+            case Timer.BEGIN_REST, Txid() as txid:
                 self.coordinator.begin_rest(txid, is_late=True)
-            case "ask_rest", int(number):
+            case Timer.ASK_REST, int(number):
                 self.reading.ask_rest(number)
-            case "reservation", _:
+            case Timer.RESERVATION, _:
                 self.coordinator.contention.reservations.check()
-            case "schema_due", Txid() as txid:
+            case Timer.SCHEMA_DUE, Txid() as txid:
                 self.safe_time.schema_due(txid)
-            case "recover_again", Txid() as txid:
+            case Timer.RECOVER_AGAIN, Txid() as txid:
                 self.recovery.again(txid)
             case _:
-                raise AssertionError(f"no timer is called {name}")
+                raise AssertionError(f"{timer} has no subject {subject!r}")

@@ -8,6 +8,7 @@ import pytest
 from bedrockish.core.protocol.effects import Send
 from bedrockish.core.protocol.events import Now
 from bedrockish.core.protocol.messages import Approve, Ask, Begin, Fetch
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.repeat import PAUSE_MAX_S, Repeat
 from tests.core.net import Net, add
 from tests.core.test_ballots import state
@@ -103,9 +104,9 @@ def test_dropped_timer_does_not_come_and_the_others_do() -> None:
     timers = core.state.timers
     timers._timers.clear()
     for number in range(9):
-        timers.set(number, "request_deadline", number)
+        timers.set(number, Timer.REQUEST_DEADLINE, number)
     for number in (1, 2, 7):
-        timers.drop("request_deadline", number)
+        timers.drop(Timer.REQUEST_DEADLINE, number)
     core.state.set_now(Now(core.state.clock.now.seconds + 5.0, 0))
     assert [subject for _, subject in timers.due()] == [0, 3, 4, 5, 6, 8]
     assert timers.deadline() is None

@@ -28,6 +28,7 @@ from bedrockish.core.protocol.events import (
 from bedrockish.core.protocol.messages import Entries, Message, Outcome
 from bedrockish.core.protocol.records import Membership
 from bedrockish.core.state.file_lookups import FileLookups
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.settings import Settings
 from bedrockish.errors import BedrockishError, OutcomeUnknownError
 from bedrockish_journal.model.access_set import AccessSet
@@ -113,7 +114,7 @@ class Place:
     requests: dict[int, Request] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
     newer: dict[int, bool] = field(default_factory=dict)
-    timers: set[tuple[str, object]] = field(default_factory=set)
+    timers: set[tuple[Timer, object]] = field(default_factory=set)
     assembling: deque[do.Assemble] = field(default_factory=deque)
     taken: int = 0
     now: Now = STILL
@@ -186,8 +187,8 @@ class Place:
                 self.step(PeerDown(peer))
                 self.step(PeerUp(peer))
             case ("timer", str(name), subject):
-                self.timers.discard((name, subject))
-                self.core._on_timer(name, subject)
+                self.timers.discard((Timer(name), subject))
+                self.core._on_timer(Timer(name), subject)
                 self.perform(self.core._answer())
             case _:
                 self._turn(*event)
@@ -263,7 +264,7 @@ class Place:
         timers = self.core.state.timers._timers
         if not self.timed:
             kept = {(name, subject) for _, _, name, subject in timers}
-            self.timers |= {one for one in kept if one[0] in ("request_again", "recover_again", "fetch")}
+            self.timers |= {one for one in kept if one[0] in (Timer.REQUEST_AGAIN, Timer.RECOVER_AGAIN, Timer.FETCH)}
             timers.clear()
         self.disk.close_batch()
         if self.eager:

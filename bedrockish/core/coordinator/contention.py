@@ -13,6 +13,7 @@ from bedrockish.core.coordinator.ready import Ready
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.reservations import Reservations
 from bedrockish.core.coordinator.wait_queue import Turns, WaitQueue
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.transaction import ROWS, Txid
 
@@ -141,7 +142,7 @@ class Contention:
         else:
             # Others that want its keys line up behind it: the newest is not to overtake who was here first.
             self.wait_queue.pause(inflight)
-        self.state.timers.set(after_ms, "request_again", inflight.number)
+        self.state.timers.set(after_ms, Timer.REQUEST_AGAIN, inflight.number)
 
     def _wait_for_turn(self, inflight: InFlight, after_ms: float) -> None:
         """Execute a request when it is its turn; others have theirs before."""

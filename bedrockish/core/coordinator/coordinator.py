@@ -37,6 +37,7 @@ from bedrockish.core.replica.voter import Voting
 from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import claim, command_key
 from bedrockish.core.state.contention import note_conflict
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.packed_commits import Known
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
@@ -108,7 +109,7 @@ class Coordinator:
             if state.trouble:
                 self.replies.finish(inflight, requests.out_of_service(state))
                 continue
-            state.timers.set(asked.timeout_s * 1000, "request_deadline", each)
+            state.timers.set(asked.timeout_s * 1000, Timer.REQUEST_DEADLINE, each)
             if state.has_seen(asked.token):
                 ready.append(inflight)
             elif state.clock.is_absurd(asked.token.clock):
@@ -526,7 +527,7 @@ class Coordinator:
         for node in asked:
             state.outbox.send(node, begin)
         if attempt.rest:
-            state.timers.set(self.quickest.late_ms(asked), "begin_rest", attempt.transaction.txid)
+            state.timers.set(self.quickest.late_ms(asked), Timer.BEGIN_REST, attempt.transaction.txid)
 
     def begin_rest(self, txid: Txid, *, is_late: bool) -> None:
         """Send a BEGIN to the other voters: the first ones are late, or one of them has rejected it."""
@@ -542,7 +543,7 @@ class Coordinator:
             elif is_late:
                 self.quickest.note_late(node, state.clock.now.seconds - attempt.since)
         if not is_late:
-            state.timers.drop("begin_rest", txid)
+            state.timers.drop(Timer.BEGIN_REST, txid)
 
     # -- answers from voters ---------------------------------------------------------------------------------------
 
@@ -568,7 +569,7 @@ class Coordinator:
         assert state.me in attempt.approvals, "its leader's own vote is one of the quorum"
         attempt.counting = False
         if attempt.rest:
-            state.timers.drop("begin_rest", transaction.txid)
+            state.timers.drop(Timer.BEGIN_REST, transaction.txid)
         # From here on an approval or a reject that still comes changes nothing: it is decided once.
         state.note_commit(state.clock.now.seconds - attempt.since)
         peers = list(state.roster.peers)  # also one that this may remove
@@ -763,6 +764,6 @@ class Coordinator:
         # Giving up may have ended it in this very step, and so have answered.
         if number in self.replies.in_flight:
             if inflight.open:
-                self.state.timers.set(requests.ENDING_MS, "request_deadline", number)
+                self.state.timers.set(requests.ENDING_MS, Timer.REQUEST_DEADLINE, number)
             else:
                 self.replies.finish(inflight, requests.did_not_happen(inflight, self.state))

@@ -23,6 +23,7 @@ from bedrockish.core.protocol.effects import NewerTold
 from bedrockish.core.protocol.messages import Check, Checked
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.certifier import EVERYTHING
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import LAST_CLOCK, AccessSet, clock_key
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -155,7 +156,7 @@ class Reading:
         for voter in asked:
             state.outbox.send(voter, check)
         if rest:
-            state.timers.set(self.quickest.late_ms(asked), "ask_rest", self._count)
+            state.timers.set(self.quickest.late_ms(asked), Timer.ASK_REST, self._count)
 
     def ask_rest(self, count: int) -> None:
         """Ask the other voters a question about every key, if the first have not answered it yet."""
@@ -189,7 +190,7 @@ class Reading:
                 return
         del self.of_newer[message.read]
         if question.rest:
-            state.timers.drop("ask_rest", message.read)
+            state.timers.drop(Timer.ASK_REST, message.read)
         state.outbox.emit(NewerTold(question.number, may_be=bool(message.others)))
 
     def _ask(self, reads: list[Read]) -> int:

@@ -7,6 +7,7 @@ from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.schema_barrier import SchemaBarrier
 from bedrockish.core.protocol.effects import Reply
 from bedrockish.core.protocol.records import Prepared
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError
 from bedrockish_journal.model.transaction import Transaction, Txid
@@ -58,13 +59,13 @@ class Replies:
         """Forget a request that needs no answer."""
         inflight = self.in_flight.pop(number, None)
         if inflight is not None:
-            self.state.timers.drop("request_deadline", number)
+            self.state.timers.drop(Timer.REQUEST_DEADLINE, number)
             self.contention.leave(inflight)
 
     def finish(self, inflight: InFlight, answer: Answer | BedrockishError) -> None:
         """Answer a request, for good, and let those behind it go on."""
         if self.in_flight.pop(inflight.number, None) is not None:
-            self.state.timers.drop("request_deadline", inflight.number)
+            self.state.timers.drop(Timer.REQUEST_DEADLINE, inflight.number)
         # The driver lets it leave when all that this step rests on is durable, as it does with messages.
         self.state.outbox.emit(Reply(inflight.number, answer))
         self.contention.reservations.ended(inflight)
@@ -99,5 +100,5 @@ class Replies:
             return
         inflight.move(Stage.ENDING)
         inflight.error = error
-        self.state.timers.set(requests.ENDING_MS, "request_deadline", inflight.number)
+        self.state.timers.set(requests.ENDING_MS, Timer.REQUEST_DEADLINE, inflight.number)
         self.contention.leave(inflight)

@@ -10,6 +10,7 @@ from bedrockish.core.protocol.messages import Begin, Reason, Reject
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import command_key
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
@@ -178,7 +179,7 @@ class InFlight:
             return False
         self.is_long = True
         self.deadline += more_s
-        state.timers.set(1000 * more_s, "request_deadline", self.number)
+        state.timers.set(1000 * more_s, Timer.REQUEST_DEADLINE, self.number)
         return True
 
 

@@ -25,6 +25,7 @@ from bedrockish.core.coordinator.wait_queue import WaitQueue
 from bedrockish.core.protocol.messages import Reserved
 from bedrockish.core.protocol.pieces import COMMAND
 from bedrockish.core.state.certifier import EVERYTHING
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import (
     AccessSet,
@@ -221,7 +222,7 @@ class Reservations:
             return
         self.held, self._until = first, now + wanted_s
         self._left_s, self._as_of = left_s, now
-        state.timers.set(1000 * wanted_s, "reservation")
+        state.timers.set(1000 * wanted_s, Timer.RESERVATION)
         inflight = self._asking
         if first.txid.leader == state.me and inflight is not None:
             inflight.goes_first = True

@@ -25,6 +25,7 @@ from bedrockish.core.protocol.records import ENDED, FORGOTTEN, Vote
 from bedrockish.core.recovery.judge import COMMIT, Answer, First, judge
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.voter import ASKED_MAX, Voting
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.errors import EntryMalformedError
@@ -480,7 +481,7 @@ class Recovery:
                 self._tell_blocked(round_, txid)
                 # Drawn: all its recoverers have waited for the same end, and would refuse each other's ballots.
                 self.state.timers.set(
-                    self.state.settings.heartbeat_ms * (0.5 + self.state.draw()), "recover_again", other
+                    self.state.settings.heartbeat_ms * (0.5 + self.state.draw()), Timer.RECOVER_AGAIN, other
                 )
 
     def again(self, txid: Txid) -> None:

@@ -12,6 +12,7 @@ from bedrockish.core.protocol.records import FORGOTTEN
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import prepare_commit
+from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import conflict
 from bedrockish_journal.model.clock import moved
@@ -107,7 +108,7 @@ class Voting:
             if len(self.deferred) < DEFERRED_MAX:
                 self.deferred[txid] = transaction
                 self.apply_queue.want(transaction.base)
-                state.timers.set(state.settings.fetch_after_ms, "fetch")
+                state.timers.set(state.settings.fetch_after_ms, Timer.FETCH)
             return
         if not covers(transaction.base, state.commit_window.floor):
             # The leader's safe time was young enough (V16); but a commit that came late, with a clock of long ago, is

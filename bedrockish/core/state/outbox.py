@@ -1,6 +1,7 @@
 """The effects of a step for the driver, in order, messages among them; and the timers that call the node again."""
 
 import heapq
+from enum import StrEnum
 
 from bedrockish.core.protocol.effects import Activate, Apply, Effect, Send
 from bedrockish.core.protocol.messages import (
@@ -104,6 +105,21 @@ def _size(message: Message) -> int:
             return len(getattr(message, "body", b"") or b"")
 
 
+class Timer(StrEnum):
+    """The kinds of calls that are made later; a comment names the subject of each that has one."""
+
+    HEARTBEAT = "heartbeat"
+    VOTES = "votes"  # voting, in the next step
+    FETCH = "fetch"
+    REQUEST_AGAIN = "request_again"  # the number of a request whose pause is over
+    REQUEST_DEADLINE = "request_deadline"  # the number of a request whose time is over
+    BEGIN_REST = "begin_rest"  # the transaction that the quickest voters have not approved
+    ASK_REST = "ask_rest"  # the number of a question that the quickest voters have not answered
+    RESERVATION = "reservation"
+    SCHEMA_DUE = "schema_due"  # the schema change
+    RECOVER_AGAIN = "recover_again"  # the transaction
+
+
 DROPPED_MAX = 8  # timers that are dropped and still in the heap, where it has few others
 
 
@@ -112,27 +128,27 @@ class Timers:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._timers: list[tuple[float, int, str, object]] = []
-        self._dropped: set[tuple[str, object]] = set()
+        self._timers: list[tuple[float, int, Timer, object]] = []
+        self._dropped: set[tuple[Timer, object]] = set()
         self._timer_count = 0
 
-    def set(self, after_ms: float, name: str, subject: object = None) -> None:
-        """Have ``name`` called with ``subject`` after a while."""
+    def set(self, after_ms: float, timer: Timer, subject: object = None) -> None:
+        """Have a call made for ``subject`` after a while."""
         self._timer_count += 1
         due = self.clock.now.seconds + after_ms / 1000
         # The count keeps timers of one instant in the order in which they were set, the same in every replay.
-        heapq.heappush(self._timers, (due, self._timer_count, name, subject))
+        heapq.heappush(self._timers, (due, self._timer_count, timer, subject))
 
-    def drop(self, name: str, subject: object) -> None:
+    def drop(self, timer: Timer, subject: object) -> None:
         """Drop a timer that was set once, and is not set again, for a subject."""
-        self._dropped.add((name, subject))
+        self._dropped.add((timer, subject))
         # A heap gives up its middle only as a whole. Half of it at a time, a drop costs as little as a set.
         if len(self._dropped) > DROPPED_MAX and 2 * len(self._dropped) > len(self._timers):
             self._timers = [one for one in self._timers if one[2:] not in self._dropped]
             heapq.heapify(self._timers)
             self._dropped.clear()
 
-    def due(self) -> list[tuple[str, object]]:
+    def due(self) -> list[tuple[Timer, object]]:
         """Take the timers that have come, the earliest first."""
         due = []
         while self._timers and self._timers[0][0] <= self.clock.now.seconds:

@@ -20,7 +20,7 @@ from bedrockish.core.state.clock import Clock
 from bedrockish.core.state.commit_window import CommitWindow
 from bedrockish.core.state.contention import Contests
 from bedrockish.core.state.file_lookups import EMPTY_FILE, FileLookups
-from bedrockish.core.state.outbox import Outbox, Timers
+from bedrockish.core.state.outbox import Outbox, Timer, Timers
 from bedrockish.core.state.packed_commits import Place
 from bedrockish.core.state.pieces import Pieces
 from bedrockish.core.state.roster import Peer, Roster
@@ -334,7 +334,7 @@ class State:
             return ""
         if self.outbox.is_applying:
             # The tables get the entries of this step only after it: ask again then.
-            self.timers.set(0, "votes")
+            self.timers.set(0, Timer.VOTES)
             return None
         why = self._lookups.compare_rows(transaction)
         if why:
@@ -399,7 +399,7 @@ class State:
         grace_ms = SCHEMA_GRACE_MS * (len(self.roster.voters) > 1)
         # A moment later than due, where there are other voters: a transaction begun before may still be on its way, and
         # would be TOO LATE.
-        self.timers.set(max(0, left_ms) + grace_ms, "schema_due", change.txid)
+        self.timers.set(max(0, left_ms) + grace_ms, Timer.SCHEMA_DUE, change.txid)
 
     def activate(self) -> None:
         """Put the scheduled schema change in force: everything with a smaller clock is applied, and nothing else."""

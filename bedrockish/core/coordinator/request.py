@@ -50,6 +50,8 @@ class Stage(Enum):
     ACTIVATING = "is a schema change that was committed, and waits until it is in force"
     ENDING = "is past its deadline and waits for the end of its last attempt"
 
+    __hash__ = object.__hash__  # Enum's own is a call in Python, and each move looks a stage up
+
 
 _ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # its time is over, or one of its attempts was committed
 _AGAIN = frozenset({Stage.EXECUTING, Stage.CLOCK, Stage.WAITING, Stage.SCHEMA}) | _ENDS  # what executing it begins with

@@ -421,7 +421,7 @@ class Executor:
                     self._ids.begin()
                 change(text, params)
                 found.append((Result((), [], db.changes(), db.last_insert_rowid() or None), params))
-                if seconds() > until:
+                if until < _FOREVER and seconds() > until:
                     break
         except (apsw.Error, BedrockishError):
             self._change = db.cursor().execute  # where a value did not fit, the one before keeps all of them
@@ -788,10 +788,11 @@ class Run:
         found = executor.repeat(recipe, statements[first : first + count])
         if found is None:
             raise OneByOneError
-        for result, params in found:
-            self.gatherer.read(recipe.plan, params)
-            self._begun.append((recipe.piece, params))
-            self.results.append(result)
+        if not recipe.plan.reads_nothing:
+            for _, params in found:
+                self.gatherer.read(recipe.plan, params)
+        self._begun += [(recipe.piece, params) for _, params in found]
+        self.results += [result for result, _ in found]
         self.writes = True
         return count
 

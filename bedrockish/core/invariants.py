@@ -81,7 +81,7 @@ def waiting_entries_are_taken_and_not_applied(state: State, queue: ApplyQueue) -
 
 def counted_attempts_are_promised_to_nobody(state: State, coordinator: Coordinator) -> None:
     """Ballot 0 commits only while its leader has not moved on: to its rollback, or to a recovery that has its word."""
-    for txid, attempt in coordinator.attempts.items():
+    for txid, attempt in coordinator.attempts.open.items():
         if attempt.counting:
             vote = state.votes.by_txid.get(txid)
             assert vote is not None, f"{txid} is counted without a vote of our own"
@@ -104,7 +104,7 @@ def waiting_requests_stand_in_one_queue(coordinator: Coordinator) -> None:
 
 def requests_in_flight_have_an_attempt(coordinator: Coordinator) -> None:
     """A request waits for approvals of a transaction that is still open; without one its answer never comes."""
-    carried = {number for attempt in coordinator.attempts.values() for number in attempt.numbers}
+    carried = {number for attempt in coordinator.attempts.open.values() for number in attempt.numbers}
     for number, inflight in coordinator.replies.in_flight.items():
         assert inflight.stage is not Stage.IN_FLIGHT or number in carried, f"request {number} is in no attempt"
 

@@ -249,10 +249,10 @@ class Node:
                 # None if it came when it would be dropped already: then a base that lacks it is refused (V16).
                 known = state.commit_window.known.get(txid)
                 if state.votes.outcomes[txid] and known is not None:
-                    self.coordinator.abort_conflicting(known)
+                    self.coordinator.attempts.abort_conflicting(known)
                     if voting.barrier is not None:
                         voting.lift_barrier(known.command)
-                self.coordinator.ended(txid)
+                self.coordinator.attempts.ended(txid)
                 if recovery.rounds or recovery.deferred:
                     recovery.ended(txid)
             for txid in state.votes.take_released() if state.votes.released else ():
@@ -300,9 +300,9 @@ class Node:
             case Begin():
                 self.voting.on_begin(peer, message)
             case Approve():
-                self.coordinator.on_approve(peer, message)
+                self.coordinator.attempts.on_approve(peer, message)
             case Reject():
-                self.coordinator.on_reject(peer, message)
+                self.coordinator.attempts.on_reject(peer, message)
             case Commit():
                 self.apply_queue.on_commit(message)
             case Rollback():
@@ -417,7 +417,7 @@ class Node:
             case Timer.REQUEST_DEADLINE, int(number):
                 self.coordinator.past_deadline(number)
             case Timer.BEGIN_REST, Txid() as txid:
-                self.coordinator.begin_rest(txid, is_late=True)
+                self.coordinator.attempts.begin_rest(txid, is_late=True)
             case Timer.ASK_REST, int(number):
                 self.reading.ask_rest(number)
             case Timer.RESERVATION, _:

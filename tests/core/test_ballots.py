@@ -46,7 +46,7 @@ def state(net: Net, name: str) -> State:
 def begin(net: Net, leader: str = "A", command: str = "P", approvers: str = "BC") -> Txid:
     """Let a transaction begin, and be approved; no approval has arrived."""
     net.ask(leader, add(command, "x"))
-    (txid,) = net.places[leader].core.coordinator.attempts
+    (txid,) = net.places[leader].core.coordinator.attempts.open
     for node in approvers:
         hear(net, leader, node, Begin)
     return txid
@@ -152,7 +152,7 @@ def test_voter_approves_nothing_at_or_below_closed() -> None:
     """Closed is up to there, and with it."""
     net = Net("ABC")
     net.ask("A", add("P", "x"))
-    (txid,) = net.places["A"].core.coordinator.attempts
+    (txid,) = net.places["A"].core.coordinator.attempts.open
     state(net, "C").clock.closed = txid.clock
     hear(net, "A", "C", Begin)
     reject = hear(net, "C", "A", Reject)

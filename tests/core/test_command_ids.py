@@ -117,7 +117,7 @@ def test_a_leader_whose_voters_have_forgotten_more_than_it_tells_its_client() ->
     leader = Voter()
     leader.step(Submitted(1, Request("ancient", ())))
     leader.step(Executed(1, Prepared({}, 0, False, ROWS, WRITES, b"", b"")))
-    (txid,) = leader.node.coordinator.attempts
+    (txid,) = leader.node.coordinator.attempts.open
     answers: list[object] = []
     for peer in "AC":
         effects = leader.step(Received(peer, Reject(txid, Reason.FORGOTTEN, None, b"c:\0ancient", CLOCK)))

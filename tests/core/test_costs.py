@@ -66,9 +66,9 @@ class Core:
 
     def lead_in_vain(self, number: int) -> None:
         """Pause the request while the rollback of its transaction is not accepted yet."""
-        before = set(self.node.coordinator.attempts)
+        before = set(self.node.coordinator.attempts.open)
         self.lead(number)
-        (txid,) = set(self.node.coordinator.attempts) - before
+        (txid,) = set(self.node.coordinator.attempts.open) - before
         for peer in "AC":
             self.step(Received(peer, Reject(txid, Reason.TOO_LATE, None, b"", CLOCK)))
 

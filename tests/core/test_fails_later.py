@@ -17,11 +17,11 @@ def given_up(monkeypatch: pytest.MonkeyPatch, *, cut_off: bool) -> Net:
     net.ask("A", add("one", "x", timeout_s=30.0))
     net.deliver()
     coordinator = net.places["A"].core.coordinator
-    (attempt,) = coordinator.attempts.values()
+    (attempt,) = coordinator.attempts.open.values()
     net.flights.clear()
     if cut_off:
         net.cuts |= {frozenset("AB"), frozenset("AC")}
-    coordinator._give_up(attempt)
+    coordinator.attempts.give_up(attempt)
     net.kept = set()
 
     def fails(*_: Any) -> None:

@@ -334,7 +334,7 @@ def test_a_leader_whose_rows_a_voter_does_not_have_is_in_doubt_of_its_own() -> N
     made = transaction("B", 1)
     node = doubting("", Recovered("B", "b", MEMBERS, votes=(Vote(made.txid, made, held=True),)))
     assert node.state.doubts == 0
-    node.coordinator.attempts[made.txid] = Attempt(made, [], 0.0, {"B": 0})
+    node.coordinator.attempts.open[made.txid] = Attempt(made, [], 0.0, {"B": 0})
     node.step(Received("A", Reject(made.txid, Reason.DIFFERS, None, b"", CLOCK)), Now(0.1, WALL))
     assert node.state.doubts == 1
 
@@ -345,7 +345,7 @@ def test_request_that_waits_for_a_repair_is_told_of_the_voter_with_other_rows() 
     node = doubting("", Recovered("B", "b", MEMBERS, votes=(Vote(made.txid, made, held=True),)))
     inflight = InFlight(1, Request("pay", (), timeout_s=1.0), 1.0, attempts=9)
     node.coordinator.replies.in_flight[1] = inflight
-    node.coordinator.attempts[made.txid] = Attempt(made, [1], 0.0, {"B": 0})
+    node.coordinator.attempts.open[made.txid] = Attempt(made, [1], 0.0, {"B": 0})
     node.step(Received("A", Reject(made.txid, Reason.DIFFERS, None, b"", CLOCK)), Now(0.1, WALL))
     inflight.last = Reject(made.txid, Reason.FOR, earlier, command_key("pay"), CLOCK)
     error = did_not_happen(inflight, node.state)

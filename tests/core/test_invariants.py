@@ -79,7 +79,7 @@ def waits_for_nobody(node: Node) -> None:
 
 
 def flies_alone(node: Node) -> None:
-    node.coordinator.attempts.clear()
+    node.coordinator.attempts.open.clear()
 
 
 BREAKS: tuple[Callable[[Node], None], ...] = (

@@ -234,7 +234,7 @@ def test_transaction_that_voters_find_made_of_other_rows_is_executed_again(
         monkeypatch.setattr(state, "why_rows_differ", lambda _: "")
     if not why:
         coordinator = place.core.coordinator
-        coordinator._give_up(next(iter(coordinator.attempts.values())))
+        coordinator.attempts.give_up(next(iter(coordinator.attempts.open.values())))
         net.kept = set()
     net.run(5.0)
     assert net.told("A") == {"one": "A1"}

@@ -200,7 +200,7 @@ def test_a_rejected_one_begins_again_as_it_is() -> None:
     assert world.executions[number] > 1
     txid = next(iter(world.nodes["C"].state.votes.pending.transactions))
     if txid.leader == "B":
-        world.nodes["B"].coordinator._give_up(world.nodes["B"].coordinator.attempts[txid])
+        world.nodes["B"].coordinator.attempts.give_up(world.nodes["B"].coordinator.attempts.open[txid])
     world.run(2.0)
     outcomes = {number: world.answers.get(number), first: world.answers.get(first)}
     happened = [number for number, answer in outcomes.items() if isinstance(answer, Answer)]
@@ -240,7 +240,7 @@ def test_no_end_is_told_before_every_attempt_has_ended() -> None:
                 world.step(name, PeerUp(peer))
     world.run(2.0)
     assert isinstance(world.answers[number], ConflictError)
-    assert not world.nodes["A"].coordinator.attempts
+    assert not world.nodes["A"].coordinator.attempts.open
 
 
 def test_without_a_majority_nobody_can_tell() -> None:

@@ -101,7 +101,7 @@ def test_leader_does_not_begin_against_its_own_pending_conflict() -> None:
     net = Net("ABC")
     first = begin(net, approvers="")
     net.ask("A", add("Q", "x"))
-    assert list(net.places["A"].core.coordinator.attempts) == [first]
+    assert list(net.places["A"].core.coordinator.attempts.open) == [first]
 
 
 def test_a_clock_that_is_far_ahead_is_turned_down() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from bedrockish.api.requests import Request, Statement
-from bedrockish.core.coordinator.coordinator import CONTENDED_S
+from bedrockish.core.coordinator.attempts import CONTENDED_S
 from bedrockish.core.protocol.messages import Approve, Begin, Commit
 from bedrockish.core.state.settings import Settings
 from tests.core.net import Net, add
@@ -63,7 +63,7 @@ def test_other_voter_gets_begin_at_once_when_the_first_rejects_it() -> None:
     net.deliver()
     net.mend("A", "B")
     net.said.clear()
-    net.places["A"].core.coordinator.quickest.note_late("B", 1.0)
+    net.places["A"].core.coordinator.attempts.quickest.note_late("B", 1.0)
     net.ask("A", add("ours", "x"))
     assert begins(net) == ["C"]
     net.deliver()

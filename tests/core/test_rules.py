@@ -337,7 +337,7 @@ def test_reject_for_a_recovery_is_not_counted(voter: Voter) -> None:
     """The recovery ends the transaction, and may commit it."""
     made = make("B", 1)
     voter.state.votes.hold(made)
-    attempt = voter.node.coordinator.attempts[made.txid] = Attempt(made, [], 0.0, {"B": 0})
+    attempt = voter.node.coordinator.attempts.open[made.txid] = Attempt(made, [], 0.0, {"B": 0})
     for peer in "AC":
         voter.hear(peer, Reject(made.txid, Reason.PROMISED, None, b"", CLOCK))
     assert attempt.counting

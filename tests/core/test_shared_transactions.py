@@ -152,7 +152,7 @@ def test_transaction_ended_by_safe_time_is_not_given_up_in_the_same_step() -> No
     net.kept = {Begin}
     net.ask("A", add("slow", "x"))
     core = net.places["A"].core
-    (txid,) = core.coordinator.attempts
+    (txid,) = core.coordinator.attempts.open
     core.state.votes.end(txid, commit=False)
     del core.state.votes.by_txid[txid]
     core.coordinator.past_deadline(next(iter(core.coordinator.replies.in_flight)))

@@ -213,7 +213,7 @@ def test_a_prefix_is_how_it_begins() -> None:
     place = thaw(explorer.nodes.known[explorer.form.unpack(explorer.order[0])[0]].data)
     assert place.taken == 1
     assert len(place.core.coordinator.rollbacks.rolling) == 1
-    assert len(place.core.coordinator.attempts) == 2
+    assert len(place.core.coordinator.attempts.open) == 2
     dead = Explorer(scope.with_(prefix=("A submits", "B hears A", "B suspects P", "A meets C", "A dies")))
     dead.search(NO_END)
     first = dead.form.unpack(dead.order[0])

@@ -17,7 +17,7 @@ async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_m
     net.kept = {Begin, Approve, Rollback}
     net.ask("A", add("one", "k"))
     core = net.places["A"].core
-    (txid,) = core.coordinator.attempts
+    (txid,) = core.coordinator.attempts.open
     engine = SimpleNamespace(entries=SimpleNamespace(void={}), find_places=lambda _txid: [])
     nothing = cast(Any, None)
     healer = Healer(core, cast(Any, engine), nothing, nothing, nothing, nothing, nothing, nothing)
@@ -26,7 +26,7 @@ async def test_transaction_given_up_by_its_leader_is_not_rolled_back_without_a_m
         return (await healer.entry({"txid": str(txid)}))["outcome"]
 
     core.state.set_now(net.now)
-    core.coordinator._give_up(core.coordinator.attempts[txid])
+    core.coordinator.attempts.give_up(core.coordinator.attempts.open[txid])
     assert core.state.votes.by_txid[txid].accepted == (1, False)
     assert await outcome() == UNKNOWN
     net.places["A"].perform(core._answer())

@@ -214,7 +214,7 @@ class Table:
     def _name(self, leader: str, effect: Effect) -> None:
         """Give a new transaction its name in the trace: Betty, and at her second attempt Betty'."""
         if isinstance(effect, Persist) and effect.vote.txid not in self.names:
-            attempt = self.core(leader).coordinator.attempts[effect.vote.txid]
+            attempt = self.core(leader).coordinator.attempts.open[effect.vote.txid]
             called = self._request_name(attempt.numbers[0])
             self.names[effect.vote.txid] = called + "'" * self.attempts[called]
             self.attempts[called] += 1
@@ -301,7 +301,7 @@ class Table:
         """Let a leader's patience with its own transaction be over."""
         node = self.core(name)
         node.state.set_now(self.now)
-        node.coordinator._give_up(node.coordinator.attempts[self.transaction(name, called)])
+        node.coordinator.attempts.give_up(node.coordinator.attempts.open[self.transaction(name, called)])
         self.perform(name, node._answer())
 
     def recover(self, name: str, called: str) -> None:

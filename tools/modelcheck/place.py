@@ -205,7 +205,7 @@ class Place:
             case "again", Txid() as txid:
                 core.recovery._again(txid, core.recovery.rounds[txid])
             case "give up", Txid() as txid:
-                core.coordinator._give_up(core.coordinator.attempts[txid])
+                core.coordinator.attempts.give_up(core.coordinator.attempts.open[txid])
             case "fetch", None:
                 core.apply_queue.fetch_missing(at_once=True)
             case "heartbeat", None:
@@ -229,7 +229,7 @@ class Place:
         rounds = core.recovery.rounds
         found += [("suspect", txid) for txid in sorted(core.state.votes.pending.transactions) if txid not in rounds]
         found += [("again", txid) for txid in sorted(rounds)]
-        found += [("give up", txid) for txid, one in sorted(core.coordinator.attempts.items()) if one.counting]
+        found += [("give up", txid) for txid, one in sorted(core.coordinator.attempts.open.items()) if one.counting]
         taken = core.state.timelines.taken
         if any(taken.get(leader, 0) < gap.upto and not gap.asked for leader, gap in core.apply_queue.gaps.items()):
             found.append(("fetch",))

@@ -209,12 +209,12 @@ def suspect(machine: "Machine", luck: Random) -> bool:
     if node is None or machine.paused_until > machine.world.now or not node.state.roster.is_voter(machine.name):
         return False
     node.state.set_now(machine.now())
-    attempts = [attempt for attempt in node.coordinator.attempts.values() if attempt.counting]
+    attempts = [attempt for attempt in node.coordinator.attempts.open.values() if attempt.counting]
     pending = [txid for txid in node.state.votes.pending.transactions if txid not in node.recovery.rounds]
     if attempts and luck.random() < 0.3:
         attempt = luck.choice(attempts)
         machine.world.suspected(machine.name, attempt.transaction.txid, give_up=True)
-        machine.guarded(lambda node: node.coordinator._give_up(attempt))
+        machine.guarded(lambda node: node.coordinator.attempts.give_up(attempt))
     elif pending:
         transaction = node.state.votes.pending.transactions[luck.choice(pending)]
         machine.world.suspected(machine.name, transaction.txid, give_up=False)

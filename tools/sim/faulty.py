@@ -7,7 +7,7 @@ This file has the rules by which nodes agree; ``faulty_uses`` has those on top o
 """
 
 from bedrockish.core.coordinator import abort as rollback
-from bedrockish.core.coordinator import coordinator
+from bedrockish.core.coordinator import attempts, coordinator
 from bedrockish.core.recovery import judge, recovery
 from bedrockish.core.replica import apply_queue, safe_time, times
 from bedrockish.core.replica import voter as voting
@@ -52,7 +52,7 @@ _LATE = {
 _AGREEMENT: dict[str, Fault] = {
     "quorum less one": fault(
         "a commit needs q approvals",
-        (_Coordinator, "_count", ">= self.state.roster.quorum", ">= self.state.roster.quorum - 1"),
+        (attempts.Attempts, "_count", ">= self.state.roster.quorum", ">= self.state.roster.quorum - 1"),
     ),
     "plain majority at 7": fault(
         "q(7) is 5",
@@ -162,7 +162,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "a leader counts what it gave up": fault(
         "a leader that gives up counts no more",
-        (_Coordinator, "_give_up", "attempt.counting = False", "pass"),
+        (attempts.Attempts, "give_up", "attempt.counting = False", "pass"),
         **DUELS,
     ),
     "rolled back told early": fault(
@@ -186,7 +186,7 @@ _AGREEMENT: dict[str, Fault] = {
     ),
     "leader counts after its promise": fault(
         "a leader that promised counts no more",
-        (_Recovery, "_promise", "self.coordinator.stop_counting(txid)", "pass"),
+        (_Recovery, "_promise", "self.coordinator.attempts.stop_counting(txid)", "pass"),
         **DUELS,
     ),
     "exclusion ignores what is known": fault(

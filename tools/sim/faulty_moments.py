@@ -6,6 +6,7 @@ Each has a test, or a conversation of ``tests/traces``, that was written for it:
 from bedrockish.core import node
 from bedrockish.core.coordinator import (
     abort,
+    attempts,
     commit_clock,
     contention,
     coordinator,
@@ -173,7 +174,7 @@ MOMENTS: dict[str, Moment] = {
         fault(
             "a leader gives up what conflicts with a commit that it had not seen",
             (
-                coordinator.Coordinator,
+                attempts.Attempts,
                 "abort_conflicting",
                 "attempt.counting and not committed",
                 "False and not committed",
@@ -421,7 +422,7 @@ MOMENTS: dict[str, Moment] = {
     "the rest of the voters is never asked": Moment(
         fault(
             "the other voters get BEGIN when the first are late",
-            (coordinator.Coordinator, "begin_rest", "if attempt is None or", "if True or"),
+            (attempts.Attempts, "begin_rest", "if attempt is None or", "if True or"),
         ),
         "tests.core.test_quorum_first:test_other_voter_gets_begin_when_the_first_is_late",
     ),
@@ -523,7 +524,7 @@ MOMENTS: dict[str, Moment] = {
     "a group turned down is led again as it was": Moment(
         fault(
             "of a group that was turned down each goes alone",
-            (coordinator.Coordinator, "_give_up", "if inflight.is_free]", "if False]"),
+            (attempts.Attempts, "give_up", "if inflight.is_free]", "if False]"),
         ),
         f"{_TOGETHER}:test_a_group_that_is_turned_down_is_led_one_by_one_and_the_next_is_smaller",
     ),

@@ -5,6 +5,7 @@ Each has a test of ``tests.core.test_one_node``, or of its neighbours, which mus
 
 from bedrockish.core.coordinator import (
     abort,
+    attempts,
     commit_clock,
     contention,
     coordinator,
@@ -71,7 +72,7 @@ SINGLE: dict[str, Moment] = {
     ),
     "everybody's approval counts": _here(
         "a voter's approval counts",
-        *(_Coordinator, "on_approve", " and self.state.roster.is_voter(peer)", ""),
+        *(attempts.Attempts, "on_approve", " and self.state.roster.is_voter(peer)", ""),
         "test_an_approval_of_one_that_is_no_voter_does_not_count",
     ),
     "own transactions do not meet": _here(

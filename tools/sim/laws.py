@@ -282,7 +282,7 @@ class Laws:
             state = node.state
             state_of: dict[str, Collection[object]] = {
                 "requests": node.coordinator.replies.in_flight,
-                "attempts": node.coordinator.attempts,
+                "attempts": node.coordinator.attempts.open,
                 "waits": node.coordinator.contention.wait_queue.waits,
                 "rollbacks": node.coordinator.rollbacks.rolling,
                 "pending": state.votes.pending.transactions,

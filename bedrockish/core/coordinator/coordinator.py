@@ -6,8 +6,8 @@ waits for the transactions that it conflicts with, and is then executed again on
 
 On the way to its transaction, or to its answer if it only reads, a request is moved by ``Coordinator.advance`` alone:
 timers, completions and the parts that unblock it note that its stage has ended, the handler of the stage returns the
-next one or the reason for it, and ``advance`` enters that. In flight, it depends on a transaction: ``ended`` and
-``_give_up`` answer it, or let it pause, together with all that share the transaction.
+next one or the reason for it, and ``advance`` enters that. In flight, it depends on a transaction: ``Attempts``
+answers it, or lets it pause, together with all that share the transaction.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,38 +16,33 @@ from typing import Literal
 from bedrockish.api.requests import STRICT, Answer, Request
 from bedrockish.core.coordinator import request as requests
 from bedrockish.core.coordinator.abort import Rollbacks
+from bedrockish.core.coordinator.attempts import Attempts
 from bedrockish.core.coordinator.commit_clock import ClockQuorum
 from bedrockish.core.coordinator.contention import Contention, Obstacle, Pause, WaitFor
 from bedrockish.core.coordinator.offers import Offers
-from bedrockish.core.coordinator.quickest import QuickestVoters
 from bedrockish.core.coordinator.reads import Reading
 from bedrockish.core.coordinator.ready import End, Ready
 from bedrockish.core.coordinator.replies import Replies
 from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
 from bedrockish.core.coordinator.revalidation import first_conflict, move
 from bedrockish.core.coordinator.schema_barrier import activation_clock
-from bedrockish.core.coordinator.wait_queue import SIZE_MAX, Together
+from bedrockish.core.coordinator.wait_queue import Together
 from bedrockish.core.protocol.effects import Execute
 from bedrockish.core.protocol.events import ClockWanted, Failed, Overtaken
-from bedrockish.core.protocol.messages import Approve, Commit, Reason, Reject
 from bedrockish.core.protocol.records import FORGOTTEN, Prepared
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.replica.staging import Staging
 from bedrockish.core.replica.voter import Voting
 from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import claim, command_key
-from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.outbox import Timer
-from bedrockish.core.state.packed_commits import Known
 from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 from bedrockish.errors import BedrockishError, ReadOnlyError, UsageError, forgotten, told_too_early
 from bedrockish_journal.model.access_set import AccessSet, is_clock
 from bedrockish_journal.model.clock import moved
-from bedrockish_journal.model.transaction import ROWS, SCHEMA, Txid
+from bedrockish_journal.model.transaction import SCHEMA, Txid
 from bedrockish_journal.model.vector import covers
-
-CONTENDED_S = 1.0  # for so long after leaders were in each other's way every voter is told of a transaction at once
 
 # Where a request goes on: the next stage, or the reason for it. An attempt is begun (IN_FLIGHT), an obstacle waited for
 # (WAITING, PAUSED), and an error is the answer as soon as none of its attempts can happen any more (ENDING).
@@ -78,8 +73,7 @@ class Coordinator:
         self.clock_quorum = ClockQuorum(state)
         self.offers = Offers(state, staging)
         self.together = Together(in_flight, self.ready)
-        self.attempts: dict[Txid, Attempt] = {}
-        self.quickest = QuickestVoters(state)
+        self.attempts = Attempts(state, apply_queue, self.replies, self.contention, self.together)
         self._behind: dict[int, InFlight] = {}  # those whose session has seen more than this node
         # By the stage that has ended. IN_FLIGHT and ACTIVATING end with a transaction, and ENDING with the answer.
         self._handlers: dict[Stage, Callable[[InFlight, End], Step]] = {
@@ -157,7 +151,7 @@ class Coordinator:
                 continue
             match self._handlers[stage](inflight, end):
                 case Attempt() as attempt:
-                    self._begin(inflight, attempt)
+                    self.attempts.begin(inflight, attempt)
                 case Answer() as answer:
                     replies.finish(inflight, answer)
                 case BedrockishError() as error:
@@ -488,258 +482,19 @@ class Coordinator:
                 state.counts["grouped" if one.is_free else "joined"] += 1
         return attempt
 
-    def _begin(self, inflight: InFlight, attempt: Attempt) -> None:
-        """Begin a transaction: nothing can stop it. All of this is one step, durable before BEGIN leaves."""
-        state, transaction = self.state, attempt.transaction
-        txid = transaction.txid
-        # Our vote is one of the quorum, and like each of them it is durable before anybody hears of it.
-        state.votes.hold(transaction)
-        attempt.approvals[state.me] = state.timelines.applied.get(state.me, 0)
-        assert txid not in self.attempts, "a name is given once"
-        self.attempts[txid] = attempt
-        for number in attempt.numbers:
-            one = self.replies.in_flight[number]
-            one.move(Stage.IN_FLIGHT)
-            one.begun = txid.clock
-            one.open.add(txid)
-        self._send_begin(attempt)
-        if inflight.behind:
-            self.contention.wait_queue.begun(inflight, transaction)
-        # Where we are the only voter, our own vote is all that there is to count.
-        self._count(attempt)
-
-    def _send_begin(self, attempt: Attempt) -> None:
-        """Send a BEGIN to the voters: to no more than a quorum needs, the quickest, unless leaders contend.
-
-        The others learn of the transaction by its COMMIT, or by its BEGIN when the first voters are late or reject it.
-        Leaders that contend for keys are told at once, by each of their voters.
-        """
-        state, begin = self.state, attempt.begin
-        is_contended = state.clock.now.seconds - state.contests.latest < CONTENDED_S
-        if is_contended or not state.settings.ask_rest_ms or attempt.transaction.kind != ROWS:
-            state.outbox.send_voters(begin)
-            return
-        asked, rest = self.quickest.first(state.roster.quorum - 1)
-        if len(asked) < state.roster.quorum - 1:  # it waits for voters that come back
-            state.outbox.send_voters(begin)
-            return
-        attempt.rest = rest
-        for node in asked:
-            state.outbox.send(node, begin)
-        if attempt.rest:
-            state.timers.set(self.quickest.late_ms(asked), Timer.BEGIN_REST, attempt.transaction.txid)
-
-    def begin_rest(self, txid: Txid, *, is_late: bool) -> None:
-        """Send a BEGIN to the other voters: the first ones are late, or one of them has rejected it."""
-        attempt, state = self.attempts.get(txid), self.state
-        if attempt is None or not attempt.counting or not attempt.rest:
-            return
-        rest, attempt.rest = attempt.rest, []
-        for node in state.roster.voters_up():
-            if node in attempt.approvals or node in attempt.rejects:
-                continue
-            if node in rest:
-                state.outbox.send(node, attempt.begin)
-            elif is_late:
-                self.quickest.note_late(node, state.clock.now.seconds - attempt.since)
-        if not is_late:
-            state.timers.drop(Timer.BEGIN_REST, txid)
-
-    # -- answers from voters ---------------------------------------------------------------------------------------
-
-    def on_approve(self, peer: str, message: Approve) -> None:
-        """Count an approval."""
-        attempt = self.attempts.get(message.txid)
-        if attempt is not None and attempt.counting and self.state.roster.is_voter(peer):  # L1: each voter once
-            attempt.approvals[peer] = message.tick
-            took_s = self.state.clock.now.seconds - attempt.since
-            self.state.note_answer(took_s)
-            self.quickest.answered(peer, took_s)
-            # It may have rejected this BEGIN and approved it when it was said again: a reject promises nothing.
-            attempt.rejects.pop(peer, None)
-            self._count(attempt)
-
-    def _count(self, attempt: Attempt) -> None:
-        # L2: our own durable one among them
-        if attempt.counting and len(attempt.approvals) >= self.state.roster.quorum:
-            self._commit(attempt)
-
-    def _commit(self, attempt: Attempt) -> None:
-        state, transaction = self.state, attempt.transaction
-        assert state.me in attempt.approvals, "its leader's own vote is one of the quorum"
-        attempt.counting = False
-        if attempt.rest:
-            state.timers.drop(Timer.BEGIN_REST, transaction.txid)
-        # From here on an approval or a reject that still comes changes nothing: it is decided once.
-        state.note_commit(state.clock.now.seconds - attempt.since)
-        peers = list(state.roster.peers)  # also one that this may remove
-        # The label names the voters that have approved so far; a later approval proves nothing.
-        entry = self.apply_queue.lead(transaction, attempt.approvals)
-        clock = state.clock.read()
-        for node in peers:
-            # A voter that has approved holds the body durably, in its vote.
-            body = None if node in attempt.approvals else transaction.body
-            state.outbox.send(node, Commit(entry.label, body, entry.hash, clock))
-
-    def on_reject(self, peer: str, message: Reject) -> None:
-        """Count a reject; when too many have rejected, give up."""
-        attempt = self.attempts.get(message.txid)
-        # Of a learner, or of a voter that has left, neither yes nor no counts (L1).
-        if attempt is None or not attempt.counting or not self.state.roster.is_voter(peer):
-            return
-        if message.reason == Reason.PROMISED:
-            return  # a recovery runs; its outcome will come
-        attempt.rejects[peer] = message
-        for inflight in self._requests_of(attempt):
-            # Only the one command whose id is that old: the others of the transaction are run again.
-            if message.reason == Reason.FORGOTTEN and message.key == command_key(inflight.request.command):
-                inflight.error = forgotten(inflight.request.command, None)
-            if message.reason == Reason.AHEAD:
-                inflight.refusal = requests.clock_refused(self.state.me, peer)
-            if message.reason == Reason.TOO_LATE:
-                inflight.late = peer
-            if message.reason == Reason.DIFFERS:
-                inflight.kept = None  # it may be made of rows of ours that are damaged, and about to be repaired
-                inflight.differs = peer
-        # By reason: ``status`` and the metrics say why commands are run again.
-        self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
-        # Either of us may be the one with damaged tables: the repair finds out by asking the others.
-        self.state.doubts += message.reason == Reason.DIFFERS
-        if message.other is not None:
-            # Its leader wants the same keys: from now on the two take turns.
-            self.contention.turns.note_rival(message.other.leader)
-            self.apply_queue.ask_about(message.other, peer)
-            self.state.contests.latest = self.state.clock.now.seconds
-        self.begin_rest(message.txid, is_late=False)
-        self._count_rejects(attempt, patient=True)
-
-    def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:
-        """Give up when approvals enough cannot come any more."""
-        if requests.is_lost(attempt, self.state, patient=patient):
-            self._give_up(attempt)
-
     def check(self) -> None:
         """Give up attempts that cannot succeed any more, and end reads that too few voters have answered."""
-        # As long as a leader may be silent: a voter that has not answered in this time counts as if it never would.
-        patience = self.state.settings.suspicion_ms / 1000
-        for attempt in [attempt for attempt in self.attempts.values() if attempt.counting]:
-            self._count_rejects(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
-        self._repeat()
-        self.rollbacks.repeat()
+        self.attempts.check()
         self.offers.check(set(self.replies.in_flight))
         # Too few answered: a newer snapshot may find them up, and a read leaves nothing behind to undo.
         for number in self.reading.overdue():
             self.ends(Stage.CHECKING, number, end=False)
 
-    def _repeat(self) -> None:
-        """Send a BEGIN again to the voters that have not answered it for long.
-
-        A link loses nothing, but a node takes only so many messages in pieces at a time, and drops the others.
-        """
-        state = self.state
-        now, pause = state.clock.now.seconds, state.answer_pause_s
-        for attempt in self.attempts.values():
-            # Later answers may have shown that the voters are slow.
-            if attempt.counting and now - attempt.since >= pause and attempt.repeat.is_due(now):
-                for peer in state.roster.voters_up():
-                    if peer not in attempt.approvals and peer not in attempt.rejects:
-                        state.outbox.send(peer, attempt.begin)
-
-    def _give_up(self, attempt: Attempt) -> None:
-        if self.state.outcome(attempt.transaction.txid) is not None:
-            return  # safe time ended it in this very step
-        attempt.counting = False  # L3: for good, before ballot 1 begins
-        self.state.counts["given_up"] += 1
-        lost = attempt.lost_for()
-        if lost is not None:
-            # For people: which table or index the conflicts are about.
-            note_conflict(self.state.counts, attempt.transaction.access_set, lost.key)
-            self.state.note_rival(lost.key, lost.other)
-        # It stays pending here until a majority has accepted the rollback: until then a recovery may still commit it.
-        self.rollbacks.give_up(attempt.transaction.txid)
-        in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.IN_FLIGHT]
-        for inflight in in_flight:
-            # The client is told of the reject that names another transaction, if there was one.
-            inflight.last, inflight.contested = lost or inflight.last, True
-            inflight.rejections += 1
-        alone = [inflight for inflight in in_flight[1:] if inflight.is_free]
-        # One of its commands was rejected, and all had to be: the next group is smaller.
-        if attempt.is_group:
-            self.together.shrink()
-        for inflight in (*in_flight[:1], *alone):  # no reject tells which of them conflicted
-            inflight.is_free = False
-            self.contention.pause(inflight, requests.retry_pause_ms(inflight, self.state.settings, self.state.draw()))
-        if in_flight:
-            # Those that share it by waiting want one key: apart they would only conflict with each other.
-            others = [inflight for inflight in in_flight[1:] if inflight not in alone]
-            self.contention.wait_queue.stay(in_flight[0], others, attempt.transaction.txid)
-            if lost is not None:
-                transaction = attempt.transaction
-                self.contention.reservations.in_vain(in_flight[0], transaction.access_set, transaction.kind)
-
-    def _is_shared(self, attempt: Attempt) -> bool:
-        """Return whether a request still waits for the approvals of an attempt."""
-        return any(inflight.stage is Stage.IN_FLIGHT for inflight in self._requests_of(attempt))
-
-    def _requests_of(self, attempt: Attempt) -> list[InFlight]:
-        return [*filter(None, map(self.replies.in_flight.get, attempt.numbers))]
-
-    def abort_conflicting(self, committed: Known) -> None:
-        """Give up what conflicts with a commit that arrived and is not in its base."""
-        for found in list(self.state.votes.pending.conflicts(committed.access_set, committed.txid)):
-            attempt = self.attempts.get(found.other)
-            # L4: what has lost is given up at once; those who hold it keep others waiting for nothing.
-            if attempt is not None and attempt.counting and not committed.is_in(attempt.transaction.base):
-                self._give_up(attempt)
-
-    def decides(self, txid: Txid) -> bool:
-        """Return whether a transaction is still ours to commit or to roll back, and not in a recovery's hands."""
-        attempt = self.attempts.get(txid)
-        return txid in self.rollbacks or (attempt is not None and attempt.counting)
-
-    def stop_counting(self, txid: Txid) -> None:
-        """Stop counting approvals: a recovery has our promise, and its outcome counts."""
-        attempt = self.attempts.get(txid)
-        if attempt is not None:
-            attempt.counting = False
-        # Ballots 0 and 1 are over for us: a rollback that a majority accepts now could be against what is decided.
-        self.rollbacks.forget(txid)
-
     def resend(self, peer: str) -> None:
         """Say again to a peer what it may have missed."""
-        if not self.state.roster.is_voter(peer):
-            return
-        self.offers.resend(peer)
-        for attempt in self.attempts.values():
-            # A new link has lost what was on its way on the old one; an answer that has come is not asked for again.
-            if attempt.counting and peer not in attempt.approvals and peer not in attempt.rejects:
-                self.state.outbox.send(peer, attempt.begin)
-        self.rollbacks.resend(peer)
-
-    # -- ends ------------------------------------------------------------------------------------------------------
-
-    def ended(self, txid: Txid) -> None:
-        """Answer the clients of a transaction with a new outcome, and unblock the requests that waited for it."""
-        # Our quorum, our rollback, a recovery or safe time may have ended it.
-        attempt = self.attempts.pop(txid, None)
-        if txid in self.rollbacks.rolling:
-            self.rollbacks.forget(txid)
-        known, queue = self.state.commit_window.known.get(txid), self.contention.wait_queue
-        in_flight = self._requests_of(attempt) if attempt is not None else []
-        contested = False
-        for inflight in in_flight:
-            contested = contested or inflight.contested
-        if known is not None and known.kind == ROWS and (contested or txid in queue.waits):
-            # Leaders take turns only where requests wait; elsewhere a reservation would slow down others for nothing.
-            self.contention.turns.reserve(txid, known.access_set)
-        for inflight in in_flight:
-            assert attempt is not None
-            self.replies.ended(inflight, attempt.transaction, commit=self.state.votes.outcomes[txid])
-        # It met no conflict, so the next group may be larger.
-        if attempt is not None and known is not None and not contested and self.together.size < SIZE_MAX:
-            self.together.grow()
-        if txid in queue.waits:
-            queue.released(txid, known.kind if known is not None else ROWS)
+        if self.state.roster.is_voter(peer):
+            self.offers.resend(peer)
+            self.attempts.resend(peer)
 
     def past_deadline(self, number: int) -> None:
         """Answer a request past its deadline, or wait a little for the end of its last attempt."""
@@ -758,9 +513,9 @@ class Coordinator:
             # Only what a majority has rolled back did not happen: approvals that are on their way could still commit it
             # after we had said so. A transaction that others share goes on for their sake.
             for txid in sorted(inflight.open):
-                attempt = self.attempts.get(txid)
-                if attempt is not None and attempt.counting and not self._is_shared(attempt):
-                    self._give_up(attempt)
+                attempt = self.attempts.open.get(txid)
+                if attempt is not None and attempt.counting and not self.attempts.is_shared(attempt):
+                    self.attempts.give_up(attempt)
         # Giving up may have ended it in this very step, and so have answered.
         if number in self.replies.in_flight:
             if inflight.open:

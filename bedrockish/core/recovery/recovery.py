@@ -101,7 +101,7 @@ class Recovery:
                 continue
             if txid.leader == state.me:
                 # Ours, and taken up by a recovery that never ended it: then any voter may finish it, also this node.
-                if age > 2 * suspicion and not self.coordinator.decides(txid):
+                if age > 2 * suspicion and not self.coordinator.attempts.decides(txid):
                     self.start(transaction)
             # Also of a leader that speaks and yet ends nothing: asked to promise, it ends the matter by its answer
             # (J5).
@@ -254,7 +254,7 @@ class Recovery:
             return None
         vote.promised = message.ballot
         if txid.leader == state.me:
-            self.coordinator.stop_counting(txid)  # P5: its leader's promise ends ballots 0 and 1
+            self.coordinator.attempts.stop_counting(txid)  # P5: its leader's promise ends ballots 0 and 1
         return vote
 
     def settle(self) -> None:

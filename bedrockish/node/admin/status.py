@@ -89,7 +89,7 @@ def describe_node(
         "clock_leap_ms": state.clock.leap_ms,
         "safe_lag_ms": state.clock.age_ms(state.clock.safe, now),
         "nodes": nodes,
-        "in_flight": len(core.coordinator.attempts),
+        "in_flight": len(core.coordinator.attempts.open),
         "requests": len(core.coordinator.replies.in_flight),
         "in_doubt": in_doubt(core, now),
         "recoveries": dict(core.recovery.counts),

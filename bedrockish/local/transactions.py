@@ -59,7 +59,8 @@ from bedrockish.sqltext.transaction_control import control_of
 
 IDLE_MAX = 8  # workspaces that are kept for the next transaction
 OPEN_S = 60.0  # after which a transaction is rolled back: its snapshot holds up the node's checkpoints
-DURABLE_S, PAUSE_S = 1.0, 0.0002  # how long to wait until the newest moment is durable, and between two looks
+DURABLE_S = 1.0  # how long to wait until the newest moment is durable
+PAUSE_S, PAUSE_MAX_S = 0.0002, 0.001  # between two looks: twice as long each time
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, that can be run again at the node
 TEMPORARY_BYTES = 1 << 40  # of TEMP tables: they take the program's own room
 RESULT_BYTES = Limits().result_bytes
@@ -682,7 +683,7 @@ class LocalTransactions:
 
     def _snapshot(self, place: Place, published: Published, request: Request) -> FileMoment | None:
         """Take the newest snapshot once it is durable; None if the session may not see it yet."""
-        workspace, until = place.workspace, time.monotonic() + DURABLE_S
+        workspace, until, pause = place.workspace, time.monotonic() + DURABLE_S, PAUSE_S
         while True:
             workspace.begin({}, 0, Moment(0, b"", 0), 0)
             moment = moment_row.read(system.get_meta(place.reader, moment_row.KEY))
@@ -691,7 +692,8 @@ class LocalTransactions:
             while moment.batch > self._durable(published):
                 if time.monotonic() > until:
                     return None
-                time.sleep(PAUSE_S)
+                time.sleep(pause)
+                pause = min(2 * pause, PAUSE_MAX_S)
             batch = published.batch(moment.batch)
             # So many batches were written since that the page has forgotten it; or one that the session has seen is
             # still on its way here.

@@ -72,6 +72,8 @@ def described(found: object) -> list[str]:
     lines: list[str] = []
     for block in re.split(r"\n\s*\n", doc):
         head, _, rest = block.partition("\n")
+        if head.startswith("Why so large:"):
+            continue  # the house asks that, and not a user
         if head in ("Args:", "Raises:", "Attributes:"):
             parts = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", rest, flags=re.MULTILINE)
             lines += [f"{head[:-1]}:", "", *(f"- `{part}`: {' '.join(said.split())}" for part, said in parts), ""]

@@ -3,9 +3,10 @@
 import pytest
 
 from bedrockish.api.requests import Request, Statement
-from bedrockish.core.coordinator.attempts import CONTENDED_S
 from bedrockish.core.protocol.messages import Approve, Begin, Commit
+from bedrockish.core.state.contention import KEYS_MAX, MEMORY_S, Contests
 from bedrockish.core.state.settings import Settings
+from bedrockish_journal.model.access_set import AccessSet
 from tests.core.net import Net, add
 
 
@@ -70,17 +71,7 @@ def test_other_voter_gets_begin_at_once_when_the_first_rejects_it() -> None:
     assert begins(net)[:2] == ["C", "B"]
 
 
-def test_every_voter_gets_begin_at_once_while_leaders_contend() -> None:
-    net = a_net()
-    net.places["A"].core.state.contests.latest = net.seconds
-    net.ask("A", add("one", "x"))
-    assert len(begins(net)) == 2
-    net.run(CONTENDED_S + 0.1)
-    net.ask("A", add("two", "y"))
-    assert len(begins(net)) == 3
-
-
-def test_leaders_that_met_tell_every_voter() -> None:
+def test_every_voter_gets_begin_at_once_where_leaders_have_met() -> None:
     net = a_net()
     net.kept = {Begin}
     net.ask("A", add("ours", "x"))
@@ -88,10 +79,27 @@ def test_leaders_that_met_tell_every_voter() -> None:
     net.kept = set()
     net.run(0.2)
     assert net.told("A") | net.told("B") == {"ours": "A1", "theirs": "B1"}
+    for leader in "AB":
+        net.said.clear()
+        net.ask(leader, add(f"again {leader}", "x"))
+        assert len(begins(net, leader)) == 2, "both know of the key"
+        net.run(0.2)
     net.said.clear()
-    net.ask("A", add("next of A", "y"))
-    net.ask("B", add("next of B", "z"))
-    assert len(begins(net)) + len(begins(net, "B")) >= 3, "at least one of them knows of the other"
+    net.ask("A", add("elsewhere", "y"))
+    assert len(begins(net)) == 1
+    net.run(MEMORY_S)
+    net.said.clear()
+    net.ask("A", add("later", "x"))
+    assert len(begins(net)) == 1
+
+
+def test_keys_at_which_leaders_met_are_bounded() -> None:
+    contests = Contests()
+    for number in range(2 * KEYS_MAX):
+        contests.meet(b"%d" % number, 1.0)
+    assert not contests.is_contended(AccessSet(write_points=frozenset({b"0"})), 1.0)
+    assert contests.is_contended(AccessSet(write_points=frozenset({b"%d" % (2 * KEYS_MAX - 1)})), 1.0)
+    assert contests.is_contended(AccessSet(read_ranges=((b"x", b"y"),)), 1.0), "with ranges, any key counts"
 
 
 def test_change_of_the_schema_goes_to_every_voter() -> None:

@@ -16,8 +16,6 @@ from bedrockish.core.state.state import State
 from bedrockish.errors import forgotten
 from bedrockish_journal.model.transaction import ROWS, Txid
 
-CONTENDED_S = 1.0  # for so long after leaders were in each other's way every voter is told of a transaction at once
-
 
 class Attempts:
     """The transactions of this node that are in flight, each with the requests that share it.
@@ -70,7 +68,7 @@ class Attempts:
         Leaders that contend for keys are told at once, by each of their voters.
         """
         state, begin = self.state, attempt.begin
-        is_contended = state.clock.now.seconds - state.contests.latest < CONTENDED_S
+        is_contended = state.contests.is_contended(attempt.transaction.access_set, state.clock.now.seconds)
         if is_contended or not state.settings.ask_rest_ms or attempt.transaction.kind != ROWS:
             state.outbox.send_voters(begin)
             return
@@ -164,7 +162,7 @@ class Attempts:
             # Its leader wants the same keys: from now on the two take turns.
             self.contention.turns.note_rival(message.other.leader)
             self.apply_queue.ask_about(message.other, peer)
-            self.state.contests.latest = self.state.clock.now.seconds
+            self.state.contests.meet(message.key, self.state.clock.now.seconds)
         self.begin_rest(message.txid, is_late=False)
         self._count_rejects(attempt, patient=True)
 

@@ -447,8 +447,8 @@ class Coordinator:
             after_ms = max(1, state.settings.schema_delay_ms * is_clock(found.key))
             return Pause(after_ms)
         obstacle = self.contention.before(inflight, prepared.kind)
-        if isinstance(obstacle, WaitFor) and obstacle.txid.leader != state.me:
-            state.contests.latest = state.clock.now.seconds
+        if isinstance(obstacle, WaitFor) and obstacle.txid.leader != state.me and inflight.lost is not None:
+            state.contests.meet(inflight.lost.key, state.clock.now.seconds)
         return obstacle
 
     def _attempt(self, inflight: InFlight, prepared: Prepared, clock: int, activates: int) -> Step:

@@ -126,7 +126,7 @@ class Voting:
         # V10: nor with one that this node rolled back itself later than its clock, which others may still hold.
         found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:
-            state.contests.latest = state.clock.now.seconds
+            state.contests.meet(found.key, state.clock.now.seconds)
             self._raise_barrier(transaction, found)
             self._reject(txid, Reason.FOR, found)
             return

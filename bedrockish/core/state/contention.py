@@ -11,7 +11,8 @@ from typing import NamedTuple
 from bedrockish_journal.model.access_set import AccessSet, object_of, object_range
 
 OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together, and rivals forgotten
-MEMORY_S = 10.0  # how long a rival counts
+MEMORY_S = 10.0  # how long a rival counts, and a key at which two leaders have met
+KEYS_MAX = 1_000  # of these keys
 _PREFIX = "conflict "
 _OTHERS = "others"
 
@@ -65,20 +66,35 @@ def other_counts(counts: Mapping[str, int]) -> dict[str, int]:
 class Contests:
     """The last time, in seconds, at which another leader's transaction was in the way of one of ours, by object.
 
-    Attributes:
-        latest: the last time at which transactions of two leaders were in each other's way, as far as this node knows.
+    And the keys at which transactions of two leaders have met lately, also those of others.
     """
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, float]] = {}
-        self.latest = -MEMORY_S
+        self._met: dict[bytes, float] = {}  # by key, when; the latest last
+
+    def meet(self, key: bytes, seconds: float) -> None:
+        """Note that transactions of two leaders were in each other's way at a key."""
+        self._met.pop(key, None)
+        self._met[key] = seconds
+        if len(self._met) > KEYS_MAX:
+            del self._met[next(iter(self._met))]
+
+    def is_contended(self, access_set: AccessSet, seconds: float) -> bool:
+        """Return whether leaders have met not long ago at a key of these; with ranges, at any key."""
+        met = self._met
+        while met and seconds - met[next(iter(met))] >= MEMORY_S:
+            del met[next(iter(met))]
+        if not met or access_set.has_ranges:
+            return bool(met)
+        return not (met.keys().isdisjoint(access_set.write_points) and met.keys().isdisjoint(access_set.read_points))
 
     def note(self, name: str, leader: str, seconds: float) -> None:
         """Note that a transaction of ours has lost a run to one of another leader's."""
         if name not in self._last and len(self._last) >= OBJECTS_MAX:
             # Bounded, and harmless: a forgotten rival costs a conflict at most.
             self._last.clear()
-        self._last.setdefault(name, {})[leader] = self.latest = seconds
+        self._last.setdefault(name, {})[leader] = seconds
 
     def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
         """Return the leaders that were in the way at any of these objects not long ago."""

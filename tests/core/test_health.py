@@ -5,7 +5,8 @@ import pytest
 
 from bedrockish.api.requests import STRICT, Request, Statement
 from bedrockish.common.levels import LEVEL
-from bedrockish.core.coordinator.request import Attempt, InFlight, did_not_happen
+from bedrockish.core.coordinator.attempts import Attempt
+from bedrockish.core.coordinator.request import InFlight, did_not_happen
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.effects import Apply, Effect, Execute, Persist, Reply, Send, SendEntries
 from bedrockish.core.protocol.events import Compared, Executed, Now, PeerUp, Received, Submitted, Woken

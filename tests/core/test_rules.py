@@ -9,7 +9,8 @@ import pytest
 
 from bedrockish.api.requests import Request
 from bedrockish.common.levels import LEVEL
-from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
+from bedrockish.core.coordinator.attempts import Attempt
+from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.reservations import Reservation
 from bedrockish.core.coordinator.revalidation import first_conflict, move
 from bedrockish.core.node import Node

@@ -1,20 +1,77 @@
 """Our transactions in flight: their BEGINs, the voters' answers, and their ends."""
 
+from dataclasses import dataclass, field
+
 from bedrockish.core.coordinator import request as requests
 from bedrockish.core.coordinator.contention import Contention
 from bedrockish.core.coordinator.quickest import QuickestVoters
 from bedrockish.core.coordinator.replies import Replies
-from bedrockish.core.coordinator.request import Attempt, InFlight, Stage
+from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.coordinator.wait_queue import SIZE_MAX, Together
-from bedrockish.core.protocol.messages import Approve, Commit, Reason, Reject
+from bedrockish.core.protocol.messages import Approve, Begin, Commit, Reason, Reject
 from bedrockish.core.replica.apply_queue import ApplyQueue
 from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.contention import note_conflict
 from bedrockish.core.state.outbox import Timer
 from bedrockish.core.state.packed_commits import Known
+from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.state import State
 from bedrockish.errors import forgotten
-from bedrockish_journal.model.transaction import ROWS, Txid
+from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One transaction of ours in flight.
+
+    ``counting`` ends when we give it up, or promise it to a recovery. ``rest``: the voters that get its BEGIN when the
+    first ones are late; none any more once they have got it. ``is_group``: of commands that came together.
+    ``repeat``: of its BEGIN. ``trace``: of the first of its requests that is recorded.
+    """
+
+    transaction: Transaction
+    numbers: list[int]  # whose: of the command, and of those that joined it
+    since: float
+    approvals: dict[str, int] = field(default_factory=dict)
+    rejects: dict[str, Reject] = field(default_factory=dict)
+    rest: list[str] = field(default_factory=list)
+    counting: bool = True
+    is_group: bool = False
+    repeat: Repeat = field(default_factory=lambda: Repeat(0.0, 0.0))
+    trace: str = ""
+
+    @property
+    def begin(self) -> Begin:
+        """The question to its voters."""
+        return Begin(self.transaction.body, self.trace)
+
+    def share(self, inflight: InFlight) -> None:
+        """Take in a request that shares the transaction with the one that it is begun for."""
+        self.numbers.append(inflight.number)
+        # A group that is rejected is cut in half; those that waited for each other are not (``Together``).
+        self.is_group = self.is_group or inflight.is_free
+        self.trace = self.trace or inflight.request.trace
+        inflight.attempts += 1
+
+    def lost_for(self) -> Reject | None:
+        """Return a reject that names another transaction, if there is one."""
+        return next((reject for reject in self.rejects.values() if reject.reason == Reason.FOR), None)
+
+    def is_lost(self, state: State, *, patient: bool) -> bool:
+        """Return whether a quorum of approvals cannot be reached any more.
+
+        Once a voter has rejected, each one that is out of reach, or that let our patience run out, counts as if it had:
+        else one reject and one dead voter would keep the transaction, and its keys, for ever.
+        """
+        # Without a reject, silent voters may only be slow, and a rollback costs every voter that has approved.
+        if not self.rejects:
+            return False
+        lost = len(self.rejects)
+        for node in state.roster.voters:
+            if node != state.me and node not in self.approvals and node not in self.rejects:
+                lost += not patient or not state.roster.peers[node].up
+        # So many that the others cannot form a quorum.
+        return lost > len(state.roster.voters) - state.roster.quorum
 
 
 class Attempts:
@@ -168,7 +225,7 @@ class Attempts:
 
     def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:
         """Give up when approvals enough cannot come any more."""
-        if requests.is_lost(attempt, self.state, patient=patient):
+        if attempt.is_lost(self.state, patient=patient):
             self.give_up(attempt)
 
     def check(self) -> None:

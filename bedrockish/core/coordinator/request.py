@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bedrockish.api.requests import Answer, Request, Token, digest_of
-from bedrockish.core.protocol.messages import Begin, Reason, Reject
+from bedrockish.core.protocol.messages import Reject
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.core.state.access_index import Conflict
 from bedrockish.core.state.certifier import command_key
 from bedrockish.core.state.outbox import Timer
-from bedrockish.core.state.repeat import Repeat
 from bedrockish.core.state.settings import Settings
 from bedrockish.core.state.state import State
 from bedrockish.errors import (
@@ -185,44 +184,6 @@ class InFlight:
         return True
 
 
-@dataclass(slots=True)
-class Attempt:
-    """One transaction of ours in flight.
-
-    ``counting`` ends when we give it up, or promise it to a recovery. ``rest``: the voters that get its BEGIN when the
-    first ones are late; none any more once they have got it. ``is_group``: of commands that came together.
-    ``repeat``: of its BEGIN. ``trace``: of the first of its requests that is recorded.
-    """
-
-    transaction: Transaction
-    numbers: list[int]  # whose: of the command, and of those that joined it
-    since: float
-    approvals: dict[str, int] = field(default_factory=dict)
-    rejects: dict[str, Reject] = field(default_factory=dict)
-    rest: list[str] = field(default_factory=list)
-    counting: bool = True
-    is_group: bool = False
-    repeat: Repeat = field(default_factory=lambda: Repeat(0.0, 0.0))
-    trace: str = ""
-
-    @property
-    def begin(self) -> Begin:
-        """The question to its voters."""
-        return Begin(self.transaction.body, self.trace)
-
-    def share(self, inflight: InFlight) -> None:
-        """Take in a request that shares the transaction with the one that it is begun for."""
-        self.numbers.append(inflight.number)
-        # A group that is rejected is cut in half; those that waited for each other are not (``Together``).
-        self.is_group = self.is_group or inflight.is_free
-        self.trace = self.trace or inflight.request.trace
-        inflight.attempts += 1
-
-    def lost_for(self) -> Reject | None:
-        """Return a reject that names another transaction, if there is one."""
-        return next((reject for reject in self.rejects.values() if reject.reason == Reason.FOR), None)
-
-
 def committed(state: State, inflight: InFlight, transaction: Transaction, place: tuple[str, int]) -> Answer:
     """Return the answer of a request whose transaction was committed at a place."""
     seen = inflight.request.token
@@ -380,23 +341,6 @@ def unknown(inflight: InFlight) -> BedrockishError:
         f"no majority could be asked what became of command {command}; send it again with the same id to learn it",
         command=command,
     )
-
-
-def is_lost(attempt: Attempt, state: State, *, patient: bool) -> bool:
-    """Return whether a quorum of approvals cannot be reached any more.
-
-    Once a voter has rejected, each one that is out of reach, or that let our patience run out, counts as if it had:
-    else one reject and one dead voter would keep the transaction, and its keys, for ever.
-    """
-    # Without a reject, silent voters may only be slow, and a rollback costs every voter that has approved.
-    if not attempt.rejects:
-        return False
-    lost = len(attempt.rejects)
-    for node in state.roster.voters:
-        if node != state.me and node not in attempt.approvals and node not in attempt.rejects:
-            lost += not patient or not state.roster.peers[node].up
-    # So many that the others cannot form a quorum.
-    return lost > len(state.roster.voters) - state.roster.quorum
 
 
 FORGED = (

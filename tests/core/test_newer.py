@@ -28,7 +28,7 @@ def test_one_voter_of_three_is_asked_when_nothing_is_newer() -> None:
     assert len(asked(net)) == 1
     net.run(5.0)
     assert len(asked(net)) == 1
-    assert not net.places["A"].core.reading.of_newer
+    assert not net.places["A"].core.reading.questions
 
 
 def test_sole_voter_answers_itself() -> None:
@@ -113,4 +113,4 @@ def test_question_ends_when_no_voter_answers() -> None:
     ask(net, 1)
     net.run(10.0)
     assert told(net) == {1: True}
-    assert not net.places["A"].core.reading.of_newer
+    assert not net.places["A"].core.reading.questions

@@ -47,7 +47,7 @@ READS: dict[str, Moment] = {
     "a question about every key asks nobody": Moment(
         fault(
             "a majority answers a question about every key",
-            (reads.Reading, "ask_newer", "if len(clear) >= state.roster.majority:", "if True:"),
+            (reads.Reading, "ask_newer", "state.roster.majority - len(clear)", "0"),
         ),
         f"{_NEWER}:test_commit_that_has_not_arrived_may_be_newer",
     ),

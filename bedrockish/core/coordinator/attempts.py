@@ -126,14 +126,10 @@ class Attempts:
         """
         state, begin = self.state, attempt.begin
         is_contended = state.contests.is_contended(attempt.transaction.access_set, state.clock.now.seconds)
-        if is_contended or not state.settings.ask_rest_ms or attempt.transaction.kind != ROWS:
+        if is_contended or attempt.transaction.kind != ROWS:
             state.outbox.send_voters(begin)
             return
-        asked, rest = self.quickest.first(state.roster.quorum - 1)
-        if len(asked) < state.roster.quorum - 1:  # it waits for voters that come back
-            state.outbox.send_voters(begin)
-            return
-        attempt.rest = rest
+        asked, attempt.rest = self.quickest.first(state.roster.quorum - 1)
         for node in asked:
             state.outbox.send(node, begin)
         if attempt.rest:

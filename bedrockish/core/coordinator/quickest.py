@@ -19,15 +19,17 @@ class QuickestVoters:
         self._count = 0
 
     def first(self, wanted: int) -> tuple[list[str], list[str]]:
-        """Return the voters to ask first and those to ask when one of these is late; only voters that are up.
+        """Return the voters to ask first and those to ask when one of these is late.
 
         Args:
-            wanted: how many answers are needed. If fewer voters are up, all of them are returned.
+            wanted: how many answers are needed. If fewer voters are up, all voters are returned: they may come back.
         """
-        usual_s = self._usual_s
-        voters = self.state.roster.voters_up()
+        usual_s, roster = self._usual_s, self.state.roster
+        voters = roster.voters_up()
+        if len(voters) < wanted:
+            return [node for node in roster.voters if node != roster.me], []
         self._count += 1
-        if len(voters) <= wanted or self._count % ASK_ALL_EVERY == 0:
+        if len(voters) == wanted or self._count % ASK_ALL_EVERY == 0 or not self.state.settings.ask_rest_ms:
             return voters, []
         voters.sort(key=lambda node: usual_s.get(node, 0.0))
         return voters[:wanted], voters[wanted:]

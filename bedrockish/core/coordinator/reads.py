@@ -9,7 +9,9 @@ voters one message. A read never joins a question that was asked before the read
 between is unknown to its answers.
 
 Short reads of a quiet cluster are cheaper still. The driver executes all that have arrived, without their read sets,
-and asks one question about every key: does anybody know of anything outside this state (``Reading.ask_newer``)?
+and asks one question about every key: is anything known outside this state (``Reading.ask_newer``)?
+
+A question goes to as many voters as a majority needs, the quickest, and to the others when these are late.
 """
 
 from collections import deque
@@ -60,31 +62,25 @@ class Read:
 
 @dataclass(slots=True)
 class Question:
-    """One question to the voters. ``clear``: the voters with which nothing is in the way of its reads."""
-
-    reads: list[Read]
-    overdue: float  # seconds at which it has been without enough answers for too long
-    clear: set[str]
-
-
-@dataclass(slots=True)
-class NewerQuestion:
-    """One question about every key.
+    """One question to the voters: about the keys of some reads, or about every key.
 
     Attributes:
-        number: the driver's.
+        reads: the reads; none if it is about every key.
+        number: the driver's, if it is about every key.
         check: the message.
-        rest: the voters that are asked when the others have not answered for a while; none once they are asked.
         asked: seconds at which it was asked.
-        overdue, clear: as in ``Question``.
+        overdue: seconds at which it has been without enough answers for too long.
+        clear: the voters with which nothing is in its way.
+        rest: the voters that are asked when the others have not answered for a while; none once they are asked.
     """
 
+    reads: list[Read]
     number: int
     check: Check
-    rest: list[str]
     asked: float
     overdue: float
     clear: set[str]
+    rest: list[str]
 
 
 Verdicts = list[tuple[int, bool]]  # requests, and whether the read of each is valid
@@ -95,9 +91,8 @@ class Reading:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.questions: dict[int, Question] = {}
+        self.questions: dict[int, Question] = {}  # by the number of the message
         self.quickest = QuickestVoters(state)
-        self.of_newer: dict[int, NewerQuestion] = {}  # by the number of the message
         self.waiting: deque[Read] = deque()  # for the end of the shared question, to share the next one
         self._count = self._shared = 0
 
@@ -140,27 +135,33 @@ class Reading:
             return
         can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
         clear = {state.me} if state.roster.certifies_reads and can_tell else set()
-        if len(clear) >= state.roster.majority:
-            state.outbox.emit(NewerTold(number, may_be=False))
+        missing = state.roster.majority - len(clear)
+        if missing <= 0 or len(state.roster.voters_up()) < missing:
+            state.outbox.emit(NewerTold(number, may_be=missing > 0))
             return
-        now, wanted = state.clock.now.seconds, state.roster.majority - len(clear)
-        asked, rest = self.quickest.first(wanted)
-        if len(asked) < wanted:
-            state.outbox.emit(NewerTold(number, may_be=True))
-            return
+        overdue = state.clock.now.seconds + state.settings.suspicion_ms / 1000
+        self._put([], number, base, EVERY_KEY_PACKED, overdue, clear)
+
+    def _put(
+        self, reads: list[Read], number: int, base: Vector, access_set: bytes, overdue: float, clear: set[str]
+    ) -> int:
+        """Put a question to the voters: first to as many as are needed; return its number."""
+        state = self.state
         self._count += 1
         vector = state.timelines.in_short({node: tick for node, tick in base.items() if tick})
-        check = Check(self._count, vector, EVERY_KEY_PACKED, state.clock.read())
-        overdue = now + state.settings.suspicion_ms / 1000
-        self.of_newer[self._count] = NewerQuestion(number, check, rest, now, overdue, clear)
+        check = Check(self._count, vector, access_set, state.clock.read())
+        asked, rest = self.quickest.first(state.roster.majority - len(clear))
+        now = state.clock.now.seconds
+        self.questions[self._count] = Question(reads, number, check, now, overdue, clear, rest)
         for voter in asked:
             state.outbox.send(voter, check)
         if rest:
             state.timers.set(self.quickest.late_ms(asked), Timer.ASK_REST, self._count)
+        return self._count
 
     def ask_rest(self, count: int) -> None:
-        """Ask the other voters a question about every key, if the first have not answered it yet."""
-        question = self.of_newer.get(count)
+        """Put a question to the other voters, if the first have not answered it yet."""
+        question = self.questions.get(count)
         if question is None:
             return
         state = self.state
@@ -172,6 +173,13 @@ class Reading:
                 self.quickest.note_late(voter, late_s)
         question.rest = []
 
+    def _end(self, count: int) -> Question:
+        """Take a question out: it is answered, or no answer is waited for."""
+        question = self.questions.pop(count)
+        if question.rest:
+            self.state.timers.drop(Timer.ASK_REST, count)
+        return question
+
     def _others_outside(self, base: Vector) -> list[Txid]:
         """Return the transactions that are pending or committed here outside a state."""
         newer = self.state.commit_window.newer_than(base)
@@ -179,19 +187,6 @@ class Reading:
         if newer is not None and not newer and not self.state.votes.pending.transactions:
             return []
         return self._in_the_way(base, EVERY_KEY)
-
-    def _told_newer(self, peer: str, message: Checked, question: NewerQuestion) -> None:
-        """Count an answer to a question about every key."""
-        state = self.state
-        self.quickest.answered(peer, state.clock.now.seconds - question.asked)
-        if not message.others:
-            question.clear.add(peer)
-            if len(question.clear) < state.roster.majority:
-                return
-        del self.of_newer[message.read]
-        if question.rest:
-            state.timers.drop(Timer.ASK_REST, message.read)
-        state.outbox.emit(NewerTold(question.number, may_be=bool(message.others)))
 
     def _ask(self, reads: list[Read]) -> int:
         """Ask the voters about all of these reads; return the number of the question.
@@ -204,15 +199,11 @@ class Reading:
             base = {node: min(read.base.get(node, 0) for read in reads) for node in base}
             ranges = {one: None for read in reads for one in read.access_set.read_ranges}
             access_set = AccessSet(frozenset().union(*(read.access_set.read_points for read in reads)), tuple(ranges))
-        self._count += 1
         now = state.clock.now.seconds
         overdue = max(min(now + read.patience_s, read.deadline) for read in reads)
         # Our own word is about the moment at which each read arrived, which is early enough for that read.
         clear = {state.me} if all(read.clear for read in reads) else set()
-        self.questions[self._count] = Question(reads, overdue, clear)
-        vector = state.timelines.in_short({node: tick for node, tick in base.items() if tick})
-        state.outbox.send_voters(Check(self._count, vector, cbor2.dumps(access_set.pack()), state.clock.read()))
-        return self._count
+        return self._put(reads, 0, base, cbor2.dumps(access_set.pack()), overdue, clear)
 
     def _ask_waiting(self) -> Verdicts:
         """Ask about the reads that wait, if no shared question is under way; return the reads that are overtaken."""
@@ -299,31 +290,31 @@ class Reading:
 
     def on_checked(self, peer: str, message: Checked) -> Verdicts:
         """Count an answer; return the verdicts that follow from it."""
-        if not self.state.roster.is_voter(peer):
-            return []
-        of_newer = self.of_newer.get(message.read)
-        if of_newer is not None:
-            self._told_newer(peer, message, of_newer)
-            return []
         question = self.questions.get(message.read)
-        if question is None:
+        if question is None or not self.state.roster.is_voter(peer):
+            return []
+        self.quickest.answered(peer, self.state.clock.now.seconds - question.asked)
+        # A majority shares a voter with the quorum of every commit that was acknowledged before the reads began.
+        if not message.others:
+            question.clear.add(peer)
+            if len(question.clear) < self.state.roster.majority:
+                return []
+        self._end(message.read)
+        if question.number:
+            self.state.outbox.emit(NewerTold(question.number, may_be=bool(message.others)))
             return []
         # One such answer is enough: what is committed there may have been acknowledged before this read began.
         if message.others:
-            del self.questions[message.read]
             return self._divide(question.reads) + self._ask_waiting()
-        # A majority shares a voter with the quorum of every commit that was acknowledged before the reads began.
-        question.clear.add(peer)
-        if len(question.clear) < self.state.roster.majority:
-            return []
-        del self.questions[message.read]
         return [(read.number, True) for read in question.reads] + self._ask_waiting()
 
     def overdue(self) -> list[int]:
         """Take the reads that got no answer for a while."""
         now = self.state.clock.now.seconds
-        for count in [count for count, question in self.of_newer.items() if now > question.overdue]:
-            self.state.outbox.emit(NewerTold(self.of_newer.pop(count).number, may_be=True))
-        late = [number for number, question in self.questions.items() if now > question.overdue]
-        found = [read.number for number in late for read in self.questions.pop(number).reads]
+        found: list[int] = []
+        for count in [count for count, question in self.questions.items() if now > question.overdue]:
+            question = self._end(count)
+            found += [read.number for read in question.reads]
+            if question.number:
+                self.state.outbox.emit(NewerTold(question.number, may_be=True))
         return [*found, *(number for number, _ in self._ask_waiting())]

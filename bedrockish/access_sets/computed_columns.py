@@ -1,7 +1,7 @@
 """Computes the values of an index that are not stored columns: expressions and VIRTUAL generated columns.
 
-Only SQLite can compute them, so a copy of the table that never has more than one row is asked, in memory. Such an
-expression depends on nothing but the row: SQLite ensures that when the index is created.
+Only SQLite can evaluate them. So the row is inserted into an empty copy of its table in a private in-memory database,
+and the expressions are selected from there. They depend on the row alone: SQLite checks this at CREATE INDEX.
 """
 
 from collections.abc import Sequence

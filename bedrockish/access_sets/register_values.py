@@ -501,7 +501,10 @@ def _written_otherwise(ops: list[Op]) -> set[int]:
 
 
 def _value_lists(program: list[Op]) -> set[int]:
-    """Find the private tables of one column whose every row is a record made right before it is inserted."""
+    """Return the cursors of the ephemeral one-column tables that only some instructions fill.
+
+    These are IdxInserts that directly follow the MakeRecord of the record, which has one value.
+    """
     lists: dict[int, bool] = {}
     for op in program:
         if op.name == "OpenEphemeral":

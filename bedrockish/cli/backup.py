@@ -155,11 +155,11 @@ def verify_backup(
 ) -> None:
     """Prove that a backup can be restored: its pages, every hash of its journal, and a restore to a temporary place.
 
-    It is a file, the directory of a continuous backup, or its copy in the object store, which is fetched for that.
-    The restored database is compared with the one that the journal makes from its beginning, or from an older backup;
-    in a continuous one, each snapshot with the state that the one before it becomes. Ends with status 1 if anything is
-    wrong; prints one line for each fault. It needs twice the room of a file or snapshot where TMPDIR is, and that of a
-    store.
+    The argument is a file, the directory of a continuous backup, or the copy of such a directory in an object store,
+    which is downloaded first. The restored database is compared with a replay of the journal, from its beginning or
+    from an older backup. In a continuous backup, the entries since a snapshot are applied to that snapshot, and the
+    result is compared with the next snapshot. Each fault is printed on a line; any fault gives status 1. TMPDIR needs
+    twice the size of the file or snapshot, and for an object store the size of the copy on top.
     """
     from bedrockish.cli.journal import load_plugins
     from bedrockish_journal.verify.drill_directory import DirectoryDrill

@@ -37,8 +37,8 @@ RECORD_S = 30.0  # in which the members that were stopped have begun again
 def member() -> None:
     """See and change who belongs to the cluster.
 
-    URL names any nodes of it. A node is added as a learner, which has all data and answers reads; promoted, it
-    votes, and leads transactions of its own.
+    URL names one or more nodes of the cluster. A node is added as a learner, which has all data and answers reads. A
+    promoted node votes, and leads transactions of its own.
     """
 
 
@@ -172,9 +172,9 @@ def _reason(told: dict[str, object]) -> str:
 
 @member.command(cls=UrlCommand)
 @click.argument("transaction")
-@click.option("--force", is_flag=True, help="Even if a member has applied it, or does not answer.")
+@click.option("--force", is_flag=True, help="Resolve even if a member has applied TRANSACTION, or does not answer.")
 def resolve(url: str, transaction: str, force: bool) -> None:
-    """Have all members apply TRANSACTION, which fits at no node, as nothing, so that the cluster writes again.
+    """Have every member skip the changes of TRANSACTION, which fit no node's tables, so that writes are accepted again.
 
     'bedrockish status' names it. Its client was not told that it happened, unless a member has applied it; the order is
     refused then. Its changes stay in the journals: 'bedrockish journal show --changes'. The resolution is an

@@ -38,11 +38,11 @@ def ask_hash() -> str:
 
 
 def revoke(directory: Path, which: str) -> str:
-    """Put the certificate of a node or client on the list of those that count no more, and return the list's path.
+    """Add the certificate of a node or client to the list of revoked certificates, and return the list's path.
 
     Args:
-        directory: the authority's.
-        which: whose it is, or its serial number.
+        directory: the directory of the authority.
+        which: the name in the certificate, or its serial number.
 
     Raises:
         ConfigError: there is no such certificate, or there are several; or the list cannot be written.

@@ -24,10 +24,10 @@ FILES = 65_536
 
 
 def read_config(path: Path | None, flags: dict[str, str]) -> Config:
-    """Read the file and the environment and put the configuration together.
+    """Build the configuration from the file, the environment and the flags.
 
     Raises:
-        ConfigError: something is wrong in one of them, or the file cannot be read.
+        ConfigError: a value is wrong, the file cannot be read, or the node's files lie in another folder.
     """
     text = None
     if path is not None:

@@ -34,9 +34,9 @@ role_argument = click.argument("role", type=click.Choice(ROLES))
 def user() -> None:
     """See and change the users of the cluster.
 
-    URL names any nodes of it. A role may do what those before it may: a reader reads, a writer changes rows, an owner
-    changes the schema, an admin changes members and users, copies files and shortens the journal. Passwords are the
-    first line of standard input, or are asked for; only their hashes leave this program.
+    URL names one or more nodes of the cluster. Roles, each with the rights of the roles before: reader (reads), writer
+    (changes rows), owner (changes the schema), admin (changes members and users, copies files and shortens the
+    journal). Passwords are the first line of standard input, or are asked for; only their hashes leave this program.
     """
 
 

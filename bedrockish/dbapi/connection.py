@@ -167,7 +167,9 @@ class Connection:
             try:
                 self.commit()
             except BaseException:
-                if self.in_transaction:  # a deferred constraint is broken, and the block that could repair it is over
+                # COMMIT failed on a deferred constraint, and left the transaction open; the block, which could have
+                # repaired the rows, is over.
+                if self.in_transaction:
                     self.rollback()
                 raise
         elif not self._link.closed:

@@ -86,7 +86,7 @@ class Cursor:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Let nothing that is called on the way (an adapter, a generator of parameters) use this cursor."""
+        """Refuse the use of this cursor by code that it calls itself (an adapter, a generator of parameters)."""
         self._check()
         self._is_busy = True
         try:
@@ -339,7 +339,7 @@ def _checked(sql: str) -> str:
     """Return what kind of statement a text is.
 
     Raises:
-        ProgrammingError: it is not one statement.
+        ProgrammingError: it is not one statement, or has a NUL character.
     """
     if "\0" in sql:
         raise ProgrammingError("the query contains a null character; send the value as a parameter")

@@ -280,7 +280,10 @@ class Engine:
                 raise self.batch.broken(error) from error
 
     def lend(self, guest: Guest) -> Parts:
-        """Let open transactions use the writer; they leave it when the engine needs it for itself."""
+        """Lend the writing connection to open transactions, and return the parts of the engine that they need.
+
+        The guest takes its rows out of the open batch when the engine needs the connection.
+        """
         batch, reader = self.batch, self.background.open_reader
         batch.guest = guest
         writer = self._db, self._executor, self._capture, self._applier, self._limits
@@ -469,7 +472,11 @@ class Engine:
         return store.read(self._db, leader, first_tick, limit_bytes)
 
     def has_short_entries(self, wants: Mapping[str, int], count: int, size: int) -> bool:
-        """Return whether each timeline has fewer entries than so many from a tick on, and all of them fewer bytes."""
+        """Return whether the wanted entries are few and short.
+
+        Each timeline has fewer than ``count`` entries from its tick in ``wants`` on, and the entries of all timelines
+        together have fewer than ``size`` bytes.
+        """
         self.batch.come_back()
         found = [store.size(self._db, leader, tick, count) for leader, tick in wants.items()]
         return all(entries < count for entries, _ in found) and sum(taken for _, taken in found) < size

@@ -216,7 +216,7 @@ class Handlers:
         )
 
     async def command(self, request: Request) -> Reply:
-        """Call a command of the application's by name."""
+        """Run an application's command by its name."""
         body = await _json_body(request)
         name = request.name
         if len(name) > COMMAND_CHARACTERS_MAX:

@@ -1,7 +1,7 @@
 """The memory that a node holds for one request over HTTP: its body, its answers, and their text.
 
-It draws on the memory of the node (``memory_max``) until the answer is written. A request whose statements
-are transactions of their own is bounded before each of them.
+These bytes count against ``memory_max`` of the node until the answer is written. Where each statement of a request is
+a transaction of its own, the limit is checked before each statement.
 """
 
 from collections import Counter

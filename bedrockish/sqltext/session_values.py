@@ -23,7 +23,7 @@ _NOTHING = "SELECT 1 WHERE 0"
 
 
 class _Counted(Protocol):
-    """The counts of a statement's result."""
+    """A statement's result with its row count, and the rowid of the row that it inserted last."""
 
     @property
     def rowcount(self) -> int:

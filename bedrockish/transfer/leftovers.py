@@ -24,7 +24,7 @@ from bedrockish_journal.storage.packing import has_packs
 from bedrockish_journal.storage.store import heads, open_database, unpack_on
 from bedrockish_journal.storage.table_layout import quote
 
-NUMBER_LEAST = 1 << 24  # the bytes of a smaller one are in every file, by chance
+NUMBER_LEAST = 1 << 24  # smaller numbers are not searched for: their bytes occur in every file by chance
 TEXT_LEAST = 4  # characters, for the same reason
 PIECE = 16 << 20  # bytes of a file that are searched at a time
 SQLITE, PARQUET = b"SQLite format 3\0", b"PAR1"

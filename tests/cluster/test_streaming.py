@@ -75,7 +75,10 @@ async def no_streams(cluster: LocalCluster, node: int) -> None:
 
 
 async def test_a_result_larger_than_the_memory_of_the_node(cluster: LocalCluster) -> None:
-    """A node that may take 160 MiB more gives 400 MB, and is still there; asked for all at once, it names the way."""
+    """With 160 MiB of address space left, a node streams 400 MB and stays alive.
+
+    The same query as a call raises an error that names ``stream``.
+    """
     await ready(cluster)
     node, count = cluster.nodes[0], 40_000
     async with open_client(cluster.url(0, only=True)) as client:

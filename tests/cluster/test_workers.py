@@ -95,7 +95,10 @@ async def test_transaction_sees_the_writes_of_its_long_statement(cluster: LocalC
 
 
 async def test_long_requests_behave_like_short_ones(cluster: LocalCluster) -> None:
-    """Rows, ids, triggers and constraints; a client with several nodes does not have a long one begun at each."""
+    """Rows, ids, triggers and constraints are as for short requests.
+
+    A client that knows several nodes starts a long request at only one of them.
+    """
     await ready(cluster)
     async with open_client(cluster.url(options=PATIENT)) as client:
         await client.execute("CREATE TABLE v(id INTEGER PRIMARY KEY, n INTEGER UNIQUE)")

@@ -184,7 +184,7 @@ def test_rows_are_not_compared_in_a_step_that_applies(voter: Voter) -> None:
     assert voter.state.why_rows_differ(made) == ""
 
 
-def test_node_that_only_reads_does_not_vote(voter: Voter) -> None:
+def test_node_in_read_only_mode_is_no_voter(voter: Voter) -> None:
     assert voter.state.roster.is_voter("B")
     voter.state.health.set_alarm("disk", Mode.READ_ONLY, "no room")
     assert not voter.state.roster.is_voter("B")

@@ -251,7 +251,7 @@ def test_preparing_a_schema_change_leaves_no_trace(node: TestNode) -> None:
     assert node.run("SELECT * FROM t")[0].columns == ("x", "z")
 
 
-def test_a_change_that_meets_no_row_stops_the_node(pair: tuple[TestNode, TestNode]) -> None:
+def test_change_that_does_not_fit_the_table_raises_damaged_error(pair: tuple[TestNode, TestNode]) -> None:
     leader, _ = pair
     prepared = leader.prepare("INSERT INTO auto(what) VALUES ('x')")
     wrong = Change("auto", ("id", "what"), UPDATE, 99, 99, (99, "x"), (99, "y"))

@@ -18,7 +18,10 @@ ROWS = "SELECT id FROM t ORDER BY id"
 
 
 def fail_a_read(engine: Engine) -> None:
-    """Do what SQLite does when a read fails with SQLITE_IOERR or SQLITE_NOMEM, also one that only reads."""
+    """Roll back the open batch, as SQLite does when a read fails with SQLITE_IOERR or SQLITE_NOMEM.
+
+    SQLite does so even in a statement that only reads.
+    """
     engine._db.execute("ROLLBACK")
     assert not engine._db.in_transaction
 

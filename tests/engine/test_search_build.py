@@ -55,8 +55,10 @@ def search(node: TestNode) -> list[Any]:
 
 @pytest.mark.parametrize("index", INDEXES)
 @pytest.mark.parametrize("table", ["plain", "no id", "generated", "odd names"])
-def test_built_index_equals_a_rebuilt_one(make_node: MakeNode, tmp_path: Path, table: str, index: str) -> None:
-    """Rows change before and behind what is built, batches are written again, and the index has the same."""
+def test_fts5_index_built_online_equals_one_that_sqlite_rebuilds(
+    make_node: MakeNode, tmp_path: Path, table: str, index: str
+) -> None:
+    """Rows change before and behind the rows that are indexed so far, and batches are written again."""
     for seed in range(2):
         places = [tmp_path / f"{seed}-{name}.db" for name in "AB"]
         node, inline, changes = make_node("A", places[0]), make_node("B", places[1]), Changes(seed, table)

@@ -220,7 +220,7 @@ def test_why_nothing_can_be_written_is_said_in_words(
     assert NewFile(tmp_path / "x.db").why_not(error) == "unable to open database file"
 
 
-def test_journals_that_do_not_go_on_from_the_backup_are_refused(lived: Lived, tmp_path: Path) -> None:
+def test_journals_that_do_not_continue_the_backup_are_refused(lived: Lived, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = World(tmp_path / "other", 99, ("A", "B", "C", "D")).run(10)
     with pytest.raises(MomentError, match="of different clusters"):

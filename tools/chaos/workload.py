@@ -61,7 +61,7 @@ READ = {
 MOVE = "UPDATE owners SET box = box + 1, added = ?2 WHERE name = ?1"  # another way to append to a list of the sort j
 MOVES = 4  # one append in so many
 HOT, COLD = 1, 4  # keys of each sort at a time; half of all steps go to the hot ones
-WRITES_MAX = 40  # to a key, before a new one takes its place: lists that grow for ever are slow to read
+WRITES_MAX = 40  # writes to one key before a new key replaces it: ever-growing lists are slow to read
 CALL_S = 5.0
 THINK_S = 0.03  # at most, between two steps of a conversation
 MOVE_AFTER = 25  # operations, after which a session goes on at another node

@@ -1,4 +1,4 @@
-"""Wrong versions of right things: of CBOR payloads, of texts, of bytes. Pure: luck is an argument."""
+"""Mutates valid CBOR payloads, texts and bytes. Pure: the random generator is an argument."""
 
 import copy
 import random

@@ -84,7 +84,10 @@ class Session:
 
     @property
     def next(self) -> Client:
-        """The next node's client, which has seen all that the one before has."""
+        """The client of the next node, with the token of the client before; each read of this moves to the next node.
+
+        Once a TEMP object exists, it stays the same client.
+        """
         before = self._clients[self._turn % len(self._clients)]
         if self._stays:
             return before
@@ -172,7 +175,7 @@ class Session:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL takes any."""
+    """Return a name as a double-quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -113,7 +113,10 @@ class Explorer:
     # -- one step --------------------------------------------------------------------------------------------------
 
     def steps(self, state: State) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield what can happen: (node, event, link, what is left on it, limit); 0 for no link or no limit."""
+        """Yield the possible steps, as numbers: (node, event, link, rest of the queue on that link, limit).
+
+        The link and the limit are 0 if the step uses none.
+        """
         for node in range(self.n):
             if self.nodes.known[state[node]].alive:
                 yield from self.steps_of(state, node)

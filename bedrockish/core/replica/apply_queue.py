@@ -270,10 +270,10 @@ class ApplyQueue:
                 state.votes.end(txid, commit=False)
 
     def _retire(self, place: Place, txid: Txid, leaders: AbstractSet[str]) -> None:
-        """Name these timelines no more. All of them is applied here, as the base of the change is.
+        """Stop naming these timelines in vectors: their entries in the base of the membership change are applied here.
 
-        A second label that some member may hold beyond that has changed no row and is in no transaction's past: no
-        transaction commits any more that counts by an older membership and is not in that base.
+        A member may hold one more entry of them: the second label of a transaction, which changed no row. No later
+        base contains it, because a transaction of an older membership can commit only if that base contains it.
         """
         state = self.state
         state.timelines.retire([place])

@@ -125,7 +125,8 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
         return sql
     end = next((place for place, token in enumerate(words) if token.text == ";"), len(words))
     rest = sql[words[end].start :] if end < len(words) else ""
-    if first != "PRAGMA":  # a node gives free pages back, and checks its indexes, by itself
+    # VACUUM or REINDEX: a node returns free pages to the disk, and checks its indexes, without being told.
+    if first != "PRAGMA":
         return sql if any(token.is_word("INTO") for token in words[:end]) else "SELECT 1 WHERE 0" + rest
     at = 3 if words[2:3] and words[2].text == "." else 1
     name = (words[at].name or "").lower() if at < end else ""

@@ -121,7 +121,10 @@ def makes_search(steps: Sequence[Step]) -> bool:
 
 
 def _search_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
-    """Return the first statement of a change, and its tokens, if no other one reads or writes rows."""
+    """Return the first statement of a change, and its tokens; ``("", [])`` if a later one reads or writes rows.
+
+    Later ones may only make or drop triggers or views, and set the numbers that migrations keep.
+    """
     return only_statement(steps[:1]) if all(map(_is_quick, steps[1:])) else ("", [])
 
 

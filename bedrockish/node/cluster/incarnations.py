@@ -37,12 +37,12 @@ class Refusal:
 
 
 class Incarnations:
-    """The memory of one node.
+    """The facts about its peers' files that one node remembers.
 
     Args:
-        kept: the values kept before: name -> value.
-        keep: keeps a value under a name, durably before anything leaves that rests on it.
-        step: batches by which the kept state may lag behind the known one.
+        kept: the values from before the restart: name -> value.
+        keep: writes a value under a name; the value is durable before any output that rests on it leaves.
+        step: batches by which the durable state may lag behind the state in memory.
 
     Attributes:
         refused: nodes that were turned away, and why.

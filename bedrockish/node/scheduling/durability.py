@@ -1,4 +1,4 @@
-"""The output that must not leave a node before it is durable, its waiters, and the thread that makes it durable."""
+"""Output that waits for the sync of its batch, the requests that wait for that output, and the thread that syncs."""
 
 import math
 import os

@@ -102,7 +102,7 @@ class DurabilityGate:
     def pass_on(self) -> Turn:
         """Commit the open batch and sync it, or let the kept output leave if there is nothing to sync."""
         if self.stage is Stage.SYNCING or self._may_linger():
-            return  # what has come since shares the next sync
+            return  # a sync runs, or the batch lingers: output made since then shares the next sync
         engine = self._engine
         if not (
             engine.dirty or engine.failed or self._boundary.actions

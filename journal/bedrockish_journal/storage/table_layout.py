@@ -210,9 +210,10 @@ def _where(table: Table, columns: tuple[str, ...], rowid: int | None, row: Row |
 
 
 def same(expected: Value, found: Value) -> bool:
-    """Return whether two values are the same for SQLite: an integer 1 and a real 1.0 are not.
+    """Return whether a found value equals the expected one, in its type, too.
 
-    A value of a REAL column may have been reported as the integer that is stored, and is the same.
+    An expected integer also equals a found real: SQLite stores a whole number of a REAL column as an integer, and may
+    have reported the integer. An expected 1.0 and a found 1 differ.
     """
     return expected == found and (type(expected) is type(found) or (type(expected) is int and type(found) is float))
 

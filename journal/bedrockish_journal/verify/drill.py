@@ -32,11 +32,11 @@ class Drill:
 
     Attributes:
         path: the backup.
-        faults: what is wrong with it; none: a cluster can be founded from it.
-        entries: in its journal.
+        faults: its faults; if empty, a cluster can be founded from it.
+        entries: the number of entries in its journal.
         complete: the clock up to which it has every commit.
         latest: the greatest clock in it.
-        digest: of the database that was restored from it.
+        digest: the digest of the database that was restored from it.
         unproven: why its tables could not be compared with those that a journal makes; empty if they were.
     """
 

@@ -68,9 +68,9 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
 
 
 def index_faults(path: str | os.PathLike[str], prepare: Prepare | None, limit: int) -> Iterator[Difference]:
-    """Yield where the indexes of a file do not have the rows of their tables, and pages that cannot be read.
+    """Yield the faults that ``PRAGMA integrity_check`` finds in a file, except rows that break a constraint.
 
-    No digest covers an index, and reads go by it.
+    Digests do not cover indexes, but queries use them.
     """
     db = open_readonly(path)
     try:

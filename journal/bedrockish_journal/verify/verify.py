@@ -202,7 +202,10 @@ def known_nodes(db: apsw.Connection) -> list[str]:
 
 
 def _judged(first: apsw.Connection) -> Callable[[Row], bool]:
-    """Return what says whether the first file has the very entry, so that its changes were decoded there."""
+    """Return a predicate: whether the first file has an entry with the same place, hash and body.
+
+    The changes of such an entry were checked there, and are not decoded again.
+    """
     query = "SELECT 1 FROM bedrockish_journal WHERE leader = ? AND tick = ? AND hash = ? AND body = ?"
 
     def is_judged(row: Row) -> bool:

@@ -84,12 +84,12 @@ class OfTable:
 
 
 class ChangeBuilder(ABC):
-    """A builder that gathers the changes of entries and makes columns of them; its subclasses define the columns.
+    """A builder that gathers the changes of entries into record batches; its subclasses define the columns.
 
     Args:
-        context: of the journal.
+        context: the context of the journal.
         types: name and Spark type of the columns wanted.
-        makers: names of the columns for which it must be known which command made a change.
+        makers: names of the columns that need the command behind each change.
 
     Attributes:
         count: how many changes there are.

@@ -146,7 +146,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return open_feed(path, self.options.access)
 
     def _removed(self, path: str) -> dict[str, int]:
-        """Return the vector of all that a journal no longer holds."""
+        """Return the last removed tick of each timeline of which a journal has lost the beginning."""
         with self._open(path) as feed:
             return {leader: low - 1 for leader, (low, _) in bounds(feed.ask).items() if low > 1}
 

@@ -307,7 +307,7 @@ class Executor:
         The connection shows one snapshot, and writes nothing. The caller calls ``forget`` afterwards.
 
         Args:
-            request: at the level ``stale`` or ``session``.
+            request: at any level; the caller knows that the snapshot may be shown at that level, or asks afterwards.
             budget_s: how long it may take, in seconds.
 
         Raises:

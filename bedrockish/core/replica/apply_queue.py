@@ -1,8 +1,9 @@
 """The commits that may be applied next, and the fetching of missing ones.
 
-A timeline is taken in order, tick by tick: a COMMIT ahead of a gap is as if it had not come; in particular it tells no
-outcome, or all nodes could know a commit that none could ever apply. A taken commit is applied as soon as
-its ``after`` is covered. Every way of learning a commit (leading, hearing, fetching, adopting) ends in ``_take``.
+A timeline is taken in order, tick by tick. A COMMIT ahead of a gap is treated as if it had not arrived. In particular
+it tells no outcome: otherwise all nodes could know a commit that none of them could ever apply. A taken commit is
+applied as soon as its ``after`` is covered. Every way of learning a commit (leading, hearing, fetching, adopting) ends
+in ``_take``.
 """
 
 from collections import deque
@@ -33,7 +34,7 @@ class Gap:
 
     Attributes:
         upto: the last tick that is known to exist.
-        since: seconds at which the first lack was noted.
+        since: seconds at which the gap was noted.
         asked: when to ask again; None if a peer can be asked at once.
         peer: the peer that was asked last.
     """
@@ -50,7 +51,7 @@ class ApplyQueue:
     def __init__(self, state: State) -> None:
         self.state = state
         self.waiting: dict[str, deque[Entry]] = {}  # taken and not applied, by timeline
-        self._unapplied = 0  # how many they are together
+        self._unapplied = 0  # the number of entries in ``waiting``
         self.early: dict[str, dict[int, Commit]] = {}  # ahead of a gap
         self.gaps: dict[str, Gap] = {}
 
@@ -61,33 +62,33 @@ class ApplyQueue:
         state, me = self.state, self.state.me
         assert covers(state.timelines.applied, transaction.base), "a leader commits only what it can apply"
         tick = state.timelines.applied.get(me, 0) + 1
-        # No other node writes into our timeline, and each of our commits is applied in the step that leads it: none
-        # waits.
+        # No other node writes into our timeline, and each of our commits is applied in the step that leads it. So none
+        # of our commits waits.
         assert tick == state.timelines.taken.get(me, 0) + 1
-        # In a label our own tick is that of the commit itself, as the gist writes it.
+        # In a label, our own tick is the tick of the commit itself, as in the gist.
         approvals = dict(quorum) | ({me: tick} if me in quorum else {})
         prev = state.timelines.heads.get(me, GENESIS)
         entry = Entry(me, tick, approvals, transaction, adopted_from, prev)
         self._take(entry)
         self.settle()
-        # The caller sends the commit next. Apply is among the effects before that, so it is durable before any peer
-        # hears of it.
+        # The caller sends the commit next. The effect Apply comes before the messages, so the commit is durable before
+        # any peer hears of it.
         assert state.timelines.applied[me] == tick
         return entry
 
     def on_commit(self, message: Commit) -> None:
-        """Take a COMMIT, and those that waited behind it, if it is the next of its timeline.
+        """Take a COMMIT, and the COMMITs that waited behind it, if it is the next of its timeline.
 
         Raises:
-            EntryMalformedError: it cannot be read, or does not continue the timeline; it was not taken.
+            EntryMalformedError: the COMMIT cannot be read, or does not continue the timeline; it was not taken.
         """
         label = decode_label(message.label)
         leader, tick = label.leader, label.tick
         taken = self.state.timelines.taken.get(leader, 0)
-        # Heard before, by a fetch or another peer; or of a timeline that never grows again.
+        # The entry is here already, by a fetch or from another peer, or its timeline never grows again.
         if tick <= taken or leader in self.state.roster.membership.retired:
             return
-        # Not taken, so no outcome either: a peer that asks now is not told that it is committed.
+        # A COMMIT that is not taken tells no outcome: a peer that asks now is not told that it is committed.
         early = self.early.setdefault(leader, {})
         if tick > taken + 1:
             if len(early) < EARLY_MAX:
@@ -100,7 +101,7 @@ class ApplyQueue:
     def _take_early(self, leader: str) -> None:
         """Take the COMMITs that waited for the one before them."""
         early = self.early.get(leader, {})
-        # Out of the dictionary first: one that cannot be read must not be tried again with each that follows.
+        # The COMMIT leaves the dictionary first: if it cannot be read, it must not be tried again with each later one.
         while (following := early.pop(self.state.timelines.taken.get(leader, 0) + 1, None)) is not None:
             if not self._take_commit(following, decode_label(following.label)):
                 return
@@ -109,8 +110,8 @@ class ApplyQueue:
         leader, tick = label.leader, label.tick
         vote = self.state.votes.by_txid.get(label.txid)
         voted = vote.transaction if vote is not None else None
-        # A body that differs from the one that we voted on is decoded. The hash tells which of the two was committed.
-        # A voter that approved is not sent the body again, and has it in its vote.
+        # A voter that approved has the body in its vote, and is not sent the body again. A body that differs from the
+        # one in the vote is decoded: the hash below tells which of the two was committed.
         if voted is not None and message.body in (None, voted.body):
             transaction = voted
         elif message.body is not None:
@@ -120,7 +121,7 @@ class ApplyQueue:
             return False
         entry = label_entry(self.state.timelines.heads.get(leader, GENESIS), label, transaction)
         if entry.hash != message.hash:
-            # One peer's word that this timeline goes on otherwise does not stop this node: nothing is taken.
+            # This node takes nothing and goes on: one peer's claim of another timeline must not stop it.
             raise EntryMalformedError(f"the hash is not that of {leader}{tick} after what is here of timeline {leader}")
         self._take(entry)
         return True
@@ -129,10 +130,10 @@ class ApplyQueue:
         """Take fetched entries as far as they are the next of their timelines.
 
         Raises:
-            EntryMalformedError: one cannot be read, or does not continue its timeline; those before it were taken.
+            EntryMalformedError: an entry cannot be read, or does not continue its timeline; those before it were taken.
         """
         for prev, label, body in message.entries:
-            # The label first: the body of an entry that has come since, by COMMIT or from another peer, is not read.
+            # The label is read first: an entry that has arrived since, by COMMIT or from another peer, needs no body.
             leader, tick = decode_label(label)[:2]
             if tick != self.state.timelines.taken.get(leader, 0) + 1 or leader in self.state.roster.membership.retired:
                 continue
@@ -141,36 +142,39 @@ class ApplyQueue:
                 raise EntryMalformedError(f"{leader}{tick} does not continue what is here of timeline {leader}")
             self._take(entry)
         for gap in self.gaps.values():
-            # It has answered: the ticks that are still missing can be asked for at once, from any peer.
+            # The peer has answered: any peer can be asked at once for the ticks that are still missing.
             if gap.peer == peer:
                 gap.asked = None
         # The fetched entries may have closed the gap behind which COMMITs wait.
         for leader in self.early:
             self._take_early(leader)
-        # An answer has a bounded size: the rest is asked for now, not at the next heartbeat, and before these entries
-        # are applied, so that its sender reads at the same time.
+        # An answer has a bounded size. The rest is asked for now, not at the next heartbeat, and before these entries
+        # are applied: the sender reads the rest while this node applies.
         self.fetch_missing()
         self.settle()
 
     def on_outcome(self, peer: str, message: Outcome) -> None:
-        """Take a hint that a transaction is committed at a place: fetch that entry. (Only taking it is knowing it.)"""
+        """Fetch the entry at a place where a peer says that a transaction is committed.
+
+        The outcome is not known here before that entry is taken.
+        """
         if message.commit and message.tick > self.state.timelines.taken.get(message.leader, 0):
             known = self.state.roster.peers[peer]
-            if known.applied.get(message.leader, 0) < message.tick:  # it has it, though its last report is older
+            if known.applied.get(message.leader, 0) < message.tick:  # the peer has the entry; its last report is older
                 known.applied = {**known.applied, message.leader: message.tick}
             self.want({message.leader: message.tick})
 
     def _take(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
-        # Two decisions for one transaction: the protocol excludes it, so a disk or a program has lied. Going on would
-        # spread it.
+        # The protocol excludes two decisions for one transaction, so a disk or a program has failed. This node halts
+        # before it spreads the wrong one.
         if state.votes.outcomes.get(txid) is False:
             state.outbox.emit(Halt(f"{entry.leader}{entry.tick} commits {txid}, which was rolled back"))
             return
         state.take(entry)
         self.waiting.setdefault(entry.leader, deque()).append(entry)
         self._unapplied += 1
-        # It came by another way: the COMMIT that waits for this place would never be looked at again.
+        # The entry may have come by another way: a COMMIT that waits for this place would never be looked at again.
         self.early.get(entry.leader, {}).pop(entry.tick, None)
 
     def place_of(self, txid: Txid) -> tuple[str, int] | None:
@@ -182,7 +186,7 @@ class ApplyQueue:
 
     def settle(self) -> None:
         """Apply everything that can be applied."""
-        # This is asked at every step, and a count answers without a look at each timeline.
+        # Every step calls this; the count saves a look at each timeline.
         moved = self._unapplied > 0
         while moved:
             moved = False
@@ -191,7 +195,8 @@ class ApplyQueue:
                 while (
                     queue
                     and covers(self.state.timelines.applied, queue[0].after)
-                    # It fits nowhere: its timeline stops here, and all that has seen it, until an operator has decided.
+                    # A blocked entry fits no node's tables. Its timeline, and all entries that have seen the entry,
+                    # wait until an operator has decided.
                     and queue[0].txid not in self.state.blocked
                 ):
                     assert self._unapplied > 0
@@ -205,10 +210,11 @@ class ApplyQueue:
     def _apply(self, entry: Entry) -> None:
         state, txid = self.state, entry.txid
         assert entry.tick == state.timelines.applied.get(entry.leader, 0) + 1
-        # Adopted by a recovery, and found in its leader's timeline as well: its rows are there, its label is kept.
+        # A repeat was adopted by a recovery, and is in its leader's timeline as well: its rows are in the tables
+        # already, and only its label is kept.
         repeat = txid.clock <= state.clock.safe or state.is_applied(txid)
-        # At or below safe time all commits are applied (T4), so an entry that still comes there is such a second label.
-        # A node that halts counts nothing after it as applied.
+        # At or below safe time all commits are applied (T4), so a later entry there is a second label. A node that
+        # halts (``_reach_schema``) counts neither this entry nor any later one as applied.
         if not repeat and entry.transaction.schema != state.schema.version and not self._reach_schema(entry):
             return
         state.apply(entry)
@@ -218,19 +224,20 @@ class ApplyQueue:
                 state.schedule(entry.transaction)
             else:
                 state.schema.advance()
-        # From now on the journal has the outcome for which the vote was kept.
+        # The vote was kept for the outcome, which is in the journal from now on.
         state.votes.drop(txid)
         if entry.transaction.kind == MEMBERS and not repeat:
             self._change_members(entry.place, txid, decode_membership(entry.transaction.changes))
 
     def _reach_schema(self, entry: Entry) -> bool:
-        """Bring the schema to the version that a transaction ran on; whether that is possible.
+        """Bring the schema to the version that a transaction ran on; return whether that is possible.
 
-        Its leader had the scheduled change in force before it ran, so all with a smaller clock than that change's
-        activation is in its base, and applied here.
+        The leader had the scheduled change in force before it ran the transaction. So the transaction's base has
+        everything with a smaller clock than the activation of that change, and all of it is applied here.
         """
         state, needed = self.state, entry.transaction.schema
-        # This can be ahead of our own safe time, which needs words of a majority; the entry itself is proof enough.
+        # The activation can be ahead of our own safe time, which needs reports of a majority; the entry is proof
+        # enough.
         if needed == state.schema.version + 1 and state.schema.scheduled is not None:
             state.activate()
         here = state.schema.version
@@ -241,11 +248,13 @@ class ApplyQueue:
         return needed == here
 
     def _change_members(self, place: Place, txid: Txid, membership: Membership) -> None:
-        """Count by the new membership. A transaction that was begun under the old one and is not applied here never
-        commits: the change conflicts with everything, so each one that had a quorum before it is in its base.
+        """Count by the new membership, and end the transactions that were begun under an older one.
+
+        Such a transaction never commits if it is not applied here: the change conflicts with everything, so each
+        transaction that had a quorum before the change is in the base of the change.
         """
         state = self.state
-        # Before anything else of it: this program could misread entries of that level.
+        # First of all the level: this program could misread entries of a later level.
         if membership.level > LEVEL:
             state.outbox.emit(
                 Halt(
@@ -254,7 +263,7 @@ class ApplyQueue:
                 )
             )
             return
-        # Only the new retirements: earlier ones stand in no vector any more.
+        # Only the new retirements: no vector names the timelines that were retired earlier.
         retired = membership.retired.keys() - state.roster.membership.retired.keys()
         old = state.roster.membership
         config = 0 if old.users == membership.users else membership.version
@@ -284,8 +293,8 @@ class ApplyQueue:
 
     def smallest_unapplied(self) -> int | None:
         """Return the smallest clock of anything decided and not applied."""
-        # Of all that wait, not only the first of each timeline: an adopted transaction brings its old clock to a late
-        # place.
+        # All waiting entries count, not only the first of each timeline: an adopted transaction has an old clock at a
+        # late place.
         clocks = [entry.txid.clock for queue in self.waiting.values() for entry in queue]
         return min(clocks, default=None)
 
@@ -295,18 +304,20 @@ class ApplyQueue:
         """Note that these ticks exist and are wanted."""
         for leader, tick in vector.items():
             if tick > self.state.timelines.taken.get(leader, 0) and leader not in self.state.roster.membership.retired:
-                # It usually comes by itself: it is asked for when it has been missing for a while (``fetch_missing``).
+                # The COMMIT usually arrives by itself. ``fetch_missing`` asks for an entry that has been missing for a
+                # while.
                 gap = self.gaps.setdefault(leader, Gap(tick, self.state.clock.now.seconds))
                 gap.upto = max(gap.upto, tick)
 
     def ask_about(self, txid: Txid, peer: str) -> None:
-        """Ask a peer for the outcome of a transaction for which it rejects, if we neither know it nor hear its leader.
+        """Ask a peer for the outcome of the transaction for which it rejects ours.
 
-        Its COMMIT will not come to us then, and our next transactions would be rejected again for the same reason.
+        We ask if we neither know the outcome nor hear the leader of that transaction. The COMMIT will not reach us
+        then, and the peer would reject our next transactions for the same reason.
         """
         state = self.state
         leader = state.roster.peers.get(txid.leader)
-        # A node that hears its leader gets its COMMIT or ROLLBACK, or asks it in time (``Recovery.check``).
+        # A node that hears the leader receives its COMMIT or ROLLBACK, or asks the leader in time (``Recovery.check``).
         unheard = txid.leader != state.me and (leader is None or not leader.up)
         if (
             unheard
@@ -319,12 +330,13 @@ class ApplyQueue:
     def fetch_missing(self, *, at_once: bool = False) -> None:
         """Ask for ticks that have been missing for a while: COMMITs under way usually arrive before that.
 
-        Different gaps are asked of different peers where that is possible, so that several share the work.
+        Different peers are asked about different gaps where that is possible, so that they share the work.
         """
         state, now = self.state, self.state.clock.now.seconds
         if not state.health.applies:
-            return  # it would not be applied; this node still serves its own entries
-        arriving = {one.peer for one in state.pieces.assembling}  # it may be what is missing, and as large as anything
+            return  # a fetched entry would not be applied; this node still serves its own entries
+        # A message that is being put together may have the missing entry, and may be large.
+        arriving = {one.peer for one in state.pieces.assembling}
         patience = 0.0 if at_once else state.settings.fetch_after_ms / 1000
         asks: dict[str, dict[str, int]] = {}
         for leader, gap in list(self.gaps.items()):
@@ -334,11 +346,11 @@ class ApplyQueue:
                 continue
             if leader in arriving:
                 continue
-            # So far behind, no COMMIT that is under way closes the gap: ask without patience.
+            # No COMMIT under way closes a gap of more than a hundred entries: ask at once.
             behind = gap.upto - taken > 100
             if not behind and now - gap.since < patience:
                 continue
-            # A peer that was asked a moment ago is still answering; after the pause its answer counts as lost.
+            # A peer that was asked a moment ago is still answering. After the pause its answer counts as lost.
             if gap.asked is not None and not gap.asked.is_due(now):
                 continue
             peer = self._whom(leader, taken + 1, not_again=gap.peer if gap.asked else "", busy=asks)
@@ -347,13 +359,13 @@ class ApplyQueue:
                 gap.asked, gap.peer = gap.asked or Repeat(now, FETCH_AGAIN_S), peer
             elif had := self._who_had(leader, taken + 1):
                 self._is_it_removed(leader, taken + 1, had)
-            else:  # a session saw it at a node that has left, and it left with that one; a peer that has it will tell
+            else:  # a session saw the entry at a node that has left, maybe with the entry; a peer that has it will tell
                 del self.gaps[leader]
         for peer, wants in asks.items():
             state.outbox.send(peer, Fetch(wants, state.settings.fetch_bytes))
 
     def _whom(self, leader: str, tick: int, not_again: str, busy: dict[str, dict[str, int]]) -> str | None:
-        # A peer that has told that it has removed this place would only say so again. Its leader has it, even if its
+        # A peer that has removed this entry would only say so again. The leader has the entry, even if the leader's
         # last report is older.
         able = [
             node
@@ -364,31 +376,31 @@ class ApplyQueue:
         ]
         # A peer that was asked and did not answer may be slow or cut off: prefer another one.
         others = [node for node in able if node != not_again] or able
-        # The least busy; of those the timeline's leader, who surely has it; then by name, so that a replay asks the
-        # same.
+        # The least busy peer; among these the timeline's leader, which surely has the entry; then by name, so that a
+        # replay asks the same peer.
         return min(others, key=lambda node: (len(busy.get(node, ())), node != leader, node), default=None)
 
     def on_fetch(self, peer: str, message: Fetch) -> None:
-        """Send a peer the entries that it wants and that we have, and tell it those that we have removed."""
+        """Send a peer the wanted entries that are here, and tell the peer which of them were removed."""
         state = self.state
-        # A peer that asks for removed entries has to hear so, or it would ask this node for ever.
+        # A peer that asks for removed entries has to be told, or it would ask this node for ever.
         removed = {leader: state.timelines.removed.get(leader, 0) for leader in message.wants}
         removed = {leader: tick for leader, tick in removed.items() if tick >= message.wants[leader]}
         if removed:
             state.outbox.send(peer, Removed(removed, state.clock.read()))
         wants = {leader: tick for leader, tick in message.wants.items() if leader not in removed}
-        # Entries that are taken and wait are in memory alone; the driver reads the entries to send from the journal.
+        # The driver reads the entries to send from the journal. Entries that are taken and wait are in memory alone.
         have = {leader: tick for leader, tick in wants.items() if tick <= state.timelines.applied.get(leader, 0)}
         if have:
-            # The limit is a stranger's number: it does not decide how much memory an answer takes here.
+            # The peer's limit is bounded: a peer must not decide how much memory an answer takes here.
             state.outbox.emit(SendEntries(peer, have, min(message.limit, 16_000_000)))
 
     def on_removed(self, peer: str, message: Removed) -> None:
-        """Ask another peer for the entries that one has removed from its journal."""
+        """Ask another peer for the entries that a peer has removed from its journal."""
         known = self.state.roster.peers.get(peer)
         if known is not None:
             known.removed = merge(known.removed, message.upto)
-            # It has answered, if not with the entries: the gap may be asked of another one at once.
+            # The peer has answered, without the entries: another peer may be asked at once.
             for leader in message.upto:
                 if leader in self.gaps and self.gaps[leader].peer == peer:
                     self.gaps[leader].asked = None

@@ -1,7 +1,8 @@
-"""Closed, cut and safe: the clocks up to which nothing can appear any more (section 6 of the protocol).
+"""Closed, cut and safe: the clocks up to which no new transaction can appear (section 6 of the protocol).
 
-``times`` computes them; this module decides when and from which reports, and acts on the result. Nothing at or below
-safe time can still appear at any node; the second round, of cuts, makes this hold against recoveries.
+``times`` computes the three clocks. This module decides when to compute them and from which reports, and acts on the
+result. No transaction at or below safe time can still appear at any node; the second round, of cuts, makes this hold
+against recoveries.
 """
 
 from collections import deque
@@ -23,18 +24,18 @@ from bedrockish_journal.model.vector import Vector, canonical, covers
 IDLE_CUT_S = 1.0  # seconds between two moves of the cut when nothing waits for it
 HURRY_S = 0.05  # seconds between two moves while a few things wait; while many do, the heartbeat is quick enough
 NEVER = Txid(1 << 64, "")  # later than any clock
-RELEASED = (1 << 63) - 1  # the clock of a hold that holds nothing
-HURRY_MAX = 64  # things that wait
+RELEASED = (1 << 63) - 1  # the clock of a hold that was released
+HURRY_MAX = 64  # the most votes and transactions that wait, with which the node hurries
 
 
 class SafeTime:
-    """The keeper of the three times, which drops the state that they make superfluous."""
+    """The keeper of the three times, which drops votes, outcomes and commits that these times make superfluous."""
 
     def __init__(self, state: State, apply_queue: ApplyQueue) -> None:
         self.state = state
         self.apply_queue = apply_queue
         self._cut_at = -IDLE_CUT_S  # seconds when the cut last moved
-        self._moved_at = -HURRY_S  # seconds when any of the three last had the chance to
+        self._moved_at = -HURRY_S  # seconds when ``advance`` last computed the three times
         self._told: tuple[int, int] = (0, 0)  # closed and cut in our last gossip to all
         self._aged: deque[tuple[float, int]] = deque()  # (seconds, safe time then), oldest first
         self._due: Txid | None = None  # the schema change whose time has come
@@ -44,46 +45,52 @@ class SafeTime:
         known = self.state.roster.peers.get(peer)
         if known is None:
             return
-        # Where it knows that we have a retirement it leaves those timelines out; missing, they would look like a lack.
+        # A peer that knows that we have applied a retirement leaves the retired timelines out of its vector. Without
+        # them it would seem to lack their entries.
         known.applied = self.state.timelines.in_full(message.applied, message.config)
         known.level, known.config = message.level, message.config
-        # A later release may know modes that are worse than the worst one here.
+        # A later release may know modes worse than the worst mode of this release.
         known.mode = Mode(min(message.mode, Mode.REPAIRING))
         had, have = message.applied.get(self.state.me, 0), self.state.timelines.taken.get(self.state.me, 0)
-        if had > have:  # we alone write our timeline, and do so before any peer hears of it
+        if had > have:  # only we write our timeline, and an entry is in our file before any peer hears of it
             self.state.lose(
                 f"node {self.state.me} has lost commits of its own, and so has forgotten what it promised: {peer} has "
                 f"{had} that it led, its file has {have}; stop it, run 'bedrockish member replace URL {self.state.me} "
                 "NEW', and then 'bedrockish join URL --voter' for the node NEW on an empty file"
             )
         self.state.hear_wall(known, message.wall_ms)
-        # A newer report replaces one that is not covered yet (T6): it says more, and needs more.
+        # A newer report replaces one that is not covered yet (T6), although the newer one takes longer to cover.
         known.report = (known.applied, message.closed, message.cut)
         self._hear_holds(message.holds)
-        # A COMMIT may have died with its leader's links. A peer that has it says so here, and it is fetched.
+        # A COMMIT may have been lost with the links of its leader. The vector of a peer that has the entry shows it,
+        # and the entry is fetched.
         self.apply_queue.want(message.applied)
         self._cover()
         self._hurry()
 
     def _hear_holds(self, holds: Mapping[str, tuple[int, int]]) -> None:
         for name, hold in holds.items():
-            # The later beginning of a reader counts, then the further place: all nodes agree in any order of arrival.
+            # Of two holds, the one with the later beginning of the reader counts, then the one with the greater clock.
+            # So all nodes agree, in whichever order the reports arrive.
             if hold > self.state.holds.get(name, (0, 0)):
                 self.state.hold_journal(name, hold)
 
     def held(self, name: str, clock: int | None) -> None:
-        """Note up to where a reader of ours needs the journal; a clock below its earlier one is a new beginning."""
+        """Note the clock from which on a reader of this node needs the journal; None releases the journal.
+
+        A clock below the reader's earlier one is a new beginning of the reader.
+        """
         times, before = self.state.holds.get(name, (0, RELEASED))
         if clock is None:
             self.state.hold_journal(name, (times, RELEASED))
         elif before == RELEASED or clock < before:
-            # A new beginning outranks every place of the one before, at all nodes (``_hear_holds``).
+            # At all nodes, a new beginning outranks every clock of the beginning before (``_hear_holds``).
             self.state.hold_journal(name, (times + 1, clock))
         elif clock > before:
             self.state.hold_journal(name, (times, clock))
 
     def _hurry(self) -> None:
-        """Move on between two heartbeats while a few things wait to become safe and have had the time to."""
+        """Move the times on between two heartbeats if a few transactions or votes wait and can become safe now."""
         state = self.state
         if (
             not 0 < len(state.votes.done) + len(state.votes.by_txid) <= HURRY_MAX
@@ -91,7 +98,7 @@ class SafeTime:
         ):
             return
         lowest = min(min(state.votes.done, default=NEVER).clock, min(state.votes.by_txid, default=NEVER).clock)
-        # Nothing would become safe by it.
+        # Time cannot be closed up to the lowest of them yet.
         if state.clock.lag.closable(state.clock.now.seconds) < lowest:
             return
         self.advance()
@@ -99,11 +106,12 @@ class SafeTime:
             self.gossip()
 
     def _cover(self) -> None:
-        # T6: a peer's word counts when all that it had applied then is applied here: not a moment before.
+        # T6: a peer's report counts only when everything that the peer had applied then is applied here.
         for known in self.state.roster.peers.values():
             if known.report is not None and covers(self.state.timelines.applied, known.report[0]):
                 _, closed, cut = known.report
-                # T7: a peer with 0 as closed has taken its word back, given before it knew that it had forgotten.
+                # T7: a peer that tells 0 as closed takes its earlier reports back: it had forgotten promises, and did
+                # not know that yet.
                 known.closed = max(known.closed, closed) if closed else 0
                 known.cut = max(known.cut, cut) if closed else 0
                 known.report = None
@@ -112,23 +120,23 @@ class SafeTime:
         """Move the three times on, as far as they go."""
         state, clock, roster = self.state, self.state.clock, self.state.roster
         if not state.health.applies:
-            return  # nothing is applied here any more, a schema change that would come into force included
+            return  # this node applies nothing any more, and so puts no schema change in force
         self._moved_at = clock.now.seconds
         self._cover()
-        # All of these may still appear in the journal with their clocks.
+        # All pending and unapplied transactions may still get into the journal, with their clocks.
         pending, unapplied = state.votes.pending.smallest_clock(), self.apply_queue.smallest_unapplied()
-        # A BEGIN that is being compared or read came in time: our delay is not to make it TOO LATE.
+        # A BEGIN that is being compared or read arrived in time: our delay must not make it TOO LATE.
         state.votes.forget_comparisons()
-        # One that was overtaken by closed time is lost anyway, and would only keep time from closing further.
+        # A BEGIN that closed time has overtaken is lost anyway, and would only keep time from closing further.
         compared = min((txid.clock for txid in state.votes.comparing if txid.clock > clock.closed), default=None)
         read = [one.closable + 1 for one in state.pieces.assembling if clock.now.seconds < one.until]
         lowest = min((one for one in (pending, unapplied, compared, *read) if one is not None), default=None)
-        # A BEGIN may be on its way to us as long as the lag says; closing its clock before would make it TOO LATE.
+        # A BEGIN may be under way to us for as long as the lag. If time closed before, the BEGIN would be TOO LATE.
         clock.lag.read(clock.now.seconds, clock.read())
         closable = clock.lag.closable(clock.now.seconds)
         if self._in_a_hurry():
             assert state.schema.scheduled is not None
-            # The whole cluster waits for this clock: the distance for late BEGINs is given up, once.
+            # The whole cluster waits for this clock, so this time the lag for late BEGINs is given up.
             closable = max(closable, state.schema.scheduled.activates)
         own = Times(clock.closed, clock.cut, clock.safe)
         found = times.times(
@@ -137,7 +145,7 @@ class SafeTime:
             roster.majority,
             closable,
             lowest,
-            # T5: one that has forgotten its promises counts as one that has closed nothing; a learner not at all.
+            # T5: a voter that has forgotten its promises counts as if it had closed nothing; a learner does not count.
             counts=roster.claims_time and roster.is_voter(state.me),
             moves_cut=self._worth_a_sync(),
         )
@@ -145,35 +153,37 @@ class SafeTime:
         clock.close(*found)
         if found.cut > own.cut:
             self._cut_at = clock.now.seconds
-            state.outbox.emit(Keep("cut", found.cut))  # T3: durable before it is told, for P10 and others rest on it
+            state.outbox.emit(Keep("cut", found.cut))  # T3: durable before any peer is told: P10 rests on it
         if found.safe > own.safe:
-            # Votes forgotten below it would look open to a restarted node that began at an older one.
+            # A restarted node with an older safe time would take forgotten votes below this one for open.
             state.outbox.emit(Keep("safe", found.safe))
         clock.settle(self._settled())
         if clock.settled > was_settled and moved(clock.settled, -state.settings.conflict_window_ms) > found.safe:
-            state.outbox.emit(Keep("settled", clock.settled))  # far behind: a restart must not read all since safe time
-        # Also for votes that ended when safe time was past them: they would be kept for ever.
+            state.outbox.emit(Keep("settled", clock.settled))  # a restart need not read all since safe time
+        # ``late``: votes that ended when safe time was past them already would be kept for ever.
         if found.safe > own.safe or clock.settled > was_settled or state.votes.late:
             self._forget()
-        # All with a smaller clock than the activation is applied, at every node the same: now the schema may change.
+        # Every transaction with a smaller clock than the activation is applied, at every node the same ones: now the
+        # schema may change.
         if state.schema.is_behind(clock.safe):
             state.activate()
 
     def _settled(self) -> int:
-        """Return the safe time that would hold if all that others have reported as applied were applied here.
+        """Return the safe time that would hold if all that the others have reported as applied were applied here.
 
-        A node that was away, or is new, has much to take before it is. But nothing is decided below that clock any
-        more already, so applied commits below it need not be remembered, and the transactions that are compared with
-        commits have a base with all of them up to a conflict window before.
+        A node that was away, or is new, needs long until it has applied everything. But no transaction below the
+        returned clock can be decided any more. So applied commits below it need not be remembered: each transaction
+        that is still compared with commits has a base with all commits older than that clock by a conflict window.
         """
         roster = self.state.roster
-        # The majority is one of the voters that decide the next transactions, as far as this node knows.
+        # The majority is counted among the voters that decide the next transactions, as far as this node knows.
         told = roster.membership
         if roster.joining is not None and roster.joining.membership.version > told.version:
             told = roster.joining.membership  # the voters of the time when this file was written may be gone
         voters = [node for node in told.voters if node != self.state.me]
         peers = [peer for node in voters if (peer := roster.peers.get(node)) is not None]
-        # T8: others' words count before what they had is applied here, but not if there are voters that we do not know.
+        # T8: a report counts here even before everything that its peer had applied is applied here; but no report
+        # counts if there may be voters that this node does not know.
         if any(peer.config > told.version for peer in peers):
             return 0
         words = [(peer.closed, peer.cut) if peer.report is None else peer.report[1:] for peer in peers]
@@ -181,9 +191,9 @@ class SafeTime:
         return times.settled(words, self.state.clock.cut, majority(len(told.voters)), counts=counts)
 
     def schema_due(self, txid: Txid) -> None:
-        """Close time up to a schema change that is due, at once: others wait for it to be in force.
+        """Close time up to a schema change that is due, at once: all nodes wait until the change is in force.
 
-        A clock that only counts, or is behind, is moved on: else it would never reach that time.
+        A clock that only counts, or is behind, is moved on: otherwise it would never reach the activation.
         """
         scheduled = self.state.schema.scheduled
         if scheduled is not None and scheduled.txid == txid:
@@ -191,10 +201,7 @@ class SafeTime:
             self._due = txid
 
     def hurry(self) -> bool:
-        """Move on after every step while a schema change is due, and tell, instead of at the next heartbeat.
-
-        Returns whether it is.
-        """
+        """Move the times on and tell the peers after every step while a schema change is due; return whether one is."""
         state = self.state
         if not self._in_a_hurry():
             return False
@@ -221,7 +228,7 @@ class SafeTime:
         """Tell all peers the ticks and clocks that we have reached."""
         state = self.state
         self._told = (state.clock.closed, state.clock.cut)
-        # Two reports for all of them: a vector is made canonical once, and not for each peer.
+        # Two reports serve all peers: a vector is made canonical once, and not for each peer.
         whole = self._report(state.timelines.applied)
         short = (
             self._report(state.timelines.in_short(state.timelines.applied))
@@ -244,13 +251,13 @@ class SafeTime:
         )
 
     def _knows_retired(self, peer: str) -> bool:
-        """Return whether a peer has all retired timelines; else it has to hear which peers have the rest of them."""
+        """Return whether a peer has all retired timelines; if not, it must be told which peers have their entries."""
         return self.state.roster.peers[peer].config >= max(self.state.roster.membership.retired.values(), default=0)
 
     def _report(self, applied: Vector) -> Gossip:
         state = self.state
         clock = state.clock.read()
-        # One that has forgotten its promises cannot say what it has closed: safe time may not rest on it. (T7)
+        # T7: a node that has forgotten its promises does not know its closed time, so safe time must not rest on it.
         closed, cut = (state.clock.closed, state.clock.cut) if state.roster.claims_time else (0, 0)
         report = (canonical(applied), closed, cut, clock, state.store, state.batches, state.clock.wall_ms)
         members = state.roster.membership
@@ -258,22 +265,25 @@ class SafeTime:
         return Gossip(*report, *ours)
 
     def _forget(self) -> None:
-        """Drop votes and outcomes up to safe time, up to which the journal is the whole truth; and settled commits."""
+        """Drop the votes and outcomes up to safe time, which the journal tells, and the settled commits."""
         state, settled = self.state, self.state.clock.settled
-        # A commit that is taken and waits keeps its outcome: not in the journal yet, it would be told as rolled back.
+        # A taken commit that waits keeps its outcome: it is not in the journal yet, which would tell that it was rolled
+        # back.
         state.votes.forget({entry.txid for queue in self.apply_queue.waiting.values() for entry in queue})
-        # The index by key is for new commits; settled ones are looked up seldom, and take a tenth of the room packed.
+        # The index by key is for new commits. Settled commits are seldom looked up, and take a tenth of the memory when
+        # they are packed.
         state.commit_window.pack(settled, state.votes.outcomes)
-        # A base that V16 lets pass has all up to a window before its clock. A commit dropped sooner leaves a floor.
+        # A base that V16 lets pass has all commits up to a conflict window before the transaction's clock. A commit
+        # that is dropped sooner leaves a floor.
         state.commit_window.forget(moved(settled, -state.settings.conflict_window_ms))
         if not state.clock.follows_wall:
             state.commit_window.forget(self._safe_long_ago())
 
     def _safe_long_ago(self) -> int:
-        """Return the safe time of a conflict window ago: a clock that only counts does not tell the age of commits."""
+        """Return the safe time of a conflict window ago, because a clock that only counts tells no commit's age."""
         state, aged = self.state, self._aged
         window_s = state.settings.conflict_window_ms / 1000
-        # Sixteen notes in a window are exact enough: it only has to be old, not exactly so old.
+        # Sixteen notes in a window are exact enough: the safe time has to be about that old, and no younger.
         if not aged or state.clock.now.seconds - aged[-1][0] >= window_s / 16:
             aged.append((state.clock.now.seconds, state.clock.safe))
         found = 0

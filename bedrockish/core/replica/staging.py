@@ -1,8 +1,8 @@
-"""Transactions and messages in pieces: fetched from peers, a few at a time, and kept until they are complete.
+"""Transactions and messages in pieces: a node fetches the pieces from its peers, a few at a time, until it has all.
 
-The receiver asks, so it decides how much is on the way to it: as much as the link takes without long waits for other
-messages. Pieces of an offered transaction are saved, so that its BEGIN can be approved at once and the
-approval is durable; those of other messages are in memory until the message is complete.
+The receiver asks for pieces, so it decides how many are under way: as many as the link takes without long waits for
+other messages. Pieces of an offered transaction are saved in the file, so that its BEGIN can be approved at once and
+the approval is durable. Pieces of other messages are in memory until the message is complete.
 """
 
 from collections import deque
@@ -23,13 +23,13 @@ FOUND_S = 10.0  # how long pieces that are found in the file at the start wait f
 OFFERED_BYTES_MAX = 256 << 20  # of one peer's offers together
 OFFERED_PIECES_MAX = 1 << 16
 MESSAGE_BYTES_MAX = 64 << 20
-MESSAGES_MAX = 4  # of one peer that are not complete; further ones are dropped, and their protocol sends them again
-ASSEMBLING_MAX = 16  # of one peer that are complete and not put together yet; the same
-WINDOW_MIN, WINDOW_MAX = 8, 64  # pieces that are on their way from one peer
-DELAY_S = 0.05  # how much longer than the least a piece may take before fewer are asked for at a time
+MESSAGES_MAX = 4  # incomplete messages of one peer; further ones are dropped, and the peer sends them again
+ASSEMBLING_MAX = 16  # complete messages of one peer that are not put together yet; further ones are dropped as well
+WINDOW_MIN, WINDOW_MAX = 8, 64  # pieces under way from one peer
+DELAY_S = 0.05  # a piece that takes so much longer than the quickest one makes the window smaller
 ASK_AGAIN_S = 2.0
 READING_S = 5.0  # how long closed time waits at most for a message that came in time and cannot be read yet
-DROPPED_MAX = 32  # pieces at a heartbeat: a file needs time to take back what they took
+DROPPED_MAX = 32  # pieces dropped at a heartbeat: SQLite needs time to free their pages
 
 
 @dataclass(slots=True)
@@ -38,8 +38,8 @@ class Offered:
 
     Attributes:
         names: the names of all its pieces.
-        missing: the names of those that are not saved here.
-        touched: seconds at which it was last offered, or a piece of it came.
+        missing: the names of the pieces that are not saved here.
+        touched: seconds at which the transaction was last offered, or one of its pieces came.
     """
 
     names: frozenset[bytes]
@@ -50,7 +50,7 @@ class Offered:
 
 @dataclass(slots=True)
 class Incomplete:
-    """A message of which pieces are missing; ``since`` is seconds at which one of them last came."""
+    """A message some of whose pieces are missing; ``since`` is seconds at which a piece of it last came."""
 
     peer: str
     parts: tuple[Part, ...]
@@ -66,7 +66,7 @@ class Pull:
         queue: the pieces to ask for next, with their sizes.
         asked: the pieces on their way, with the seconds at which they were asked for and their sizes.
         window: how many pieces may be on their way.
-        least: seconds that the quickest piece has taken; of late, since nothing was on its way.
+        least: seconds that the quickest piece has taken since the link was last idle.
     """
 
     queue: deque[Name] = field(default_factory=deque)
@@ -81,8 +81,8 @@ class Pull:
         since, size = self.asked.pop(digest)
         took = seconds - since
         self.least = min(self.least, took) if self.least else took
-        # The quickest piece found an empty line. One that takes much longer has waited behind others, as small messages
-        # do then: ask for fewer at a time.
+        # The quickest piece found an idle link. A piece that takes much longer has waited behind others, and small
+        # messages wait there, too: ask for fewer pieces at a time.
         more = 1.0 if took <= self.least + DELAY_S else -1.0
         self.window = min(WINDOW_MAX, max(WINDOW_MIN, self.window + more))
         return size
@@ -101,31 +101,37 @@ class Staging:
         self.fetched: dict[bytes, bytes] = {}  # pieces of incomplete messages
         self.pulls: dict[str, Pull] = {}
         if state.pieces.saved:
-            # Their offers were in memory alone: the leader offers or begins them again soon, or they are dropped.
+            # The offers of these pieces were in memory alone. The leaders offer or begin the transactions again soon,
+            # or the pieces are dropped.
             found = frozenset(state.pieces.saved)
             self.offers["", 0] = Offered(found, 0, set(), state.clock.now.seconds - KEPT_S + FOUND_S)
 
     # -- offers ----------------------------------------------------------------------------------------------------
 
     def on_offer(self, peer: str, message: Offer) -> None:
-        """Fetch the missing pieces of a transaction, and tell its leader when all are durable; or forget the offer."""
+        """Fetch the missing pieces of a transaction, and tell its leader when all are durable.
+
+        An offer without pieces ends the offer of that number.
+        """
         state, key = self.state, (peer, message.number)
         if not message.pieces:
             # Its pieces stay until the next heartbeat has found that no vote names them either (``_drop_unnamed``).
             self.offers.pop(key, None)
             return
-        # Pieces go ahead for a vote, and a learner has none; it gets the entry when it is committed.
+        # Pieces are sent ahead for the sake of the vote. A learner has no vote, and gets the entry when it is
+        # committed.
         if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer):
             return
         names = dict(message.pieces)
         size = sum(names.values())
-        # Without the same offer told again: it does not count twice.
+        # An offer that is told again does not count twice.
         others = [offer for (of, number), offer in self.offers.items() if of == peer and number != message.number]
         if (
             size + sum(offer.size for offer in others) > OFFERED_BYTES_MAX
             or len(names) + sum(len(offer.names) for offer in others) > OFFERED_PIECES_MAX
         ):
-            # Said at once, and not left to time: its leader tells a quorum of the others, or tells it again later.
+            # The refusal is told at once: the leader then needs a quorum of the others, or offers the transaction
+            # again.
             state.counts["offers_refused"] += 1
             self._tell_stored(peer, message.number, stored=False)
             return
@@ -142,13 +148,13 @@ class Staging:
     # -- messages in pieces ----------------------------------------------------------------------------------------
 
     def on_message(self, peer: str, message: InPieces) -> None:
-        """Take a large message, now or when its pieces are here."""
+        """Take a message in pieces: put it together now, or when its missing pieces are here."""
         state = self.state
         names = dict(part for part in message.parts if type(part) is tuple)
         waiting = [one for one in self.incomplete if one.peer == peer]
         size = sum(len(part) if isinstance(part, bytes) else part[1] for part in message.parts)
         assembling = sum(one.peer == peer for one in state.pieces.assembling)
-        # Bounded for each peer, so that one that sends much takes nothing from the others.
+        # Bounded for each peer, so that a peer that sends much does not use up the bounds of the others.
         if size > MESSAGE_BYTES_MAX or len(waiting) >= MESSAGES_MAX or assembling >= ASSEMBLING_MAX:
             state.counts["messages_too_many"] += 1
             return
@@ -164,18 +170,18 @@ class Staging:
         """Have a message put together from its pieces."""
         fetched, saved = self.fetched, self.state.pieces.saved
         parts = tuple(
-            # The driver reads saved pieces from the file; those in memory alone have to be handed to it.
+            # The driver reads saved pieces from the file; pieces that are in memory alone are handed to it.
             fetched[part[0]] if type(part) is tuple and part[0] in fetched and part[0] not in saved else part
             for part in one.parts
         )
         state, now = self.state, self.state.clock.now.seconds
-        # A BEGIN with a later clock came in time. Reading it takes a while, so this moment is noted.
+        # A BEGIN with a clock above this one came in time. Reading the BEGIN takes a while, so the clock is noted now.
         closable = max(state.clock.closed, state.clock.lag.closable(now))
         state.pieces.assembling.append(Assembling(one.peer, parts, closable, now + READING_S))
         state.outbox.emit(Assemble(one.peer, parts))
 
     def on_assembled(self, peer: str, parts: tuple[Part, ...], data: bytes, known: Whole | None) -> Message | None:
-        """Return a message that was put together from parts; None if it cannot be decoded or is in pieces again."""
+        """Return the message that was put together from parts; None if it is malformed or again a message in pieces."""
         waiting = self.state.pieces.assembling
         # Identified by its parts: several messages of one peer are put together at the same time.
         waiting.remove(next(one for one in waiting if one.peer == peer and one.parts == parts))
@@ -183,25 +189,26 @@ class Staging:
             message = decode(data) if known is None else known.message
         except EntryMalformedError:
             message = None
-        # A message in pieces whose content is one again could go on like that for ever.
+        # A message in pieces that contains a message in pieces could contain the next one, without end.
         if message is None or isinstance(message, InPieces):
             self.state.counts["malformed"] += 1
             return None
         if isinstance(message, Begin):
-            # Its pieces were held against their names: the vote on it is kept in them, and need not be cut again.
+            # The pieces were checked against their names. The vote on this BEGIN refers to them, so the body need not
+            # be cut again.
             self.state.pieces.cutter.learn(message.body, data, parts)
         return message
 
     # -- pieces ----------------------------------------------------------------------------------------------------
 
     def on_piece(self, peer: str, message: Piece) -> None:
-        """Take a piece that was asked for, if it is the one; or learn that it is not there any more."""
+        """Take a piece that was asked for, or learn that the peer does not have it any more."""
         state, digest, data = self.state, message.digest, message.data
         pull = self.pulls.get(peer)
         size = None if pull is None else pull.came(digest, state.clock.now.seconds)
         if size is None:
-            return  # twice, or never asked for
-        # Taken by its hash only: a wrong piece would become a part of a vote.
+            return  # it came twice, or was never asked for
+        # A piece is taken only if its hash is right: a wrong piece would become a part of a vote.
         if data is None or len(data) != size or sha256(data).digest() != digest:
             self._not_there(peer, digest)
         else:
@@ -209,7 +216,10 @@ class Staging:
         self._ask(peer)
 
     def _not_there(self, peer: str, digest: bytes) -> None:
-        """Drop the offers and messages that cannot be completed: their sender sends them again if they still count."""
+        """Drop the peer's offers and messages that lack a piece which the peer does not have any more.
+
+        The peer sends them again if they still count.
+        """
         self.incomplete = [one for one in self.incomplete if one.peer != peer or digest not in one.missing]
         for key in [key for key, offer in self.offers.items() if key[0] == peer and digest in offer.missing]:
             del self.offers[key]
@@ -218,7 +228,8 @@ class Staging:
         state = self.state
         offers = [(key, offer) for key, offer in self.offers.items() if digest in offer.missing]
         messages = [one for one in self.incomplete if digest in one.missing]
-        # Named by an offer, it has to outlast a restart, as the vote on it will; for a message it is needed once.
+        # A piece that an offer names has to outlast a restart, as the vote on that transaction does. A piece of a
+        # message is needed once.
         if offers:
             self.save(digest, data)
         elif messages:
@@ -258,7 +269,7 @@ class Staging:
             pull.least = 0.0  # an idle link may have changed since
         while pull.queue and len(pull.asked) < int(pull.window):
             digest, size = pull.queue.popleft()
-            # It may have come for another message since, or its own message was dropped.
+            # The piece may have come for another message since, or its own message was dropped.
             if self._is_missing(digest):
                 pull.asked[digest] = now, size
                 wanted.append(digest)
@@ -271,17 +282,17 @@ class Staging:
         )
 
     def resume(self, peer: str) -> None:
-        """Ask a peer again for all that it owes: the question, or the answer, may be lost."""
+        """Ask a peer again for all pieces that it has not sent: the question, or the answer, may be lost."""
         pull = self.pulls.get(peer)
         if pull is not None and pull.asked:
             pull.queue.extendleft([(digest, size) for digest, (_, size) in pull.asked.items()])
             pull.asked.clear()
-            # The link may not be as fast as before: it finds its pace again.
+            # The link may be slower than before, so the window starts from its least size.
             pull.window = WINDOW_MIN
             self._ask(peer)
 
     def check(self) -> None:
-        """Ask again for overdue pieces, and drop those that no offer, message or vote needs any more."""
+        """Ask again for overdue pieces, and drop the pieces that no offer, message or vote needs any more."""
         state, now = self.state, self.state.clock.now.seconds
         state.pieces.expire(now)
         for peer, pull in list(self.pulls.items()):
@@ -300,7 +311,7 @@ class Staging:
     def _drop_unnamed(self) -> None:
         """Drop the saved pieces that no vote, no offer and no message names."""
         state, pieces = self.state, self.state.pieces
-        # From the votes' end: a piece may be named by several, and goes with the last.
+        # Several votes may name a piece; it is dropped with the last of them.
         pieces.forget_votes(state.votes.by_txid)
         named = set(pieces.offered)
         for offer in self.offers.values():

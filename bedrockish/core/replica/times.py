@@ -5,12 +5,14 @@ from typing import NamedTuple
 
 
 class Times(NamedTuple):
-    """The three clocks of one node, or those on which it may rest.
+    """The three clocks of one node.
 
     Attributes:
-        closed: it approves nothing at or below it.
-        cut: a majority has closed that far, and all they had applied is applied there; durable before it is told.
-        safe: a majority has cut that far, and all they had applied is applied there.
+        closed: the node approves no transaction at or below this clock.
+        cut: a majority has closed time up to this clock, and everything that these voters had applied then is applied
+            at the node; durable before any peer is told.
+        safe: a majority has its cut at this clock or later, and everything that these voters had applied then is
+            applied at the node.
     """
 
     closed: int
@@ -32,7 +34,7 @@ def times(
 
     Args:
         own: its times now; they never go back.
-        words: the last closed and cut of each other voter with which all that it had applied then is applied here.
+        words: of each other voter, the closed and cut of its last report of which everything applied is applied here.
         majority: the number of voters that is a majority, this one included.
         closable: the clock up to which this node may close time now.
         lowest: the lowest clock that is open here, or None.
@@ -44,17 +46,18 @@ def times(
     closed = max(own.closed, below)  # T1: transactions that are pending here, or decided and not applied, stay open
     cut = own.cut
     if moves_cut:
-        # T2: a majority approves nothing there any more, nor do we
+        # T2: neither a majority nor this node approves a transaction at or below this clock any more.
         reached = min(_reached([word[0] for word in others], closed, majority, counts=counts), closed)
-        # The cut stays below open clocks: a node that takes it for past must not see a commit there by our vote later.
+        # The cut stays below open clocks: a node that relies on our cut must not see a commit below it later by our
+        # vote.
         cut = max(cut, reached if lowest is None else min(reached, lowest - 1))
-    # T4: a majority would say NEVER to any recovery of a transaction that is not applied there.
+    # T4: a majority would answer NEVER to any recovery of a transaction that is not applied there.
     safe = max(own.safe, _reached([word[1] for word in others], cut, majority, counts=counts))
     return Times(closed, cut, safe)
 
 
 def settled(words: Iterable[tuple[int, int]], cut: int, majority: int, *, counts: bool) -> int:
-    """Return the safe time that would hold if all that the others had applied were applied here.
+    """Return the safe time that would hold if everything that the others had applied were applied here.
 
     Args:
         words: the closed and cut of each other voter.
@@ -66,6 +69,7 @@ def settled(words: Iterable[tuple[int, int]], cut: int, majority: int, *, counts
 
 def _reached(words: list[int], own: int, majority: int, *, counts: bool) -> int:
     """Return the largest clock that a majority has reached."""
-    # The majority-th largest: so many have got there or further. Fewer words than a majority prove nothing.
+    # The majority-th largest clock: a majority has reached it or a later one. Fewer clocks than a majority prove
+    # nothing.
     clocks = sorted([*words, own] if counts else words, reverse=True)
     return clocks[majority - 1] if len(clocks) >= majority else 0

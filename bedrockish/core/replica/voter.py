@@ -1,7 +1,7 @@
-"""Other leaders' transactions: approve or reject, and accept their rollbacks.
+"""The votes on other leaders' transactions: a voter approves or rejects a BEGIN, and accepts rollbacks.
 
-The clauses V1 to V17 are those of docs/protocol.md, "The clauses". A reject leaves no trace; an approval is durable
-before it leaves, because the driver lets nothing leave before.
+The clauses V1 to V17 are those of docs/protocol.md, "The clauses". A reject leaves no trace; an approval leaves when
+it is durable, because the driver holds all output of a step back until then.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 
-NO_KEY = b""  # of a reject that is for no other transaction
-DEFERRED_MAX = 10_000  # BEGINs; one that is not kept is said again by its leader after ``suspicion_ms``
-ASKED_MAX = 1_000  # transactions of one ASK that are answered: each may cost a look into the journal
+NO_KEY = b""  # the key of a reject that names no other transaction
+DEFERRED_MAX = 10_000  # BEGINs; the leader sends a BEGIN that is not kept again after ``suspicion_ms``
+ASKED_MAX = 1_000  # transactions of one ASK that are answered: each may cost a lookup in the journal
 COMPARING_S = 5.0  # how long closed time waits for the comparison of a transaction's rows with ours
 
 
@@ -51,14 +51,15 @@ class Voting:
             EntryMalformedError: its body cannot be decoded; a leader that cannot encode gets no approval.
         """
         transaction = self.state.read_body(message.body)
-        # In another leader's name it would be held though no leader counts the vote, and its rollbacks (V5) be forged.
+        # A BEGIN in another leader's name would be held although no leader counts the vote, and its rollbacks (V5)
+        # would be forged.
         if transaction.txid.leader == peer:
             self._consider(transaction)
 
     def settle(self) -> None:
         """Take up the BEGINs whose base has become covered."""
         for txid, transaction in list(self.deferred.items()):
-            # Also one that is over: its leader is told (V1), for its base may never come here.
+            # An ended transaction, too: its leader is told the outcome (V1), and its base may never come here.
             ended = txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
             if ended or covers(self.state.timelines.applied, transaction.base):
                 del self.deferred[txid]
@@ -72,7 +73,7 @@ class Voting:
 
     def _consider(self, transaction: Transaction) -> None:
         state, txid = self.state, transaction.txid
-        # Closed time need not wait for it any more, whatever becomes of it below.
+        # Closed time no longer waits for this transaction, whatever the answer below is.
         until = state.votes.comparing.pop(txid, None)
         if self.tell_outcome(txid.leader, txid):  # V1: it is over, or below safe time
             return
@@ -89,12 +90,12 @@ class Voting:
             self._approve(txid)  # V4: it is approved already, and the answer was lost
             return
         reason = self._untimely(transaction)
-        # Also of one that is refused: had only those counted that were in time, the lag would never grow.
+        # A refused BEGIN counts, too: if only BEGINs in time counted, the lag would never grow.
         state.clock.lag.late(state.clock.now.seconds, txid.clock)
         if reason is not None:
             self._reject(txid, reason)
             return
-        # Not before V15 has looked at it. From here on our own transactions have later clocks than this one.
+        # Only now, when V15 has accepted the clock. From here on our own transactions have later clocks.
         state.clock.adjust(txid.clock)
         for given_up in transaction.rollbacks:  # V5: its leader gave these up before it began this
             if given_up.leader == txid.leader:
@@ -111,8 +112,8 @@ class Voting:
                 state.timers.set(state.settings.fetch_after_ms, Timer.FETCH)
             return
         if not covers(transaction.base, state.commit_window.floor):
-            # The leader's safe time was young enough (V16); but a commit that came late, with a clock of long ago, is
-            # dropped soon after it has come, and transactions executed before that have not seen it.
+            # The leader's safe time was young enough (V16). But a commit with an old clock that arrived late is
+            # dropped soon after its arrival, and transactions that were executed before it have not seen it.
             self._reject(txid, Reason.TOO_OLD)
             return
         found = state.happened(transaction.commands, txid)  # V8: none of its commands has happened, base or not
@@ -123,63 +124,67 @@ class Voting:
         found = found or prepare_commit(
             transaction.access_set, transaction.base, state.commit_window, state.votes.pending, txid
         )
-        # V10: nor with one that this node rolled back itself later than its clock, which others may still hold.
+        # V10: it conflicts with no transaction of this node whose rollback this node learned at or after its clock:
+        # others may still hold that transaction.
         found = found or state.votes.own_ends.vetoes(transaction)
         if found is not None:
             state.contests.meet(found.key, state.clock.now.seconds)
             self._raise_barrier(transaction, found)
             self._reject(txid, Reason.FOR, found)
             return
-        if self.barrier is not None and self._is_behind_barrier(transaction):  # V11: a rejected one goes first
+        if self.barrier is not None and self._is_behind_barrier(transaction):  # V11: a rejected change goes first
             self._reject(txid, Reason.BARRIER)
             return
-        if not self._is_made_of_our_rows(transaction, until):  # V12: nor made of other rows
+        if not self._is_made_of_our_rows(transaction, until):  # V12: made of the rows here
             return
         state.votes.hold(transaction)  # V13: durable before the approval leaves
-        # Requests of our own that wait for their turn on its keys wait for its end from now on (``Node._settle``).
+        # Our own requests that wait for their turn on its keys now wait for its end (``Node._settle``).
         self.approved.append(transaction)
         self._approve(txid)
 
     def _is_made_of_our_rows(self, transaction: Transaction, until: float | None) -> bool:
-        """Return whether the leader made it of the rows that we have; else reject it: one of us has damaged tables.
+        """Return whether the leader made a transaction of the rows that are here; reject the transaction if not.
 
-        Return False, too, while the rows are compared: it came in time, so closed time waits, ``until`` some seconds.
+        Different rows mean that the tables of the leader or of this node are damaged. With our approval such a
+        transaction could be committed, and would not fit the tables of the nodes that have the right rows.
 
-        With our approval it could be committed, and would not fit at the nodes that have the right rows.
+        Return False, too, while the rows are being compared. The BEGIN came in time, so closed time waits for the
+        comparison, ``until`` some seconds.
         """
         txid, why = transaction.txid, self.state.why_rows_differ(transaction)
         if why is None:
-            # Rows that this step applies are in the tables after it, and a timer asks again; else ``Compared`` comes.
+            # Rows that this step applies are in the tables after the step, when a timer asks again. A comparison in
+            # parallel ends with the event ``Compared``.
             waiting = self.deferred if self.state.outbox.is_applying else self.compared
             waiting[txid] = transaction
             self.state.votes.comparing[txid] = until or self.state.clock.now.seconds + COMPARING_S
         elif why:
-            # It may be our tables that are damaged. The leader notes it too, and both compare themselves with the
-            # others.
+            # Our own tables may be the damaged ones. The leader notes the difference, too, and both nodes compare
+            # their tables with those of the others.
             self._reject(txid, Reason.DIFFERS)
         return why == ""
 
     def _untimely(self, transaction: Transaction) -> Reason | None:
         state, clock = self.state, transaction.txid.clock
-        # V14: a clock that is closed here, or may have been before a restart, was reported as past.
+        # V14: this node has told, or may have told before a restart, that it approves nothing at such a clock.
         if clock <= state.clock.closed or clock <= state.clock.floor:
             return Reason.TOO_LATE
         ahead, leader = state.clock.ahead_ms(clock), state.roster.peers.get(transaction.txid.leader)
         if leader is not None:
             # For people: ``status`` names the machine whose clock is wrong.
             leader.ahead_ms = ahead
-        if ahead:  # V15: following it would move all clocks there, for good
+        if ahead:  # V15: following this clock would move the clocks of all nodes there, for good
             return Reason.AHEAD
-        # V16: commits that its snapshot may have missed must still be in the window that V9 compares.
+        # V16: commits that its snapshot may lack must still be in the conflict window, which V9 searches.
         if clock > moved(transaction.safe, state.settings.conflict_window_ms):
             return Reason.TOO_OLD
         if state.clock.counted and not covers(transaction.base, state.commit_window.floor):
-            return Reason.TOO_OLD  # a clock that only counts tells no age: look at the floor instead
+            return Reason.TOO_OLD  # a clock that only counts tells no age, so the floor decides
         return None
 
     def _approve(self, txid: Txid) -> None:
         state = self.state
-        # Our tick, as the gist's quorum vector has it: evidence for audits. Nothing is decided by it.
+        # Our tick, as in the gist's quorum vector: evidence for audits, on which no decision rests.
         own = state.timelines.applied.get(state.me, 0)
         state.outbox.send(txid.leader, Approve(txid, own, state.clock.read()))
 
@@ -191,21 +196,21 @@ class Voting:
     # -- barriers --------------------------------------------------------------------------------------------------
 
     def _raise_barrier(self, transaction: Transaction, found: Conflict) -> None:
-        """Let a rejected membership change get through, or a busy cluster would starve it.
+        """Raise the barrier for a rejected membership change, which a busy cluster would starve otherwise.
 
-        A rejected schema change needs no such thing: its next attempt leaves more time until it comes into force.
+        A rejected schema change needs no barrier: its next attempt leaves more time until it comes into force.
         """
-        # A committed rival does not block its next attempt, whose base will have it.
+        # A committed rival does not block the next attempt of the change, whose base will contain that commit.
         if transaction.kind != MEMBERS or found.other not in self.state.votes.pending:
             return
         now = self.state.clock.now.seconds
-        # Not renewed while it lasts: a change that can never succeed must not stop all writes for good.
+        # A barrier is not renewed while it lasts: a change that can never succeed must not stop all writes for good.
         if self.barrier is None or self.barrier.until < now:
             self.barrier = Barrier(transaction, now + self.state.settings.barrier_ms / 1000)
 
     def _is_behind_barrier(self, transaction: Transaction) -> bool:
         barrier = self.barrier
-        # By command: the change comes again as another transaction.
+        # Compared by command: the next attempt of the change is another transaction.
         if barrier is None or transaction.command == barrier.transaction.command:
             return False
         if self.state.clock.now.seconds > barrier.until:
@@ -227,10 +232,10 @@ class Voting:
     # -- rollbacks and questions -----------------------------------------------------------------------------------
 
     def on_rollback(self, peer: str, message: Rollback) -> None:
-        """Accept a leader's rollback, unless a recovery is ahead of it, or this node's word does not count."""
+        """Accept a leader's rollback, unless a recovery has a higher ballot, or this node is not a voter."""
         state, txid = self.state, message.txid
         if txid.leader != peer or self.tell_outcome(peer, txid) or not state.roster.is_voter(state.me):
-            return  # V17: ballot 1 is its leader's alone, and only a voter's acceptance counts
+            return  # V17: ballot 1 belongs to the transaction's leader alone, and only a voter's acceptance counts
         clock = state.clock.read()
         if state.votes.accept_rollback(txid):
             state.outbox.send(peer, Accepted(txid, 1, clock))
@@ -238,18 +243,18 @@ class Voting:
             state.outbox.send(peer, Refused(txid, state.votes.by_txid[txid].promised, clock))
 
     def on_ask(self, peer: str, message: Ask) -> None:
-        """Tell the outcomes that are known here of the transactions that a peer asks about."""
+        """Tell a peer the outcomes of the transactions that it asks about, as far as this node knows them."""
         for txid in (message.txid, *message.more[:ASKED_MAX]):
-            # The COMMIT of one of ours is on its way on this link, and each GOSSIP tells our tick.
+            # The COMMIT of our own transaction is already under way on this link, and each GOSSIP tells our tick.
             if txid.leader != self.state.me or self.state.outcome(txid) is not True:
                 self.tell_outcome(peer, txid)
 
     def tell_outcome(self, peer: str, txid: Txid) -> bool:
-        """Tell a peer the outcome, if it is known; return whether it was."""
+        """Tell a peer the outcome of a transaction; return whether this node knows it."""
         state = self.state
         outcome = state.outcome(txid)
         if outcome is None:
-            # Votes and outcomes are dropped up to there, and the journal alone tells: in it, or rolled back.
+            # Votes and outcomes up to safe time are dropped. A transaction that is not in the journal is rolled back.
             if txid.clock <= state.clock.safe:
                 state.outbox.emit(SendOutcome(peer, txid))
                 return True
@@ -258,7 +263,8 @@ class Voting:
         if not outcome:
             state.outbox.send(peer, Outcome(txid, False, "", 0, clock))
             return True
-        # The window has packed or dropped it. A commit that waits is not in the journal, which would say rolled back.
+        # A commit that waits for its base is not in the journal yet, which would tell that it was rolled back. Any
+        # other commit that is not in ``known`` is packed or dropped, and is in the journal.
         known = state.commit_window.known.get(txid)
         place = self.apply_queue.place_of(txid) if known is None else known.places[0]
         if place is None:

@@ -1,10 +1,11 @@
 """Access sets indexed by key, to find the transactions that read or write the keys of another one.
 
-A dictionary holds the single keys, so a test costs the same however many transactions are held. Ranges are compared
-with the sorted keys, which stay sorted as long as queries ask for ranges, and with the other ranges one by one.
+A dictionary holds the single keys, so the cost of a test does not grow with the number of transactions. A range is
+compared with the sorted keys, which stay sorted as long as queries ask for ranges, and with the other ranges one by
+one.
 
-An access set of thousands of keys is held whole: to index each key would take longer than all comparisons with the
-set, each of which looks up the few keys of another set among its many.
+An access set of thousands of keys is held whole: to index each of its keys would take longer than all comparisons with
+the set. A comparison looks up the few keys of another set among the many keys of this one.
 """
 
 from bisect import bisect_left, insort
@@ -35,7 +36,7 @@ class Conflict(NamedTuple):
 
 
 class _One(dict[Name, None]):
-    """The one holder of many keys: one object for all of them, and so never changed."""
+    """The only holder of many keys; these keys share the object, so it is never changed."""
 
     __slots__ = ()
 
@@ -49,7 +50,7 @@ class _Keys(Generic[Name]):
         self._unused = 0
 
     def add(self, points: Collection[bytes], name: Name) -> None:
-        """Add a new holder to keys: a loop of its own, for there may be a hundred thousand."""
+        """Add a new holder to keys, in a loop without calls: there may be a hundred thousand keys."""
         holders, one = self.holders, _One({name: None})
         if self._order is not None:
             self._insert([key for key in points if key not in holders])
@@ -57,7 +58,7 @@ class _Keys(Generic[Name]):
             held = holders.get(key)
             if held is None:
                 holders[key] = one
-            # Shared by all keys of its holder: it is replaced, and not changed under them.
+            # All keys of a holder share this object, so it is replaced here and not changed.
             elif type(held) is _One:
                 holders[key] = {**held, name: None}
             else:
@@ -91,7 +92,7 @@ class _Keys(Generic[Name]):
 
     def _change(self, count: int) -> None:
         self._unused += count
-        # Dropped, and sorted again at the next query: a thousand insertions cost more than that.
+        # Sorting the keys again at the next query costs less than a thousand insertions.
         if self._unused > UNUSED_MAX:
             self._order = None
 
@@ -99,16 +100,16 @@ class _Keys(Generic[Name]):
         """Return the keys of a range, in order."""
         if self._order is None:
             self._order = sorted(self.holders)
-        # Kept in order for a while: a range query seldom comes alone.
+        # The order is kept for a while: a range query seldom comes alone.
         self._unused = 0
         return self._order[bisect_left(self._order, low) : bisect_left(self._order, high)]
 
 
 class _Ranges(Generic[Name]):
-    """Ranges by the object that contains them, each with its holders: many transactions touch the same ones."""
+    """Ranges by the object (table or index) that contains them, each range with its holders."""
 
     def __init__(self) -> None:
-        self._held: dict[bytes, dict[Range, dict[Name, None]]] = {}  # under no name: those of more than one object
+        self._held: dict[bytes, dict[Range, dict[Name, None]]] = {}  # under b"": ranges over several objects
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -130,9 +131,9 @@ class _Ranges(Generic[Name]):
                     del self._held[_object(one)]
 
     def touching(self, points: Iterable[bytes], ranges: Iterable[Range]) -> Iterator[Name]:
-        """Yield the holders of the ranges that overlap one of these keys and ranges; a holder may come repeatedly."""
+        """Yield the holders of ranges that overlap one of these keys and ranges; a holder may come more than once."""
         held, nothing = self._held, dict[Range, dict[Name, None]]()
-        # Those of more than one object may have keys of any in them.
+        # A range over several objects may contain keys of any object.
         wide = held.get(b"", nothing)
         for key in points:
             for some in (held.get(key[: key.find(b"\0")], nothing), wide):
@@ -148,19 +149,19 @@ class _Ranges(Generic[Name]):
 
 
 def _object(one: Range) -> bytes:
-    """Return the object that a range is in; empty if it goes beyond it."""
+    """Return the object (table or index) that contains a range; empty if the range goes beyond one object."""
     low, high = one
     prefix = low[: low.find(b"\0") + 1]
     return prefix[:-1] if prefix and high.startswith(prefix) else b""
 
 
 class AccessIndex(Generic[Name]):
-    """Access sets by name: those of transactions, or of any other named thing."""
+    """Access sets by the name of their holder, such as a transaction."""
 
     def __init__(self) -> None:
         self.sets: dict[Name, AccessSet] = {}
         self._writers: _Keys[Name] = _Keys()
-        self._readers: _Keys[Name] = _Keys()  # those that do not write the key as well
+        self._readers: _Keys[Name] = _Keys()  # without the holders that also write the key
         self._large: dict[Name, AccessSet] = {}
         self._ranged: dict[Name, AccessSet] = {}
         self._read_ranges: _Ranges[Name] = _Ranges()
@@ -198,18 +199,18 @@ class AccessIndex(Generic[Name]):
         self._readers.remove(_only_read(access_set), name)
 
     def writers_of(self, key: bytes) -> list[Name]:
-        """Return the holders that write a key as such, in the order in which they came; the large ones last."""
+        """Return the holders that write a key as a single key, in the order of their arrival; the large ones last."""
         found = [*self._writers.holders.get(key, ())]
         if self._large:
             found += [name for name, one in self._large.items() if key in one.write_points]
         return found
 
     def is_writing(self, key: bytes) -> bool:
-        """Return whether any access set here writes a key as such."""
+        """Return whether any access set here writes a key as a single key."""
         return key in self._writers.holders or any(key in one.write_points for one in self._large.values())
 
     def ranged(self) -> Iterator[Name]:
-        """Yield the holders that touch more than single keys."""
+        """Yield the holders that read or write ranges."""
         yield from self._ranged
         yield from (name for name, one in self._large.items() if one.has_ranges)
 
@@ -222,8 +223,10 @@ class AccessIndex(Generic[Name]):
         return iter(()) if self._is_apart(access_set) else self._conflicts(access_set, own)
 
     def _is_apart(self, access_set: AccessSet) -> bool:
-        """Return whether the quick test shows that no access set here conflicts with this one, as nearly always."""
-        # The quick way needs keys alone on both sides.
+        """Return whether the quick test shows that no access set here conflicts with this one; nearly always it does.
+
+        The quick test needs single keys alone on both sides.
+        """
         if self._ranged or self._large or access_set.read_ranges or access_set.write_ranges:
             return False
         writers, writes = self._writers.holders.keys(), access_set.write_points
@@ -240,20 +243,20 @@ class AccessIndex(Generic[Name]):
                 if name not in seen:
                     seen.add(name)
                     yield name, key
-        # One by one: each looks for the few keys of this set among its own many.
+        # Large sets one by one: each comparison looks up the few keys of this set among the many keys of the large one.
         for name, other in self._large.items():
             if name not in seen:
                 found = conflict(access_set, other)
                 if found is not None:
                     seen.add(name)
                     yield name, found
-        # A schema change writes all clocks from one on, and clocks that are read are not in the index: all are
-        # compared.
+        # A schema change writes all clocks from its activation on, and the index does not have the clocks that are
+        # read: it is compared with every set.
         everybody = any(_has_clocks(each) for each in access_set.write_ranges)
         others = self.sets if everybody else self._ranged
         if not others:
             return
-        # Found by their objects first: of a hundred ranges, few are in the tables that this set touches.
+        # First find the candidates by their objects: of a hundred ranges, few are in the tables that this set touches.
         candidates = None if everybody else self._holders_of_ranges(access_set)
         if candidates is not None and candidates <= seen:
             return
@@ -265,8 +268,9 @@ class AccessIndex(Generic[Name]):
                     yield name, found
 
     def _holders_of_ranges(self, access_set: AccessSet) -> set[Name] | None:
-        """Return the holders of ranges that conflict with this access set; None if it is too large to go through its
-        keys one by one.
+        """Return the holders of ranges that conflict with this access set.
+
+        Return None if the set has too many keys to look them up one by one.
         """
         reads, writes = access_set.read_points, access_set.write_points
         if len(reads) + len(writes) > MANY:
@@ -287,7 +291,7 @@ class AccessIndex(Generic[Name]):
             (access_set.read_points, writers),
         ):
             held = keys.holders
-            # Look the fewer up among the more: one side may have a hundred thousand keys.
+            # Look up the keys of the smaller side in the larger one, which may have a hundred thousand keys.
             fewer, other = (held, points) if len(points) > len(held) else (points, held)
             for key in sorted([key for key in fewer if key in other]):
                 yield key, held[key]
@@ -306,13 +310,13 @@ def is_large(access_set: AccessSet) -> bool:
 def _only_read(access_set: AccessSet) -> list[bytes]:
     """Return the single keys that are read and not written, without the clocks.
 
-    Each test against the readers of a key is one against its writers, too, and most keys that are written were read.
-    Transactions write clocks only as a range.
+    A key that is read and written need not be among the readers: each test against the readers of a key also tests its
+    writers. Clocks need not be there, because transactions write clocks only as a range.
     """
     return [key for key in access_set.read_points - access_set.write_points if key[:3] != _CLOCK_PREFIX]
 
 
 def _has_clocks(written: Range) -> bool:
-    """Return whether a written range contains clocks: the clocks that are read are not among the indexed keys."""
+    """Return whether a written range contains clocks; the index does not have the clocks that are read."""
     low, high = written
     return low < _CLOCKS_END and high > _CLOCKS

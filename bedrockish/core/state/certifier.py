@@ -1,8 +1,8 @@
 """The conflict tests: the two calls that the gist asks SQLite for, on logical keys.
 
-``conflict(a, b)`` of access sets tells whether two conflict; ``prepare_commit(x)`` whether x conflicts with anything
-that this node holds pending, or knows to be committed and x has not seen. A command's id, the membership and the schema
-need no rules of their own: ``claim`` puts them into the access set as keys.
+``conflict(a, b)`` tells whether two access sets conflict. ``prepare_commit(x)`` tells whether x conflicts with a
+transaction that is pending at this node, or with a known commit that x has not seen. The id of a command, the
+membership and the schema need no rules of their own: ``claim`` puts them into the access set as keys.
 """
 
 from bedrockish.core.state.access_index import Conflict
@@ -23,11 +23,11 @@ def command_key(command: str) -> bytes:
 def claim(access_set: AccessSet, commands: tuple[str, ...], kind: str, clock: int, activates: int = 0) -> AccessSet:
     """Return the access set with the keys of its commands, and the keys that put it before or after schema changes.
 
-    A transaction reads its own clock. A schema change writes all clocks from its activation on, so that it conflicts
-    with the transactions of such a clock, with every other schema change, and with nothing else. A change of the
-    membership writes every key.
+    A transaction reads its own clock. A schema change writes all clocks from its activation on. So a schema change
+    conflicts with the transactions that have such a clock, with every other schema change, and with no other
+    transaction. A change of the membership writes every key.
     """
-    # So that two runs of one command conflict, wherever they are led: the later one is told that it has happened.
+    # Two runs of one command conflict, wherever they are led: the later one is told that the command has happened.
     write_points = access_set.write_points.union(map(command_key, commands))
     if kind == SCHEMA:
         return AccessSet(
@@ -48,6 +48,6 @@ def prepare_commit(
     access_set: AccessSet, base: Vector, recent: CommitWindow, pending: Pending, own: Txid | None = None
 ) -> Conflict | None:
     """Return a conflict with a commit outside the base or with a pending transaction; None if it may be approved."""
-    # The commits first: a conflict with a commit is final, one with a pending transaction may go away.
+    # The commits first: a conflict with a commit is final; a conflict with a pending transaction may go away.
     found = next(recent.conflicts(access_set, base, own), None)
     return found or next(pending.conflicts(access_set, own), None)

@@ -1,7 +1,8 @@
 """The conflict window: the commits that some snapshot in use may not have seen.
 
-Every BEGIN is compared with the commits above safe time, which are kept as they came, by key. Only long transactions
-ask for the commits below it, a minute back and more: their access sets are packed (``packed_commits``).
+Every BEGIN is compared with the commits above safe time, which are indexed by key. Only long transactions are compared
+with the commits below safe time, a minute old and older: the access sets of these commits are packed
+(``packed_commits``).
 """
 
 import heapq
@@ -19,8 +20,8 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 EVERYWHERE: list[Place] = [("", 0)]  # each base covers it
-FEW = 32  # commits that are compared one by one, where some of them have ranges ...
-FEWER = 2  # ... and where none has: looking up each key costs as much as so many comparisons
+FEW = 32  # commits that are compared one by one where access sets have ranges ...
+FEWER = 2  # ... and where none has: looking up each key costs as much as two comparisons
 LATEST = 128  # commits of each timeline that are found by their ticks
 MEMBER_CHANGES_MAX = 100
 NEVER = 1 << 62  # more changes of the members than there can be
@@ -36,19 +37,19 @@ class _Line:
         self.commits: deque[Known] = deque()
 
     def add(self, known: Known) -> None:
-        """Add the next one."""
+        """Add the next commit."""
         self.commits.append(known)
-        # The base of a frequent reader or writer lacks a few commits; one that lacks more is tested by key.
+        # The base of a frequent reader or writer lacks a few commits; a base that lacks more is tested by key.
         if len(self.commits) > LATEST:
             self._drop()
 
     def let_go(self, known: Container[Txid]) -> None:
-        """Drop the first ones that are packed: they shall not be kept as they came."""
+        """Drop the first commits of the line as far as they are packed, so that each is kept once."""
         while self.commits and self.commits[0].txid not in known:
             self._drop()
 
     def let_go_up_to(self, txid: Txid) -> None:
-        """Drop a commit if it is here, with all before it: of its places, it does not know the last one."""
+        """Drop a commit and all before it, if it is here: the commit here lacks a place that came later."""
         if any(known.txid == txid for known in self.commits):
             while self.commits[0].txid != txid:
                 self._drop()
@@ -76,9 +77,9 @@ class CommitWindow:
         self.known: dict[Txid, Known] = {}
         self.floor: dict[str, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
-        self._by_clock: list[Txid] = []  # a heap of those that may not be settled
-        self._below: list[Txid] = []  # those that are, and are not packed yet
-        self._below_oldest = CLOCK_LIMIT  # a clock that none of them is below
+        self._by_clock: list[Txid] = []  # a heap of the commits that may not be settled
+        self._below: list[Txid] = []  # the settled commits that are not packed yet
+        self._below_oldest = CLOCK_LIMIT  # no commit of ``_below`` has a smaller clock
         self._segments: deque[Segment] = deque()
         self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
         self._packed_newest = -1  # the greatest clock in any segment
@@ -91,14 +92,14 @@ class CommitWindow:
     def retire(self, leaders: AbstractSet[str], txid: Txid | None = None) -> None:
         """Mark the commits of some timelines as seen by each base that has the change by which these were retired.
 
-        A base without it is that of a transaction that is open here, and names the timelines.
+        A base without the change belongs to a transaction that is open here, and names the timelines.
 
         Args:
-            leaders: of the timelines.
-            txid: the change; None: one of before the start, which all bases have.
+            leaders: the leaders of the timelines.
+            txid: the change; None: a change of before the start, which all bases have.
         """
         found = self.known.get(txid) if txid is not None else None
-        # One that is not kept is below the floor, as each base without it.
+        # A change that is not kept is below the floor, and so is each base without it.
         change = Retirement(EVERYWHERE if found is None else found.places)
         if found is not None:
             self._retiring.add(found.txid)
@@ -117,32 +118,33 @@ class CommitWindow:
             self._lines.pop(leader, None)
 
     def has_dropped(self, base: Vector) -> bool:
-        """Return whether a commit that a base in full has not seen is dropped, and cannot be compared any more."""
+        """Return whether the window has dropped a commit that a base has not seen; the base is given in full."""
         floors = (*self.floor.items(), *self._retired_floor.items())
         return any(base.get(leader, 0) < tick for leader, tick in floors)
 
     def note_member_change(self, txid: Txid, config: int) -> None:
         """Note a change of the members.
 
-        A transaction that lacks it, and conflicts with no other commit, reads and writes the same after it. So it can
-        be certified again on a base that has the change, if its user's rights are checked by the membership of version
-        ``config`` or a later one: 0 if the change leaves the users as they are, ``NEVER`` if another release level
-        begins with it.
+        A transaction that has not seen the change, and conflicts with no other commit, reads and writes the same after
+        the change. So it can be certified again on a base that has the change, if the rights of its user are checked by
+        the membership of version ``config`` or a later one. ``config`` is 0 if the change leaves the users as they are,
+        and ``NEVER`` if another release level begins with the change.
         """
         self.member_changes[txid] = config
         if len(self.member_changes) > MEMBER_CHANGES_MAX:
             del self.member_changes[next(iter(self.member_changes))]
 
     def _sum_up(self) -> None:
-        """Note what holds for all segments, after one has changed: hardly any commit or base needs to ask each."""
+        """Sum up all segments after a change of one, so that hardly any commit or base has to look at each segment."""
         self._packed = merge(*(segment.covered for segment in self._segments))
         self._packed_newest = max((segment.newest for segment in self._segments), default=-1)
 
     def pass_over(self, place: Place, txid: Txid, *, is_repeat: bool = False) -> bool:
         """Leave out a commit that would be dropped at once; return False if it is here under another place.
 
-        A repeat is left out as well if its first place was dropped: under its second place alone it would look as if a
-        base with the first one lacked it. It needs no floor, for the floor of its first place stands for it.
+        A repeat is left out as well if its first place was dropped: with its second place alone, a base that has the
+        first place would seem to lack the commit. The repeat needs no floor of its own: the floor of its first place
+        covers it.
         """
         if txid in self.known or self._packed_in(txid) is not None:
             return False
@@ -152,7 +154,7 @@ class CommitWindow:
         return True
 
     def add(self, place: Place, transaction: Transaction) -> None:
-        """Note a commit, or a further place of one that is here."""
+        """Note a commit, or a further place of a commit that is here."""
         txid = transaction.txid
         known = self.known.get(txid)
         if known is None:
@@ -172,14 +174,14 @@ class CommitWindow:
     def _extend_line(self, place: Place, known: Known) -> None:
         leader, tick = place
         if tick <= self._recovered.get(leader, 0):
-            return  # of before the restart, which reads only some
+            return  # an entry of before the restart, which reads only some of these: they would leave gaps
         line = self._lines.setdefault(leader, _Line(tick))
-        # By its length a line tells how many commits a base lacks: neither a gap nor an older tick may get into it.
+        # The length of a line tells how many commits a base lacks, so a line must have no gap and no older tick.
         assert tick == line.first + len(line.commits), f"{leader}{tick} is not the next of its line"
         line.add(known)
 
     def _restart_line(self, place: Place) -> None:
-        """Begin the line of a timeline after a commit that is not among those kept one by one."""
+        """Begin the line of a timeline again after a commit that is packed or left out."""
         leader, tick = place
         if leader not in self._retired and tick > self._recovered.get(leader, 0):
             self._lines[leader] = _Line(tick + 1)
@@ -196,18 +198,18 @@ class CommitWindow:
         if place[0] in self._retired:
             segment.retire({place[0]}, self._retired[place[0]])
         for line in self._lines.values():
-            line.let_go_up_to(txid)  # one that is needed for its outcome has kept it there
+            line.let_go_up_to(txid)  # it is still in the line if a commit before it is needed for its outcome
         self._restart_line(place)
 
     def newer_than(self, base: Vector, most: int = NEVER) -> list[Known] | None:
-        """Return the commits that a base has not seen; None if a search by key is quicker, or if ``most`` are fewer.
+        """Return the commits that a base has not seen; None if a search by key is quicker, or if they exceed ``most``.
 
         The base of a frequent reader or writer is hardly older than the newest commits: its list is short or empty.
         """
         found: list[Known] = []
         for leader, line in self._lines.items():
             seen = base.get(leader, 0) + 1 - line.first
-            # The line begins later than the next commit that this base lacks, so it does not have all newer ones.
+            # The line begins later than the next commit that this base lacks, so the line lacks some newer commits.
             if seen < 0:
                 return None
             if seen < len(line.commits):
@@ -215,7 +217,8 @@ class CommitWindow:
                 if most < 0:
                     return None
                 found += [known for known in islice(line.commits, seen, None) if not known.is_in(base)]
-        # Lines of timelines that are retired are not kept: this base is older, and may lack some of them.
+        # The lines of retired timelines are not kept. This base is older than a retirement, and may lack commits of
+        # such a timeline.
         if self._retiring and any(known.txid in self._retiring for known in found):
             return None
         return found
@@ -231,23 +234,24 @@ class CommitWindow:
         return min((*(known.txid.clock for known in newer), *filter(None, packed)), default=None)
 
     def reaches_back_to(self, applied: Vector, ticks: Iterable[Place]) -> None:
-        """Set the floor after a restart: of the timelines, up to ``applied``, only these ticks were added here."""
+        """Set the floor after a restart, when of the timelines up to ``applied`` only these ticks were added here."""
         found: dict[str, set[int]] = {}
         for leader, tick in ticks:
             found.setdefault(leader, set()).add(tick)
         for leader, last in applied.items():
             known = found.get(leader, set())
             if leader not in self._retired:
-                # From the end backwards to the first gap: a base below it may lack commits that are not known here.
+                # The floor is the first gap from the end backwards: a base below it may lack commits that are not known
+                # here.
                 self.floor[leader] = next((tick for tick in range(last, 0, -1) if tick not in known), 0)
 
     def conflicts(self, access_set: AccessSet, base: Vector, own: Txid | None = None) -> Iterator[Conflict]:
         """Yield the commits that ``base`` has not seen under any of their places and that conflict, without ``own``."""
-        # Queue workloads scan ranges full of deleted keys. If the base lacks only a few commits, compare with those
-        # directly instead of looking up the commit of every key.
+        # Queue workloads scan ranges full of deleted keys. If the base lacks only a few commits, compare with each of
+        # them, instead of looking up the commit of every key.
         newer = self.newer_than(base, FEW if access_set.has_ranges or self._index.has_ranges() else FEWER)
         if newer is not None:
-            for known in dict.fromkeys(newer):  # one that was adopted stands in two timelines
+            for known in dict.fromkeys(newer):  # an adopted commit may stand in two timelines
                 key = None if known.txid == own else conflict(access_set, known.access_set)
                 if key is not None:
                     yield Conflict(known.txid, key)
@@ -256,15 +260,16 @@ class CommitWindow:
             if not self.known[txid].is_in(base):
                 yield Conflict(txid, key)
         if covers(base, self._packed):
-            return  # nearly always: it has seen all that is packed
-        # The newest first: a base that is a little old has not seen these.
+            return  # nearly always: the base has seen all packed commits
+        # The newest segments first: these are the ones that a base has not seen if it is only a little old.
         for segment in reversed(self._segments):
             if not segment.is_in(base):
                 yield from segment.conflicts(access_set, base, own)
 
     def readers(self, ranges: Sequence[Range], base: Vector) -> Iterator[Conflict]:
-        """Yield the commits that ``base`` has not seen and that have read in these ranges; compare one by one, for this
-        is seldom called.
+        """Yield the commits that ``base`` has not seen and that have read in these ranges.
+
+        The commits are compared one by one, because this is seldom called.
         """
         for txid, known in self.known.items():
             found = None if known.is_in(base) else known.access_set.read_in(ranges)
@@ -275,13 +280,13 @@ class CommitWindow:
                 yield from segment.readers(ranges, base)
 
     def any_conflicts(self, access_set: AccessSet, above: int) -> Iterator[Txid]:
-        """Yield the commits with a clock above ``above``, safe time or more, that conflict, seen or not."""
+        """Yield the conflicting commits with a clock above ``above``, in any base; ``above`` is safe time or more."""
         for txid, _ in self._index.conflicts(access_set):
             if txid.clock > above:
                 yield txid
 
     def writers_of(self, key: bytes) -> list[Txid]:
-        """Return the commits that write a key as such, of those that are not packed yet."""
+        """Return the commits, of those that are not packed yet, that write a key as a single key."""
         return self._index.writers_of(key)
 
     def pack(self, settled: int, needed: Container[Txid]) -> None:
@@ -289,7 +294,7 @@ class CommitWindow:
         kept: list[Txid] = []
         while self._by_clock and self._by_clock[0].clock <= settled:
             txid = heapq.heappop(self._by_clock)
-            # Taken and not applied yet, or ended in this very step: its place is still asked for.
+            # A needed commit is not applied yet, or ended in this step: its place is still looked up.
             if txid in needed:
                 kept.append(txid)
             else:
@@ -309,7 +314,7 @@ class CommitWindow:
         return self.known.pop(txid)
 
     def forget(self, clock: int) -> None:
-        """Drop the commits up to a clock that is settled: at once or with those that were packed with them."""
+        """Drop the commits up to a settled clock; a packed commit is dropped with its whole segment."""
         before = len(self._segments)
         while self._segments and self._segments[0].newest <= clock:
             for place in self._segments.popleft().last.items():
@@ -325,8 +330,11 @@ class CommitWindow:
             self._drop(self._take(txid).places[0])
 
     def _drop(self, place: Place) -> None:
-        """Raise the floor to the first place of a commit; the journal judges a base that has another place alone."""
+        """Raise the floor to the first place of a commit.
+
+        A base that has only another place of the commit is below the floor, and is compared with the journal.
+        """
         leader, tick = place
-        # A later base names no retired timeline, and would look as if it lacked all of it.
+        # A later base names no retired timeline, and would seem to lack all of it.
         floor = self._retired_floor if leader in self._retired else self.floor
         floor[leader] = max(tick, floor.get(leader, 0))

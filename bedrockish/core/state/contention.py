@@ -1,7 +1,7 @@
-"""The places of conflicts: at which table or index, how often a conflict cost a run, and which leaders compete lately.
+"""The places of conflicts: at which table or index a conflict cost a run, how often, and which leaders competed lately.
 
-A conflict at a ``key`` is one of the data. One in a ``range`` may be, and one in the ``whole`` object tells of a
-statement that reads more than it needs: ``bedrockish explain`` says which, and why.
+A conflict at a ``key`` is a conflict of the data. A conflict in a ``range`` may be. A conflict in the ``whole`` table
+or index means that a statement reads more than it needs: ``bedrockish explain`` names the statement, and the reason.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from bedrockish_journal.model.access_set import AccessSet, object_of, object_ran
 
 OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together, and rivals forgotten
 MEMORY_S = 10.0  # how long a rival counts, and a key at which two leaders have met
-KEYS_MAX = 1_000  # of these keys
+KEYS_MAX = 1_000  # keys at which leaders have met
 _PREFIX = "conflict "
 _OTHERS = "others"
 
@@ -31,7 +31,7 @@ class ConflictCount(NamedTuple):
 
 
 def exactness(access_set: AccessSet, key: bytes) -> str:
-    """Return how a transaction named the key of a conflict: as ``key``, in a ``range``, or ``whole``."""
+    """Return how an access set has the key of a conflict: as a ``key``, in a ``range``, or in the ``whole`` object."""
     if key in access_set.touched:
         return "key"
     low, high = object_range(object_of(key))
@@ -43,7 +43,7 @@ def exactness(access_set: AccessSet, key: bytes) -> str:
 
 def note_conflict(counts: Counter[str], access_set: AccessSet, key: bytes) -> None:
     """Count a conflict of a transaction with this access set."""
-    # One text for a counter: counts are plain names and numbers wherever they are shown.
+    # The name of a counter is one text, because counts are shown as plain names and numbers.
     name = f"{_PREFIX}{exactness(access_set, key)} {object_of(key)}"
     if name not in counts and len(counts) > OBJECTS_MAX:
         name = f"{_PREFIX}{exactness(access_set, key)} {_OTHERS}"
@@ -59,14 +59,15 @@ def conflict_counts(counts: Mapping[str, int]) -> Iterator[ConflictCount]:
 
 
 def other_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of everything else."""
+    """Return the counts of other things than conflicts."""
     return {name: count for name, count in counts.items() if not name.startswith(_PREFIX)}
 
 
 class Contests:
-    """The last time, in seconds, at which another leader's transaction was in the way of one of ours, by object.
+    """The leaders that competed lately.
 
-    And the keys at which transactions of two leaders have met lately, also those of others.
+    For each table or index, this has the seconds at which a transaction of each other leader was last in the way of one
+    of ours; and the keys at which transactions of any two leaders have met lately.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class Contests:
             del self._met[next(iter(self._met))]
 
     def is_contended(self, access_set: AccessSet, seconds: float) -> bool:
-        """Return whether leaders have met not long ago at a key of these; with ranges, at any key."""
+        """Return whether leaders met lately at a key of an access set; for a set with ranges, at any key at all."""
         met = self._met
         while met and seconds - met[next(iter(met))] >= MEMORY_S:
             del met[next(iter(met))]
@@ -90,14 +91,14 @@ class Contests:
         return not (met.keys().isdisjoint(access_set.write_points) and met.keys().isdisjoint(access_set.read_points))
 
     def note(self, name: str, leader: str, seconds: float) -> None:
-        """Note that a transaction of ours has lost a run to one of another leader's."""
+        """Note that a transaction of ours has lost a run to a transaction of another leader."""
         if name not in self._last and len(self._last) >= OBJECTS_MAX:
-            # Bounded, and harmless: a forgotten rival costs a conflict at most.
+            # The memory is bounded: a forgotten rival costs one conflict at most.
             self._last.clear()
         self._last.setdefault(name, {})[leader] = seconds
 
     def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
-        """Return the leaders that were in the way at any of these objects not long ago."""
+        """Return the leaders that were in the way lately at any of these tables and indexes."""
         last = (pair for name in names for pair in self._last.get(name, {}).items())
-        # Ten seconds: a rival that has gone must not slow us down, and one that pauses comes again sooner.
+        # A rival that has gone must not slow us down; a rival that only pauses comes again within these seconds.
         return {leader for leader, at in last if seconds - at < MEMORY_S}

@@ -1,4 +1,4 @@
-"""Lookups in the node's file that the driver makes for the core: the core keeps the recent commits only."""
+"""Lookups in the node's file that the driver makes for the core, which itself keeps only the recent commits."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from bedrockish_journal.model.vector import Vector
 
 @dataclass(frozen=True, slots=True)
 class FileLookups:
-    """The functions of the driver; each tells of the file as the effects of earlier steps have made it.
+    """The functions of the driver; each looks up the file in the state after the effects of earlier steps.
 
     Attributes:
-        find_command: tells what a command has become: None if it never happened, ``FORGOTTEN`` if the journal does not
-            reach back as far as its id.
-        has_applied: tells whether the journal has a transaction.
-        find_places: tells under which places the journal has it.
-        conflicts: tells whether an access set conflicts with an entry of the journal up to the ticks of the second
-            vector, but for those that the first one has; None if it lacks one of them.
-        compare_rows: tells why a transaction was not made of the rows that the tables here have; empty if it was; None
-            if the driver is going to step ``Compared`` when it can tell. None instead of the function: this node has no
-            tables to compare.
+        find_command: returns the transaction of a command; None if the command never happened, ``FORGOTTEN`` if the
+            journal does not reach back to the age of its id.
+        has_applied: returns whether the journal has a transaction.
+        find_places: returns the places of a transaction in the journal.
+        conflicts: returns whether an access set conflicts with an entry of the journal that is in the second vector and
+            not in the first one; None if the journal lacks one of these entries.
+        compare_rows: returns why a transaction was not made of the rows that the tables here have; empty if it was
+            made of them; None if the comparison goes on, at whose end the driver steps ``Compared``. The attribute is
+            None if this node has no tables to compare.
     """
 
     find_command: Callable[[str], Txid | None] = lambda _: None

@@ -1,7 +1,7 @@
 """The members of the cluster: every change of the membership, as a function from the old one to the new one.
 
-Pure: the caller passes the facts about the members at the moment (which are alive, which lag behind). The rules keep a
-cluster from being talked into a state in which it can decide nothing any more; each refusal names the way out.
+Pure: the caller passes the present facts about the members (which are alive, which lag behind). The rules refuse
+changes after which the cluster could not decide any more; each refusal names the way out.
 """
 
 import re
@@ -24,16 +24,16 @@ BEHIND_MAX = 1_000  # commits that a learner may lack when it becomes a voter; i
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The knowledge of the members at the node that makes a change.
+    """The facts about the members that are known at the node that makes a change.
 
     Attributes:
-        alive: those heard of lately, itself included.
-        behind: how many commits each of them lacks, as far as is known.
+        alive: the members heard of lately, and the node itself.
+        behind: how many commits each member lacks, as far as is known.
         timelines: every node that ever led a commit, members or not.
         stores: ids of the members' files, as far as they are known.
-        levels: the release levels that the members have told, itself included.
+        levels: the release levels that the members have told, and the level of the node itself.
         whole: timelines of nodes that left, which every member has to the same tick (``Timelines.whole``).
-        read_only: those that say that they only read.
+        read_only: the members that have told that they only read.
         void: transactions that this node applies as nothing, by an operator's order.
     """
 
@@ -81,10 +81,11 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
                 members[member.node] = replace(member, address=change.address)
             case _:
                 _replace(old, members, member, change, facts)
-    # With every change, members whose file is known by now are bound to it: under another one, the name is not theirs.
+    # Every change binds the members whose file is known by now to that file: a node with another file may not use the
+    # name.
     known = {node: replace(one, store=one.store or facts.stores.get(node, "")) for node, one in members.items()}
     retired = _retire(old, known, facts)
-    # Sorted: the same change has the same bytes, whoever makes it.
+    # Sorted: the same change has the same bytes at whichever node it is made.
     former = tuple(sorted({*old.former, *old.voters} - {name for name, one in known.items() if one.voter}))
     new = replace(new, version=old.version + 1, members=dict(sorted(known.items())), retired=retired, former=former)
     _check_votes(old, new, change, facts)
@@ -94,9 +95,10 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
 
 
 def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Mapping[str, int]:
-    """Return the timelines retired from the new membership on: each change retires those that every member has whole.
+    """Return the timelines that are retired in the new membership, each with the version that retired it.
 
-    The change conflicts with everything, so a base that has it, or a later one, has these timelines in its past.
+    Each change retires the timelines of former nodes that every member has whole. The change conflicts with everything,
+    so a base that has this change, or a later one, has all commits of these timelines.
     """
     gone = facts.whole - old.retired.keys() - old.members.keys() - members.keys()
     return {**old.retired, **dict.fromkeys(sorted(gone), old.version + 1)}
@@ -104,7 +106,7 @@ def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Map
 
 def _raise(old: Membership, facts: Facts) -> Membership:
     """Raise the release level to the highest that every member reads."""
-    # One that has told nothing may be of any release: a message that it cannot read would end its links.
+    # A member that has told no level may be of any release: a message that it cannot read would end its links.
     silent = [node for node in old.nodes if facts.levels.get(node, UNKNOWN) == UNKNOWN]
     if silent:
         raise _refused("level", f"{', '.join(silent)} told no release level yet; start it, and it is raised then")
@@ -135,12 +137,12 @@ def _check_level(old: Membership, change: MemberChange) -> None:
 
 def _add(old: Membership, members: dict[str, Member], node: str, address: str, store: str, facts: Facts) -> None:
     """Let a node in as a learner; a learner may come again on another file when its old process has ended."""
-    # The name stands in every entry and vector, as text, and is half of each transaction's name: short and plain.
+    # The name must be short and plain: each entry and vector has it as text, and it is half of each transaction's name.
     if NAME.fullmatch(node) is None:
         raise _refused("name", f"{node!r} is not a name; write a letter and then up to 15 letters, digits or _")
     _check_address(members, node, address)
     known = members.get(node)
-    # On another file it would have forgotten its promises; its successor gets another name.
+    # With another file, a voter would have forgotten its promises; its successor gets another name.
     if known is not None and known.voter:
         raise _refused("duplicate", f"{node} is a voter already; see them with 'bedrockish member list'")
     # Two processes of one name would each take the messages for the other.
@@ -150,8 +152,8 @@ def _add(old: Membership, members: dict[str, Member], node: str, address: str, s
             f"{node} is a learner already, and runs at {known.address}; stop it there if another file shall take its "
             "place, or give the new node another name",
         )
-    # Two entries at one place are a fork. A former voter may have led commits that its lost file and one member out of
-    # reach had alone, so the timelines here do not tell.
+    # Two entries at one place are a fork. The timelines here do not tell whether a former voter has led commits: only
+    # its lost file and one member out of reach may have them.
     used = node in facts.timelines or node in old.former
     if used and (known is None or known.store != store or not store):
         raise _refused(
@@ -179,10 +181,10 @@ def _check_address(members: Mapping[str, Member], node: str, address: str) -> No
 def _promote(members: dict[str, Member], member: Member, facts: Facts) -> None:
     if member.voter:
         raise _refused("duplicate", f"{member.node} is a voter already")
-    # A voter that is not there counts in every majority, and approves nothing.
+    # A voter that is away counts for the size of every majority, and approves no transaction.
     if member.node not in facts.alive:
         raise _refused("silent", f"{member.node} has not been heard of lately; start it, and promote it then")
-    # As a voter it has to cover a base before it votes (V7): one that lags would be waited for by all.
+    # A voter has to cover a base before it votes (V7), so all leaders would wait for a voter that lags.
     behind = facts.behind.get(member.node)
     if behind is None or behind > BEHIND_MAX:
         lacks = "" if behind is None else f": it lacks {behind} commits"
@@ -213,12 +215,12 @@ def _replace(old: Membership, members: dict[str, Member], member: Member, change
 
 
 def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:
-    """Check that the voters that are left can decide: an operator may overrule that by force, but never the last voter.
+    """Check that the voters that are left can decide. An operator may force the change, but not without any voter.
 
     Raises:
         MembershipError: the change is refused.
     """
-    # Addresses, learners and users decide nothing about who counts.
+    # Changes of addresses, learners and users leave the voters as they are.
     if new.voters == old.voters:
         return
     if not new.voters:
@@ -226,7 +228,7 @@ def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: 
             "last", f"{change.node} is the last voter; promote another node before: a cluster without voters is over"
         )
     needed = approvals_needed(len(new.voters))
-    # By the approvals of the new membership: the old one decides this change, the new one all that follows.
+    # By the quorum of the new membership: the old membership decides this change, and the new one all later ones.
     alive = [node for node in new.voters if node in facts.alive]
     if len(alive) < needed and not change.force:
         silent = ", ".join(node for node in new.voters if node not in facts.alive)
@@ -238,7 +240,7 @@ def _check_votes(old: Membership, new: Membership, change: MemberChange, facts: 
 
 
 def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: Facts) -> None:
-    """Refuse a change that costs a sound copy, or lets fewer nodes fail; an operator who means it uses force."""
+    """Refuse a change that costs a sound copy, or after which fewer nodes may fail; an operator may force it."""
     node = change.node
     lost = set(old.voters) & facts.alive - set(new.voters)
     if change.action == "replace" and node in facts.alive:
@@ -277,7 +279,7 @@ def _check_cost(old: Membership, new: Membership, change: MemberChange, facts: F
 
 
 def _spare(membership: Membership, facts: Facts) -> int:
-    """Return how many of the voters that answer may fail before nothing can be committed; negative: too many have."""
+    """Return how many of the voters that answer may fail before commits are impossible; negative: too many failed."""
     return len(set(membership.voters) & facts.alive) - approvals_needed(len(membership.voters))
 
 

@@ -1,4 +1,4 @@
-"""The effects of a step for the driver, in order, messages among them; and the timers that call the node again."""
+"""The effects of a step for the driver, in order and with the messages; and the timers that call the node again."""
 
 import heapq
 from enum import StrEnum
@@ -40,12 +40,12 @@ class Outbox:
         self.effects.append(effect)
 
     def emit_first(self, effect: Effect) -> None:
-        """Add an effect before all others of the step, which rest on it."""
+        """Add an effect before all others of the step, because they rest on it."""
         self.effects.insert(0, effect)
 
     @property
     def is_applying(self) -> bool:
-        """Whether something is applied in this very step: the tables do not have it yet."""
+        """Whether this step applies an entry or a schema change: the tables do not have it yet."""
         for effect in self.effects:  # noqa: SIM110  a generator costs more than there is to look at
             if isinstance(effect, Apply | Activate):
                 return True
@@ -54,7 +54,7 @@ class Outbox:
     def send(self, peer: str, message: Message) -> None:
         """Send a message to one peer."""
         kind = message.__class__
-        # An older member would end the link over it, again and again, and hear nothing else.
+        # An older member cannot read such a message: it would end each link at it, and hear no other message.
         assert kind not in SINCE or SINCE[kind] <= self.roster.level, (
             f"level {self.roster.level} does not read {kind.__name__}"
         )
@@ -74,14 +74,14 @@ class Outbox:
     # -- large messages --------------------------------------------------------------------------------------------
 
     def to_send(self, peer: str, message: Message, cut: Cut | None = None) -> Message:
-        """Return what to send for a message: itself, or its parts if it is large; ``cut``: of ``cut_ahead``."""
-        # By class first: most messages are small by nature, and need not be measured.
+        """Return the message to send: itself, or its parts if it is large; ``cut`` is the result of ``cut_ahead``."""
+        # The class is tested first: most classes of messages are always small, and need not be measured.
         if message.__class__ in MAY_BE_LARGE and self._is_cut(message):
             return self.pieces.to_send(peer, message, self.clock.now.seconds, cut)
         return message
 
     def cut_ahead(self, message: Message) -> Cut | None:
-        """Return how a message is cut if it is sent in parts; may be called in another thread, before ``to_send``."""
+        """Return the cut of a message that is sent in parts; may be called in another thread, before ``to_send``."""
         return self.pieces.cut(message) if message.__class__ in MAY_BE_LARGE and self._is_cut(message) else None
 
     def _is_cut(self, message: Message) -> bool:
@@ -89,7 +89,7 @@ class Outbox:
 
 
 def _size(message: Message) -> int:
-    """Return about how long a message is; small ones need no better answer."""
+    """Return about how long a message is; the exact size matters for no small message."""
     match message:
         case Commit():
             return 0 if message.body is None else len(message.body)
@@ -120,7 +120,7 @@ class Timer(StrEnum):
     RECOVER_AGAIN = "recover_again"  # the transaction
 
 
-DROPPED_MAX = 8  # timers that are dropped and still in the heap, where it has few others
+DROPPED_MAX = 8  # dropped timers that may always stay in the heap
 
 
 class Timers:
@@ -142,14 +142,15 @@ class Timers:
     def drop(self, timer: Timer, subject: object) -> None:
         """Drop a timer that was set once, and is not set again, for a subject."""
         self._dropped.add((timer, subject))
-        # A heap gives up its middle only as a whole. Half of it at a time, a drop costs as little as a set.
+        # A timer inside the heap can only be removed by making the heap again. If half of the heap goes at a time, a
+        # drop costs as little as a set.
         if len(self._dropped) > DROPPED_MAX and 2 * len(self._dropped) > len(self._timers):
             self._timers = [one for one in self._timers if one[2:] not in self._dropped]
             heapq.heapify(self._timers)
             self._dropped.clear()
 
     def due(self) -> list[tuple[Timer, object]]:
-        """Take the timers that have come, the earliest first."""
+        """Take the timers that are due, the earliest first."""
         due = []
         while self._timers and self._timers[0][0] <= self.clock.now.seconds:
             timer = heapq.heappop(self._timers)[2:]
@@ -160,5 +161,5 @@ class Timers:
         return due
 
     def deadline(self) -> float | None:
-        """Return the seconds at which the next timer comes."""
+        """Return the seconds at which the next timer is due."""
         return self._timers[0][0] if self._timers else None

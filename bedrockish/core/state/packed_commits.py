@@ -1,6 +1,6 @@
-"""Commits of the conflict window: as they came, and packed, a few hundred at a time, into sorted segments.
+"""Commits of the conflict window: new ones as Python objects, older ones packed into sorted segments of a few hundred.
 
-A commit with ten keys takes less than 400 bytes in a segment; as Python's own objects it would take ten times that.
+A commit with ten keys takes less than 400 bytes in a segment; as Python objects it would take ten times that.
 """
 
 from array import array
@@ -16,17 +16,17 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
 SEGMENT = 256  # commits that are packed together
-FILTER_BYTES = 4_096  # of a segment: one key in ten that is not there passes it
+FILTER_BYTES = 4_096  # of a segment's filter, which lets one in ten absent keys pass
 _READ, _WRITE = 1, 2
 Place = tuple[str, int]
 
 
 class Retirement:
-    """A change of the members that retired timelines: a base with it has seen all of them, and need not name them.
+    """A change of the members that retired timelines: a base with the change has all of them, and omits them.
 
     Attributes:
-        places: those of the change.
-        later: the change that retired the timeline in which this one stands.
+        places: the places of the change.
+        later: the change that retired the timeline in which this change stands; None if none did.
     """
 
     __slots__ = ("later", "places")
@@ -36,11 +36,11 @@ class Retirement:
         self.later: Retirement | None = None
 
     def is_in(self, base: Vector) -> bool:
-        """Return whether a base has it, or a later one."""
+        """Return whether a base has the change, or a later one."""
         return _is_among(self.places, base) or (self.later is not None and self.later.is_in(base))
 
     def all_places(self) -> list[Place]:
-        """Return its places and those of later ones."""
+        """Return the places of the change and of the later ones."""
         return [*self.places, *(self.later.all_places() if self.later is not None else ())]
 
     def newest(self) -> Place:
@@ -60,8 +60,8 @@ class Known:
         kind: ``rows``, ``schema`` or ``members``.
         command: its first command.
         access_set: its access set.
-        places: where: more than one if it was adopted and its own label turned up.
-        retired_by: the change that retired a timeline in which it stands.
+        places: its places in timelines; more than one if it was adopted and its own label turned up later.
+        retired_by: the change that retired a timeline with one of its places; None if none did.
     """
 
     __slots__ = ("access_set", "command", "kind", "places", "retired_by", "txid")
@@ -73,12 +73,12 @@ class Known:
         self.retired_by: Retirement | None = None
 
     def is_in(self, base: Vector) -> bool:
-        """Return whether a base has seen it, under any of its places."""
+        """Return whether a base has seen the commit, under any of its places."""
         return _is_among(self.places, base) or (self.retired_by is not None and self.retired_by.is_in(base))
 
 
 class Keys:
-    """Keys in order, packed: a few bytes more than they have themselves."""
+    """Packed keys in order; each takes a few bytes more than its own length."""
 
     __slots__ = ("_bytes", "_ends")
 
@@ -99,11 +99,11 @@ class Keys:
             begin = end
 
     def place(self, key: bytes) -> int:
-        """Return the place of the first that is not smaller than a key."""
+        """Return the place of the first packed key that is not smaller than a key."""
         return bisect_left(range(len(self._ends)), key, key=self.__getitem__)
 
     def first_among(self, points: AbstractSet[bytes], ranges: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """Return one of them that is among some keys or in some ranges, or None."""
+        """Return a packed key that is among some keys or in some ranges, or None."""
         if len(points) > MANY:
             found = next((key for key in self if key in points), None)
             if found is not None:
@@ -117,10 +117,11 @@ class Keys:
 
 
 class Segment:
-    """Packed access sets of a few hundred commits: all keys in order, each with its commit and how that touched it.
+    """Packed access sets of a few hundred commits: all keys in order, each with its commit, and whether it was read or
+    written.
 
-    A filter of bits, made when it is first asked, sorts out most keys that no commit here has touched. The keys of
-    large access sets are kept apart.
+    A filter of bits, made at the first query, sorts out most keys that no commit here has touched. The keys of large
+    access sets are kept apart.
     """
 
     __slots__ = (
@@ -153,14 +154,14 @@ class Segment:
             array("H", [numbers[one.places[0][0]] for one in commits]),
             array("Q", [one.places[0][1] for one in commits]),
         )
-        # Second places are rare: a dictionary of those that have one.
+        # Second places are rare, so a dictionary has the commits with more than one place.
         self._more = {owner: one.places[1:] for owner, one in enumerate(commits) if len(one.places) > 1}
         retired = {owner: one.retired_by for owner, one in enumerate(commits) if one.retired_by is not None}
         for owner, change in retired.items():
             self._more[owner] = [*self._more.get(owner, ()), *change.all_places()]
         self._last = _last_of(one.places[0] for one in commits)
-        # One comparison for a few hundred commits tells most bases that they have seen all of it. One place of each is
-        # enough: a base that has another place alone is compared commit by commit.
+        # For most bases, one comparison with this vector shows that they have seen all commits of the segment. One
+        # place of each commit is enough: a base that has only another place is compared commit by commit.
         self._covered = _last_of(
             retired[owner].newest() if owner in retired else one.places[0] for owner, one in enumerate(commits)
         )
@@ -180,11 +181,11 @@ class Segment:
     def _pack(self, commits: Sequence[Known]) -> None:
         touched: list[tuple[bytes, int]] = []
         for owner, one in enumerate(commits):
-            # Its keys would be most of the segment, and are compared by themselves.
+            # The keys of a large access set would be most of the segment; they are kept and compared apart.
             if owner in self._large:
                 continue
             reads, writes = one.access_set.read_points, one.access_set.write_points
-            # The number of one of 256 commits and two bits: that fits into the 16 of an array's item.
+            # The number of one of 256 commits and two bits fit into the 16 bits of an item.
             touched += [(key, owner << 2 | _WRITE | _READ * (key in reads)) for key in writes]
             touched += [(key, owner << 2 | _READ) for key in reads - writes]
         touched.sort()
@@ -199,7 +200,7 @@ class Segment:
 
     @property
     def covered(self) -> Vector:
-        """The commits that a base has to have to have seen all of these: ``last``, without retired timelines."""
+        """The vector that a base has to cover to have seen all of these commits: ``last`` without retired timelines."""
         return self._covered
 
     def is_in(self, base: Vector) -> bool:
@@ -213,7 +214,7 @@ class Segment:
 
     def owner_of(self, txid: Txid) -> int | None:
         """Return the number of a commit in this segment, None if it is not here."""
-        # Clocks are in no order inside: without this every late place would be looked for in every segment.
+        # The clocks in a segment are not in order: without this test, each late place would search each segment.
         if not self.oldest <= txid.clock <= self.newest:
             return None
         clocks = enumerate(self._clocks)
@@ -226,7 +227,7 @@ class Segment:
         self._more.setdefault(owner, []).append(place)
 
     def retire(self, leaders: AbstractSet[str], change: Retirement) -> None:
-        """Mark the commits of these timelines as seen by a base that has the change by which they were retired."""
+        """Mark the commits of these timelines as seen by a base that has the change that retired the timelines."""
         for owner in range(len(self._clocks)):
             if any(leader in leaders for leader, _ in self._places_of(owner)):
                 self._more.setdefault(owner, []).extend(change.all_places())
@@ -278,17 +279,17 @@ class Segment:
         return reads.first_among(access_set.write_points, access_set.write_ranges) if found is None else found
 
     def _touching(self, access_set: AccessSet) -> Iterator[tuple[bytes, int]]:
-        """Yield the keys that were touched in a way that conflicts, each with the number of its commit."""
+        """Yield the keys at which an access set conflicts, each with the number of its commit."""
         for points, wanted in ((access_set.write_points, _READ | _WRITE), (access_set.read_points, _WRITE)):
             for key in self._known_of(points):
-                # The next key after it in order: so the range holds this key alone.
+                # ``key + b"\0"`` is the next possible key, so the range has this key alone.
                 yield from self._between(key, key + b"\0", wanted)
         for ranges, wanted in ((access_set.write_ranges, _READ | _WRITE), (access_set.read_ranges, _WRITE)):
             for low, high in ranges:
                 yield from self._between(low, high, wanted)
 
     def _known_of(self, points: AbstractSet[bytes]) -> list[bytes]:
-        """Return those of some keys that may be here, in order."""
+        """Return the keys among ``points`` that may be here, in order."""
         if len(points) > len(self._keys):
             return sorted({key for key in self._keys if key in points})
         bits = self._bits
@@ -297,10 +298,10 @@ class Segment:
         return sorted([key for key in points if bits[_bit(key) >> 3] & 1 << (_bit(key) & 7)])
 
     def _filter(self) -> bytes:
-        """Return the bits of all keys.
+        """Return the filter: the bits of all keys.
 
-        A lookup costs a search through packed keys; of keys that are not there, the filter sorts nine in ten out. Most
-        segments are never searched, since each base has seen them.
+        A lookup costs a search through the packed keys; the filter saves it for nine in ten absent keys. Most segments
+        are never searched, since each base has seen them, so the filter is made at the first query.
         """
         bits = bytearray(FILTER_BYTES)
         for bit in map(_bit, self._keys):
@@ -324,7 +325,8 @@ class Segment:
         yield from self._more.get(owner, ())
 
     def _owner_is_in(self, owner: int, base: Vector) -> bool:
-        # Under any of its places it counts as seen: a base may have it by its first label, and we by the adopted one.
+        # A commit counts as seen under any of its places: a base may have its first label, and this node the adopted
+        # one.
         return any(base.get(leader, 0) >= tick for leader, tick in self._places_of(owner))
 
 

@@ -1,4 +1,4 @@
-"""Transactions that conflict tests compare besides the commits: pending ones, and our own that were rolled back."""
+"""The transactions, besides the commits, that conflict tests search: pending ones, and our own rolled-back ones."""
 
 import heapq
 from collections import deque
@@ -11,13 +11,13 @@ from bedrockish_journal.model.transaction import SCHEMA, Transaction, Txid
 
 
 class Pending:
-    """Transactions that this node approved or holds, and whose outcome it does not know."""
+    """The transactions that this node approved or holds, and whose outcome it does not know."""
 
     def __init__(self) -> None:
         self.transactions: dict[Txid, Transaction] = {}
-        self.since: dict[Txid, float] = {}  # seconds; when it became pending here; oldest first
+        self.since: dict[Txid, float] = {}  # seconds at which each became pending here; oldest first
         self._index: AccessIndex[Txid] = AccessIndex()
-        self._by_clock: list[Txid] = []  # a heap, also of some that have ended
+        self._by_clock: list[Txid] = []  # a heap; some of its transactions have ended
 
     def __contains__(self, txid: object) -> bool:
         return txid in self.transactions
@@ -36,13 +36,13 @@ class Pending:
         heapq.heappush(self._by_clock, txid)
 
     def since_before(self, seconds: float) -> list[Transaction]:
-        """Return those that became pending here before a moment, oldest first."""
+        """Return the transactions that became pending here before a moment, oldest first."""
         return [self.transactions[txid] for txid in takewhile(lambda txid: self.since[txid] < seconds, self.since)]
 
     def renew(self, txid: Txid, seconds: float) -> None:
         """Make a pending transaction the youngest, as if it had come only now."""
         assert txid in self.transactions
-        # A dict keeps the order in which keys came: taken out and put in again, it is the youngest.
+        # A dict keeps the order of insertion, so a key that is removed and inserted again is the last one.
         del self.since[txid]
         self.since[txid] = seconds
 
@@ -51,7 +51,7 @@ class Pending:
         if self.transactions.pop(txid, None) is not None:
             del self.since[txid]
             self._index.remove(txid)
-            # Only the top is ever read, so ended ones stay below it until they get there.
+            # Only the top of the heap is ever read, so ended transactions stay in the heap until they are the top.
             while self._by_clock and self._by_clock[0] not in self.transactions:
                 heapq.heappop(self._by_clock)
 
@@ -60,7 +60,7 @@ class Pending:
         return starmap(Conflict, self._index.conflicts(access_set, own))
 
     def is_writing(self, key: bytes) -> bool:
-        """Return whether a pending transaction writes a key as such."""
+        """Return whether a pending transaction writes a key as a single key."""
         return self._index.is_writing(key)
 
     def schema_change(self) -> Transaction | None:
@@ -69,16 +69,16 @@ class Pending:
         return next((one for one in ranged if one.kind == SCHEMA), None)
 
     def smallest_clock(self) -> int | None:
-        """Return the smallest clock of anything pending."""
+        """Return the smallest clock of a pending transaction; None if none is pending."""
         return self._by_clock[0].clock if self._by_clock else None
 
 
 class OwnEnds:
-    """Transactions of this node that were rolled back, and when it learned that: clause V10 asks for them by key."""
+    """Rolled-back transactions of this node, each with the clock at which the node learned it, for clause V10."""
 
     def __init__(self) -> None:
         self.latest = 0  # the greatest clock at which an end was learned
-        self._ended: deque[tuple[int, Txid]] = deque()  # (clock at which it was learned, whose), oldest first
+        self._ended: deque[tuple[int, Txid]] = deque()  # (clock at which the end was learned, txid), oldest first
         self._at: dict[Txid, int] = {}
         self._index: AccessIndex[Txid] = AccessIndex()
 
@@ -86,23 +86,23 @@ class OwnEnds:
         return len(self._at)
 
     def add(self, transaction: Transaction, clock: int) -> None:
-        """Note an end that was learned at a clock, which never goes back."""
+        """Note that a transaction has ended, as this node learned at a clock; these clocks never go back."""
         assert clock >= self.latest
         self.latest, self._at[transaction.txid] = clock, clock
         self._ended.append((clock, transaction.txid))
         self._index.add(transaction.txid, transaction.access_set)
 
     def vetoes(self, transaction: Transaction) -> Conflict | None:
-        """Return one that conflicts and whose end was learned at or after a transaction's clock."""
-        # Nearly always: no end was learned that late, and no key need be looked up.
+        """Return a conflicting transaction whose end was learned at or after the clock of this transaction, or None."""
+        # Nearly always no end was learned that late, and no key need be looked up.
         if self.latest < transaction.txid.clock:
             return None
         found = self._index.conflicts(transaction.access_set)
         return next((Conflict(txid, key) for txid, key in found if self._at[txid] >= transaction.txid.clock), None)
 
     def forget(self, closed: int) -> None:
-        """Drop the ends that were learned up to a closed time: what is approved from now on has a later clock."""
-        # V14 refuses transactions as old as that, so V10 cannot be asked about these ends any more.
+        """Drop the ends that were learned up to a closed time: transactions approved from now on have later clocks."""
+        # V14 refuses transactions with a clock up to closed time, so V10 no longer needs these ends.
         while self._ended and self._ended[0][0] <= closed:
             txid = self._ended.popleft()[1]
             del self._at[txid]

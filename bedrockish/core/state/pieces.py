@@ -1,7 +1,7 @@
-"""The pieces of large messages that this node has: saved in its file, or of messages that it is sending just now.
+"""The pieces of large messages that this node has: pieces saved in its file, and pieces of messages that it sends.
 
-A saved piece is known by its hash, so a body that is sent again, or executed again with the same effect, is not
-fetched again. A piece stays as long as a vote, an offer or a message that is not complete yet names it.
+A saved piece is known by its hash, so a body that is sent again, or is the same after another execution, is not fetched
+again. A piece stays as long as a vote, an offer or an incomplete message names it.
 """
 
 from collections.abc import Iterable
@@ -28,12 +28,13 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Assembling:
-    """A message of which all pieces are here, and which cannot be read yet.
+    """A message all of whose pieces are here, and which cannot be read yet.
 
     Attributes:
         peer: its sender.
-        closable: the clock up to which time could be closed when it came: a BEGIN with a later one came in time.
-        until: seconds until which that holds.
+        closable: the clock up to which time could be closed when it was complete: a BEGIN with a later clock came in
+            time.
+        until: seconds until which closed time waits for the message.
     """
 
     peer: str
@@ -49,11 +50,11 @@ class Pieces:
     Attributes:
         saved: the pieces in its file: sha256 -> size.
         named: the saved pieces that a vote names.
-        offered: those of our own transactions that are not decided, by their hash.
-        assembling: messages that are put together just now, in the order in which they were complete.
-        sent: to each peer, the pieces of messages that it was sent and has not asked for.
-        taken: to each peer, when it last took a piece of a message, in seconds.
-        known: the transaction of a message that came in pieces, which was read ahead; None for most of the time.
+        offered: the pieces of our own undecided transactions, by their hash.
+        assembling: messages that are being put together, in the order in which they became complete.
+        sent: by peer, the pieces of messages that were sent to it, as far as it has not asked for them.
+        taken: by peer, the seconds at which it last took a piece of a message.
+        known: the transaction of a message in pieces, read ahead in another thread; None for most of the time.
     """
 
     settings: Settings
@@ -71,55 +72,55 @@ class Pieces:
         self.cutter = Cutter(self.settings.piece_bytes, self.settings.inline_bytes)
 
     def learn(self, known: Whole) -> None:
-        """Remember the transaction of a message that is about to be heard: its body need not be read again."""
+        """Remember the transaction of a message that is about to be received, so that its body is not read again."""
         self.known = known.transaction
 
     def refer(self, transaction: Transaction) -> tuple[Part, ...] | None:
         """Return the parts in which the large transaction of a vote is kept; None if not all of it is saved."""
-        # As its message was cut, so that the names are those of pieces that have come, or that were offered.
+        # Cut as its message was, so that the names are those of pieces that have arrived, or were offered.
         cut = self.cutter.cut_body(transaction.body, transaction)
         if not cut.pieces or not cut.pieces.keys() <= self.saved.keys():
-            # The vote has the body itself then, and the saved pieces may go.
+            # The vote then contains the whole body, and needs no saved pieces.
             self.named.pop(transaction.txid, None)
             return None
         self.named[transaction.txid] = tuple(cut.pieces)
         return cut.parts
 
     def forget_votes(self, votes: Iterable[Txid]) -> None:
-        """Forget the pieces named by votes other than these, which are gone."""
+        """Forget the pieces that only other votes than these named: those votes are gone."""
         kept = set(votes)
         self.named = {txid: names for txid, names in self.named.items() if txid in kept}
 
     def cut(self, message: Message) -> Cut:
-        """Return how a message is cut, without the cuts remembered of others: so another thread may call this."""
+        """Return the cut of a message; use no remembered cuts, so that another thread may call this."""
         return Cutter(self.settings.piece_bytes, self.settings.inline_bytes).cut_message(message)
 
     def to_send(self, peer: str, message: Message, seconds: float, cut: Cut | None = None) -> Message:
-        """Return the message to send instead of a large one: its parts."""
+        """Return the message to send instead of a large message: its parts."""
         cut = cut or self.cutter.cut_message(message)
         self._remember(peer, cut, seconds)
         return InPieces(cut.parts)
 
     def _remember(self, peer: str, cut: Cut, seconds: float) -> None:
-        """Have the pieces at hand when the peer asks for them."""
-        # Offered pieces stay at hand as long as their request is under way.
+        """Keep the pieces until the peer asks for them."""
+        # Offered pieces are kept as long as their request is under way.
         pieces = {digest: piece for digest, piece in cut.pieces.items() if digest not in self.offered}
         if not pieces:
             return
         waiting = self.sent.setdefault(peer, [])
         waiting.append(Sent(pieces, sum(piece.stop - piece.start for piece in pieces.values()), seconds))
         while len(waiting) > 1 and sum(one.size for one in waiting) > SENT_BYTES_MAX:
-            del waiting[0]  # the peer is told that they are not here any more, and asks again if it needs them
+            del waiting[0]  # a peer that asks for them is told that they are gone; the message is sent again if needed
 
     def take(self, peer: str, digest: bytes, seconds: float) -> bytes | None:
-        """Return a piece that a peer wants, which asks for it once; None if it is not here any more."""
+        """Return a piece that a peer asks for; None if it is not here any more. A peer asks for a piece once."""
         self.taken[peer] = seconds
         if digest in self.offered:
             return self.offered[digest].read()
         waiting = self.sent.get(peer, [])
         found = None
         for one in waiting:
-            # From all messages that name it: the peer has it then, whichever it was wanted for.
+            # The piece is taken out of all messages that name it: afterwards the peer has it for all of them.
             found = one.pieces.pop(digest, None) or found
         self.sent[peer] = [one for one in waiting if one.pieces]
         return None if found is None else found.read()

@@ -1,4 +1,4 @@
-"""Messages that wait for an answer are repeated after pauses that double, or a slow cluster would drown in them."""
+"""The repetition of messages that wait for an answer: the pauses double, or a slow cluster would drown in messages."""
 
 from dataclasses import dataclass
 

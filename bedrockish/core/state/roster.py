@@ -1,4 +1,4 @@
-"""The members as this node knows them, the facts about each, and the reasons why its own word may not count."""
+"""The members as this node knows them, the facts about each member, and the reasons why this node may not vote."""
 
 from dataclasses import dataclass, field, replace
 
@@ -14,24 +14,25 @@ from bedrockish_journal.model.vector import Vector, covers
 class Peer:
     """The facts that this node knows of a peer.
 
-    Why so large: It is a record, with a field for each fact that a peer tells or that is measured of it.
+    Why so large: It is a record, with a field for each fact that a peer reports or that this node measures.
 
     Attributes:
-        up: whether messages to it can arrive.
-        heard: seconds at which it was last heard of.
-        applied: the vector that it said to have applied.
+        up: whether messages to the peer can arrive.
+        heard: seconds at which the peer was last heard of.
+        applied: the vector that the peer last reported as applied.
         report: its latest (applied, closed, cut) that our applied vector does not cover yet; or None.
-        closed, cut: its latest report that we have covered.
-        wall_ahead_ms: its wall clock less our monotonic one, when it last told; None if it never did.
-        suspected: we have begun to finish its transactions without it.
-        ask: when to ask it again for the outcomes of its transactions pending here; None if none is pending for long.
-        pending_s: how long transactions that it led and committed were pending here, lately, in seconds.
-        patience: how many times ``suspicion_ms`` it may be silent; doubled when it was suspected and is alive.
-        ahead_ms: how far its clock is ahead of most voters' clocks, if that is further than we follow; else 0.
-        level: the release level of its program; ``UNKNOWN`` if it has told none yet.
-        removed: the last tick of each timeline that it said to have removed from its journal.
-        mode: how much it said that it still does.
-        config: the version of the membership that it said to have applied; 0 before it has told.
+        closed, cut: the clocks of its latest report that our applied vector covers.
+        wall_ahead_ms: its wall clock less our monotonic clock, at its last report; None before the first.
+        suspected: whether this node has begun to finish the peer's transactions without it.
+        ask: when to ask the peer again for the outcomes of its transactions that are pending here; None if none has
+            been pending for long.
+        pending_s: how long transactions that the peer led and committed were pending here lately, in seconds.
+        patience: how many times ``suspicion_ms`` the peer may be silent; doubled when it was suspected and is alive.
+        ahead_ms: how far its clock is ahead of most voters' clocks, if that is further than this node follows; else 0.
+        level: the release level of its program; ``UNKNOWN`` before it has reported one.
+        removed: the last tick of each timeline that the peer reported as removed from its journal.
+        mode: the work that the peer reported to still do.
+        config: the version of the membership that the peer reported as applied; 0 before its first report.
     """
 
     up: bool = False
@@ -54,20 +55,20 @@ class Peer:
 
 
 class Roster:
-    """The members, the links to them, and the reasons why this node's word may not count.
+    """The members, the links to them, and the reasons why this node may not vote.
 
     Attributes:
         me: the name of this node.
-        membership: the one that is applied here.
+        membership: the membership that is applied here.
         voters: the names of its voters, in order.
         quorum: how many approvals a commit needs.
         majority: how many voters a promise, an acceptance or a closed time needs.
         peers: every other member, by name; and no other node.
-        joining: the facts told to a new node when it was taken in; None once it has caught up.
-        heard_level: the highest release level of the messages heard since the start.
-        let_in: the peers that have spoken to this process, and so have taken its file for ours; and this node.
-        accused: peers that take our file for another one, and their reasons.
-        lost: the reason why our file certainly lacks a promise; the file keeps it from then on. Empty if it lacks none.
+        joining: the facts that a new node was told when it was taken in; None once it has caught up.
+        heard_level: the highest release level of the messages received since the start.
+        let_in: the peers that have sent messages to this process, and so accept its file as ours; and this node.
+        accused: the peers that take our file for another or an older one, and their reasons.
+        lost: the reason why our file certainly lacks a promise, which the file keeps from then on; empty otherwise.
 
     Invariants:
         ``me`` is not in ``peers``; every other member is.
@@ -79,7 +80,7 @@ class Roster:
         self.health = health
         self.joining = recovered.joining
         self.heard_level = 0
-        # Only this node yet: a word to an earlier process says nothing about the file that this one found.
+        # Only this node at first: a peer that accepted the file of an earlier process may not accept the present file.
         self.let_in = {self.me}
         self.accused: dict[str, str] = {}
         self.lost = recovered.lost
@@ -96,9 +97,9 @@ class Roster:
         assert membership.version >= self.membership.version, "a membership is followed by a later one"
         before, self.membership = self.membership, membership
         others = [node for node in self.links().nodes if node != self.me]
-        # A learner may come again under its name on another file: the reports of the old file do not hold for that one.
+        # A learner may come again under its name with another file, for which the reports of the old file do not hold.
         known = {node: peer for node, peer in self.peers.items() if not _is_other_file(before, membership, node)}
-        # Heard just now: a new member is not to be suspected before it could say a word.
+        # A new member counts as heard just now, so that it is not suspected before it could send a message.
         self.peers = {node: known.get(node, Peer(heard=seconds)) for node in others}
         # A removed member neither bars this node nor lets it in.
         self.accused = {node: reason for node, reason in self.accused.items() if node in self.peers}
@@ -107,19 +108,19 @@ class Roster:
         self.quorum, self.majority = approvals_needed(len(self.voters)), majority(len(self.voters))
 
     def links(self) -> Membership:
-        """Return the nodes to keep links to: the members, and until a new node has caught up, those that took it in."""
+        """Return the nodes to keep links to: the members, and for a new node the members that took it in."""
         if self.joining is None:
             return self.membership
         told = self.joining.membership
         return replace(told, members={**self.membership.members, **told.members})
 
     def has_joined(self, applied: Vector, seconds: float) -> bool:
-        """Become an ordinary member as soon as everything is applied that the cluster had when it took us in.
+        """Become an ordinary member as soon as everything is applied that the cluster had when it took this node in.
 
-        Returns whether that is now.
+        Returns whether this call made the node an ordinary member.
         """
         told = self.joining
-        # The change that took it in has to be applied here: until then the members are those of before.
+        # The change that took this node in has to be applied here: before that, the membership here is an older one.
         if told is None or self.membership.version < told.membership.version:
             return False
         if covers(applied, told.vector):
@@ -131,17 +132,17 @@ class Roster:
     def hear(self, peer: str, level: int) -> None:
         """Note a message of a peer, and the release level that reading it takes."""
         self.let_in.add(peer)
-        # Its sender has applied the raise; this node may not have, and answers at that level all the same.
+        # The sender has applied the raise of the level. This node may not have, and answers at that level all the same.
         if level > self.heard_level:
             self.heard_level = level
 
     def accuse(self, peer: str, reason: str) -> None:
-        """Note a peer that takes our file for another one, and its reason."""
+        """Note a peer that takes our file for another or an older one, and its reason."""
         if peer in self.peers:
             self.accused[peer] = reason
 
     def acquit(self, peer: str) -> None:
-        """Note that a peer takes our file for ours after all."""
+        """Note that a peer accepts our file after all."""
         self.accused.pop(peer, None)
 
     def lose(self, reason: str) -> bool:
@@ -151,7 +152,7 @@ class Roster:
         self.lost = reason
         return True
 
-    # -- whose word counts -----------------------------------------------------------------------------------------
+    # -- which nodes count -----------------------------------------------------------------------------------------
 
     @property
     def level(self) -> int:
@@ -164,47 +165,48 @@ class Roster:
 
     @property
     def level_of_all(self) -> int:
-        """The level that every member has told; ``UNKNOWN`` while one has told none."""
+        """The release level that every member has reported; ``UNKNOWN`` while one member has reported none."""
         return min([LEVEL, *(peer.level for peer in self.peers.values())])
 
     @property
     def barred(self) -> str:
         """Why this node neither votes nor leads: it has forgotten promises; empty if it may."""
-        # The note in the file outlasts an accusation, which ends when the peer takes a link again.
+        # The reason in the file outlasts an accusation, which ends when the peer accepts a link again.
         return self.lost or next(iter(self.accused.values()), "")
 
     @property
     def claims_time(self) -> bool:
         """Whether this node's closed time and cut count: not before a majority of the voters has let it in.
 
-        A voter whose file was put back does not know it before a peer tells. A peer that remembers more of the file
-        turns the voter away, and sends it no messages.
+        A voter whose file was put back from a copy does not know that before a peer tells it. A peer that remembers
+        more of the file turns the voter away, and sends it no messages.
         """
         return not self.barred and len(self.let_in.intersection(self.voters)) >= self.majority
 
     def is_voter(self, node: str) -> bool:
-        """Return whether a node is a voter now, and may vote if it is this one."""
+        """Return whether a node is a voter now; this node also has to be allowed to vote."""
         member = self.membership.members.get(node)
-        # Each peer judges our word itself; we give none that rests on promises which we may have forgotten.
+        # Each peer judges our votes itself. We give no vote that rests on promises which we may have forgotten.
         if node == self.me and (self.lost or (self.accused and self.barred) or not self.health.writes):
             return False
         return member is not None and member.voter
 
     @property
     def certifies_reads(self) -> bool:
-        """Whether our word counts for a strict read: as a voter's does, also while we are read-only.
+        """Whether our answer counts for a strict read: we have to be a voter, which may be read-only.
 
-        We know all that we have approved, and while we approve nothing, no commit rests on us.
+        We know every transaction that we have approved. While we are read-only we approve no other, so no commit rests
+        on a later vote of ours.
         """
         member = self.membership.members.get(self.me)
         return member is not None and member.voter and not self.barred and self.health.reads
 
     @property
     def walls_needed(self) -> int:
-        """How many other voters' wall clocks this node has to know before it believes its own; 0: its own suffices."""
+        """How many other voters' wall clocks this node must know before it believes its own; 0: it believes its own."""
         if not self.voters or self.voters == [self.me]:  # a learner asks the only voter, too
             return 0
-        # Our own wall is one of that majority.
+        # If we are a voter, our own wall is one of the majority.
         return self.majority - self.is_voter(self.me)
 
     def voters_up(self) -> list[str]:
@@ -213,6 +215,6 @@ class Roster:
 
 
 def _is_other_file(before: Membership, after: Membership, node: str) -> bool:
-    """Return whether a name stands for one file in a membership and for another one in the next."""
+    """Return whether a name stands for one file in a membership and for another file in the next membership."""
     old, new = before.members.get(node), after.members.get(node)
     return old is not None and new is not None and bool(old.store and new.store) and old.store != new.store

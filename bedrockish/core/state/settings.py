@@ -1,8 +1,8 @@
-"""The numbers that an operator may turn. All durations are milliseconds."""
+"""The timings and bounds that an operator may change. All durations are milliseconds."""
 
 from dataclasses import dataclass
 
-SCHEMA_GRACE_MS = 20  # for transactions begun before a schema change is due, and still on their way
+SCHEMA_GRACE_MS = 20  # in which transactions arrive that were begun before a schema change was due
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,9 +12,10 @@ class Settings:
     Attributes:
         heartbeat_ms: how often a node tells the others its applied vector and its closed time.
         suspicion_ms: how long a leader may be silent before others finish its transactions.
-        closing_lag_ms: how far behind its clock a node closes time at most; transactions slower than this are told
+        closing_lag_ms: how far behind its clock a node closes time at most; slower transactions are rejected as
             TOO LATE.
-        closing_lag_ms_min: how far at least; between the two it follows how late transactions arrive.
+        closing_lag_ms_min: how far behind its clock a node closes time at least; between the two bounds, the lag
+            follows the lateness of arriving transactions.
         conflict_window_ms: how old a snapshot may be at BEGIN, and how long access sets are kept (twice that at most).
         clock_offset_ms: a BEGIN whose clock is further than this ahead of our wall clock is refused.
         clock_leap_ms: how far most voters' wall clocks may leap ahead at once; the cluster's clock follows no greater
@@ -24,15 +25,15 @@ class Settings:
         fetch_bytes: how much of a timeline is asked for at a time.
         inline_bytes: a transaction or a message that is larger than this travels in pieces.
         piece_bytes: size of one piece.
-        ask_rest_ms: after how long at least the voters beyond a quorum are asked, if that has not answered; 0: all
-            voters are asked at once.
+        ask_rest_ms: how long a leader waits at least for a quorum before it asks the other voters; 0: it asks all
+            voters at once.
         retry_ms_min: first pause before a rejected command is run again; doubled each time, with jitter.
         retry_ms_max: longest such pause.
         barrier_ms: how long new transactions wait so that a membership change can get through.
         schema_delay_ms: how long after its decision a schema change comes into force, where there is more than one
             voter; twice as long at each further attempt.
-        reserve_ms: how long others hold back at most so that a statement gets through that lost to them again and
-            again; in all, a quarter of the time. 1: as good as never.
+        reserve_ms: how long other nodes hold back at most so that a statement gets through that has lost to them again
+            and again; all reservations together take a quarter of the time at most. With 1, they practically never do.
     """
 
     heartbeat_ms: int = 100
@@ -68,9 +69,9 @@ FIXED = frozenset(
         "barrier_ms",
     }
 )
-"""Fields that tests and the simulator vary, and that are no keys of the configuration."""
+"""Fields that tests and the simulator vary, and that are not keys of the configuration."""
 
-BELOW = (  # of each pair the first must be below the second
+BELOW = (  # in each pair, the first must be below the second
     ("heartbeat_ms", "suspicion_ms"),
     ("closing_lag_ms_min", "closing_lag_ms"),
     ("closing_lag_ms", "conflict_window_ms"),
@@ -80,13 +81,13 @@ BELOW = (  # of each pair the first must be below the second
 def approvals_needed(voters: int) -> int:
     """Return the approval quorum q(n) = max(n//2+1, (n+f)//2): a plain majority up to 6 voters, and more from 7 on.
 
-    With a plain majority two orphaned, conflicting transactions could each have been committed as far as the survivors
-    can tell, and neither could ever be decided (``docs/protocol.md``, the trace at seven voters).
+    With a plain majority, the survivors may find two orphaned, conflicting transactions of which each could have been
+    committed; neither could ever be decided (``docs/protocol.md``, the trace at seven voters).
     """
     failures = (voters - 1) // 2
     return max(majority(voters), (voters + failures) // 2)
 
 
 def majority(voters: int) -> int:
-    """Return the smallest number of voters of which any two sets share a node."""
+    """Return the smallest number of voters such that any two sets of that size share a voter."""
     return voters // 2 + 1

@@ -1,8 +1,8 @@
-"""The facts that one node knows: the ground that all parts of the core stand on.
+"""The facts that one node knows, which all parts of the core share.
 
-Each kind of fact has a part of its own, with the operations that keep it consistent and the invariants that hold
-between two of them; a part knows only those that it is made with. This class has the operations that concern several.
-The coordinator, the voter, recovery, the apply queue and safe time act on the facts.
+Each kind of fact has a class of its own, with its invariants and the operations that keep them. Such a class knows only
+the objects that it is made with. ``State`` has the operations that concern several kinds of facts. The coordinator, the
+voter, recovery, the apply queue and safe time act on the facts.
 """
 
 from collections import Counter
@@ -34,35 +34,37 @@ from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Transaction, Txid, decode_transaction
 from bedrockish_journal.model.vector import Vector, covers
 
-LOOKED_UP_MAX = 20_000  # commits that are compared in the journal: some tenths of a second
+LOOKED_UP_MAX = 20_000  # commits of the journal that one lookup compares, in some tenths of a second
 
-COMMIT_S, COMMIT_S_MAX = 0.005, 0.1  # from BEGIN to the quorum: until it is known, and at most
+COMMIT_S, COMMIT_S_MAX = 0.005, 0.1  # from BEGIN to the quorum: the average at the start, and the most that one counts
 WEIGHT = 0.2  # of the newest commit in the average
 
 
 class State:
     """The facts of one node.
 
-    Why so large: All parts of the core share it: an attribute is a part of the facts, and a method needs several of the
-    parts.
+    Why so large: All parts of the core share it: each attribute is one kind of facts, and each method needs several
+    kinds.
 
     Attributes:
-        me, store, batches: its name, the random id of its file, and how many durable batches that has seen.
+        me, store, batches: the node's name, the random id of its file, and the number of durable batches of the file.
         settings: timings and bounds.
-        draw: gives a number in [0, 1) each time.
-        health: its alarms, and the work that it still does.
-        clock: its time. roster: the members. timelines: how far each is here.
-        pieces: of large messages. outbox: this step's effects for the driver. timers: the calls that are due later.
-        votes: its promises. commit_window: commits that conflict tests still need. schema: which is in force.
-        holds: readers that still need the journal, each with how often it began and from which clock on.
-        blocked: decided transactions that fit nowhere: not applied before an operator has decided.
+        draw: returns a random number in [0, 1).
+        health: the node's alarms, and the work that it still does.
+        clock: the node's time. roster: the members. timelines: the state of each timeline here.
+        pieces: the pieces of large messages. outbox: the effects of this step. timers: the calls that are due later.
+        votes: the node's promises. commit_window: the commits that conflict tests still need. schema: the version in
+            force.
+        holds: readers that still need the journal; each with how often it began, and the clock from which on it needs
+            the journal.
+        blocked: decided transactions that fit no node's tables: not applied before an operator has decided.
         stuck: why this node cannot get the entries that it lacks, for people; empty if it can.
         counts: how often things happened, for people. contests: the leaders that compete for the same rows.
         reserved: the reservation of a request of this node, as gossip tells it.
-        doubts: how often the rows here differed from those that a transaction was made of.
-        progress: something was applied, or came into force, in this step.
-        commit_s: how long ours take from BEGIN to the quorum, lately, in seconds.
-        answer_s: how long after BEGIN voters approve ours, lately, in seconds.
+        doubts: how often the rows here differed from the rows that a transaction was made of.
+        progress: whether this step applied an entry, or put a schema change in force.
+        commit_s: how long our transactions took lately from BEGIN to the quorum, in seconds.
+        answer_s: how long after BEGIN voters approved our transactions lately, in seconds.
     """
 
     def __init__(
@@ -109,20 +111,20 @@ class State:
         for entry in recovered.window:
             places.append(entry.place)
             window.add(entry.place, entry.transaction)
-            # A settled commit needs no memory: the journal tells whether it has happened (``outcome``).
+            # A settled commit is not remembered: ``outcome`` looks it up in the journal.
             if entry.txid.clock > settled:
-                # Its second label may still come, if it was adopted: then it has to be known as a repeat.
+                # If the commit was adopted, its second label may still come, and must then be known as a repeat.
                 votes.done.add(entry.txid)
                 votes.outcomes[entry.txid] = True
             window.pack(settled, ())
         window.reaches_back_to(recovered.applied, places)
-        # After the window: a vote on a transaction in the journal is dropped, and not held again.
+        # After the window is filled: a vote on a transaction in the journal is dropped, and not held again.
         for vote in recovered.votes:
             votes.restore(vote, is_applied=self.is_in_journal(vote.txid))
         lowest = votes.pending.smallest_clock()
         if lowest is not None:
-            # The file may be a copy with another node's cut; a transaction that this node holds may still commit, so no
-            # cut is past it.
+            # The file may be a copy with another node's cut. A transaction that this node holds may still commit, so
+            # the cut must be below it.
             self.clock.reopen(lowest)
         if recovered.scheduled is not None:
             self.schedule(recovered.scheduled)
@@ -149,17 +151,18 @@ class State:
         self._hear_walls()
 
     def _hear_walls(self) -> None:
-        # Of voters alone: a node believes its wall clock by a majority of them.
+        # Only walls of voters: a majority of the voters decides how far a node believes its wall clock.
         peers = self.roster.peers.items()
         self.clock.hear_walls(peer.wall_ahead_ms for node, peer in peers if self.roster.is_voter(node))
 
     def hear_clock(self, peer: str, clock: int) -> bool:
-        """Move up to a clock that is only hearsay: no promise and no outcome rests on it; False if it is refused."""
+        """Move up to a peer's clock on which neither a promise nor an outcome rests; return False if it is refused."""
         ahead = self.clock.ahead_ms(clock)
-        # For people, whether it is followed or not: ``status`` names whose clock is ahead.
+        # For people, whether the clock is followed or not: ``status`` names the peer whose clock is ahead.
         known = self.roster.peers.get(peer)
         if known is not None:
-            # Before a majority has told its walls, every clock is ahead of the known ones, and none counts as wrong.
+            # Before a majority has told its walls, every clock is ahead of the known walls, and no clock counts as
+            # wrong.
             known.ahead_ms = ahead if self.clock.believed_ms else 0
         if ahead:
             return False
@@ -167,9 +170,9 @@ class State:
         return True
 
     def keep_ceiling(self) -> None:
-        """Make a higher ceiling durable, in time, before a clock above the old one can leave this node."""
+        """Raise the ceiling of the clock if the clock is above it, and make the new ceiling durable."""
         if self.clock.value > self.clock.ceiling:
-            # First in the step: the new ceiling must be durable before a clock above the old one leaves.
+            # First in the step: the new ceiling must be durable before a clock above the old one leaves this node.
             self.outbox.emit_first(Keep("clock_ceiling", self.clock.raise_ceiling()))
 
     # -- members ---------------------------------------------------------------------------------------------------
@@ -183,14 +186,14 @@ class State:
         """Become an ordinary member as soon as everything is applied that the cluster had when it took us in."""
         if self.roster.has_joined(self.timelines.applied, self.clock.now.seconds):
             self._hear_walls()
-            # Its file says from now on that it is a member like the others, also after a restart.
+            # From now on the file says that the node is an ordinary member, for the next restart.
             self.outbox.emit(Keep("joining", 0))
             self.outbox.emit(SetMembers(self.roster.membership))
 
     def lose(self, reason: str) -> None:
-        """Note, in the file itself, that it lacks some of this node's promises: it never votes again.
+        """Note in the file that the file lacks some of this node's promises, so that the node never votes again.
 
-        The evidence may be gone later: the peer that remembers more may have left, or be newer than the loss.
+        The evidence may be gone later: the peer that remembers more may leave, and later members remember less.
         """
         if self.roster.lose(reason):
             self.outbox.emit(Keep("lost", reason))
@@ -201,7 +204,7 @@ class State:
 
     @property
     def trouble(self) -> str:
-        """Why this node takes no requests, for people; empty if it does."""
+        """Why this node takes no requests, for people; empty if it takes requests."""
         roster, me = self.roster, self.me
         if roster.barred:
             return roster.barred
@@ -217,45 +220,47 @@ class State:
 
     def note_rival(self, key: bytes, other: Txid | None) -> None:
         """Note that another leader's transaction was in the way of one of ours."""
-        # A node that no longer votes no longer leads: no request has to wait for its turn.
+        # A node that no longer votes no longer leads, so no request has to wait for its turn.
         if other is not None and other.leader in self.roster.voters:
             self.contests.note(object_of(key), other.leader, self.clock.now.seconds)
 
     def note_commit(self, seconds: float) -> None:
-        """Note how many seconds after its BEGIN one of ours had its quorum."""
-        # A commit that had to wait for a dead voter says nothing of the usual time: so it counts up to a bound.
+        """Note how many seconds after its BEGIN one of our transactions had its quorum."""
+        # A commit that had to wait for a dead voter does not show the usual time, so it counts only up to a bound.
         self.commit_s += WEIGHT * (min(seconds, COMMIT_S_MAX) - self.commit_s)
 
     # -- what is here ----------------------------------------------------------------------------------------------
 
     def has_seen(self, token: Token) -> bool:
-        """Return whether this node has all that a session has seen, and the schema in force then."""
+        """Return whether this node has everything that a session has seen, and the schema that was in force then."""
         if token.clock > self.clock.value and self.clock.is_absurd(token.clock):
             return False
-        # Its session has seen the schema that follows; here it would find the old one.
+        # The session has seen the next schema; here it would find the old one.
         if self.schema.scheduled is not None and self.schema.is_behind(token.clock):
             return False
-        # A label may have died with all its holders; then safe time tells that nothing up to the token is missing.
+        # A label may be lost with all nodes that had it. Safe time then proves that no commit up to the token is
+        # missing.
         return covers(self.timelines.applied, token.vector) or (token.clock > 0 and self.clock.safe >= token.clock)
 
     def read_clock(self) -> int:
-        """Return the clock of a token for a read here and now: not before anything that is applied.
+        """Return the clock of a token for a read here and now: not before any transaction that is applied.
 
-        Nor after the schema that was read: a session that was told a clock of the next one would count as having seen
-        it, and would wait at this very node until it is in force. Everything applied before that has a smaller clock.
+        The clock is also below the activation of the next schema. With a later clock, the session would count as having
+        seen the next schema, and would wait at this very node until that schema is in force. Every transaction that is
+        applied before has a smaller clock.
         """
         clock, scheduled = self.clock.read(), self.schema.scheduled
         return clock if scheduled is None else min(clock, scheduled.activates - 1)
 
     def happened(self, commands: Iterable[str], own: Txid | None = None) -> Conflict | None:
-        """Return the transaction, not ``own``, that one of these commands has become already, in any base; or None.
+        """Return a transaction, other than ``own``, as which one of these commands has already happened; or None.
 
-        A base that has it does not make the second run right: the leader that executed the command again had looked for
-        it before its snapshot.
+        The transaction counts in whichever base it is. A base that has it does not make a second run right: the leader
+        that executed the command again had looked for the transaction before it took its snapshot.
         """
         for command in commands:
             key = command_key(command)
-            # The window first: it has the entries that are taken and not applied yet, which the journal's tables lack.
+            # The window first: it has the entries that are taken and not applied yet, which the journal lacks.
             for txid in self.commit_window.writers_of(key):
                 if txid != own:
                     return Conflict(txid, key)
@@ -274,66 +279,69 @@ class State:
         return known if known is not None and known.body == body else decode_transaction(body)
 
     def outcome(self, txid: Txid) -> bool | None:
-        """Return whether a transaction was committed; None if it is open or unknown; up to safe time, by memory alone.
+        """Return whether a transaction was committed; None if it is open or unknown.
 
-        The journal tells of applied and settled ones: a node that was away for long takes more than it could remember.
+        Above safe time, the journal is searched for applied and settled transactions, because a node that was away for
+        long applies more than it could remember. Up to safe time, only the memory is searched.
         """
-        # Memory first: a transaction that ended in this very step is not in the journal yet.
+        # Memory first: a transaction that ended in this step is not in the journal yet.
         found = self.votes.outcomes.get(txid)
         return True if found is None and self.is_in_journal(txid) else found
 
     def is_applied(self, txid: Txid) -> bool:
-        """Return whether a transaction is known to be in the tables, under some place.
+        """Return whether a transaction above safe time is applied, under some place.
 
-        Up to safe time, it may be there and the answer be no.
+        Up to safe time, False does not mean that the transaction is not applied.
         """
         return txid in self.votes.done or self.is_in_journal(txid)
 
     def is_in_journal(self, txid: Txid) -> bool:
-        """Return whether a transaction above safe time, and settled, was applied in an earlier step."""
+        """Return whether a settled transaction above safe time was applied in an earlier step."""
         return self.clock.safe < txid.clock <= self.clock.settled and self._lookups.has_applied(txid)
 
     def is_in_base(self, txid: Txid, base: Vector) -> bool:
-        """Return whether a base has a commit, under any of the places that the journal has for it."""
+        """Return whether a base has a commit, under any of the commit's places in the journal."""
         retired = self.roster.membership.retired
         return any(leader in retired or base.get(leader, 0) >= tick for leader, tick in self._lookups.find_places(txid))
 
     def safe_of(self, base: Vector) -> int:
-        """Return up to which clock a base has seen all commits: safe time now may be past commits that it lacks."""
+        """Return the clock up to which a base has seen all commits; safe time now may be past commits that it lacks."""
         if covers(base, self.timelines.applied):
             return self.clock.safe
         lacking = self.commit_window.oldest_outside(base)
         return self.clock.safe if lacking is None else min(self.clock.safe, lacking - 1)
 
     def conflicts_outside(self, transaction: Transaction) -> bool | None:
-        """Return whether a transaction conflicts with a commit outside its base; None if that cannot be told any more.
+        """Return whether a transaction conflicts with a commit outside its base; None if it is too old to compare.
 
-        Commits dropped from the conflict window are looked up in the journal: after a restart they may be many.
+        Commits that the conflict window has dropped are looked up in the journal: after a restart they may be many.
         """
         access_set, base, floor = transaction.access_set, transaction.base, self.commit_window.floor
         for found in self.commit_window.conflicts(access_set, base, transaction.txid):
-            # The window knows only the places that have come since it remembers the commit; the journal knows all.
+            # The window knows only the places that came after it learned of the commit; the journal knows all places.
             if not self.is_in_base(found.other, base):
                 return True
         lacking = {leader: tick for leader, tick in floor.items() if base.get(leader, 0) < tick}
         if not lacking:
             return False
         if sum(tick - base.get(leader, 0) for leader, tick in lacking.items()) > LOOKED_UP_MAX:
-            return None  # no voter approves so old a transaction, and to read that much would block the node
+            return None  # no voter approves so old a transaction, and reading so many commits would block the node
         seen = {**base, **dict.fromkeys(self.roster.membership.retired, CLOCK_LIMIT)}  # no base names retired timelines
         return self._lookups.conflicts(access_set, seen, lacking)
 
     def why_rows_differ(self, transaction: Transaction) -> str | None:
-        """Return why a transaction was not made of the rows that are here; empty if it was.
+        """Return why a transaction was not made of the rows that are here; empty if it was made of them.
 
-        None: its base is applied in this very step, so the tables do not have it yet; or it is so large that the driver
-        compares it in parallel. The voter is asked again then.
-        The base must be covered, and nothing outside it in conflict: then its rows are the same at every sound node.
+        None: this step applies entries, which the tables do not have yet; or the transaction is so large that the
+        driver compares it in parallel. In both cases the voter considers the transaction again.
+
+        The caller has checked that the base is covered, and that no commit outside it conflicts: then the rows that the
+        transaction was made of are the same at every sound node.
         """
         if self._lookups.compare_rows is None:
             return ""
         if self.outbox.is_applying:
-            # The tables get the entries of this step only after it: ask again then.
+            # The tables have the entries of this step only after the step; the timer then calls the voter.
             self.timers.set(0, Timer.VOTES)
             return None
         why = self._lookups.compare_rows(transaction)
@@ -343,47 +351,48 @@ class State:
         return why
 
     def hold_journal(self, name: str, hold: tuple[int, int]) -> None:
-        """Note, durably, from which clock on a reader needs the journal."""
+        """Note, durably, the clock from which on a reader needs the journal."""
         self.holds[name] = hold
         self.outbox.emit(KeepHold(name, *hold))
 
     # -- applying --------------------------------------------------------------------------------------------------
 
     def take(self, entry: Entry) -> None:
-        """Take the next entry of its timeline: so a commit becomes known."""
+        """Take the next entry of a timeline; its commit is known from now on."""
         txid = entry.txid
         self.timelines.take(entry)
-        # Each transaction that this node begins from now on has a later clock than all that it knows of.
+        # Each transaction that this node begins from now on has a later clock than all commits that it knows.
         self.clock.adjust(txid.clock)
         since = self.votes.pending.since.get(txid)
         if since is not None:
             self._note_pending(entry, since)
-        # Before its end is noted: was it committed at another place already? Then it is not pending.
+        # Determined before the end of the transaction is noted: a repeat was committed at another place before, and so
+        # is not pending.
         is_repeat = txid.clock <= self.clock.safe or (since is None and self.outcome(txid) is True)
-        # Out of ``pending`` and into the commit window within one step: no conflict test falls between the two.
+        # The transaction leaves ``pending`` and enters the commit window in one step, without a conflict test between.
         self.votes.end(txid, commit=True)
-        # Compared with nothing any more: a base that lacks anything so old is refused (V16).
+        # No base that lacks a commit of this age or older is compared any more: V16 refuses it.
         forgotten = moved(self.clock.settled, -self.settings.conflict_window_ms)
-        # Our own are asked for by their ids, however old they are.
+        # Our own commits are looked up by their ids, however old they are.
         is_late = txid.clock <= forgotten and txid.leader != self.me
         window, place = self.commit_window, entry.place
         if not ((is_late or is_repeat) and window.pass_over(place, txid, is_repeat=is_repeat)):
             window.add(place, entry.transaction)
 
     def _note_pending(self, entry: Entry, since: float) -> None:
-        """Note how long a commit of another leader was pending here: a slow leader is asked about its own later."""
+        """Note how long a commit of another leader was pending here: a slow leader is asked later for outcomes."""
         peer = self.roster.peers.get(entry.leader)
-        # An adopted transaction has waited for a dead leader.
+        # An adopted transaction does not count: it waited because its leader had died.
         if peer is not None and entry.leader == entry.txid.leader:
             peer.pending_s += WEIGHT * (self.clock.now.seconds - since - peer.pending_s)
 
     def note_answer(self, seconds: float) -> None:
-        """Note how long after its BEGIN a voter has approved one of ours."""
+        """Note how many seconds after its BEGIN a voter has approved one of our transactions."""
         self.answer_s += WEIGHT * (seconds - self.answer_s)
 
     @property
     def answer_pause_s(self) -> float:
-        """After how many seconds a message of ours that has no answer is sent again for the first time."""
+        """The seconds after which a message of ours without an answer is sent again for the first time."""
         return 2 * max(self.settings.suspicion_ms / 1000, self.answer_s)
 
     def apply(self, entry: Entry) -> None:
@@ -397,16 +406,16 @@ class State:
         self.schema.schedule(change)
         left_ms = milliseconds(change.activates) - milliseconds(self.clock.read())
         grace_ms = SCHEMA_GRACE_MS * (len(self.roster.voters) > 1)
-        # A moment later than due, where there are other voters: a transaction begun before may still be on its way, and
-        # would be TOO LATE.
+        # Where there are other voters, the timer comes a moment later than the activation: a transaction begun before
+        # it may still be under way, and would be TOO LATE.
         self.timers.set(max(0, left_ms) + grace_ms, Timer.SCHEMA_DUE, change.txid)
 
     def activate(self) -> None:
-        """Put the scheduled schema change in force: everything with a smaller clock is applied, and nothing else."""
+        """Put the scheduled schema change in force: exactly the transactions with a smaller clock are applied now."""
         self.outbox.emit(Activate(self.schema.activate().txid))
-        self.progress = True  # requests and entries may have waited for it
+        self.progress = True  # requests and entries may have waited for the change
 
     def take_progress(self) -> bool:
-        """Return whether something was applied, or came into force, since the last call."""
+        """Return whether an entry was applied, or a schema change came into force, since the last call."""
         progress, self.progress = self.progress, False
         return progress

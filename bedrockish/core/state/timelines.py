@@ -1,4 +1,4 @@
-"""How far each timeline is here: taken, applied, removed, and retired."""
+"""The state of each timeline at this node: up to which tick it is taken, applied and removed, and whether retired."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,10 +13,10 @@ class Timelines:
 
     Attributes:
         taken: the last tick that is here, applied or not.
-        applied: the last tick in the tables.
+        applied: the last tick that is applied to the tables.
         heads: the hash of the last taken entry.
         removed: the last tick that was removed from the journal.
-        retirement: a vector that covers this has all of the retired timelines.
+        retirement: each vector that covers this vector has all of the retired timelines.
 
     Invariants:
         ``applied <= taken`` in every component; a timeline is taken and applied tick by tick.
@@ -25,7 +25,7 @@ class Timelines:
     def __init__(self, recovered: Recovered, roster: Roster) -> None:
         self.roster = roster
         self.applied: dict[str, int] = dict(recovered.applied)
-        # Entries taken and not applied were in memory alone: they are fetched again.
+        # Entries that were taken and not applied were in memory alone; they are fetched again.
         self.taken: dict[str, int] = dict(recovered.applied)
         self.heads: dict[str, bytes] = dict(recovered.heads)
         self.removed: dict[str, int] = dict(recovered.removed)
@@ -44,7 +44,7 @@ class Timelines:
         self.applied[leader] = tick
 
     def remove(self, upto: Vector) -> None:
-        """Note up to where the journal was removed."""
+        """Note the last ticks that were removed from the journal."""
         self.removed = merge(self.removed, upto)
 
     # -- timelines that are retired --------------------------------------------------------------------------------
@@ -58,18 +58,20 @@ class Timelines:
         return {leader: tick for leader, tick in vector.items() if leader not in retired}
 
     def in_short(self, vector: Vector) -> dict[str, int]:
-        """Return a vector in short: one that covers the retirement of timelines has all of them, and omits them."""
-        # A base from before the change has to name its ticks of them: the receiver could not tell otherwise.
+        """Return a vector in short: without the retired timelines, if it covers their retirement and so has them all.
+
+        A vector from before the retirement has to name its ticks of these timelines, which its receiver cannot know.
+        """
         if self.roster.membership.retired and covers(vector, self.retirement):
             return self._without_retired(vector)
         return dict(vector)
 
     def in_full(self, vector: Vector, config: int) -> Vector:
-        """Return in full the short vector of a member that counts by a version of the membership."""
+        """Return the full vector for the short one of a member that counts by this version of the membership."""
         retired: Mapping[str, int] = self.roster.membership.retired
         if not retired:
             return vector
-        # The retired timelines are applied here to their ends, so our ticks are the last ones.
+        # The retired timelines are applied here to their ends, so our ticks are the last ticks.
         unsaid = {
             leader: self.applied[leader]
             for leader, since in retired.items()
@@ -78,10 +80,10 @@ class Timelines:
         return {**unsaid, **vector}
 
     def whole(self) -> set[str]:
-        """Return the timelines of nodes that left, which every member has told to have up to the same tick.
+        """Return the timelines of former nodes that every member has reported up to the same tick.
 
-        Each has told that it counts by our membership, so its link to the node that left is gone, and all of the
-        timeline is applied: a member with more of it would have told. So none of them ever grows again.
+        Each member has reported that it counts by our membership, so its link to the former node is gone. A member
+        with more of the timeline would have reported it. So none of these timelines ever grows again.
         """
         roster, membership = self.roster, self.roster.membership
         members = [roster.peers.get(node) for node in membership.nodes if node != roster.me]
@@ -94,7 +96,7 @@ class Timelines:
             leader
             for leader, tick in self.applied.items()
             if leader not in membership.members
-            # Taken and not applied is here, too: it would be lost from every vector.
+            # An entry that is taken and not applied would be lost from every vector.
             and self.taken[leader] == tick
             and all(peer is not None and peer.applied.get(leader, 0) == tick for peer in members)
         }

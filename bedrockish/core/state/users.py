@@ -1,7 +1,8 @@
-"""The users of the cluster and their roles: every change of them, as a function from the old ones to the new ones.
+"""The users of the cluster and their roles: every change of the users, as a function from the old to the new users.
 
-They are a part of the membership, so a change of them conflicts with everything that is under way: each transaction
-has either seen it, or was committed before it. There is always an admin among them, unless an operator insists.
+The users are a part of the membership, so a change of the users conflicts with every transaction under way: each
+transaction has either seen the change, or was committed before it. At least one user is an admin, unless an operator
+forces another change.
 """
 
 from collections.abc import Mapping
@@ -39,14 +40,14 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
             raise _refused(
                 "duplicate", f"there is a user {name} already; change it with 'bedrockish user grant|passwd'"
             )
-        # They are all in every membership, which every node keeps in memory and sends to each node that joins.
+        # Every membership contains all users; each node keeps it in memory and sends it to each node that joins.
         if len(users) >= USERS_MAX:
             raise _refused("last", f"a cluster has {USERS_MAX} users at most, and those that were removed count, too")
         users[name] = UserSaid(_secret(change), _role(change) if change.role else 0, number)
     elif change.action == USER_REMOVE:
         if known is None and name in users:
             raise _unknown(name)
-        users[name] = None  # also one of a configuration: its line counts no more
+        users[name] = None  # a user of a configuration, too: that line then counts no more
     elif known is None:
         raise _unknown(name)
     elif change.action == USER_PASSWORD:
@@ -56,9 +57,9 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
     elif change.action == USER_GRANT:
         users[name] = known._replace(role=max(known.role, _role(change)))
     else:
-        # Revoking a role leaves the one below it: roles contain each other.
+        # A user whose role is revoked keeps the role below it, because each role contains the roles below.
         users[name] = known._replace(role=min(known.role, _role(change) - 1))
-    # Every door enforces roles as soon as there is a user: without an admin, that could not be undone.
+    # Every interface enforces roles as soon as the cluster has a user; without an admin, nothing could undo that.
     if not change.force and not any(one is not None and one.role == ADMIN for one in users.values()):
         raise _refused(
             "last",
@@ -75,7 +76,7 @@ def _tables(old: Mapping[str, int], change: MemberChange) -> Mapping[str, int]:
         raise _refused(
             "role", f"{change.role} is a role for the whole database; for a table there is reader and writer"
         )
-    # System tables have rows of all tables in them: a role for one of them would be a role for everything.
+    # System tables contain rows of all tables, so a role for a system table would be a role for everything.
     if table.lower().startswith(_NO_TABLES):
         raise _refused("name", f"{table} belongs to the database itself; whoever is a reader of all tables may read it")
     now = old.get(table, 0)

@@ -1,4 +1,4 @@
-"""This node's promises about transactions of any leader, and the outcomes of these."""
+"""This node's promises about transactions of any leader, and the outcomes of these transactions."""
 
 from collections.abc import Collection
 
@@ -20,15 +20,16 @@ class Votes:
     Attributes:
         by_txid: every vote on record.
         pending: the transactions that this node approved or holds, and whose outcome it does not know.
-        outcomes: whether an ended transaction was committed; without those that safe time decides, and those that are
-            applied and settled.
+        outcomes: whether an ended transaction was committed; without transactions up to safe time, and without applied
+            and settled ones.
         done: the transactions that are applied, under some place, and not settled.
         own_ends: our own transactions that were rolled back.
         aborting: the transactions whose rollback was accepted, or decided, here.
-        comparing: BEGINs that came in time and whose rows are compared, each with the seconds until which that holds.
-        late: a settled transaction was noted nevertheless: it can be forgotten at once.
+        comparing: BEGINs that came in time and whose rows are being compared, each with the seconds until which closed
+            time waits for them.
+        late: whether a transaction was noted that was settled already, and can be forgotten at once.
         ended: the transactions whose outcome became known in this step.
-        released: no longer pending in this step, because their rollback was accepted.
+        released: the transactions that ceased to be pending in this step, because their rollback was accepted.
 
     Invariants:
         A txid in ``outcomes`` is not pending, and its outcome never changes.
@@ -65,23 +66,23 @@ class Votes:
         vote = self.by_txid.get(txid)
         if vote is None:
             vote = self.by_txid[txid] = Vote(txid, transaction)
-        # Its rollback came before its BEGIN; now it can be held against others by its keys.
+        # The rollback came before the BEGIN. From now on the keys of the transaction are known for conflict tests.
         elif vote.transaction is None:
             vote.transaction = transaction
         return vote
 
     def restore(self, vote: Vote, *, is_applied: bool = False) -> None:
-        """Restore a vote that the file has kept."""
-        # It is in the journal, or never will be anywhere: the promise has done its work.
+        """Restore a vote from the file."""
+        # The transaction is in the journal, or can never be committed: the vote is not needed any more.
         if is_applied or self.outcomes.get(vote.txid) or vote.txid.clock <= self.clock.safe:
             self.outbox.emit(Forget(vote.txid))
             return
         self.by_txid[vote.txid] = vote
         self._note_abort(vote)
-        # The end was known, and is durable: asked for it, this node answers as before the restart.
+        # The rollback was known, and is durable: this node tells the same outcome as before the restart.
         if vote.accepted is not None and vote.accepted == (ENDED, False):
             self.outcomes[vote.txid] = False
-        # An approved transaction is pending again before any message is heard: others may have counted the approval.
+        # An approved transaction is pending again before any message arrives: its leader may have counted the approval.
         elif vote.held and vote.transaction is not None:
             self.pending.add(vote.transaction, self.clock.now.seconds)
 
@@ -94,11 +95,11 @@ class Votes:
         self._note_abort(vote)
 
     def _note_abort(self, vote: Vote) -> None:
-        # Its transaction may be known only now, or its accepted decision be another one at a higher ballot.
+        # The transaction may have become known only now, or a higher ballot may have another decision.
         if vote.txid in self.aborting.sets:
             self.aborting.remove(vote.txid)
         if vote.accepted is not None and not vote.accepted[1]:
-            # Where only its rollback was seen, it may conflict with anything.
+            # If only the rollback of a transaction was received, the transaction may conflict with any other.
             everything = AccessSet(write_ranges=(EVERYTHING,))
             self.aborting.add(vote.txid, vote.transaction.access_set if vote.transaction is not None else everything)
 
@@ -114,7 +115,8 @@ class Votes:
         assert transaction.txid not in self.outcomes, f"{transaction.txid} is over"
         assert transaction.txid.clock > self.clock.cut, "others count on nothing being approved up to the cut"
         vote = self.of(transaction.txid, transaction)
-        # In the vote and in pending in one step: the next conflict test finds it (``invariants``).
+        # The vote holds the transaction and it is pending in the same step: the next conflict test finds it
+        # (``invariants``).
         vote.held = True
         if transaction.txid not in self.pending:
             self.pending.add(transaction, self.clock.now.seconds)
@@ -122,18 +124,19 @@ class Votes:
         return vote
 
     def accept_rollback(self, txid: Txid) -> bool:
-        """Accept a leader's rollback (ballot 1); False if a higher ballot is promised."""
+        """Accept a leader's rollback (ballot 1); return False if a higher ballot is promised."""
         if txid in self.outcomes or txid.leader == self.me:
-            return True  # it is over; or, ours, carried by a later one of ours: pending until a majority has accepted
+            return True  # it has ended; or it is ours, and stays pending until a majority has accepted the rollback
         vote = self.of(txid)
-        # A recovery may be about to commit it because we hold it: a rollback accepted now would take that word back.
+        # A recovery may be about to commit the transaction because we hold it; our promise to it forbids the rollback.
         if vote.promised > 1:
             return False
-        # Also if this node never saw the transaction: its BEGIN may still come, and then finds the promise (V3).
+        # A transaction that this node never saw, too: its BEGIN may still arrive, and is then rejected by the promise
+        # (V3).
         vote.promised, vote.accepted, vote.held = 1, (1, False), False
         if txid in self.pending:
             self.pending.remove(txid)
-            # It is not over: that takes a majority. But here it no longer blocks any other.
+            # The transaction ends only when a majority has accepted. But here it no longer blocks other transactions.
             self.released.append(txid)
         self.persist(vote)
         return True
@@ -160,21 +163,24 @@ class Votes:
             return
         if not commit:
             if txid.leader == self.me and vote.transaction is not None:
-                # At our clock of now, not that of the transaction: V10 asks who began before this node knew the end.
+                # With our present clock, not that of the transaction: V10 concerns transactions that began before this
+                # node knew the end.
                 self.own_ends.add(vote.transaction, self.clock.read())
-            # Kept until it is safe: others may recover a conflicting one, and have to be told that this ended (J6).
+            # The vote is kept until safe time passes it: another node may recover a conflicting transaction, and must
+            # be told that this one has ended (J6).
             vote.promised, vote.accepted, vote.held = ENDED, (ENDED, False), False
             self.persist(vote)
 
     def apply(self, txid: Txid) -> None:
-        """Note that a transaction is in the tables, under some place."""
+        """Note that a transaction is applied, under some place."""
         assert txid not in self.pending, f"{txid} is applied and pending"
         self.done.add(txid)
         self.late = self.late or txid.clock <= self.clock.settled
 
     def forget(self, waiting: Collection[Txid]) -> None:
-        """Drop the votes and outcomes that the journal makes needless: those up to safe time, where it is the whole
-        truth, and the outcomes of applied and settled transactions, which it tells.
+        """Drop the votes and outcomes that the journal makes needless.
+
+        These are all votes and outcomes up to safe time, and the outcomes of applied and settled transactions.
 
         Args:
             waiting: the transactions that are taken and not applied.
@@ -182,17 +188,17 @@ class Votes:
         safe, settled = self.clock.safe, self.clock.settled
         self.late = self.outbox.is_applying and settled > safe
         if self.late:
-            settled = safe  # the journal does not have it yet
+            settled = safe  # the journal does not have the entries of this step yet
         for txid in [txid for txid in self.by_txid if txid.clock <= safe]:
             if txid in self.pending:
-                # Pending here, and yet below safe: not in the journal, so it can never be committed.
+                # A transaction that is pending below safe time is not in the journal, so it can never be committed.
                 self.end(txid, commit=False)
             self.drop(txid)
-        # Committed and not applied, it is not in the journal: here alone its outcome is known.
+        # A waiting commit is not in the journal yet: only ``outcomes`` has its outcome.
         over = [txid for txid in self.outcomes if txid.clock <= safe and txid not in waiting]
         over += [txid for txid in self.outcomes if safe < txid.clock <= settled and txid in self.done]
         for txid in over:
-            # The requests that wait for it are told at the end of this step, by its outcome.
+            # At the end of this step, the requests that wait for the transaction are told by its outcome.
             if txid not in self.ended:
                 del self.outcomes[txid]
         self.done = {txid for txid in self.done if txid.clock > settled}

@@ -498,6 +498,24 @@ def test_where_all_addresses_are_of_another_cluster_by_now_a_call_says_so() -> N
     assert "another cluster" in error.message
 
 
+def test_read_whose_link_died_says_that_the_node_is_of_another_cluster() -> None:
+    """The link's end was heard only after the read was sent on it; that it broke tells less than the next HELLO."""
+    this = wire("bedrockish://h1:1/?connect_timeout=2")
+    this.call()
+    this.open("one")
+    this.reply(Answered(1, FINE))
+    call = this.call("SELECT 1", timeout_s=5.0)
+    this.close()
+    while call not in this.finished and this.now < 10.0:
+        this.now += 0.1
+        this.do(this.core.woken(this.now))
+        if this.dials[-1].link not in this.hung_up:
+            this.open("two")
+    error = this.finished[call]
+    assert isinstance(error, ProtocolMismatchError)
+    assert "another cluster" in error.message
+
+
 def test_a_session_that_has_seen_and_sent_nothing_may_go_to_another_cluster() -> None:
     """A node with an empty file may be founded apart, and go over to the others' cluster before anybody has used it."""
     this = wire("bedrockish://h1:1/?connect_timeout=60")

@@ -621,7 +621,7 @@ class ClientCore:
             if now < call.deadline and not hopeless:
                 continue
             uncertain = not call.harmless and (call.lost > 0 or call.link is not None)
-            if self.route.unreachable_since is not None and (call.error is None or (certain and self.route.is_denied)):
+            if self.route.unreachable_since is not None and (call.error is None or (certain and self.route.is_refused)):
                 error = self.route.unreachable()
             else:
                 error = out_of_time(call.what, uncertain=uncertain, waited_s=now - call.started, last=call.error)

@@ -125,6 +125,12 @@ class Route:
         """Whether every node was asked, and one of them does not let us in."""
         return self._denied is not None and self._failures >= len(self.addresses)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether every node was asked, and none is for this client: it is denied, or belongs to another cluster."""
+        is_other = isinstance(self.error, ProtocolMismatchError) and self._failures >= len(self.addresses)
+        return is_other or self.is_denied
+
     def hopeless_at(self, started: float) -> float:
         """Return when a call that began then may be given up because no node can be reached; infinity for never."""
         if self.unreachable_since is None:

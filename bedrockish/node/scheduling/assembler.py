@@ -1,7 +1,7 @@
-"""Puts messages together that came in pieces, and reads them, in a thread and on a connection of its own.
+"""Puts messages together that came in pieces, and decodes them, in a thread and on a connection of its own.
 
-The core goes on in parallel: a message of 30 MB takes some tenths of a second, and the transactions of all others would
-wait for it. Each is put together after the one that came before it.
+The core goes on in parallel: a message of 30 MB takes some tenths of a second, in which all other transactions would
+wait. The messages are put together one after the other, in the order of their arrival.
 """
 
 from collections import deque
@@ -21,10 +21,10 @@ class Assembler:
     """The handler of the effect ``Assemble``.
 
     Args:
-        engine: in whose file pieces are saved.
+        engine: has the file with the saved pieces.
         post: takes events for the core.
         start: runs a task until the node ends.
-        durable: returns when all that was written so far is durable.
+        durable: returns when everything written so far is durable.
         stop: ends the node's loop with an error.
     """
 
@@ -54,16 +54,16 @@ class Assembler:
                 self._post(Assembled(asked.peer, asked.parts, data, known))
                 del data, known  # the next one may be as large
                 self._asked.popleft()
-        except Exception as error:  # the core goes by it that a piece which was saved can be read
+        except Exception as error:  # the core assumes that a saved piece can be read
             self._stop(error)
 
     async def _read(self, parts: tuple[Part, ...]) -> tuple[bytes, Whole | None]:
         engine = self._engine
         if engine.dirty:
-            await self._durable()  # a piece in the open batch is seen by the writer alone
+            await self._durable()  # only the writing connection sees a piece in the open batch
         try:
             return await trio.to_thread.run_sync(self._whole, parts)
-        except (UnavailableError, RuntimeError):  # no room for another connection or thread: the writer does it
+        except (UnavailableError, RuntimeError):  # no room for another connection or thread: read by the writer
             data = engine.votes.assemble(parts)
             return data, read_whole(data)
 

@@ -1,7 +1,7 @@
 """Builds indexes, a slice at a time between the node's other work (``engine.storage.index_build``).
 
-Each slice takes some milliseconds of the processor, and after it others have the loop for at least as long: only the
-client that asked for the scheduled change waits for it.
+Each slice takes some milliseconds of the processor, and then other work has the loop for at least as long: only the
+client that asked for the schema change waits for the index.
 """
 
 import logging
@@ -21,19 +21,19 @@ from bedrockish_journal.model.transaction import Transaction
 
 logger = logging.getLogger(__name__)
 
-LEAST_MS = 500  # until a change comes into force, or it is not worth beginning
+LEAST_MS = 500  # a build begins only if the change comes into force no sooner
 PAUSE_S = 0.002  # between two slices, at least
-UNSYNCED_BYTES = 1 << 20  # of slices that come without waiting for the disk: on a busy one, that takes longer than they
+UNSYNCED_BYTES = 1 << 20  # of slices between two waits for the disk: a busy disk takes longer than a slice
 
 
 class Builds:
-    """All that one node builds: one at a time, for there is one scheduled change.
+    """The builds of one node: one at a time, because at most one change is scheduled.
 
     Args:
-        engine: whose tables they are of.
+        engine: has the tables.
         state: knows which change is scheduled.
-        durable: returns when all that was written so far is durable.
-        boundary: when the snapshot of one can be taken.
+        durable: returns when everything written so far is durable.
+        boundary: runs actions at the boundary, where the snapshot of a build can be taken.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Builds:
                 await self._due.wait()
 
     def _left_ms(self, change: Transaction) -> int:
-        """Return how long it is until a change comes into force, about."""
+        """Return about how many milliseconds are left until a change comes into force."""
         return milliseconds(change.activates) - milliseconds(self._state.clock.value)
 
     async def _consider(self, change: Transaction) -> None:
@@ -80,14 +80,14 @@ class Builds:
             build.interrupt()
             raise
         if build.phase is Phase.FAILED:
-            build.close()  # no longer than needed is the snapshot in the way of checkpoints
+            build.close()  # its snapshot must not delay checkpoints any longer
             logger.warning("%s is built when it comes into force: %s", plan.title, build.failure)
         else:
             took_s = time.monotonic() - began
             logger.info("%s was built beside its table in %.1f s, of %d rows", plan.title, took_s, build.rows)
 
     async def _started(self, plan: Plan, change: Transaction) -> Build | None:
-        """Begin at the next boundary; None if the change is in force before that."""
+        """Begin a build at the next boundary, and return it; None if the change is in force before that."""
         found: list[Build | UnavailableError] = []
         done, abandoned = trio.Event(), False
 
@@ -116,7 +116,7 @@ class Builds:
         return None
 
     async def _build(self, build: Build) -> None:
-        """Build it until the result is ready, or until the change's time has come and another place has built it."""
+        """Advance a build until its result is ready or has failed, or until the engine has another build or none."""
         slices, most = 0, UNSYNCED_BYTES // build.slice_bytes
         while build.phase not in (Phase.READY, Phase.FAILED):
             if build.is_waiting:
@@ -128,7 +128,7 @@ class Builds:
                 continue
             if self._engine.builds.current is not build:
                 return
-            # Processor time: where it is scarce, a longer sleep here would give others no more of it.
+            # Measured as processor time: where it is scarce, a longer sleep here would not give others more of it.
             began = time.thread_time()
             self._engine.builds.advance()
             took_s = time.thread_time() - began

@@ -19,7 +19,7 @@ class Checkpoints:
         self._is_running = False
 
     def begin(self, nursery: trio.Nursery) -> None:
-        """Begin one, which is due, if none is at work."""
+        """Begin a checkpoint, which is due, unless one is running."""
         if not self._is_running:
             self._is_running = True
             nursery.start_soon(self._run)
@@ -30,6 +30,6 @@ class Checkpoints:
         except UnavailableError as error:
             logger.warning("%s", error)
         except Exception as error:
-            self._faults.caught("a checkpoint", error)  # the next batch asks for another one
+            self._faults.caught("a checkpoint", error)  # the next batch begins another checkpoint
         finally:
             self._is_running = False

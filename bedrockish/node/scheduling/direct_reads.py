@@ -1,18 +1,19 @@
 """Answers short reads where they arrive, without the core, its queue, and a wait for the disk.
 
-A read at the level ``stale`` needs neither votes nor the open batch: the last durable batch answers it, if it covers
-the session's token. One connection holds a snapshot of that batch, which moves on after each sync.
+A read at the level ``stale`` needs neither votes nor the open batch: the last durable batch answers it, if that batch
+covers the session's token. One connection holds a snapshot of the batch; the snapshot moves on after each sync.
 
 A read at the level ``session`` shows all commits that any client may have been told of and that the node has applied:
 
 - *Commits of other nodes* may be shown before they are durable here: they left their leader when they were durable
-  there, and a quorum has approved them. A crash of this node takes nothing of them back; it only fetches them again.
-- *Commits of this node* may not be shown before they are durable, and need not: no client was told of them.
+  there, and a quorum has approved them. A crash of this node cannot undo them; the node fetches them again.
+- *Commits of this node* may not be shown before they are durable. They need not be shown before, because no client was
+  told of them.
 
-So the snapshot answers it if all that is newer is this node's own, and the open batch if nothing of that is. If both
-are newer, the core answers, after the sync.
+So the snapshot answers the read if all newer commits are this node's own, and the open batch answers it if all newer
+commits are of other nodes. If there are newer commits of both kinds, the core answers, after the sync.
 
-Every other request goes to the core, and so does a read that fails or takes long: the core gives the answer or the
+Every other request goes to the core, and so does a read that fails or takes long: the core returns the answer or the
 error.
 """
 
@@ -36,12 +37,12 @@ from bedrockish.node.scheduling.workers import WorkerPool, is_bulky
 from bedrockish.sqltext.session_settings import without_settings
 from bedrockish_journal.model.vector import Vector, covers
 
-TURN_S = 0.02  # reads that follow each other may take so long before others have the loop, in seconds
-PAUSE_S = 0.001  # after a pause of so many seconds others have had it
-TEXTS_MAX, TEXT_MAX = 2_000, 4_000  # remembered texts, and the characters of one: together they stay below 32 MB
+TURN_S = 0.02  # seconds that successive reads may take before other work has the loop
+PAUSE_S = 0.001  # after a pause of so many seconds between reads, other work has had the loop
+TEXTS_MAX, TEXT_MAX = 2_000, 4_000  # remembered texts, and the characters of each: together below 32 MB
 LOOKS_LIKE_A_READ = re.compile(r"\s*(?:SELECT|VALUES|WITH)\b", re.IGNORECASE)
-# Words of statements that write, and functions that SQLite answers from the connection that runs them: a session is not
-# tied to one. A text that has such a word by chance is answered by the core.
+# Words of statements that write, and functions whose values SQLite takes from the connection, to which a session is not
+# tied. A text that has such a word by chance is answered by the core.
 LEFT_TO_THE_CORE = re.compile(
     r"\b(?:INSERT|UPDATE|DELETE|REPLACE|last_insert_rowid|changes|total_changes)\b", re.IGNORECASE
 )
@@ -80,7 +81,7 @@ class DirectReads:
         self._budget_s = node.config.limits.loop_ms_max / 1000
         self._reads = CommittedReads(node.engine.beside())
         self.base: Vector = {}
-        self._until = self._ended = 0.0  # when the turn of the reads is over, and when the last of them ended
+        self._until = self._ended = 0.0  # the end of the present turn of the reads, and of the last read
         self._token = Token()  # of answers from the held snapshot
         self._open_token: tuple[Pin | None, dict[str, int], Token] = (None, {}, Token())  # of answers from the batch
         self._is_in_use = False  # something was read since the snapshot was taken
@@ -88,7 +89,7 @@ class DirectReads:
         self._texts: dict[str, bool] = {}
 
     def begin_turn(self) -> None:
-        """Let the reads that arrive from now on take a whole turn: others have had the loop."""
+        """Let the reads that arrive from now on take a whole turn, because other work has had the loop."""
         self._until = time.monotonic() + TURN_S
 
     def may_answer(self, request: Request) -> bool:
@@ -96,7 +97,7 @@ class DirectReads:
         if request.call is not None or request.change is not None:
             return False
         workers = self._node.workers
-        # Long texts first: a text that is looked at below may be remembered.
+        # Long texts are sorted out first, because ``_may_be_read`` may remember a text.
         return not (workers.expects(*request.texts) or is_bulky(request)) and self._may_be_read(request)
 
     def read(self, request: Request) -> Answer | None:
@@ -106,7 +107,10 @@ class DirectReads:
         return self.execute(request)
 
     def execute(self, request: Request) -> Answer | None:
-        """Return the result of a short read, as valid as ``session`` asks; None if the core has to answer."""
+        """Return the answer of a short read; None if the core has to answer.
+
+        The answer is valid at the level ``stale`` for a read at that level, and at ``session`` for any other read.
+        """
         node, engine = self._node, self._engine
         if node.core.state.trouble or engine.failed or engine.has_new_members:
             return None
@@ -120,7 +124,7 @@ class DirectReads:
             return None
         try:
             pin = self._pinned()
-            # Rights that were given or taken since the batch are not durable either.
+            # Rights that were granted or revoked after the batch are not durable either.
             if pin is None or pin.flushed.members != engine.flushed.members:
                 return None
             token = self._token
@@ -151,12 +155,12 @@ class DirectReads:
         return Answer(results, token)
 
     def _is_own(self, pin: Pin) -> bool:
-        """Return whether all that was applied after the snapshot is this node's own, so that no client knows of it."""
+        """Return whether all commits applied after the snapshot are this node's own, which no client knows of yet."""
         me, before, now = self._me, pin.flushed.applied, self._engine.applied
         return len(before) == len(now) and all(before.get(node) == now[node] for node in now if node != me)
 
     def _may_show_open_batch(self, pin: Pin) -> bool:
-        """Return whether all that was applied after the snapshot is other nodes' rows, in the snapshot's schema."""
+        """Return whether all commits after the snapshot are of other nodes, in the schema of the snapshot."""
         engine = self._engine
         return (
             engine.applied.get(self._me) == pin.flushed.applied.get(self._me)
@@ -166,7 +170,7 @@ class DirectReads:
         )
 
     def _token_now(self, pin: Pin) -> Token:
-        """Return the token of all that was applied, with a clock not before anything in it, or its schema."""
+        """Return the token of everything applied; its clock is not before any commit in it, nor before its schema."""
         engine = self._engine
         last, applied, token = self._open_token
         if last is not pin or applied != engine.applied:
@@ -192,14 +196,14 @@ class DirectReads:
         return True
 
     def _pinned(self) -> Pin | None:
-        """Return the held snapshot, of the last durable batch unless the next one is being synced."""
+        """Return the held snapshot, moved to the last batch if that batch is durable; None if none can be held."""
         if self._is_learning:
             return None
         pin, flushed = self._reads.pinned, self._engine.flushed
         if pin is not None and pin.flushed.batches == flushed.batches:
             return pin
-        # The batch before is durable, and is shown until this one is. A thread that has the writer may be about to
-        # start the write-ahead log over: a snapshot taken now would keep it from that.
+        # The batch before is durable, and is shown until the last one is durable, too. A thread that has the writer may
+        # be about to start the write-ahead log over, which a snapshot taken now would prevent.
         if flushed.batches > self._node.gate.durable_batches or self._engine.is_away:
             return pin
         return self._pin()
@@ -234,10 +238,10 @@ class DirectReads:
             self._is_learning = False
 
     def before_flush(self) -> None:
-        """Move the snapshot to the last batch before the next one is committed: reads see it until that one is durable.
+        """Move the snapshot to the last batch before the next batch is committed; reads see it until that is durable.
 
-        Without a read since then, the snapshot is released instead. It is also released where the write-ahead log is
-        about to start over, which a reader would prevent.
+        The snapshot is released instead if no read has used it, or if the write-ahead log is about to start over, which
+        a reader would prevent.
         """
         if self._reads.pinned is None or self._is_learning:
             return

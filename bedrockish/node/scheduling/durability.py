@@ -24,13 +24,13 @@ from bedrockish_net.read_loop import ReadLoop
 Done = Callable[[Answer | BedrockishError], None]
 Prepare = Callable[[], Prepared]
 Synced = Callable[[BaseException | None], None]
-WEIGHT = 0.1  # of the last one in the mean of all
-QUICK_S = 0.001  # a disk that syncs within this can be waited for in the loop
-STALL_S, DISTRUST_S = 0.05, 60.0  # who has waited so long for one sync waits in the thread for so long after it
+WEIGHT = 0.1  # of the last sync in the mean of all syncs
+QUICK_S = 0.001  # the loop may wait for a disk whose syncs take no longer
+STALL_S, DISTRUST_S = 0.05, 60.0  # after a sync of STALL_S, syncs run in the thread for DISTRUST_S
 
 
 class Submit(Protocol):
-    """Has something led to its end; see ``Runtime.submit``."""
+    """Runs a request to its end; see ``Runtime.submit``."""
 
     def __call__(
         self, request: Request, prepare: Callable[[], Prepared] | None = None, *, once: bool = False
@@ -40,10 +40,10 @@ class Submit(Protocol):
 
 @dataclass(slots=True)
 class Waiter:
-    """The waiter for a request, with the answer if it has one; ``done`` is called with that once it may leave.
+    """The waiter for a request, and the answer as soon as there is one.
 
-    ``prepare`` executes the request, if the engine alone cannot; ``held`` are the bytes that are kept of its effects
-    and of its answer, if they are many.
+    ``done`` is called with the answer when the answer may leave. ``prepare`` executes the request if the engine alone
+    cannot. ``held`` counts the bytes that are kept of a large request's effects and answer.
     """
 
     request_id: int
@@ -73,7 +73,7 @@ class Kept:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a peer, a client or a task waits for any of it."""
+        """Whether a peer, a client or a task waits for any of this output."""
         return bool(self.hurries or self.replies or self.marks)
 
     def take_replies(self, wanted: Callable[[Waiter], bool]) -> list[Waiter]:
@@ -87,13 +87,13 @@ class Kept:
 class FsyncThread:
     """Runs ``sync`` in a thread that does nothing else, so that the loop need not wait for the disk.
 
-    One thread for the life of the node, handed one job at a time: a general thread pool costs several times as much per
-    call, and this call is in the way of every transaction. Used as a context manager inside trio, which raises what the
-    last sync has, if it ends before anybody was told.
+    The thread lives as long as the node, and gets one job at a time: a general thread pool costs several times as much
+    per call, and every transaction waits for this call. The object is a context manager inside trio; at its exit it
+    raises the error of the last sync, if the caller of that sync has not been told.
 
     Attributes:
-        took: how long each took.
-        mean_s: how long one takes lately, in seconds; infinite before the first.
+        took: how long each sync took.
+        mean_s: how long syncs took lately, in seconds; infinite before the first.
     """
 
     def __init__(self, sync: Callable[[], None]) -> None:
@@ -106,13 +106,13 @@ class FsyncThread:
         self._token: trio.lowlevel.TrioToken | None = None
         self._loop: ReadLoop | None = None
         self._bell = -1  # an eventfd, read by the loop
-        self._over: deque[Synced] = deque()  # jobs that are done, and whose callers are not told yet
+        self._over: deque[Synced] = deque()  # finished jobs whose callers are not told yet
         self._thread = Thread(target=self._run, name="sync", daemon=True)
 
     def tell_by(self, loop: ReadLoop) -> None:
-        """Have a loop call back, in one reading with its links; before the thread starts.
+        """Have a read loop tell the callers, in a pass with its links; call this before the thread starts.
 
-        A token of trio's wakes a task of trio's first, and that one wakes the node's loop.
+        Without the read loop, a trio token wakes a trio task first, and that task wakes the node's loop.
         """
         self._loop = loop
 
@@ -136,7 +136,7 @@ class FsyncThread:
             raise self._untold
 
     def start(self, done: Synced) -> None:
-        """Sync, then call ``done`` in the trio thread with the error that there was, or None."""
+        """Sync in the thread, then call ``done`` in the trio thread with the error of the sync, or None."""
         self._jobs.put(done)
 
     def _run(self) -> None:
@@ -163,20 +163,20 @@ class FsyncThread:
         done(error)
 
     def describe(self) -> dict[str, int]:
-        """Return how long a sync takes lately, in milliseconds; 0 before the first."""
+        """Return how long syncs took lately, in milliseconds; 0 before the first."""
         return {"sync_ms": round(1000 * self.mean_s) if math.isfinite(self.mean_s) else 0}
 
     @property
     def is_quick(self) -> bool:
-        """Whether the next sync is worth waiting for in the loop: it costs less than two changes of threads.
+        """Whether the loop should wait for the next sync, because that costs less than two changes of threads.
 
-        A disk that was quick can hang without warning. One that has stalled is not trusted again at once: so a
-        disk that stalls now and then holds reads, status and votes once in a minute at most.
+        A quick disk can hang without warning. A disk that has stalled is not trusted for a minute, so a disk that
+        stalls now and then blocks reads, status and votes once in a minute at most.
         """
         return self.mean_s <= QUICK_S and time.monotonic() - self._stalled_at > DISTRUST_S
 
     def sync_now(self) -> BaseException | None:
-        """Sync, and return the error that there was; while no job is under way, also in the loop."""
+        """Sync, and return the error, or None; may be called in the loop while no job is under way."""
         error: BaseException | None = None
         began = time.monotonic()
         try:

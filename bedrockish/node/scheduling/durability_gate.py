@@ -11,7 +11,7 @@ from bedrockish.node.scheduling.durability import FsyncThread, Kept, Waiter
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.scheduling.turn_loop import Turn
 
-LINGER_S = 0.02  # how long a batch without waiters stays open, so that the next one can take it along
+LINGER_S = 0.02  # how long a batch without waiters stays open, so that later writes can share its sync
 
 
 class Stage(Enum):
@@ -129,11 +129,11 @@ class DurabilityGate:
                 self._node.release(kept)
 
     def _may_linger(self) -> bool:
-        """Return whether the open batch has no waiters: then a later vote or answer is synced together with it.
+        """Return whether the open batch has no waiters, so that it may stay open and share the sync of a later vote.
 
-        That is so where others' commits are applied. If the batch is lost in a crash, they are fetched again. Gossip
-        about times may leave with the next vote, too: a sync and two wakeups of each peer for it alone cost as much as
-        a commit of others does here.
+        Batches without waiters come from the commits of other nodes. If such a batch is lost in a crash, the commits
+        are fetched again. Gossip about times may also leave with the next vote: a sync for the gossip alone, and two
+        wakeups of each peer, would cost as much as a commit of another node costs here.
         """
         if self.kept.is_awaited or not self._engine.dirty or self._boundary.actions:
             return False

@@ -1,7 +1,7 @@
-"""Sends peers the entries that they want: few and short ones from the loop, others read in a thread.
+"""Sends peers the entries that they want: a few short entries are read in the loop, others in a thread.
 
-A peer that catches up is sent up to 16 MB at a time, and one entry may have 30 MB: reading that, and cutting it in
-pieces, takes tenths of a second, in which the node would lead and approve nothing.
+A peer that catches up is sent up to 16 MB at a time, and one entry may have 30 MB. Reading so much and cutting it into
+pieces takes tenths of a second, in which the node would neither lead nor approve a transaction.
 
 A peer that wants an entry that is damaged here is told that the entry is not here any more, and so asks another node.
 """
@@ -22,7 +22,7 @@ from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 
-SHORT_BYTES = 64 << 10  # below it, a thread costs more than it spares
+SHORT_BYTES = 64 << 10  # for fewer bytes, a thread costs more than it saves
 SHORT_ENTRIES = 16  # of each timeline
 
 Packed = tuple[tuple[bytes, bytes, bytes], ...]
@@ -42,10 +42,10 @@ class EntrySender:
 
     Args:
         engine: has the entries.
-        state: of the core, which keeps the pieces that a peer is going to ask for.
-        send: sends a message when all that was written so far is durable.
+        state: the state of the core, which keeps the pieces that a peer is going to ask for.
+        send: sends a message when everything written so far is durable.
         start: runs a task until the node ends.
-        durable: returns when all that was written so far is durable.
+        durable: returns when everything written so far is durable.
         stop: ends the node's loop with an error.
     """
 
@@ -66,11 +66,11 @@ class EntrySender:
         """Tell a peer whether the journal has a transaction, and where."""
         places = self._engine.find_places(txid)
         leader, tick = places[0] if places else ("", 0)
-        if places or txid > self._engine.journal.horizon:  # else it may be one of those that were removed
+        if places or txid > self._engine.journal.horizon:  # else its entry may have been removed
             self._send(peer, Outcome(txid, bool(places), leader, tick, self._state.clock.value))
 
     def send(self, asked: SendEntries) -> None:
-        """Send a peer the entries it wants, now or later; those already on their way to it are not sent twice."""
+        """Send a peer the wanted entries, now or later; entries that are being read for it are not sent twice."""
         if self._engine.has_short_entries(asked.wants, SHORT_ENTRIES, SHORT_BYTES):
             self._give(asked, self._here(asked, self._state.clock.value))
             return
@@ -93,13 +93,13 @@ class EntrySender:
             del self._asked[peer]
 
     async def _read(self, asked: SendEntries) -> Read:
-        """Return the entries asked for; they may leave when the committed ones are durable, as ``send`` ensures."""
+        """Return the wanted entries; they may leave when everything committed is durable, as ``send`` ensures."""
         clock = self._state.clock.value
         if self._engine.dirty:
-            await self._durable()  # entries of the open batch are seen by the writer alone
+            await self._durable()  # only the writing connection sees entries of the open batch
         try:
             return await trio.to_thread.run_sync(self._in_thread, asked, clock)
-        except (UnavailableError, RuntimeError):  # no room for another connection or thread: the writer does it
+        except (UnavailableError, RuntimeError):  # no room for another connection or thread: read by the writer
             return self._here(asked, clock)
 
     def _here(self, asked: SendEntries, clock: int) -> Read:
@@ -124,14 +124,14 @@ class EntrySender:
 
 
 def packed_entries(read: ReadEntries, wants: Mapping[str, int], limit: int) -> tuple[Packed, dict[str, str]]:
-    """Return entries of several timelines, each from a tick on, in the form in which they travel.
+    """Return entries of several timelines, each from a tick on, in the form in which they are sent.
 
     Return also the timelines whose first wanted entry is damaged, with the kind of damage.
 
     Args:
         read: returns entries of a timeline from a tick on, up to a size.
         wants: timeline -> first tick.
-        limit: bytes, of all of them together, roughly.
+        limit: about how many bytes all returned entries may have together.
     """
     share = max(1, limit // max(1, len(wants)))
     found: list[tuple[bytes, bytes, bytes]] = []

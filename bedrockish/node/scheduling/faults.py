@@ -1,11 +1,11 @@
-"""The end of an unexpected exception: the request, the task or the caller that it hit fails, and nothing else.
+"""The handling of unexpected exceptions: only the request, the task or the caller fails in which one was raised.
 
-A bug is one request's misfortune and not the node's: it becomes an ``InternalError`` with an id, it is logged under
-that id with its traceback, and it is counted. The node stops only for damage that it cannot go on with, wherever it is
-met (a ``DamagedError``, or SQLite's error for a page that it cannot read), and for all but an ``Exception``.
+A bug fails one request and not the node: the exception becomes an ``InternalError`` with an id, is logged under that id
+with its traceback, and is counted. The node stops for damage, wherever it is found (a ``DamagedError``, or SQLite's
+error for a page that cannot be read), and for a ``BaseException`` that is not an ``Exception``.
 
-A disk that fails at something else than a commit is not a bug, and does not stop the node either: no decision is lost
-with data that could not be read, or copied, in another thread. It is reported as a failure of the disk.
+A disk that fails at another work than a commit is not a bug, and does not stop the node either: no decision is lost
+when data could not be read, or copied, in another thread. The exception is reported as a failure of the disk.
 """
 
 import logging
@@ -34,8 +34,8 @@ class Faults:
     """The unexpected exceptions of one node.
 
     Args:
-        counts: where they are counted, under ``internal_errors``, and failures of the disk under ``disk_errors``.
-        stop: lets the node end with an error, in its loop, after the turn under way.
+        counts: counts the exceptions under ``internal_errors``, and failures of the disk under ``disk_errors``.
+        stop: ends the node with an error, in its loop, after the turn under way.
     """
 
     def __init__(self, counts: Counter[str], stop: Callable[[DamagedError], None]) -> None:
@@ -45,7 +45,7 @@ class Faults:
         self.last = self.last_of_disk = ""
 
     def describe(self) -> dict[str, Any]:
-        """Return how many there were in the last ten minutes, of which at most 100 are remembered, and the last."""
+        """Return the number of errors in the last ten minutes, up to 100 of each kind, and the last error."""
         oldest = time.monotonic() - RECENT_S
         recent = {kind: sum(1 for when in found if when >= oldest) for kind, found in self._when.items()}
         return {
@@ -56,7 +56,7 @@ class Faults:
         }
 
     def caught(self, what: str, error: Exception) -> BedrockishError:
-        """Log and count an exception; return the error to answer with. After damage, the node stops.
+        """Log and count an exception; return the error to answer with. If the exception tells of damage, stop the node.
 
         Args:
             what: the work that was under way, as a phrase that an operator understands.
@@ -105,7 +105,7 @@ class Faults:
     async def keep_running(self, what: str, task: Callable[[], Awaitable[None]]) -> None:
         """Run a background task that never returns, and begin it again after a growing pause when it fails.
 
-        After damage it is not begun again, for the node stops.
+        After damage the task is not begun again, because the node stops.
         """
         pause_s = PAUSE_S_MIN
         while True:
@@ -123,7 +123,7 @@ class Faults:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def stopping(self, what: str, asked: Awaitable[T]) -> T:
-        """Await work for a caller that is answered with any error it raises; after damage the node stops.
+        """Await work for a caller that is answered with the error of the work; stop the node after damage.
 
         Raises:
             UnavailableError: there was damage; another node can be asked.
@@ -137,7 +137,7 @@ class Faults:
 
 
 def _place(error: BaseException) -> str:
-    """Return where in the program an exception was raised, as file:line; '?' if it never was."""
+    """Return the place in the program where an exception was raised, as file:line; '?' if it was not raised."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

@@ -1,8 +1,8 @@
 """Answers clients' reads while a thread has the writer, from the last batch (``engine.execution.committed_reads``).
 
 The core waits for that thread, and so do the clients that need the core: writers, and readers at the level ``strict``.
-A read at the levels ``stale`` and ``session`` needs neither, if the last batch has everything that its session has
-seen. It is answered like any other when that batch is durable.
+A read at the level ``stale`` or ``session`` needs neither the core nor the thread, if the last batch has everything
+that its session has seen. Its answer leaves when that batch is durable, like any other answer.
 """
 
 import logging
@@ -25,9 +25,9 @@ from bedrockish_journal.model.vector import merge
 
 logger = logging.getLogger(__name__)
 
-TURN_S = 0.02  # how long reads may follow each other before others have the loop
+TURN_S = 0.02  # seconds that successive reads may take before other work has the loop
 
-Asked = tuple[object, Submitted]  # and whose it is
+Asked = tuple[object, Submitted]  # the owner of a request, and the request
 
 
 class ServingBeside(Serving, Protocol):
@@ -40,8 +40,8 @@ class ReadsBeside:
     """The reader of clients' requests while the writer is away.
 
     Args:
-        node: whose clients they are.
-        asked: where requests wait for the loop; they go back there if they have to wait for the writer.
+        node: the node whose clients read.
+        asked: the queue of the requests; a request that has to wait for the writer goes back into it.
 
     Attributes:
         unsynced: answers that wait for a batch to be durable, each with the number of the batch.
@@ -57,10 +57,9 @@ class ReadsBeside:
         self._has_failed = False  # since the writer went away
 
     def begin(self) -> None:
-        """Note that the writer is going away: requests that waited for it the last time are looked at again.
+        """Note that the writer is going away, and look again at the requests that waited for it the last time.
 
-        So are reads that are answered, and whose answers would wait for the batch that is written now: they are read
-        again, of the last one.
+        Reads whose answers would wait for the batch that is written now are executed again, on the last batch.
         """
         self._waiting.clear()
         for waiter in self._node.gate.kept.take_replies(_has_read):
@@ -76,7 +75,7 @@ class ReadsBeside:
             self._wanted.set()
 
     def synced(self, batches: int) -> None:
-        """All batches up to this one are durable: give the answers that rest on them."""
+        """Deliver the answers that rest on batches up to this one, which are durable now."""
         while self.unsynced and self.unsynced[0][0] <= batches:
             _, waiter, answer = self.unsynced.popleft()
             self._answer(waiter, answer)
@@ -115,7 +114,7 @@ class ReadsBeside:
                 pending += self._asked.sift(self._may_be_read)
                 flushed = engine.flushed
                 if not pending or engine.has_new_members:
-                    return  # a right that was just given or taken is not durable either
+                    return  # a right that was just granted or revoked is not durable yet
                 if not reads.knows(flushed.schema):
                     await trio.to_thread.run_sync(reads.learn)
                 elif time.monotonic() > until:
@@ -128,7 +127,7 @@ class ReadsBeside:
                 self._asked.put(owner, asked)
 
     def _may_be_read(self, asked: Submitted) -> bool:
-        """Whether a request may be one that only reads, and need not read the newest, and is short."""
+        """Return whether a request may be a short read that need not see the newest commits."""
         request, waiter = asked.request, self._node.waiters.open.get(asked.request_id)
         if asked.request_id in self._waiting or asked.once or waiter is None or waiter.prepare is not None:
             return False
@@ -137,7 +136,7 @@ class ReadsBeside:
         return not self._node.workers.expects(*request.texts)
 
     def _read(self, pending: deque[Asked], flushed: Flushed) -> None:
-        """Answer the first of those that wait, or let it wait for the writer."""
+        """Answer the first of the pending requests, or let it wait for the writer."""
         owner, asked = pending[0]
         request = asked.request
         found = None
@@ -162,7 +161,7 @@ class ReadsBeside:
 
 
 def _has_read(waiter: Waiter) -> bool:
-    """Whether a request is answered that only read, and need not have read the newest."""
+    """Return whether a request is answered, has only read, and need not have seen the newest commits."""
     request, answer = waiter.request, waiter.answer
     if not isinstance(answer, Answer) or answer.place is not None or waiter.prepare is not None:
         return False

@@ -1,11 +1,12 @@
-"""Compares the rows from which a large transaction was made with ours, in a thread and on a snapshot, before we vote.
+"""Compares the rows of which a large transaction was made with ours, in a thread and on a snapshot, before we vote.
 
-The snapshot has all that was applied when the voter asked, the transaction's base included. An entry applied between
-then and the vote makes no difference: it is not in that base, so if it has written one of these rows, the two conflict,
-and the voter, which tests that in the same step in which it takes the verdict, rejects the transaction anyway.
+The snapshot has everything that was applied when the voter asked, the transaction's base included. An entry that is
+applied between the snapshot and the vote makes no difference. It is not in the base, so if it has written one of these
+rows, it conflicts with the transaction. The voter tests that in the step in which it takes the verdict, and rejects the
+transaction anyway.
 
-The rows are unpacked for that, and stay so until they are applied (``engine.storage.staged_changes``). Those that this
-node leads itself need no comparison, and are unpacked all the same.
+The rows are unpacked for the comparison, and stay unpacked until they are applied (``engine.storage.staged_changes``).
+The rows of a transaction that this node leads need no comparison, and are unpacked as well.
 """
 
 from collections import OrderedDict
@@ -24,9 +25,9 @@ from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.snapshots import Snapshots
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
-STAGED_S = 30.0  # rows stay unpacked for so long, if they are not applied
-LOOK_S = 0.5  # between two looks whether they are applied
-KEPT_MAX = 16  # verdicts that were not asked for again because their transactions have ended
+STAGED_S = 30.0  # how long rows stay unpacked if they are not applied
+LOOK_S = 0.5  # between two tests whether the rows are applied
+KEPT_MAX = 16  # verdicts that are kept; some are never asked for, because their transactions have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class RowComparison:
 
     Args:
         engine: has the rows.
-        snapshots: where they are read.
+        snapshots: takes the snapshots on which the rows are compared.
         post: takes events for the core.
         start: runs a task until the node ends.
         stop: ends the node's loop with an error.
@@ -66,7 +67,7 @@ class RowComparison:
         self._limiter = trio.CapacityLimiter(1)  # one at a time: each keeps a part of its rows in memory
 
     def compare(self, transaction: Transaction) -> str | None:
-        """Return why a transaction was not made of our rows, empty if it was; None: ``Compared`` will be stepped."""
+        """Return why a transaction was not made of our rows; empty if it was; None: ``Compared`` will be stepped."""
         engine, txid = self._engine, transaction.txid
         if transaction.kind != ROWS:
             return engine.entries.why_rows_differ(transaction)
@@ -82,11 +83,11 @@ class RowComparison:
         why: str | None = None
         try:
             if transaction.schema != schema:
-                why = ""  # on a schema that is not in force here yet there is nothing to compare
+                why = ""  # rows of a schema that is not in force here cannot be compared
             else:
                 why = await self._on_snapshot(transaction)
         except UnavailableError:
-            pass  # no room for another connection: in the loop then
+            pass  # no room for another connection: they are compared in the loop
         except DamagedError as error:
             self._stop(error)
             return
@@ -119,7 +120,7 @@ class RowComparison:
     # -- unpacking -------------------------------------------------------------------------------------------------
 
     def unpack(self, prepared: Prepared) -> None:
-        """Unpack the rows of a transaction that this node is going to lead, if they are many, while others vote on it.
+        """Unpack the rows of a transaction that this node is going to lead, if they are many, during the votes on it.
 
         Without other voters, the transaction is applied at once, and its rows are not unpacked.
         """

@@ -1,6 +1,7 @@
 """Snapshots of a node's applied entries, for long reads: in a helper thread, or between round trips.
 
-One can be taken only at a *boundary*, when a batch has just been committed: before, the file lacks applied entries.
+A snapshot can be taken only at a *boundary*, when a batch has just been committed: before, the file lacks applied
+entries.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,11 +23,14 @@ class Boundary:
         self.actions: list[Callable[[], None]] = []
 
     def call(self, action: Callable[[], None]) -> None:
-        """Do something once, at the next boundary, in the node's loop. If it raises, the node stops."""
+        """Run an action once, at the next boundary, in the node's loop. If the action raises, the node stops."""
         self.actions.append(action)
 
     def fail(self, error: BaseException) -> None:
-        """Stop the node with an error at the next boundary, in its loop; raised here, it would reach another caller."""
+        """Stop the node with an error at the next boundary, in its loop.
+
+        An error that is raised here would reach an unconcerned caller.
+        """
 
         def stop() -> None:
             raise error
@@ -34,11 +38,11 @@ class Boundary:
         self.call(stop)
 
     async def begin(self, action: Callable[[], None], durable: Callable[[], Awaitable[None]], *, is_open: bool) -> None:
-        """Do something on committed rows, and return when these rows are durable.
+        """Run an action on committed rows, and return when these rows are durable.
 
         Args:
-            action: begins it, in the node's loop.
-            durable: returns when all that was written so far is durable.
+            action: runs in the node's loop.
+            durable: returns when everything written so far is durable.
             is_open: whether a batch is open, so that the action has to wait for the next boundary.
         """
         if is_open:
@@ -52,7 +56,7 @@ class Boundary:
         await durable()
 
     def reach(self) -> None:
-        """Do it: everything that was applied has just been committed to the file."""
+        """Run the actions: everything that was applied has just been committed to the file."""
         actions, self.actions = self.actions, []
         for action in actions:
             action()
@@ -62,10 +66,10 @@ class Snapshots:
     """Takes snapshots.
 
     Args:
-        engine: whose file is read.
-        readers: the connections.
-        durable: returns when all that was written so far is durable.
-        boundary: when they can be taken.
+        engine: has the file.
+        readers: the connections that hold snapshots.
+        durable: returns when everything written so far is durable.
+        boundary: runs an action when a snapshot can be taken.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class Snapshots:
         self._engine, self._readers, self._durable, self._boundary = engine, readers, durable, boundary
 
     async def take(self) -> tuple[Snapshot, dict[str, int]]:
-        """Return a snapshot, all of it durable, and which tick of each timeline is the last in it.
+        """Return a durable snapshot, and the last tick of each timeline in it.
 
         Raises:
             UnavailableError: the machine has no room for another connection.
@@ -87,7 +91,7 @@ class Snapshots:
                 return
             try:
                 found.append((self._readers.take(), dict(self._engine.applied)))
-            except Exception as error:  # it is raised where the snapshot is waited for, not in the node's loop
+            except Exception as error:  # raised to the waiting caller, not in the node's loop
                 found.append(error)
             taken.set()
 

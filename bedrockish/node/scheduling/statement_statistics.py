@@ -18,25 +18,26 @@ from bedrockish_journal.model.value import value
 
 logger = logging.getLogger(__name__)
 
-TEXTS_MAX = 1_000  # normalised ones that are kept
-SENT_MAX = 2_000  # texts as they were sent, of which it is known what they stand for
+TEXTS_MAX = 1_000  # normalised texts that are kept
+SENT_MAX = 2_000  # texts as they were sent whose normalised texts are known
 SLOW_S, HOUR_S = 0.1, 3600.0
-TOLD_MAX = 50  # of the slow ones
+TOLD_MAX = 50  # slow texts that are told
 REFUSED = "(refused: what is no SQL, or may not be said)"
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Of one text.
+    """The statistics of one text.
 
     Attributes:
-        calls: how often it was answered.
-        errors: how often with an error.
-        repeats: how often it was executed again, since it met a conflict or the node's own clock.
-        result_bytes: of all its results, as they are encoded.
-        total_s, longest_s: from arrival to answer.
-        slow, slow_s, slow_at: how often it took a tenth of a second, how long in all, and when it did so last.
-        last: when it was answered last.
+        calls: how often the text was answered.
+        errors: how often it was answered with an error.
+        repeats: how often it was executed again, because of a conflict or because it needed the cluster's clock.
+        result_bytes: the size of all its encoded results.
+        total_s, longest_s: seconds from arrival to answer, in all and at most.
+        slow, slow_s, slow_at: how often it took a tenth of a second or more, the seconds of these calls in all, and the
+            time of the last such call.
+        last: the time of its last answer.
     """
 
     calls: int = 0
@@ -56,12 +57,12 @@ class Ran:
     """The facts of a request that was answered.
 
     Attributes:
-        took_s: from its arrival to its answer.
+        took_s: seconds from its arrival to its answer.
         failed: whether it was answered with an error.
-        refused: whether that error rejects the text itself. It is not shown then: if its quotes are wrong, a value in
-            it may look like a name.
+        refused: whether that error rejects the text itself. Such a text is not shown: if its quotes are wrong, a value
+            in it may look like a name.
         attempts: how often it was executed.
-        result_bytes: of its encoded results.
+        result_bytes: the size of its encoded results.
         user: its user; empty without one.
         trace: its trace, as ``traceparent``; empty without one.
     """
@@ -79,7 +80,7 @@ class StatementStatistics:
     """The statements of one node.
 
     Args:
-        slow_log_s: requests that take so long are logged; 0: none are.
+        slow_log_s: requests that take so many seconds or more are logged; 0: no request is logged.
         clock: returns seconds that only grow.
     """
 
@@ -159,13 +160,13 @@ class StatementStatistics:
                 self._forget()
             one = self._found[name] = Statistics()
         if len(self._sent) >= SENT_MAX:
-            self._sent.clear()  # those in use come back with their next call
+            self._sent.clear()  # texts in use are learned again at their next call
         if not ran.refused:
             self._sent[hash(sent)] = one
         return one
 
     def _forget(self) -> None:
-        """Make room: the texts that were not seen for longest go, a tenth of all."""
+        """Forget a tenth of all texts, those whose last answer is oldest."""
         oldest = sorted(self._found, key=lambda name: self._found[name].last)[: TEXTS_MAX // 10]
         for name in oldest:
             del self._found[name]
@@ -173,7 +174,7 @@ class StatementStatistics:
         self._sent.clear()
 
     def describe(self) -> dict[str, Any]:
-        """Return everything as plain values: the texts that took most of the time first."""
+        """Return the statistics as plain values, the texts that took most time first."""
         ranked = sorted(self._found.items(), key=lambda item: -item[1].total_s)
         found = [
             {
@@ -205,7 +206,7 @@ class StatementStatistics:
         self._sent.clear()
 
     def slow(self) -> list[dict[str, Any]]:
-        """Return those that were slow within an hour, those first that took most of the time then."""
+        """Return the texts that were slow within the last hour, the texts first whose slow calls took most time."""
         now = self._clock()
         found = [(name, one) for name, one in self._found.items() if one.slow and now - one.slow_at <= HOUR_S]
         return [

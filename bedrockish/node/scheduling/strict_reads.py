@@ -1,14 +1,17 @@
-"""Answers short strict reads of a quiet cluster, where one question about every key serves all that have arrived.
+"""Answers short strict reads of a quiet cluster, where one question about every key serves all reads that have arrived.
 
-The reads are executed first, on the state of ``DirectReads``, and kept; then the core asks a majority whether anything
-is committed or pending outside that state. If nothing is, all of them were valid when the question was asked, which is
-after each had arrived, and their answers leave. Read sets are not derived, and the core keeps nothing of a read.
+The reads are executed first, on the state of ``DirectReads``, and their answers are kept. Then the core asks a majority
+whether any transaction outside that state is committed or pending. If none is, each answer was valid when the question
+was asked, which is after its read had arrived, and the answers leave. No read sets are derived, and the core keeps no
+record of the reads.
 
-Reads that arrive while a question is under way wait for the next one: a commit may have been acknowledged since it was
-asked. The order matters, too. A state read after the question could have the later of two commits and not the earlier.
+Reads that arrive while a question is under way wait for the next question: a commit may have been acknowledged since
+the first one was asked. The reads must be executed before the question: a state read afterwards could have the later of
+two commits and not the earlier.
 
-Where anything is pending the question would be answered with it, so those reads go to the core, which asks about their
-keys alone (``core.coordinator.reads``). So do all reads for a moment after an answer that there may be newer commits.
+While a transaction is pending here, the answer to the question would always be that there may be newer commits. So the
+reads then go to the core, which asks about their keys alone (``core.coordinator.reads``). All reads also go to the core
+for a moment after an answer that there may be newer commits.
 """
 
 import time
@@ -22,12 +25,12 @@ from bedrockish.node.scheduling.durability import Done
 from bedrockish.node.scheduling.waiters import Waiters
 from bedrockish_journal.model.vector import Vector
 
-READS_MAX = 256  # that share a question
+READS_MAX = 256  # reads that share a question
 PAUSE_S = 0.02  # after an answer that there may be newer commits, reads go to the core for so many seconds
 
 
 class StrictRead(NamedTuple):
-    """A strict read that has come here; ``began``: when, by ``time.monotonic``."""
+    """A strict read; ``began`` is the time of its arrival, by ``time.monotonic``."""
 
     request: Request
     done: Done
@@ -56,9 +59,9 @@ class StrictReads:
     def __init__(self, node: Serving, direct: DirectReads) -> None:
         self._node, self._direct = node, direct
         self._waiting: list[StrictRead] = []  # for the next question
-        self._asked: list[tuple[StrictRead, Answer]] = []  # those that the question under way is about
-        self._number = 0  # of that question
-        self._not_before = 0.0  # when the next read is kept here, by ``time.monotonic``
+        self._asked: list[tuple[StrictRead, Answer]] = []  # the reads of the question under way
+        self._number = 0  # of the last question
+        self._not_before = 0.0  # until this time, by ``time.monotonic``, reads go to the core
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._asked)
@@ -79,7 +82,7 @@ class StrictReads:
         return bool(self._waiting) and not self._asked
 
     def question(self) -> NewerAsked | None:
-        """Execute the reads that wait and return the question about them; None if the core has to answer them all."""
+        """Execute the waiting reads and return the question about them; None if the core has to answer all of them."""
         assert not self._asked
         reads, self._waiting = self._waiting[:READS_MAX], self._waiting[READS_MAX:]
         direct, states = self._direct, list[Vector]()
@@ -97,13 +100,13 @@ class StrictReads:
         if not states:
             return None
         self._number += 1
-        # Outside the state of one read is outside the smallest of all.
+        # A commit outside the state of any of these reads is outside the smallest of the states.
         return NewerAsked(self._number, {node: min(one.get(node, 0) for one in states) for node in states[0]})
 
     def told(self, number: int, *, may_be: bool) -> None:
         """Answer the reads of a question, or have the core answer them if there may be commits that they miss."""
         if number != self._number:
-            return  # its reads were given up
+            return  # the reads of this question were given up
         asked, self._asked = self._asked, []
         if may_be:
             self._not_before = time.monotonic() + PAUSE_S

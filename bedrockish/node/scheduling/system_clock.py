@@ -1,4 +1,4 @@
-"""The machine's clocks, as the core is told of them. With the runtime, the only one in a node to look at them."""
+"""The machine's clocks, as the core is told of them."""
 
 import time
 
@@ -8,7 +8,7 @@ LATELY_S = 0.002
 
 
 class Clocks:
-    """Readings of the clocks, of which those that are close together share one.
+    """Readings of the clocks; events that are close together in time share a reading.
 
     Args:
         wall_offset_ms: added to the wall clock, to try out wrong clocks.

@@ -1,7 +1,7 @@
-"""The schedule of a node's turns: time, place (at once where links are read, or in the loop's own task) and order.
+"""The schedule of a node's turns: their time, their place (where links are read, or the loop's own task), their order.
 
-A turn is a generator, so that it can be begun in one place and continued in another: it yields long actions, and
-is sent their results. Waking a task of trio's for each message would cost more than most messages do.
+A turn is a generator, so that it can begin in one place and go on in another: it yields long actions, and is sent their
+results. To wake a trio task for each message would cost more than to handle most messages.
 """
 
 import time
@@ -22,19 +22,19 @@ Turn = Generator[Action, Any, None]
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether nothing but cancellations has come out of a task, or of a nursery, which raises them as a group."""
+    """Return whether an error is a cancellation, or a group of nothing but cancellations, as a nursery raises it."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_cancellation, error.exceptions))
     return isinstance(error, trio.Cancelled)
 
 
 class FairQueue(Generic[T]):
-    """Items of owners, of which one of each comes in turn, however much one owner asks for at once.
+    """A queue that takes one item of each owner in turn, however many items an owner puts at once.
 
-    Those of one owner come in the order in which it put them.
+    The items of one owner are taken in the order in which the owner put them.
 
     Attributes:
-        count: how many there are.
+        count: the number of items.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class FairQueue(Generic[T]):
         return next(iter(self._queues.values()))[0]
 
     def take(self) -> T:
-        """Take an item of the owner that has waited longest for a turn."""
+        """Take the first item of the owner that has waited longest for a turn."""
         owner, queue = next(iter(self._queues.items()))
         item = queue.popleft()
         self.count -= 1
@@ -66,7 +66,7 @@ class FairQueue(Generic[T]):
         return item
 
     def sift(self, wanted: Callable[[T], bool]) -> list[tuple[object, T]]:
-        """Take out, with their owners, all items that are wanted; the others keep their turns."""
+        """Take out all wanted items, with their owners; the other items keep their turns."""
         found: list[tuple[object, T]] = []
         for owner, queue in list(self._queues.items()):
             left = deque[T]()
@@ -87,17 +87,17 @@ class TurnLoop:
     """The loop that takes turns while there is work.
 
     Args:
-        engine: its writer does the long actions.
-        turn: begins one.
-        has_work: whether there is work.
-        waits: whether it is better to let others come before that.
-        deadline: when there is work by itself, by ``time.monotonic``; None: not by itself.
+        engine: has the writer, which runs the long actions.
+        turn: begins a turn.
+        has_work: returns whether there is work.
+        waits: returns whether the work should wait for other requests to arrive.
+        deadline: returns the time, by ``time.monotonic``, at which work becomes due by itself; None: no work does.
 
     Attributes:
-        failure: why the node ends.
-        watch_time: goes on when it is time to, until cancelled; a task.
-        read: reads the input of links; called before each turn of the task's, so that input that comes together is
-            acted on together.
+        failure: the error with which the node ends.
+        watch_time: a task that wakes the loop at the deadline, until cancelled.
+        read: reads the input of links; called before each turn in the loop's task, so that input that comes together is
+            handled together.
         away: called when the writer is going to work in another thread.
     """
 
@@ -114,10 +114,10 @@ class TurnLoop:
     ) -> None:
         self._turn, self._has_work, self._waits = turn, has_work, waits
         self._wake = trio.Event()
-        self._is_waiting = False  # the task, for work
-        self._gathering = False  # links are being read, and acted on afterwards
-        self._has_rung = False  # while links are read
-        self._unfinished: tuple[Turn, Action] | None = None  # begun where links are read, with its long action
+        self._is_waiting = False  # whether the task waits for work
+        self._gathering = False  # whether links are being read, whose input is handled afterwards
+        self._has_rung = False  # whether ``ring`` was called while links were read
+        self._unfinished: tuple[Turn, Action] | None = None  # a turn begun where links are read, and its long action
         self._missed = False  # the loop was woken while it waited for a thread
         self._writer = WriterThread(engine)
         self._alarm = Alarm(deadline, time.monotonic, lambda: self._wake.set())
@@ -126,7 +126,7 @@ class TurnLoop:
         self.read = self.away = lambda: None
 
     def ring(self) -> None:
-        """Note that there is work; while links are read, it is done right after that."""
+        """Note that there is work; while links are read, the work is done right after the reading."""
         if self._gathering:
             self._has_rung = True
         else:
@@ -138,14 +138,14 @@ class TurnLoop:
         self._wake.set()
 
     def gather(self) -> None:
-        """Note that links have input, which is going to be read: it is acted on together."""
+        """Note that the input of links is going to be read, and handled together afterwards."""
         self._gathering = True
 
     def act(self) -> None:
-        """Act on the links' input, at once if the task only waits for work.
+        """Handle the input of links, at once if the loop's task only waits for work.
 
-        A long action is left to the task, and so is all input that comes until it is done. Reads that were answered
-        where they arrived leave nothing to do, and no time at which it would be due.
+        A long action is left to the task, and so is all input that comes before the action has ended. Reads that were
+        answered where they arrived leave neither work nor a deadline.
         """
         self._gathering, has_rung, self._has_rung = False, self._has_rung, False
         if not (has_rung or self._has_work()):
@@ -159,7 +159,7 @@ class TurnLoop:
                 action = next(turn, None)
                 if action is not None:
                     self._unfinished = turn, action
-        except BaseException as error:  # the node ends: in its own task, which all wait for
+        except BaseException as error:  # the node ends in the loop's own task, for which all others wait
             self.stop(error)
             return
         if self._unfinished is not None or self._has_work():
@@ -168,21 +168,21 @@ class TurnLoop:
             self._alarm.look()
 
     async def run(self) -> None:
-        """Take turns until ``stop``, and raise its error, or until cancelled, and end the turn that was begun."""
+        """Take turns until ``stop``, and raise its error; or until cancelled, after the end of the turn under way."""
         try:
             while self.failure is None:
                 await self._take_turn()
                 if self.failure is None:
                     await self._next()
         finally:
-            # The core has said things that rest on the rest of it; that it ends takes no longer than its actions.
+            # The core has emitted effects that rest on the rest of the turn; the rest takes no longer than its actions.
             if self._unfinished is not None and self.failure is None:
                 await self._take_turn()
-            if self.failure is not None:  # also if it is cancelled at the same moment: it must not write then
+            if self.failure is not None:  # also for a cancellation at the same moment: the node must not write then
                 raise self.failure
 
     async def _take_turn(self) -> None:
-        """Take a turn, or go on with one that was begun where links are read."""
+        """Take a turn, or go on with a turn that was begun where links are read."""
         if self._unfinished is None:
             self.read()
             turn = self._turn()
@@ -194,7 +194,7 @@ class TurnLoop:
                 action = turn.send(await self.elsewhere(action))
 
     async def _next(self) -> None:
-        """Wait for something to do; always lets other tasks run."""
+        """Wait for work; let other tasks run in any case."""
         if self._missed or self._has_work():
             self._missed = False
             await trio.lowlevel.checkpoint()
@@ -208,7 +208,7 @@ class TurnLoop:
             self._is_waiting = False
 
     async def elsewhere(self, action: Callable[[], T]) -> T:
-        """Do something with the writer that takes long; see ``WriterThread``."""
+        """Run a long action with the writer in another thread; see ``WriterThread``."""
         self._wake = trio.Event()
         self.away()
         try:

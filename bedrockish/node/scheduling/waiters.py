@@ -1,4 +1,4 @@
-"""The requests that wait for their answers: the memory that is kept for each, and the giving of the answer."""
+"""The requests that wait for their answers: the memory that is kept for each, and the delivery of the answers."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from bedrockish.node.scheduling.durability import Done, Waiter
 from bedrockish.node.scheduling.faults import Faults
 from bedrockish.node.scheduling.statement_statistics import StatementStatistics
 
-HELD_BYTES_MIN = 64 << 10  # shorter changes and answers are not counted, for they are soon over
+HELD_BYTES_MIN = 64 << 10  # shorter changes and answers are not counted, because they are soon freed
 
 
 class Waiters:
@@ -56,7 +56,7 @@ class Waiters:
             waiter.held = size
 
     def answered(self, waiter: Waiter) -> None:
-        """Give the waiter of a request its answer: everything that it rests on is durable."""
+        """Deliver the answer of a request; everything that the answer rests on is durable."""
         assert waiter.answer is not None
         self.note(waiter.request, waiter.answer, waiter.began, asked=waiter.prepare is None)
         self.tell(waiter.request, waiter.done, waiter.answer)
@@ -64,7 +64,7 @@ class Waiters:
             self.hold(waiter, 0)
 
     def end(self, waiter: Waiter, answer: BedrockishError) -> None:
-        """Tell a waiter that its request has no other answer."""
+        """Deliver an error as the answer of a request that gets no other answer."""
         self.tell(waiter.request, waiter.done, answer)
         if waiter.held:
             self.hold(waiter, 0)
@@ -79,5 +79,5 @@ class Waiters:
         """Call the function of a request with its answer; an error in it concerns no other request."""
         try:
             done(answer)
-        except Exception as error:  # its client learns nothing and asks again; others are answered
+        except Exception as error:  # this client gets no answer, and asks again
             self._faults.caught(f"answering command {request.command}", error)

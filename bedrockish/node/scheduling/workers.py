@@ -1,9 +1,9 @@
-"""Background workers for long requests: threads with snapshots, so that the loop goes on for all others.
+"""Background workers for long requests: threads with snapshots, so that the loop goes on with all other requests.
 
-The loop gives a request a few milliseconds. A request that needs more, or calls a user's function, comes here: it gets
-a ``Workspace`` and a snapshot at the next moment at which the file has exactly the applied entries, and runs. Its
-result is compared with all that was committed since its snapshot. Without a conflict, it is led like any other; else it
-runs again, on a newer snapshot, until its client's time is over.
+The loop gives a request a few milliseconds. A request that needs more, or calls a user's function, runs here: it gets a
+``Workspace`` and a snapshot at the next moment at which the file has exactly the applied entries. Its result is
+compared with all commits since its snapshot. Without a conflict, the request is led like any other; otherwise it runs
+again, on a newer snapshot, until its client's time is over.
 """
 
 import ctypes
@@ -42,14 +42,14 @@ from bedrockish.node.scheduling.snapshots import Boundary
 logger = logging.getLogger(__name__)
 
 TEXTS_MAX = 1_000  # texts that are remembered to take long
-TIMES = 5  # how often each of them was looked at
+TIMES = 5  # the last runs of each text that are remembered
 WATCH_S = 0.25
-WORKER = "worker"  # the name of their threads
+WORKER = "worker"  # the name of the workers' threads
 CLOCKS = 256  # values of the clock that a thread gets at a time
 SWITCH_S = 0.0005  # how long a function keeps Python's interpreter; by default ten times that
 BULKY_BYTES = 1 << 20  # of a value, above which binding it would hold up the loop
-STUCK_S = 5.0  # after which a function that was told to stop counts as stuck
-LEAVE_S = 0.5  # for those that stop, when the node leaves
+STUCK_S = 5.0  # seconds after which a function that was told to stop counts as stuck
+LEAVE_S = 0.5  # seconds in which jobs may stop when the node leaves
 
 Action = Callable[[Workspace], Any]
 T = TypeVar("T")
@@ -64,12 +64,12 @@ class Job:
     """One request that runs in a worker, once.
 
     Attributes:
-        key: the request, or something else that no other job has.
-        take: takes the result, if it is not for a request.
-        since: seconds at which it was given a place.
-        stopped: seconds at which it was told to stop; 0: it was not.
+        key: the number of the request, or an object that no other job has.
+        take: takes the result of a job that is not a client's request.
+        since: seconds at which the job got its place.
+        stopped: seconds at which the job was told to stop; 0 before that.
         clock: whether a majority has been asked for its transaction's clock.
-        is_over: its thread is done. Guarded by ``lock``.
+        is_over: whether its thread has finished the work; guarded by ``lock``.
         busy_s: how long its thread had the processor, in seconds.
     """
 
@@ -116,14 +116,14 @@ class _Clocks:
         return self._next - 1
 
     def _give(self) -> None:
-        """Give the last of ``CLOCKS`` values that no other thread gets; in the loop."""
+        """Pass on the last of ``CLOCKS`` values that no other thread gets; called in the loop."""
         try:
             self._given.put(self._scope.take_many(CLOCKS))
-        except Exception as error:  # it is the statement's
+        except Exception as error:  # raised in the statement that needs the clock
             self._given.put(error)
 
     def close(self) -> None:
-        """Give no more: the node is leaving, and its loop is going to wait for the thread."""
+        """Pass on no more values: the node is leaving, and its loop is going to wait for the thread."""
         self._given.put(_leaving())
 
 
@@ -134,21 +134,23 @@ def _leaving() -> UnavailableError:
 class WorkerPool:
     """The jobs that run in background workers at one node.
 
-    Why so large: A job moves between the queue, the running ones and those with a waiter, and its end needs all three.
+    Why so large: A job is in the queue, among the running jobs and among the jobs with a waiter, and its end needs all
+    three.
 
     Args:
         engine: has the file.
         core: knows the committed entries.
-        places: how many run at the same time; others wait.
+        places: how many jobs run at the same time; further jobs wait.
         command_s: how long a user's function may run, in seconds.
-        deliver: takes the outcome: the transaction to lead or to answer, that it was overtaken, the error, or None if
-            the journal has the answer.
+        deliver: takes the outcome of a request: the transaction to lead or to answer, the event that it was overtaken,
+            the error, or None if the journal has the answer.
         faults: takes errors that no request was expected to raise.
-        boundary: when waiting jobs can begin: everything that was applied has just been committed to the file.
+        boundary: runs an action when waiting jobs can begin: when everything applied has just been committed to the
+        file.
 
     Attributes:
-        requests: those that came here and are not answered yet.
-        long_texts: texts that took long: whether they did, the last few times.
+        requests: the requests that came here and are not answered yet.
+        long_texts: by text, whether each of its last runs took long; only texts that took long at least once.
     """
 
     def __init__(
@@ -164,8 +166,8 @@ class WorkerPool:
         self._engine, self._core, self._places, self._deliver = engine, core, places, deliver
         self._command_s, self._faults, self._boundary = command_s, faults, boundary
         self._free: list[Workspace] = []
-        self._jobs: dict[object, Job] = {}  # those with a waiter
-        self._queue: deque[Job] = deque()  # those without a place
+        self._jobs: dict[object, Job] = {}  # the jobs with a waiter
+        self._queue: deque[Job] = deque()  # the jobs without a place
         self._running: set[Job] = set()
         self._clocks: WeakSet[_Clocks] = WeakSet()  # of all threads
         self._is_closed = False
@@ -177,12 +179,12 @@ class WorkerPool:
     # -- what the runtime does -------------------------------------------------------------------------------------
 
     def expects(self, *texts: str) -> bool:
-        """Return whether the loop need not try these texts.
+        """Return whether these texts should run in a worker at once, without a try in the loop.
 
-        Either one of them is so long that compiling it would hold up the loop, or one took long as a rule, by the
-        median of the last times.
+        They should if one of them is so long that compiling it would hold up the loop, or if one took long in most of
+        its last runs.
         """
-        for text in texts:  # for each request: any() of a generator takes three times as long
+        for text in texts:  # called for each request: any() of a generator takes three times as long
             if len(text) > LONG_TEXT:
                 return True
         if not self.long_texts:
@@ -190,7 +192,7 @@ class WorkerPool:
         return any(2 * sum(times) > len(times) for times in map(self.long_texts.get, texts) if times is not None)
 
     def took_long(self, sql: str) -> None:
-        """Remember a text whose request was over the loop's budget; once is not a rule."""
+        """Remember that the request of a text was over the loop's budget; a single long run is not the rule yet."""
         self.counts["over_budget"] += 1
         if len(sql) > LONG_TEXT:
             return
@@ -201,7 +203,7 @@ class WorkerPool:
         self.long_texts[sql].append(True)
 
     def was_short(self, *texts: str) -> None:
-        """Remember that these texts were within the loop's budget; those that always are need no memory."""
+        """Remember that these texts were within the loop's budget; forget a text that always was."""
         for text in texts:
             times = self.long_texts.get(text)
             if times is not None:
@@ -210,7 +212,7 @@ class WorkerPool:
                     del self.long_texts[text]
 
     def start(self, request_id: int, request: Request, action: Action, *, is_python: bool, clock: bool) -> None:
-        """Run an action in a place as soon as one is free; a user's function has its own limit."""
+        """Run an action for a request as soon as a place is free; a user's function has a limit of its own."""
         self.requests.add(request_id)
         self._add(Job(request_id, request, action, is_python, clock))
 
@@ -254,7 +256,7 @@ class WorkerPool:
         self._fill_soon()
 
     async def watch(self) -> None:
-        """Stop functions that run too long, and begin jobs that waited for those that do not stop; until cancelled."""
+        """Until cancelled, stop functions that run too long, and begin jobs that waited for stuck functions."""
         while True:
             await trio.sleep(WATCH_S)
             self._fill_soon()
@@ -283,7 +285,7 @@ class WorkerPool:
         return DeadlineError(f"command {job.request.command} {waited} after {seconds:g} s; it did not happen")
 
     def describe(self) -> dict[str, int]:
-        """Return how many run, wait, and do not stop although they were told to."""
+        """Return how many jobs run, how many wait, and how many do not stop although they were told to."""
         now = time.monotonic()
         stuck = sum(1 for job in self._running if job.stopped and now - job.stopped > STUCK_S)
         return {
@@ -294,13 +296,13 @@ class WorkerPool:
         }
 
     def close(self) -> None:
-        """Stop everything: the node leaves."""
+        """Stop all jobs: the node leaves."""
         self._is_closed = True
         for job in [*self._jobs.values(), *self._running]:
             self._stop(job)
         for clocks in list(self._clocks):
             clocks.close()
-        until = time.monotonic() + LEAVE_S  # for all of them
+        until = time.monotonic() + LEAVE_S  # for all jobs together
         for job in list(self._running):
             assert job.thread is not None
             job.thread.join(max(0.0, until - time.monotonic()))
@@ -333,7 +335,7 @@ class WorkerPool:
                 self._begin(job)
 
     def _has_memory(self) -> bool:
-        """Whether there is memory for a result of each that runs, and of one more; none runs into another's."""
+        """Return whether there is memory for the largest result of each running job and of one more job."""
         limits = self._engine.beside().limits
         each = 2 * limits.result_bytes  # as rows, and encoded
         return limits.memory.taken + (len(self._running) + 1) * each <= limits.memory.max_bytes
@@ -342,7 +344,7 @@ class WorkerPool:
         engine = self._engine
         workspace: Workspace | None = None
         if isinstance(job.key, int) and engine.journal.command_txid(job.request.command) is not None:
-            # Sent a second time, it has happened while it waited: it would change nothing on top of itself.
+            # The command, sent a second time, has happened while this job waited: to run it again would be for nothing.
             del self._jobs[job.key]
             self._deliver(job.key, None)
             return
@@ -350,7 +352,7 @@ class WorkerPool:
             engine.memory.check_large()  # jobs here may use much
             workspace = self._free.pop() if self._free else Workspace(engine.beside())
             workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
-        except Exception as error:  # no room for another connection, or thread, is this job's trouble alone
+        except Exception as error:  # a lack of room for a connection or a thread fails this job alone
             self._refuse(job, workspace, error)
             return
         job.workspace, job.since = workspace, time.monotonic()
@@ -377,13 +379,13 @@ class WorkerPool:
         self._give(job, error)
 
     def _share(self) -> None:
-        """Let the loop have the interpreter more often while threads run: gathering rows is Python, too."""
+        """Let the loop have the interpreter more often while threads run, which also gather rows in Python."""
         wanted = SWITCH_S if self._running else self._switch_s
         if sys.getswitchinterval() != wanted:
             sys.setswitchinterval(wanted)
 
     def _run(self, job: Job, workspace: Workspace, token: trio.lowlevel.TrioToken) -> None:
-        """Do the work; in its own thread."""
+        """Run the action of a job, in the thread of the job."""
         found: Any
         began = time.thread_time()
         try:
@@ -394,9 +396,9 @@ class WorkerPool:
             job.busy_s = time.thread_time() - began
             with job.lock:
                 job.is_over = True
-        except StopWorkError as error:  # it came too late to stop anything
+        except StopWorkError as error:  # it came when the action had ended
             job.is_over, found = True, error
-        for _ in range(2):  # again, if it comes as late as this
+        for _ in range(2):  # a second time if StopWorkError is raised only here
             try:
                 token.run_sync_soon(self._done, job, workspace, found)
                 return
@@ -445,14 +447,14 @@ class WorkerPool:
             self._certify(job, found, found.rests_on if isinstance(found, BedrockishError) else found)
 
     def _certify(self, job: Job, found: Prepared | BedrockishError, read: Prepared | None) -> None:
-        """Hand on what a request does, or is refused with, if it would be the same now; else have it run again."""
+        """Pass on the effects or the refusal of a request if they would be the same now; else have it run again."""
         request_id = _request_name(job)
         if read is None or (read.readonly and job.request.read != STRICT):
             self._deliver(request_id, found)
             return
         error = lost(self._core.state, job.request.command, read)
         if error is None:
-            # One that was told its clock stays younger than all that it has seen; others move up.
+            # A transaction that was told its clock keeps its base, because that clock must stay later than the base.
             moved = read if read.clock else replace(read, base=dict(self._engine.applied))
             if isinstance(found, BedrockishError):
                 found.rests_on = moved
@@ -480,9 +482,9 @@ class WorkerPool:
 
 
 def _bare(error: BaseException) -> BaseException:
-    """Return an error without the frames that it went through, which keep all rows that there were so far.
+    """Return an error without its traceback, whose frames keep all rows that were read so far.
 
-    An unexpected error keeps them, for the log.
+    An unexpected error keeps its traceback, for the log.
     """
     seen: BaseException | None = error if isinstance(error, BedrockishError) else None
     while seen is not None:
@@ -497,12 +499,12 @@ def _request_name(job: Job) -> int:
 
 
 def any_at_work() -> bool:
-    """Return whether a background worker of this process runs, such as one in a call that nothing interrupts."""
+    """Return whether a background worker of this process runs, such as one in a call that cannot be interrupted."""
     return any(thread.name == WORKER for thread in threading.enumerate())
 
 
 def is_bulky(request: Request) -> bool:
-    """Return whether a request brings so large a value, or so many, that writing them would hold up the loop.
+    """Return whether a request has so large a value, or so many values, that writing them would hold up the loop.
 
     SQLite cannot be interrupted while it copies a value, and binding parameters cannot be interrupted either.
     """
@@ -510,7 +512,7 @@ def is_bulky(request: Request) -> bool:
         params = statement.params or ()
         if len(params) > MANY_PARAMETERS:
             return True
-        # The type is looked at first: an isinstance against an abstract class costs more than all the rest.
+        # The type is tested first: an isinstance against an abstract class costs more than all the rest.
         for value in params if type(params) is list or not isinstance(params, Mapping) else params.values():
             kind = type(value)
             if kind is not int and kind is not float and isinstance(value, bytes | str) and len(value) > BULKY_BYTES:

@@ -1,7 +1,7 @@
-"""The writer's place for long work: another thread, so that links, HTTP and readers go on.
+"""The thread for long work with the writing connection, so that links, HTTP and readers go on in the loop.
 
-The core waits for it, as for every effect that it asks for. So does each user of the writer in the loop: no reader sees
-a part of a write, and nothing comes between.
+The core waits for the work, as for every effect. Each user of the writing connection in the loop waits, too: no reader
+sees a part of the work, and no other write comes between.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,20 @@ T = TypeVar("T")
 
 
 class WriterThread:
-    """Does one thing at a time with an engine's writer."""
+    """Runs one action at a time with an engine's writing connection."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def run(self, action: Callable[[], T]) -> T:
-        """Run an action in a thread and return its result; not even a cancellation ends it half way.
+        """Run an action in a thread and return its result; not even a cancellation interrupts the action.
 
-        The core has said things that rest on it.
+        The core has emitted effects that rest on the action.
         """
         job = _Job(self._engine, action)
         self._engine.batch.hand_over(job.wait)
         try:
-            # At once: the loop may wait for the thread as soon as anybody else runs in it.
+            # The thread starts at once: the next task in the loop may already wait for it.
             trio.lowlevel.start_thread_soon(job.run, job.deliver)
         except RuntimeError:
             return job.run()  # the machine has no room for another thread
@@ -47,12 +47,12 @@ class _Job(Generic[T]):
         self._found: Any = None  # an Outcome, of trio's
 
     def wait(self) -> None:
-        """Return when it is done; at once in its own thread."""
+        """Return when the action is done; in the action's own thread, return at once."""
         if self._thread != get_ident():
             self._over.wait()
 
     def run(self) -> T:
-        """Do it, in its thread."""
+        """Run the action, in the thread of the job."""
         self._thread = get_ident()
         try:
             return self._action()

@@ -1,8 +1,8 @@
 """The database of one node: executes requests, applies decided entries, and makes both durable.
 
-One connection writes, and it is always inside a transaction, the *batch*. Requests run in it and are rolled back;
-entries and votes are written in it; ``flush`` commits it and opens the next, and ``sync`` makes it durable. No message
-may leave the node before the batch that it rests on is durable.
+One connection writes, and is always inside a transaction, the *batch*. Requests run in the batch and are rolled back;
+entries and votes are written into it. ``flush`` commits the batch and opens the next one, and ``sync`` makes it
+durable. No message may leave the node before the batch on which it rests is durable.
 
 SQLite sometimes rolls back a whole transaction because of one statement. The batch is then written again from the list
 of all writes since the last commit, so that no request can undo decided entries.
@@ -69,7 +69,7 @@ class Engine:
         bootstrap: the membership of the cluster's founding, encoded.
         flushed: the contents of the file after the last flush, which a new reading connection sees.
         durable: the last tick of each timeline that is durable, by ``sync``.
-        scope: the values of the clock's functions on the writing connection; the node gives it a clock.
+        scope: the values of the clock's functions on the writing connection; the node sets its clock.
         locks: the rows that transactions have locked here.
         access: the rights of users, by the membership that is applied.
         pages: the writer's page cache.
@@ -96,7 +96,7 @@ class Engine:
         self._executor.scope = self.scope
         self._applier = RowApplier(db)
         self._wal = Wal(db)
-        self._members = 0  # how often they were learnt
+        self._members = 0  # how often the members and users were read from the file
         self._is_changed = False
         self.publication = Publication(db, self._wal)
         self.pages = PageCache(db, limits.memory.max_bytes)
@@ -137,13 +137,14 @@ class Engine:
 
         Args:
             path: the database file. Its directory must be writable and local.
-            founding: what a new file begins with; an old one must agree. None: the file must be a node's already.
-            limits: what a request may cost.
+            founding: the contents of a new file, with which an old file must agree. None: the file must be a node's
+                already.
+            limits: the limits of a request.
             prepare: gives every connection the functions and collations that SQLite does not have.
 
         Raises:
             ConfigError: the file cannot be used; the text says why and what to do.
-            DamagedError: what it holds is not what a node's file must hold.
+            DamagedError: the contents of the file are not those of a node's file.
         """
         place = place_of(path, may_be_new=founding is not None)
         limits = limits or Limits()
@@ -160,21 +161,23 @@ class Engine:
             raise
 
     def recover(self, window_ms: int = WINDOW_MS) -> Recovered:
-        """Return what the file knows.
+        """Return the state of the core that the file has.
 
         Args:
-            window_ms: how far below what was settled entries are still wanted; see ``Journal.recover``.
+            window_ms: entries are returned from this many milliseconds below the settled clock on; see
+                ``Journal.recover``.
         """
         return self.journal.recover(dict(self.applied), dict(self._heads), self.batches, window_ms)
 
     def execute(self, request: Request, budget_s: float = float("inf"), clock: int = 0) -> Prepared:
-        """Run a request on the database as it is now, and roll it back: nothing of it remains.
+        """Run a request on the database as it is now, and roll it back.
 
-        ``clock`` is what ``transaction_clock()`` gives in it, later than all that was applied; 0: nothing yet.
+        ``clock`` is the value of ``transaction_clock()`` in the request, and later than everything applied; 0: the
+        request has no clock yet.
 
         Raises:
-            ClockNeededError: it calls that, and ``clock`` is 0.
-            TakesLongError: it has run for ``budget_s`` and is not done.
+            ClockNeededError: the request calls that function, and ``clock`` is 0.
+            TakesLongError: it has run for ``budget_s`` and has not ended.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
             UnsupportedError: it cannot be replicated.
@@ -191,7 +194,7 @@ class Engine:
                 prepared = self._roll_back(self._execute, request, base, version, budget_s, at_once=False)
         finally:
             if self.locks.held:
-                self.locks.release(request.command)  # from now on, the coordinator reports its writes
+                self.locks.release(request.command)  # from now on, the coordinator knows the request's writes
         return replace(prepared, clock=clock) if self.scope.used else prepared
 
     def _execute(
@@ -205,7 +208,8 @@ class Engine:
     def read(self, request: Request, budget_s: float) -> bytes | None:
         """Return the encoded results of a request that only reads, on the database as it is now, without its read set.
 
-        None: it has to be executed, since it does more, has happened, fails, or takes longer than ``budget_s`` seconds.
+        None: the request has to be executed, because it does not only read, has already happened, fails, or takes
+        longer than ``budget_s`` seconds.
 
         Raises:
             DamagedError: the file failed; the node must stop.
@@ -229,15 +233,19 @@ class Engine:
             self._executor.forget()
             if self.locks.held:
                 self.locks.release(request.command)
-            if not self._db.in_transaction:  # SQLite has rolled all of it back, for want of memory, say
+            if not self._db.in_transaction:  # SQLite has rolled back the whole batch, for lack of memory, say
                 self.batch.redo()
 
     def only_writes(self, texts: Sequence[str]) -> bool:
-        """Return whether all of these texts were run before, and write rows, and do nothing else that outlasts them."""
+        """Return whether all of these texts have run before, write rows, and have no other lasting effect."""
         return self._executor.only_writes.issuperset(texts)
 
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
-        """Run as many as can share a transaction, the first ones, and roll them back; raises what ``execute`` does."""
+        """Run the first requests, as many as can share a transaction, and roll them back.
+
+        Raises:
+            BedrockishError: as ``execute``.
+        """
         run = partial(together.execute, self._executor, dict(self.applied), self.schema_version, budget_s, self.scope)
         try:
             found = together.as_many_as_can_be(requests, partial(self._roll_back, run))
@@ -247,7 +255,7 @@ class Engine:
         return found or self.execute(requests[0], budget_s)
 
     def explain(self, statement: Statement, user: str = "", *, columns: bool = False) -> list[dict[str, Any]]:
-        """Tell what each statement of a text would read and write, as ``explain.explain``; nothing of it remains."""
+        """Return the reads and writes of each statement of a text, as ``explain.explain``; roll the statements back."""
         self.scope.begin("", 0, dict(self.applied))
         try:
             return self._roll_back(partial(explain, self._executor, statement, user, columns=columns))
@@ -301,17 +309,17 @@ class Engine:
 
     @property
     def schema_version(self) -> int:
-        """How many schema changes were activated."""
+        """The version of the schema in force: the number of schema changes that were activated."""
         return self._versions.current
 
     @property
     def tables(self) -> Tables:
-        """The tables of the schema in force, as they are known so far."""
+        """The tables of the schema in force, as far as they have been read."""
         return self._executor.known.tables
 
     @property
     def versions(self) -> Versions:
-        """The schema, as it is in force and as it is decided."""
+        """The versions of the schema: the one in force and the decided ones."""
         self.batch.come_back()
         return self._versions
 
@@ -323,7 +331,7 @@ class Engine:
 
     @property
     def dirty(self) -> bool:
-        """Whether the batch holds anything; else a new reading connection sees all that was applied."""
+        """Whether the batch has any write; if not, a new reading connection sees everything applied."""
         return self.batch.is_dirty
 
     @property
@@ -354,15 +362,15 @@ class Engine:
         return self._is_changed and self.tables.definitions.are_many
 
     def apply(self, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
-        """Put an entry into the journal and, unless it is a repeat, its changes into the tables, in the open batch.
+        """Append an entry to the journal and, unless it is a repeat, make its changes in the tables, in the open batch.
 
         Args:
-            entry: the next of its timeline.
+            entry: the next entry of its timeline.
             repeat: whether its transaction was applied already, under another label.
             applied_ms: the wall clock, in milliseconds since 1970.
 
         Raises:
-            EntryMismatchError: it does not fit the tables; nothing of it was applied, and the batch is what it was.
+            EntryMismatchError: the entry does not fit the tables; the batch is unchanged.
             DamagedError: the file failed; the node must stop.
         """
         leader, tick = entry.place
@@ -390,12 +398,12 @@ class Engine:
         return self.builds.activate(txid)
 
     def get_meta(self, prefix: str) -> dict[str, Any]:
-        """Return the values that are kept under all names that begin so."""
+        """Return the values of the node's own under all names that begin with a prefix."""
         self.batch.come_back()
         return system.meta_under(self._db, prefix)
 
     def set_meta(self, key: str, value: Any) -> None:
-        """Keep a value of the node's own, such as ``clock_ceiling``, in the open batch."""
+        """Write a value of the node's own, such as ``clock_ceiling``, in the open batch."""
         self.batch.write(system.set_meta, self._db, key, value)
 
     def flush(self) -> bool:
@@ -424,14 +432,14 @@ class Engine:
 
     @property
     def has_new_members(self) -> bool:
-        """Whether the members or the users are others than those in the file after the last flush."""
+        """Whether the members or the users have changed since the last flush."""
         return self._members != self.flushed.members
 
     def sync(self) -> None:
         """Return when everything flushed before this call is durable. May be called in a helper thread.
 
         Raises:
-            DamagedError: it cannot be made durable; the node must stop.
+            DamagedError: the file cannot be synced; the node must stop.
         """
         flushed = self.flushed
         self._wal.sync()
@@ -445,7 +453,7 @@ class Engine:
 
     @property
     def wal_held_frames(self) -> int:
-        """How many frames the WAL has because a reader needs old ones; 0 if none does."""
+        """How many frames the WAL keeps because a reader needs old frames; 0 if no reader does."""
         return self._wal.held_frames
 
     @property
@@ -462,7 +470,7 @@ class Engine:
         return self._wal.checkpoint()
 
     def find_places(self, txid: Txid) -> list[tuple[str, int]]:
-        """Return where a transaction stands in the journal, in the order applied."""
+        """Return the places of a transaction in the journal, in the order of their application."""
         self.batch.come_back()
         return store.find_places(self._db, txid)
 
@@ -497,7 +505,7 @@ class Engine:
 
     @property
     def applied_clock(self) -> int:
-        """A clock that is not before that of anything applied."""
+        """A clock at or after the clock of every applied entry."""
         return self._journal.applied_clock
 
     @property

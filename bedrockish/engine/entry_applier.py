@@ -1,4 +1,4 @@
-"""Entries of the journal, applied to the tables: each whole, its rows and its place in the journal, or not at all."""
+"""The application of entries: an entry's rows and its row in the journal are written together, or not at all."""
 
 from collections.abc import Callable
 
@@ -19,8 +19,8 @@ from bedrockish_journal.model.transaction import MEMBERS, ROWS, SCHEMA, Transact
 from bedrockish_journal.storage import store
 
 FEW_BYTES = 64 << 10  # changes below this size are decoded at once
-KEPT_BYTES = 32 << 10  # of changes that stay decoded from their check to their application, ...
-KEPT_MAX = 64  # ... and how many do
+KEPT_BYTES = 32 << 10  # changes up to this size stay decoded from their check to their application
+KEPT_MAX = 64  # transactions whose changes stay decoded
 
 
 class EntryApplier:
@@ -59,11 +59,11 @@ class EntryApplier:
 
     @staticmethod
     def is_long(entry: Entry) -> bool:
-        """Return whether another thread should apply an entry, since that takes long."""
+        """Return whether another thread should apply an entry, because it takes long."""
         return len(entry.transaction.body) > LONG_BYTES
 
     def decode(self, data: bytes) -> list[Change]:
-        """Return the changes of a transaction to check, and keep them until it is applied if they are few.
+        """Return the changes of a transaction for a check; if they are few, keep them until the transaction is applied.
 
         Raises:
             EntryMalformedError: the bytes are not a list of changes.
@@ -82,7 +82,7 @@ class EntryApplier:
             DamagedError: the file failed; the node must stop.
         """
         if transaction.kind != ROWS or transaction.schema != self._versions.current:
-            return ""  # under a schema that is not in force here yet the rows cannot be compared
+            return ""  # rows of a schema that is not in force here yet cannot be compared
         self._batch.leave()
         try:
             if len(transaction.changes) > KEPT_BYTES:
@@ -94,7 +94,7 @@ class EntryApplier:
             raise self._batch.broken(error) from error
 
     def apply(self, entry: Entry, repeat: bool, applied_ms: int) -> None:
-        """Apply an entry, its rows and its place in the journal; ``Batch.write`` calls this, also for ``redo``.
+        """Write the rows of an entry and its row in the journal; ``Batch.write`` calls this, also for ``redo``.
 
         Args:
             entry: the entry.
@@ -106,7 +106,8 @@ class EntryApplier:
         """
         db, changes = self._db, [] if repeat else self._few_changes(entry)
         if changes is not None and len(changes) <= 1:
-            # SQLite makes one change whole or not at all, and a savepoint has it copy every page that is written.
+            # SQLite makes a single change whole or not at all, so no savepoint is needed, with which SQLite would copy
+            # every written page.
             self._rows.apply(entry, (changes,))
             try:
                 store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
@@ -128,8 +129,9 @@ class EntryApplier:
         db.execute("RELEASE entry")
 
     def _apply_fitting(self, entry: Entry, changes: list[Change], applied_ms: int) -> bool:
-        """Apply an entry of a few changes without a savepoint; return False, with the batch unchanged, if it does not
-        fit, as ``_apply_staged``.
+        """Apply an entry of a few changes without a savepoint, as ``_apply_staged``.
+
+        Return False, with the batch unchanged, if the changes do not fit.
         """
         if self._batch.state is State.REDOING:
             return False
@@ -139,7 +141,7 @@ class EntryApplier:
         return bool(fits)
 
     def _append_if(self, entry: Entry, applied_ms: int, make: Callable[[], bool | None]) -> bool | None:
-        """Make the changes of an entry, and append it to the journal if all of them fitted; return that."""
+        """Make the changes of an entry, and append it to the journal if all of them fitted; return whether they did."""
         try:
             fits = make()
             if fits:
@@ -150,10 +152,10 @@ class EntryApplier:
             raise
 
     def _write_without(self, entry: Entry) -> None:
-        """Roll back the batch, which has a part of an entry in it, and write it again without that.
+        """Roll back the batch, which has a part of an entry in it, and write the batch again without that part.
 
         Raises:
-            DamagedError: it is being written again.
+            DamagedError: the batch is being written again already.
         """
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
@@ -162,10 +164,10 @@ class EntryApplier:
         self._batch.redo()
 
     def _few_changes(self, entry: Entry) -> list[Change] | None:
-        """Return the changes of an entry if it has few rows; None for a longer entry and for other kinds.
+        """Return the changes of an entry of few rows; None for a longer entry, and for entries of other kinds.
 
         Raises:
-            EntryMismatchError: they cannot be read.
+            EntryMismatchError: the changes cannot be read.
         """
         transaction = entry.transaction
         if transaction.kind != ROWS or entry.txid in self.void or len(transaction.changes) > FEW_BYTES:
@@ -199,9 +201,9 @@ class EntryApplier:
     def _apply_staged(self, entry: Entry, applied_ms: int) -> bool:
         """Apply an entry whose changes are unpacked; return False, with the batch unchanged, if that fails.
 
-        A savepoint would have SQLite copy every page that is written, a third of the time of a large entry. So the
-        entry has none: if it does not fit, the whole batch is rolled back and written again without it. Nearly every
-        entry fits.
+        With a savepoint, SQLite would copy every written page, which takes a third of the time of a large entry. So the
+        entry has no savepoint: if it does not fit, the whole batch is rolled back and written again without the entry.
+        Nearly every entry fits.
         """
         transaction = entry.transaction
         if transaction.kind != ROWS or entry.txid in self.void:

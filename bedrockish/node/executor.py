@@ -1,4 +1,4 @@
-"""Executes the core's requests: in the loop if short, in a worker if long or if they call a user's function."""
+"""Executes the core's requests: short ones in the loop; long ones, and calls of a user's function, in a worker."""
 
 import time
 from collections import Counter, deque
@@ -45,10 +45,12 @@ from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool, is_bul
 from bedrockish_journal.model.changes import decode_steps, encode_changes
 from bedrockish_journal.model.transaction import SCHEMA
 
-LONG_CHANGE_S = 0.2  # seconds: if trying a schema change takes as long, its result is built next to its table
-BUILD_S, BUILD_FACTOR = 2.0, 20  # its delay, and times that time: half is others', and other machines may be slower
-TRIAL_FACTOR = 2  # of the trial of an FTS5 index, which merges nothing
-SHORT = 50  # most statements of a request that may share a transaction with others
+LONG_CHANGE_S = 0.2  # if the trial of a schema change takes as long, its result is built next to its table
+# The delay of such a change: some seconds, and many times the time of the trial, because half of the time is for other
+# work, and other machines may be slower.
+BUILD_S, BUILD_FACTOR = 2.0, 20
+TRIAL_FACTOR = 2  # an FTS5 index takes so many times its trial, which merges no segments
+SHORT = 50  # the most statements of a request that may share a transaction with others
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
 
 
@@ -82,10 +84,10 @@ class Executions:
         """Execute a client's request; events that the core needs at once are added to ``following``.
 
         Args:
-            request_id: which.
-            clock: the value of ``transaction_clock()`` in it; 0: not set yet.
-            following: events.
-            group: requests that may share its transaction.
+            request_id: the number of the request.
+            clock: the value of ``transaction_clock()`` in the request; 0: it has no clock yet.
+            following: takes the events.
+            group: the numbers of requests that may share its transaction.
         """
         node = self._node
         waiter = node.waiters.open.get(request_id)
@@ -127,10 +129,10 @@ class Executions:
         following.append(Dropped(request_id))
 
     def check_modules(self, prepared: Prepared) -> None:
-        """Check that every member has the modules for vectors that a change of the schema makes tables with.
+        """Check that every member has the vector modules that a schema change uses for its tables.
 
         Raises:
-            UnsupportedError: one lacks a module.
+            UnsupportedError: a member lacks a module.
         """
         if prepared.kind == SCHEMA and b"USING" in prepared.changes.upper():
             roster = self._node.core.state.roster
@@ -138,7 +140,7 @@ class Executions:
             self._node.plugins.check_modules((step.sql for step in decode_steps(prepared.changes)), others)
 
     def take(self, asked: FairQueue[Submitted]) -> Submitted:
-        """Take the next of the short writes, and with it those behind it that can be in the same transaction."""
+        """Take the next short write, and with it the following writes that can be in the same transaction."""
         first = asked.take()
         others: list[tuple[int, Request]] = []
         while asked.count and len(others) < self._node.core.coordinator.together.size - 1:
@@ -150,7 +152,7 @@ class Executions:
         return replace(first, others=tuple(others)) if others else first
 
     def is_short_write(self, event: Submitted) -> bool:
-        """Whether a request is known to write rows and nothing else, and does not take long as a rule."""
+        """Return whether a request is known to only write rows, and usually does not take long."""
         request, waiter = event.request, self._node.waiters.open.get(event.request_id)
         if event.once or waiter is None or waiter.prepare is not None or len(request.statements) > SHORT:
             return False
@@ -159,11 +161,11 @@ class Executions:
         return self._node.engine.only_writes(request.texts) and not self._takes_long(request)
 
     def _takes_long(self, request: Request) -> bool:
-        """Return whether a request takes long as a rule, or has a text that is long."""
+        """Return whether a request usually takes long, or has a long text."""
         return self._node.workers.expects(*request.texts)
 
     def _others(self, group: tuple[int, ...]) -> list[Request]:
-        """Return the requests of a group up to the first that has to be executed on its own."""
+        """Return the requests of a group before the first request that has to be executed on its own."""
         node = self._node
         found: list[Request] = []
         for number in group:
@@ -176,7 +178,7 @@ class Executions:
         return found
 
     def _prepare(self, request_id: int, waiter: Waiter, clock: int, others: list[Request]) -> Prepared | None:
-        """Return what a request does, and with it others if it is a short one; or None if that will come later."""
+        """Return the effects of a request, with those of others if it is short; None if a worker delivers them."""
         node, request = self._node, waiter.request
         if waiter.prepare is not None:
             return _checked(request, waiter.prepare())
@@ -221,9 +223,10 @@ class Executions:
         return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
 
     async def explain(self, statement: Statement, user: str, *, columns: bool) -> list[dict[str, Any]]:
-        """Return the effects of a text, found by running it: in a worker, for it may take long, or run for ever.
+        """Return the effects of a text, found by running it in a worker: it may take long, or run for ever.
 
-        The columns of a result are found without running anything, so that is done at once, unless it took long before.
+        The columns of a result are found without running the text. So they are found in the loop, unless that took long
+        before.
         """
         node, sql = self._node, statement.sql
         if columns and not node.workers.expects(sql):
@@ -256,8 +259,8 @@ class Executions:
                 raise TooLargeError(f"what command {command.name} returns takes more than {room} bytes; return less")
             prepared = replace(work.finish(), result=result)
             if processed and prepared.readonly:
-                # Led all the same: sent again after a lost answer, it must not find that there is nothing to do while
-                # its first run commits elsewhere.
+                # A command that wrote no row is led all the same: sent again after a lost answer, it must not answer
+                # that it had no work while its first run commits elsewhere.
                 prepared = replace(prepared, readonly=False, changes=encode_changes([]))
             return _checked(request, prepared)
 

@@ -15,11 +15,11 @@ from bedrockish_journal.storage.schema_history import FAILED, SCHEDULED
 
 
 def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
-    """Return what the client of a command was told, which became an entry, for one that has seen what the token says.
+    """Return the answer of a command from its entry, for a session with a token.
 
     Raises:
-        ConstraintError: it was a schema change that the data forbade.
-        VoidedError: it fitted nowhere, and an operator had it applied as nothing.
+        ConstraintError: the command was a schema change that the data forbade.
+        VoidedError: the entry fitted no node's tables, and an operator had it applied as nothing.
     """
     if entry.txid in engine.entries.void:
         raise VoidedError(
@@ -36,11 +36,11 @@ def recall(engine: Engine, entry: Entry, command: str, token: Token) -> Answer:
 
 
 def find_command(engine: Engine, request: Request) -> Entry | None:
-    """Return the entry that a request's command became; None if it never happened.
+    """Return the entry of a request's command; None if the command never happened.
 
     Raises:
         CommandIdError: the entry was removed, and was another user's or another request's.
-        ForgottenError: it was removed, or its id is too old to tell.
+        ForgottenError: the entry was removed, or the command's id is too old to tell.
     """
     try:
         return engine.journal.find_command(request.command)
@@ -52,16 +52,16 @@ def find_command(engine: Engine, request: Request) -> Entry | None:
 
 
 async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], command: str, user: str) -> Answer | None:
-    """Return the answer of a command that happened, as far as this node knows, to a user.
+    """Return the answer of a command for a user; None if the command did not happen as far as this node knows.
 
     Args:
         engine: has the journal.
         durable: returns when everything written so far is durable.
-        command: its id.
+        command: the id of the command.
         user: the user that asks; empty where none is required.
 
     Raises:
-        CommandIdError: it is another user's, or was settled before it happened.
+        CommandIdError: the command is another user's, or was settled before it happened.
         BedrockishError: as ``recall``.
     """
     if engine.is_away:
@@ -83,14 +83,14 @@ async def outcome_of(engine: Engine, durable: Callable[[], Awaitable[None]], com
 
 
 def again(engine: Engine, entry: Entry, request: Request, request_id: int) -> Answer | Decided:
-    """Return what to answer a request whose command has happened before.
+    """Return the answer to a request whose command has happened before.
 
-    Nothing is to be answered yet for a schema change that is not in force here: the core is told of it instead.
+    For a schema change that is not in force here yet, return the event ``Decided`` for the core instead.
 
     Raises:
         CommandIdError: the id is another user's or another request's, or was settled before the request happened.
-        ConstraintError: it was a schema change that the data forbade.
-        VoidedError: it fitted nowhere, and an operator had it applied as nothing.
+        ConstraintError: the command was a schema change that the data forbade.
+        VoidedError: the entry fitted no node's tables, and an operator had it applied as nothing.
     """
     check_request(engine.access, entry, request)
     answer = recall(engine, entry, request.command, request.token)

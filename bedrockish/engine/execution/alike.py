@@ -1,4 +1,4 @@
-"""Statements of one text that follow each other in a request: how many of them run at once, and how."""
+"""Successive statements of a request that have the same text: how many of them run at once, and how."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ ALIKE_MIN, ALIKE_MAX = 4, 250  # statements of one text that run at once: more o
 
 
 def count_alike(statements: Sequence[Statement], first: int) -> int:
-    """Return how many statements from a place on have one text, at most ``ALIKE_MAX``."""
+    """Return how many statements from a place on have the same text, at most ``ALIKE_MAX``."""
     sql, end = statements[first].sql, min(len(statements), first + ALIKE_MAX)
     for place in range(first + 1, end):
         if statements[place].sql != sql:

@@ -79,21 +79,21 @@ class Known(NamedTuple):
 class Executor:
     """An executor of requests, one at a time.
 
-    Why so large: One connection serves all kinds of statements: compiled texts, analyses, budgets and ids live as long
-    as it does, and each execution uses them all.
+    Why so large: One connection serves all kinds of statements. The compiled texts, analyses, budgets and ids live as
+    long as the connection, and each execution uses them all.
 
     Args:
-        known: what another connection knows of the schema.
-        access: what users may do.
+        known: the schema knowledge of another connection.
+        access: the rights of users.
 
     Attributes:
-        reader: another connection that shows the same rows, as long as the request has changed none; it is faster.
-        allow: lets what runs from now on have the processor for so many seconds.
-        only_writes: texts that were run, write rows, and neither set anything nor ask for their transaction.
-        stopped: why everything that runs is to end at once.
-        scope: what the functions give that statements call.
-        stays: the request has done what only the rollback of the whole transaction undoes.
-        analysis_s: how long the thread may take to analyse a statement exactly, in seconds.
+        reader: another connection that shows the same rows as long as the request has changed none, and is faster.
+        allow: sets the processor time, in seconds, that statements may take from now on.
+        only_writes: texts that have run, write rows, have no settings and call no function about their transaction.
+        stopped: the error with which everything that runs is to end at once.
+        scope: the values of the functions that statements call.
+        stays: whether the request had an effect that only a rollback of the whole transaction undoes.
+        analysis_s: how long the exact analysis of a statement may take, in seconds.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Executor:
         self._db, self._guard, self._limits, self._ids, self._prepare = db, guard, limits, ids, prepare
         self.capture, self.access = capture, access or Access()
         self._texts: dict[str, tuple[Piece, ...]] = {}
-        self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # of users who may not see what is secret
+        self._limited_texts: dict[str, tuple[Piece, ...]] = {}  # compiled for users that may not read secrets
         self._lookups, self._limited_lookups = Lookups(self._texts), Lookups(self._limited_texts)
         self.only_writes: set[str] = set()
         self._tables = Tables(db, known.tables if known is not None else None)
@@ -125,9 +125,10 @@ class Executor:
         self._until = _FOREVER
         self._budget = Budget(limits)
         self.allow = self._budget.allow
-        self._number, self._is_refused = 0, False  # of the statement that runs; whether it has taken too much memory
+        # The number of the running statement in the account of memory, and whether it has taken too much memory.
+        self._number, self._is_refused = 0, False
         self._most_bytes = limits.length_bytes
-        self._change = db.cursor().execute  # of statements without rows; a cursor for each costs half as much as they
+        self._change = db.cursor().execute  # for statements without rows: a cursor costs half as much as a statement
         self._unlimited_query = connection_query(db)
         self._interrupter = Interrupter(self._is_late)
         self.reader: apsw.Connection | None = None
@@ -155,7 +156,7 @@ class Executor:
         self._guard.allows_temporary = self.capture.has_temporary = True
 
     def forget_texts(self) -> None:
-        """Forget what was compiled: the connection has other tables, or remembers too much."""
+        """Forget the compiled texts: the connection has other tables, or remembers too many texts."""
         for known in (self._texts, self._limited_texts, self.only_writes):
             known.clear()
         for lookups in (self._lookups, self._limited_lookups):
@@ -166,11 +167,11 @@ class Executor:
         return frozenset(folded(row.name) for row in self._tables.definitions.latent if row.kind == "view")
 
     def progress(self) -> bool:
-        """Return whether to interrupt the running statement; SQLite asks now and then.
+        """Return whether to interrupt the running statement; SQLite calls this now and then.
 
-        Only a client's statement is interrupted, while ``_until`` is set. The engine's own statements before and
-        after it, also those of other transactions, must not be charged for the time and memory of a request: SQLite
-        asks for each of them in the end, because it counts a statement's steps over all its runs.
+        Only a client's statement is interrupted, while ``_until`` is set. The engine's own statements before and after
+        it, also for other transactions, must not be charged for the time and memory of a request. SQLite calls this for
+        each of them sooner or later, because it counts a statement's steps over all runs of the statement.
         """
         if self.stopped is None and not (
             self._until != _FOREVER
@@ -186,7 +187,7 @@ class Executor:
         return True
 
     def _patience(self, sql: str) -> Check:
-        """Return the check of an analysis, which leaves the loop with its budget and ends after ``analysis_s``."""
+        """Return the check that an analysis calls, which raises when the loop's budget, or ``analysis_s``, is over."""
         busy = self._limits.busy
         until = busy() + self.analysis_s
 
@@ -201,7 +202,7 @@ class Executor:
         return check
 
     def _is_late(self) -> bool:
-        """Return whether the statement that runs is to be interrupted; the watchdog asks, in its own thread."""
+        """Return whether to interrupt the running statement; the watchdog calls this in its own thread."""
         return self._limits.seconds() > self._until or self._budget.seems_over()
 
     def _takes_too_much(self) -> bool:
@@ -209,7 +210,10 @@ class Executor:
         return self._is_refused
 
     def forget(self) -> None:
-        """Nothing runs any more, however it has ended: a function may be stopped between any two of its steps."""
+        """Note that no statement runs any more, however the last one has ended.
+
+        A function may be stopped between any two of its steps, so this resets everything.
+        """
         self._interrupter.end()
         self._limits.memory.end(self._number)
         self._number, self._is_refused, self._until = 0, False, _FOREVER
@@ -223,14 +227,14 @@ class Executor:
         *,
         at_once: bool = False,
     ) -> Prepared:
-        """Run a request inside the open transaction; the caller rolls it back, whatever comes out.
+        """Run a request inside the open transaction; the caller rolls it back in any case.
 
-        With ``at_once``, statements of one text that follow each other may run so.
+        With ``at_once``, successive statements of the same text may run at once, as a batch.
 
         Raises:
-            OneByOneError: one that ran at once has failed; the caller runs the request again without.
-            MixesError: it changes the schema and has other statements, too: ``execute_mixed`` is for that.
-            TakesLongError: it has run for ``budget_s`` and is not done.
+            OneByOneError: a statement of such a batch has failed; the caller runs the request without ``at_once``.
+            MixesError: the request changes the schema and has other statements, too; see ``execute_mixed``.
+            TakesLongError: it has run for ``budget_s`` and has not ended.
             SqlError: SQLite does not accept a statement or a value.
             ConstraintError: the data forbids it.
             UnsupportedError: it cannot be replicated.
@@ -257,7 +261,7 @@ class Executor:
     ) -> Prepared:
         self.capture.start()
         cookie = None
-        begun = 0  # statements that were run with one of the same text
+        begun = 0  # the statements before this place have run, as a batch with the same text
         for place, statement in enumerate(request.statements):
             if at_once and place >= begun and not run.schema:
                 begun = place + run.alike(request, place)
@@ -273,15 +277,15 @@ class Executor:
                     raise MixesError
                 if piece.kind == SCHEMA:
                     if self._budget.is_brief and (self._tables.definitions.are_many or piece.drops_pages):
-                        raise TakesLongError(piece.sql)  # when it is rolled back, SQLite has to read all of them
+                        raise TakesLongError(piece.sql)  # after its rollback, SQLite has to read all definitions
                     if cookie is None:
                         cookie = pragmas.numbers(self._db)
-                        self.capture.deafen()  # a module writes shadow rows as it creates a table
+                        self.capture.deafen()  # a module writes shadow rows when it creates a table
                     run.schema.append(piece.sql)
                     self.stays = self.stays or piece.stays
                     run.configures = run.configures or piece.configures
                 elif piece.kind == WRITE:
-                    if piece.is_upkeep and not run.writes:  # its index is in step with the committed rows
+                    if piece.is_upkeep and not run.writes:  # its index matches the committed rows already
                         run.results.append(Result((), [], 1, None))
                         continue
                     run.writes = True
@@ -302,7 +306,7 @@ class Executor:
         return self.prepare_rows(run.gatherer, run.encode(), base, schema_version, writes=run.writes)
 
     def read(self, request: Request, budget_s: float) -> bytes | None:
-        """Return the encoded results of a request that only reads, without its read set; None if it does more.
+        """Return the encoded results of a request that only reads, without its read set; None if it does not only read.
 
         The connection shows one snapshot, and writes nothing. The caller calls ``forget`` afterwards.
 
@@ -311,7 +315,7 @@ class Executor:
             budget_s: how long it may take, in seconds.
 
         Raises:
-            TakesLongError: it has run for ``budget_s`` and is not done.
+            TakesLongError: it has run for ``budget_s`` and has not ended.
             BedrockishError: as ``execute``.
         """
         statements = request.statements
@@ -337,7 +341,7 @@ class Executor:
         rights = self.access.of(user) if self.access.users else None
         lookups = self._limited_lookups if rights is not None and rights.role < ADMIN else self._lookups
         lookup = lookups.find(statement.sql, self.lengths)
-        if lookup is None or budget_s > self._limits.budget_s:  # with more time its values may be longer
+        if lookup is None or budget_s > self._limits.budget_s:  # with more time, longer values are allowed
             return None
         if rights is not None:
             rights.check(lookup.piece, self._views)
@@ -375,10 +379,10 @@ class Executor:
         return piece, after
 
     def repeatable(self, sql: str, user: str = "") -> "Recipe | None":
-        """Return how to run a text many times at once; None unless it has run before, and is one plain write.
+        """Return the recipe to run a text many times at once; None unless it has run before, and is one plain write.
 
         Raises:
-            ForbiddenError: it is not this user's to run.
+            ForbiddenError: the user may not run it.
         """
         rights = self.access.of(user) if self.access.users else None
         known = (self._texts if rights is None or rights.role >= ADMIN else self._limited_texts).get(sql)
@@ -389,7 +393,7 @@ class Executor:
             rights.check(piece, self._views)
         if piece.kind != WRITE or piece.columns or piece.setting or len(piece.names) > MANY_PARAMETERS:
             return None
-        if piece.settings:  # which are in force for one statement
+        if piece.settings:  # settings that are in force for one statement
             return None
         plan = self.analysis.plan(piece)
         return None if plan.dependents is not None or plan.lengths.has_calls else Recipe(piece, plan)
@@ -397,14 +401,14 @@ class Executor:
     def repeat(
         self, recipe: "Recipe", statements: Sequence[Statement], until: float = _FOREVER
     ) -> list[tuple[Result, tuple[Any, ...]]] | None:
-        """Run statements of the recipe's text, as many as there is time for; return each one's result and values.
+        """Run statements of the recipe's text, as many as there is time for; return the result and values of each.
 
-        None if one failed: the caller rolls all of them back, and runs them one by one, which tells what is wrong.
+        Return None if one failed: the caller rolls all of them back and runs them one by one, which finds the error.
 
         Args:
             recipe: from ``repeatable``.
             statements: at least one.
-            until: by the clock of the limits, when no other one is to begin.
+            until: no statement begins after this time, by the clock of the limits.
         """
         piece, db, seconds, lengths = recipe.piece, self._db, self._limits.seconds, recipe.plan.lengths
         names, change, text = piece.names, self._change, ""
@@ -424,7 +428,7 @@ class Executor:
                 if until < _FOREVER and seconds() > until:
                     break
         except (apsw.Error, BedrockishError):
-            self._change = db.cursor().execute  # where a value did not fit, the one before keeps all of them
+            self._change = db.cursor().execute  # if a value did not fit, the old cursor keeps all values
             return None
         finally:
             restore(db, lengths, most=self._most_bytes)
@@ -438,10 +442,10 @@ class Executor:
         return statement.sql not in self._texts and self._guard.expansion.added(statement.sql) > LOOP_TOKENS
 
     def pieces(self, statement: Statement, user: str = "") -> Iterator[tuple[Piece, tuple[Any, ...]]]:
-        """Yield the compiled statements of a text with their parameters; each is to be run before the next is asked.
+        """Yield the compiled statements of a text with their parameters; the caller runs each before it takes the next.
 
         Raises:
-            ForbiddenError: it is not this user's to run.
+            ForbiddenError: the user may not run it.
         """
         rights = self.access.of(user) if self.access.users else None
         is_limited = rights is not None and rights.role < ADMIN
@@ -468,7 +472,7 @@ class Executor:
             raise SqlError("the text holds no statement, only blanks or comments")
         if (
             until_schema and len(statement.sql) <= TEXT_CHARACTERS and "optimize" not in statement.sql.lower()
-        ):  # what follows a schema statement was compiled for a schema that is rolled back
+        ):  # statements after a schema statement are compiled for a schema that is rolled back
             if len(texts) >= TEXTS_MAX:
                 self.forget_texts()
             texts[statement.sql] = tuple(found)
@@ -478,10 +482,10 @@ class Executor:
                 self.only_writes.add(statement.sql)
 
     def single(self, statement: Statement, user: str = "") -> tuple[Piece, tuple[Any, ...]] | None:
-        """Return the statement of a text with its parameters, as ``pieces``; None unless the text is known to hold one.
+        """Return the only statement of a text with its parameters; None unless the text is known to have only one.
 
         Raises:
-            ForbiddenError: it is not this user's to run.
+            ForbiddenError: the user may not run it.
         """
         rights = self.access.of(user) if self.access.users else None
         known = (self._texts if rights is None or rights.role >= ADMIN else self._limited_texts).get(statement.sql)
@@ -494,8 +498,8 @@ class Executor:
     ) -> tuple[Piece, tuple[Any, ...]]:
         """Return a statement that the user may run, with the values of its parameters.
 
-        No value may be left over after the last statement. That is checked before it runs: in an open transaction,
-        rows of a statement that has run would stay.
+        No value may be left over after the last statement. This is checked before the statement runs: in an open
+        transaction, the rows of a statement that has run would stay.
         """
         if rights is not None:
             rights.check(piece, self._views)
@@ -505,7 +509,7 @@ class Executor:
         return given
 
     def _rewritten(self, piece: Piece) -> Rewritten | None:
-        """Return what to run instead so that ids are given, if SQLite agrees that it does the same otherwise."""
+        """Return the statement to run instead, which assigns ids, if SQLite compiles it to the same otherwise."""
         auto = rewrite(piece.sql, self._tables.by_name)
         if auto is None:
             return None
@@ -517,17 +521,17 @@ class Executor:
         same = (other.kind, other.names, other.columns, other.tables, other.rest) == (
             (piece.kind, piece.names, piece.columns, piece.tables, "")
         )
-        # A trigger that gives ids in the same table itself would meet ids that were given before it ran.
+        # A trigger that assigns ids in the same table would meet ids that were assigned before it ran.
         own = {(auto.table, ""), (auto.table, "ROWID"), (auto.table, self._tables.by_name[auto.table].id_column)}
         return auto if same and not own & other.inner else None
 
     def query(self, sql: str, many: Sequence[Params]) -> Iterator[tuple[Any, ...]]:
-        """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all.
+        """Run a query for each tuple of parameters, for reads that depend on rows; yield the rows of all runs.
 
-        It may take as long as a statement: where a loop has ended is found by going the same way again.
+        The runs may take as long as the statement: the end of a loop is found by running the loop again.
 
         Raises:
-            TakesLongError: it has run for the time allowed and is not done.
+            TakesLongError: it has run for the time allowed and has not ended.
             apsw.Error: it runs longer than a statement may, or SQLite failed otherwise.
         """
         if self._budget.is_over:
@@ -558,10 +562,10 @@ class Executor:
             piece: the statement.
             params: its parameters.
             room: bytes that its rows may take.
-            lengths: how long its values may be; by default what its program says.
+            lengths: how long its values may be; by default the lengths from its plan.
 
         Raises:
-            TakesLongError: it is over the loop's budget, or has values for which it would be.
+            TakesLongError: it is over the loop's budget, or would be with values as long as its own.
             TooLargeError: the rows take more than ``room`` bytes, or it changes too much, or it runs too long.
         """
         if self._budget.is_over or (piece.is_dear and self._budget.is_brief):
@@ -599,7 +603,7 @@ class Executor:
         except apsw.Error as error:
             if self._interrupter.caused(error):
                 raise self._interrupted(piece.sql) from error
-            self._change = self._db.cursor().execute  # where a value did not fit, the one before keeps all of them
+            self._change = self._db.cursor().execute  # if a value did not fit, the old cursor keeps all values
             if in_loop and is_too_long(error):
                 raise TakesLongError(piece.sql) from None
             said = translate(error, piece.sql, self._db.system_errno)
@@ -648,11 +652,11 @@ class Executor:
 
     @contextmanager
     def judging(self, sql: str) -> Iterator[None]:
-        """Let what looks at the whole schema take as long as a statement, the last of which was ``sql``.
+        """Let the block, which looks at the whole schema, take as long as a statement; ``sql`` was the last statement.
 
         Raises:
-            TakesLongError: it has run for the time allowed and is not done.
-            StatementTimeoutError: it runs longer than a statement may.
+            TakesLongError: the work has run for the time allowed and has not ended.
+            StatementTimeoutError: the work runs longer than a statement may.
         """
         self._until = self._limits.seconds() + self._limits.statement_s
         self._interrupter.has_cut = False
@@ -679,7 +683,7 @@ class Executor:
             raise UnsupportedError(
                 "names that begin with bedrockish_ belong to the database itself; choose another name"
             )
-        access_set = AccessSet()  # it reads nothing now: its statements run for good at its activation
+        access_set = AccessSet()  # empty: the statements run for good only at the activation
         changes = encode_statements(run.schema) if changed else encode_changes([])
         kind = SCHEMA_KIND if changed else ROWS
         return Prepared(base, version, False, kind, access_set, changes, encode_results(run.results))
@@ -690,14 +694,14 @@ class Executor:
         return self._tables.foreign_keys and deferred_broken(self._db)
 
     def begin(self, gatherer: AccessSetBuilder) -> "Run":
-        """Begin another request on top of those executed before; return its run."""
+        """Begin another request on top of the requests executed before; return its run."""
         self._db.set_last_insert_rowid(0)
         return Run(self, gatherer, self._limits.result_bytes)
 
     def prepare_rows(
         self, gatherer: AccessSetBuilder, result: bytes, base: dict[str, int], version: int, *, writes: bool
     ) -> Prepared:
-        """Return what was executed since the capture began, and roll it back."""
+        """Return the effects of the statements since the capture began, and roll them back."""
         capture, db = self.capture, self._db
         changes, touched = capture.stop()
         blurred: list[str] = []
@@ -707,8 +711,8 @@ class Executor:
             before = capture.read_rows(touched)
             blurred = capture.blurred(touched, before, after)
             changes += capture.net_changes(before, after)
-        # A write that met no row is led like any other: it claims its command's id, or, sent again after a lost answer,
-        # it could say "nothing" here while its first attempt commits elsewhere.
+        # A write that met no row is led like any other, and so claims its command's id. Otherwise, when it is sent
+        # again after a lost answer, it could answer that it met no row while its first attempt commits elsewhere.
         packed = encode_changes(changes) if writes else b""
         access_set = gatherer.rows(changes, blurred)
         spans = gatherer.spans(access_set, changes)
@@ -726,7 +730,7 @@ def _given(piece: Piece, binder: Binder) -> tuple[Piece, tuple[Any, ...]]:
 
 
 def refused_on(base: dict[str, int], version: int, access_set: AccessSet) -> Prepared:
-    """Return what a refusal rests on, as something that only reads."""
+    """Return the reads on which a refusal rests, as a transaction that only reads."""
     return Prepared(base, version, True, ROWS, access_set, b"", NOTHING)
 
 
@@ -744,7 +748,7 @@ class Run:
         self._begun: list[tuple[Piece, tuple[Any, ...]]] = []
 
     def set(self, piece: Piece) -> None:
-        """Set something for the rest of the request."""
+        """Apply a setting for the rest of the request."""
         self.settings = True
         pragmas.apply(self._executor._db, piece.sql)
         self.results.append(Result((), [], -1, None))
@@ -769,10 +773,10 @@ class Run:
         self.results.append(Result(piece.columns, rows, rowcount, db.last_insert_rowid() or None))
 
     def alike(self, request: Request, first: int) -> int:
-        """Run the statements at and after a place at once that have one text; return how many, 0 if that cannot be.
+        """Run the statements from a place on that have the same text at once; return how many, 0 if they cannot.
 
         Raises:
-            OneByOneError: one of them failed.
+            OneByOneError: a statement failed.
             TakesLongError: the request is over its budget.
         """
         executor, statements = self._executor, request.statements
@@ -801,9 +805,9 @@ class Run:
         return encode_in_steps(self.results, self._most - self._room)
 
     def looked_at(self) -> AccessSet:
-        """Return what decided that the request goes as far as it went: all that was read, and that constraints read."""
+        """Return the reads that decided how far the request went: those of its statements and of its constraints."""
         if self.schema:
-            return AccessSet(read_ranges=EVERYTHING)  # a schema statement says nothing of the rows that it reads
+            return AccessSet(read_ranges=EVERYTHING)  # the reads of a schema statement are not known
         points, ranges = set[bytes](), set[Range]()
         for piece, params in self._begun:
             more_points, more_ranges = self._executor.analysis.plan(piece).bind_failed(params)

@@ -1,8 +1,9 @@
 """Several requests in one transaction: each is executed on top of the changes of those before it.
 
 Commands that wait for the same key would only conflict with each other. Led together, they cost one round of votes
-instead of one each. A request is in the transaction whole or not at all: at the first request that fails, is slow or
-needs more than row changes, those before it are executed again without it, so that no part of it stays in the capture.
+instead of one round each. A request is in the transaction whole or not at all: at the first request that fails, is slow
+or needs more than row changes, the requests before it are executed again without it, so that the capture has no part of
+it.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,31 +61,31 @@ def execute(
     """Run requests, at least two, inside the open transaction; the caller rolls them back, whatever comes out.
 
     Args:
-        executor: of the writing connection.
-        base: the commits that they see.
-        version: of the schema.
-        budget_s: how long all of them may take, in seconds.
-        scope: what the clock's functions give.
-        requests: all of the same isolation.
+        executor: the executor of the writing connection.
+        base: the commits that the requests see.
+        version: the version of the schema.
+        budget_s: how long all requests together may take, in seconds.
+        scope: the values of the clock's functions.
+        requests: the requests, all of the same isolation.
 
     Raises:
-        ApartError: one of them cannot be in it.
+        ApartError: a request cannot be in the transaction.
         DamagedError: the file failed; the node must stop.
     """
     gatherer = AccessSetBuilder(executor.analysis, serializable=requests[0].isolation == SERIALIZABLE)
     executor.allow(budget_s)
     executor.capture.start()
     results: list[bytes] = []
-    ends = [0]  # how many changes there were after each
+    ends = [0]  # the number of changes after each request
     try:
         for request in requests:
             scope.begin(request.command, 0, base)
             result = _one(executor, request, gatherer)
-            if scope.named:  # what the journal says of the transaction is looked up by the id of its first command
+            if scope.named:  # the journal finds the transaction by the id of its first command
                 raise _AloneError
             results.append(result)
             ends.append(executor.capture.count)
-        can_tell = not executor.capture.blind  # what is done to tables that it cannot see is merged in the end
+        can_tell = not executor.capture.blind  # changes of tables that the capture does not see are merged at the end
         prepared = executor.prepare_rows(gatherer, results[0], base, version, writes=True)
         joined = tuple((one.command, result) for one, result in zip(requests[1:], results[1:], strict=True))
         shares = tuple(end - start for start, end in pairwise(ends)) if can_tell else ()
@@ -95,7 +96,7 @@ def execute(
     except DamagedError:
         raise
     except (TakesLongError, BedrockishError, _AloneError) as error:
-        # All of them may be too much where each is not; else the one that was at work has failed.
+        # All requests together may be too much where each alone is not; else the request that was running has failed.
         whole = len(results) == len(requests) or isinstance(error, TakesLongError)
         raise ApartError(len(results) // 2 if whole else len(results)) from None
     finally:

@@ -1,7 +1,7 @@
-"""Lookups: reads by known texts that are over in a moment for any content of the tables.
+"""Lookups: reads by known texts that end in a moment for any content of the tables.
 
-Most requests of a node are lookups. Nothing has to watch such a read, so it needs no budget, no number in the account
-of memory, and no look at its plan. Its result is that of ``Executor.read``.
+Most requests of a node are lookups. A lookup need not be watched: it needs neither a budget, nor a number in the
+account of memory, nor a look at its plan. Its result is the same as that of ``Executor.read``.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,8 +23,8 @@ class Lookup(NamedTuple):
 
     Attributes:
         piece: the statement, which calls no function and has no settings.
-        most: bytes of its longest value in the node's loop.
-        head: its encoded result up to the rows.
+        most: how many bytes a value may have when it runs in the node's loop.
+        head: the encoded result up to the rows.
     """
 
     piece: Piece
@@ -32,7 +32,7 @@ class Lookup(NamedTuple):
     head: bytes
 
     def run(self, db: apsw.Connection, statement: Statement, limits: Limits) -> bytes | None:
-        """Return the encoded result of a statement with this text; None if the error is for others to tell.
+        """Return the encoded result of a statement with this text; None if the caller has to find the error.
 
         Raises:
             apsw.Error, BedrockishError: it fails.
@@ -56,7 +56,7 @@ class Lookups:
     """The lookups among compiled texts.
 
     Args:
-        texts: what has run before; ``clear`` is called when it is cleared.
+        texts: the texts that have run before; ``clear`` is called when they are cleared.
     """
 
     def __init__(self, texts: Mapping[str, tuple[Piece, ...]]) -> None:

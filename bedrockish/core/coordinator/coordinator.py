@@ -4,10 +4,10 @@ A client's request (``InFlight``) may need several attempts. An *attempt* is one
 waits for the transactions that it conflicts with, and is then executed again on a newer snapshot. It is answered
 "did not happen" only when every attempt that it made is known to have been rolled back.
 
-On the way to its transaction, or to its answer if it only reads, a request is moved by ``Coordinator.advance`` alone:
-timers, completions and the parts that unblock it note that its stage has ended, the handler of the stage returns the
-next one or the reason for it, and ``advance`` enters that. In flight, it depends on a transaction: ``Attempts``
-answers it, or lets it pause, together with all that share the transaction.
+On the way to its transaction, or to its answer if it only reads, a request is moved by ``Coordinator.advance`` alone.
+Timers, completions and the parts that unblock the request note that its stage has ended. The handler of the stage then
+returns the next stage, or the reason for it, and ``advance`` enters that stage. A request in flight depends on a
+transaction: ``Attempts`` answers the request, or lets it pause, together with all requests that share the transaction.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,8 +44,8 @@ from bedrockish_journal.model.clock import moved
 from bedrockish_journal.model.transaction import SCHEMA, Txid
 from bedrockish_journal.model.vector import covers
 
-# Where a request goes on: the next stage, or the reason for it. An attempt is begun (IN_FLIGHT), an obstacle waited for
-# (WAITING, PAUSED), and an error is the answer as soon as none of its attempts can happen any more (ENDING).
+# The next stage of a request, or the reason for it: an attempt is begun (IN_FLIGHT), the end of an obstacle is waited
+# for (WAITING, PAUSED), and an error is answered as soon as no attempt of the request can still commit (ENDING).
 Step = (
     Literal[Stage.EXECUTING, Stage.CLOCK, Stage.CHECKING, Stage.AHEAD, Stage.SCHEMA]
     | Attempt
@@ -74,7 +74,7 @@ class Coordinator:
         self.offers = Offers(state, staging)
         self.together = Together(in_flight, self.ready)
         self.attempts = Attempts(state, apply_queue, self.replies, self.contention, self.together)
-        self._behind: dict[int, InFlight] = {}  # those whose session has seen more than this node
+        self._behind: dict[int, InFlight] = {}  # the requests whose session has seen more than this node
         # By the stage that has ended. IN_FLIGHT and ACTIVATING end with a transaction, and ENDING with the answer.
         self._handlers: dict[Stage, Callable[[InFlight, End], Step]] = {
             Stage.TOKEN: self._take_up,
@@ -92,14 +92,16 @@ class Coordinator:
     def submit(
         self, number: int, request: Request, *, once: bool = False, others: Sequence[tuple[int, Request]] = ()
     ) -> None:
-        """Take a request; ``once`` if it cannot be executed again. ``others`` came with it, and may share with it."""
+        """Take a request, which with ``once`` cannot be executed again.
+
+        ``others`` are requests that came with it, and may share its transaction.
+        """
         state, ready = self.state, []
         for each, asked in ((number, request), *others):
             now = state.clock.now.seconds
             inflight = InFlight(each, asked, now + asked.timeout_s, once=once, came=now)
             self.replies.in_flight[each] = inflight
-            # Nothing was sent for it yet: to say at once that it did not happen is the truth, and its client goes
-            # elsewhere.
+            # No message was sent for the request yet, so it did not happen, and its client can go to another node.
             if state.trouble:
                 self.replies.finish(inflight, requests.out_of_service(state))
                 continue
@@ -130,23 +132,24 @@ class Coordinator:
                 self.ready.add(inflight)
 
     def ends(self, stage: Stage, number: int, end: End = None) -> None:
-        """Note that a request's stage is over; without effect on a request that has left it before."""
-        # It may be gone: its client has hung up, or its time is over. An execution was rolled back in any case.
+        """Note that a stage of a request is over; without effect if the request has left that stage already."""
+        # The request may be gone, because its client has hung up, or its time is over. Its execution is rolled back in
+        # any case.
         inflight = self.replies.in_flight.get(number)
         if inflight is not None and inflight.stage is stage:
             self.ready.queue[number] = inflight, stage, end
 
     def advance(self) -> None:
-        """Take on the requests that are ready, one after the other, until none is.
+        """Move the requests that are ready to their next stages, one after the other, until no request is ready.
 
-        A request goes on from here alone: the handler of its stage returns the next one, with its reason if there is
-        one. It leaves this loop for a stage in which it waits; the end of that stage makes it ready again.
+        Only this loop moves requests on: the handler of a request's stage returns the next stage, or the reason for it.
+        A request leaves the loop for a stage in which it waits; the end of that stage makes it ready again.
         """
         replies, contention, ready = self.replies, self.contention, self.ready
         queue = ready.queue
         while queue:
             inflight, stage, end = queue.pop(next(iter(queue)))
-            # Its time may have been over in this very step.
+            # The request's time may have ended in this step.
             if inflight.stage is not stage:
                 continue
             match self._handlers[stage](inflight, end):
@@ -171,7 +174,7 @@ class Coordinator:
                         ready.add(inflight)
                 case Stage.AHEAD:
                     inflight.move(Stage.AHEAD)
-                    contention.wait_queue.leave(inflight)  # the pieces may take seconds to arrive
+                    contention.wait_queue.leave(inflight)  # the pieces may take seconds to arrive at the voters
                 case Stage.SCHEMA:
                     replies.schema_barrier.wait(inflight)
                     contention.wait_queue.leave(inflight)
@@ -181,7 +184,7 @@ class Coordinator:
     # -- the handlers of the stages --------------------------------------------------------------------------------
 
     def _take_up(self, inflight: InFlight, _end: End = None) -> Step:
-        """Execute a request, or begin it again as it is, unless that would be for nothing."""
+        """Execute a request, or begin its kept execution again, unless an obstacle is known that would make it lose."""
         inflight.is_free = False
         found: Step | None = None
         # A first execution may be a read that need not wait.
@@ -199,7 +202,7 @@ class Coordinator:
         return Stage.EXECUTING
 
     def _schema_ahead(self) -> Step | None:
-        """Return the wait for a schema change: executed before it is in force, a request would be executed twice."""
+        """Return the wait for a schema change that is due: a request executed before it is in force would run twice."""
         state = self.state
         change = state.votes.pending.schema_change()
         if change is not None and change.activates <= state.clock.read():
@@ -207,9 +210,9 @@ class Coordinator:
         return Stage.SCHEMA if state.schema.is_behind(state.clock.read()) else None
 
     def _begin_again(self, inflight: InFlight, prepared: Prepared) -> Step | None:
-        """Lead a kept execution on what is committed now; return None if the request has to be executed again.
+        """Lead a kept execution on the commits of now; return None if the request has to be executed again.
 
-        A large transaction takes long to execute, and each time others would conflict with it at the end.
+        A large transaction takes long to execute, so that each new execution could end in a conflict again.
         """
         moved = move(self.state, inflight, prepared)
         if isinstance(moved, BedrockishError) or not self.state.roster.is_voter(self.state.me):
@@ -223,9 +226,9 @@ class Coordinator:
         inflight.move(Stage.EXECUTING)
         inflight.kept = None
         inflight.executed_at = self.state.clock.now.seconds
-        # The refusal of an earlier execution rests on the snapshot of that execution.
+        # An earlier refusal rests on the snapshot of an earlier execution.
         inflight.refused = None
-        # Only now: a majority's clocks have moved ours up, so the next value is later than all that was acknowledged.
+        # Only now have a majority's clocks moved ours up, so the next value is later than every acknowledged commit.
         clock = self.state.clock.tick() if inflight.wants_clock else 0
         group: tuple[int, ...] = ()
         if inflight.behind:
@@ -235,24 +238,24 @@ class Coordinator:
 
     def _pause_over(self, inflight: InFlight, _end: End) -> Step:
         self.contention.wait_queue.go_on(inflight.number)
-        # No transaction has begun during our pause, so drop the rivals for which we paused.
+        # The rivals have begun no transaction during their turn, for which this request paused: drop them.
         if inflight.turn is not None:
             self.contention.turns.passed(inflight.turn)
         return inflight.error or self._take_up(inflight)
 
     def _clock_told(self, inflight: InFlight, _end: End) -> Step:
-        """Execute a request with the clock that a majority has moved up to, or answer it if it only read."""
+        """Execute a request after a majority has moved its clocks up, or answer it if it only read."""
         return Stage.EXECUTING if inflight.read is None else self._read(inflight, inflight.read)
 
     def moved_to_worker(self, number: int) -> None:
-        """Unblock the requests that only stand behind one that is now executed in a worker, which takes long."""
+        """Unblock the requests behind a request that is now executed in a worker, which takes long."""
         inflight = self.replies.in_flight.get(number)
         if inflight is not None:
             self.together.part(inflight)
             self.contention.wait_queue.leave(inflight)
 
     def _executed(self, inflight: InFlight, end: End) -> Step:
-        """Lead what was executed, or answer it if it only read."""
+        """Lead the transaction of a request that was executed, or answer the request if it only read."""
         if end is None:
             return self._take_up(inflight)
         assert not isinstance(end, bool)
@@ -260,7 +263,7 @@ class Coordinator:
             inflight.wants_clock = True
             return self._take_up(inflight)
         state = self.state
-        # One that was never executed has another reason to tell (``did_not_happen``).
+        # Counted also after a failure: ``did_not_happen`` tells another reason for a request that was never executed.
         inflight.attempts += 1
         if isinstance(end, Failed):
             return self._failed(inflight, end.error)
@@ -269,8 +272,8 @@ class Coordinator:
         if isinstance(end, Overtaken):
             return self._overtaken(inflight, prepared)
         inflight.read = None
-        # Its client has acted on reads of a while ago. Only what reads, and need not read the newest, may stay that
-        # old; all else must still be true on what is applied now.
+        # The client has acted on reads of a while ago. They may stay that old only if the request just reads, and not
+        # at the level ``strict``. Otherwise the reads must still be the same on the commits that are applied now.
         if inflight.once and not (prepared.readonly and inflight.request.read != STRICT):
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
@@ -280,8 +283,8 @@ class Coordinator:
             return self._take_up(inflight)  # a schema change has come into force since
         if prepared.readonly:
             inflight.read = prepared
-            # A clock that is told has to be below the clock of the next request that asks, at any node: before the
-            # answer leaves, a second round moves a majority up to it.
+            # A clock that a client is told must be below the clock of the next request for a clock at any node. So
+            # before the answer leaves, a second round moves a majority's clocks up to it.
             return Stage.CLOCK if prepared.clock else self._read(inflight, prepared)
         # Only voters lead (V2): no voter would approve it.
         if not state.roster.is_voter(state.me):
@@ -294,21 +297,21 @@ class Coordinator:
         return self._lead(inflight, prepared)
 
     def _read(self, inflight: InFlight, prepared: Prepared) -> Step:
-        """Answer what only read, unless a majority has to be asked first whether it is still so."""
+        """Answer a request that only read, unless a majority has to be asked first whether its reads are the newest."""
         return Stage.CHECKING if inflight.request.read == STRICT else self.replies.answer_read(inflight, prepared)
 
     def _failed(self, inflight: InFlight, error: BedrockishError) -> Step:
-        """Answer a request that cannot be executed. An earlier attempt of it may have happened nevertheless.
+        """Answer a request that cannot be executed; an earlier attempt of it may still commit.
 
-        A refusal is an answer: its reads are certified like any other, at the level that the client asked for.
+        A refusal is an answer: its reads are certified like those of other answers, at the level of the request.
         """
         rests_on: Prepared | None = error.rests_on
         read = move(self.state, inflight, rests_on) if inflight.once and rests_on is not None else rests_on
-        # It rests on no data at all (a syntax error, say), or that data has changed: then that is the answer.
+        # An error that rests on no data (a syntax error, say) is the answer, and so is the error that the data changed.
         if read is None or isinstance(read, BedrockishError):
             return read or error
-        # At other levels the past is a right answer, and so is a refusal of the past; if this node knows of more, it
-        # says so.
+        # At other levels than ``strict``, an answer or a refusal from the past is right; if this node knows of commits
+        # that it lacks, the refusal says so.
         if inflight.request.read != STRICT:
             return requests.lagging(error) if self.reading.may_lag(read) else error
         if read.schema != self.state.schema.version:
@@ -322,7 +325,7 @@ class Coordinator:
         assert prepared is not None
         if is_valid and self.replies.schema_barrier.blocks(prepared, self.state.clock.value):
             return Stage.SCHEMA
-        # Columns and rows of an older schema are not what the database is at this moment, whatever the voters hold.
+        # Rows of an older schema are not the newest, whatever the voters have answered.
         if is_valid and prepared.schema == self.state.schema.version:
             return inflight.refused or self.replies.answer_read(inflight, prepared)
         reads = prepared.access_set
@@ -330,13 +333,13 @@ class Coordinator:
         change = self.state.votes.pending.schema_change()
         if change is not None:
             return WaitFor(change.txid)
-        # A pause, and drawn: the writer that was met is about to end, and readers need not come back all at once.
+        # A random pause: the writer that was in the way is about to end, and not all readers should come back at once.
         return Pause(requests.READ_AGAIN_MS * (1 + self.state.draw()))
 
     def _overtaken(self, inflight: InFlight, prepared: Prepared) -> Step:
-        """Execute a request again: its execution in a worker would do something else on what is committed now."""
+        """Execute a request again: on the commits of now, its execution in a worker would have another result."""
         access_set = prepared.access_set
-        if prepared.readonly:  # a reader does not conflict with other readers
+        if prepared.readonly:  # only its reads: a reader does not conflict with other readers
             access_set = AccessSet(access_set.read_points, access_set.read_ranges)
         found = first_conflict(self.state.commit_window, access_set, prepared.base, prepared.spans)
         inflight.lost = found or inflight.lost
@@ -345,16 +348,16 @@ class Coordinator:
         return Pause(1) if inflight.goes_first else self._take_up(inflight)
 
     def _arrived(self, inflight: InFlight, _end: End) -> Step:
-        """Lead a large transaction whose pieces are at a quorum, unless its reads have been overwritten since."""
+        """Lead a large transaction whose pieces are at a quorum, unless its reads have been overwritten since then."""
         prepared, inflight.ahead = inflight.ahead, None
         assert prepared is not None
         # From here on it is treated like a request that has just been executed.
         inflight.move(Stage.EXECUTING)
         inflight.took_s = self.state.clock.now.seconds - inflight.executed_at
-        # The members may have changed while the pieces travelled.
+        # The members may have changed while the pieces were under way.
         if not self.state.roster.is_voter(self.state.me):
             return requests.write_elsewhere(self.state)
-        # Others have committed while the pieces travelled: move its base up to now, or execute it again.
+        # Others have committed while the pieces were under way: move the base up to now, or execute the request again.
         moved = move(self.state, inflight, prepared)
         if not isinstance(moved, BedrockishError):
             inflight.keep(moved)
@@ -365,32 +368,33 @@ class Coordinator:
         return self._take_up(inflight)
 
     def _end_or_check(self, inflight: InFlight, prepared: Prepared, error: BedrockishError) -> Step:
-        """End what has lost; have the rights of its user checked again if the members have changed since that."""
+        """End a request that has lost; if the members have changed, execute it again with a new check of its rights."""
         return self._take_up(inflight) if 0 < prepared.config < self.state.roster.membership.version else error
 
     def _lead(self, inflight: InFlight, prepared: Prepared) -> Step:
-        """Test a transaction on ourselves, and begin it if nothing is in its way."""
+        """Certify a transaction at this node, and begin it if it has no obstacle."""
         state = self.state
-        clock = prepared.clock or state.clock.tick()  # what its client was told, or a new one
+        clock = prepared.clock or state.clock.tick()  # the clock that its client was told, or a new one
         activates = activation_clock(state, inflight, prepared, clock) if prepared.kind == SCHEMA else 0
         commands: tuple[str, ...] = (inflight.request.command,)
-        # All ids, so that none of the commands that share it can happen elsewhere as well.
+        # The ids of all commands that share the transaction, so that none of them can also happen elsewhere.
         if prepared.joined:
             commands += tuple(command for command, _ in prepared.joined)
         inflight.writes = True
         inflight.access_set = claim(prepared.access_set, commands, prepared.kind, clock, activates)
-        # First of all tests: a command that has happened has its answer in the journal, whatever else is in its way.
+        # The first of all tests: a command that has happened has its answer in the journal, whatever obstacles there
+        # are.
         happened = state.happened(commands)
         if happened is not None:
             # The commands that were batched with it have not happened, and go on without it.
             if self._goes_alone(inflight, prepared):
                 return self._take_up(inflight)
             return self._happened(inflight, happened)
-        # Decided by its own clock: with a smaller one than the activation it belongs on the old schema and goes on.
+        # The transaction's own clock decides: below the activation, it belongs on the old schema and goes on.
         is_scheduled = state.schema.scheduled is not None
         if is_scheduled and self.replies.schema_barrier.blocks(prepared, clock):
             return Stage.SCHEMA
-        # Every voter would refuse it (V16): what its snapshot may have missed is no longer compared with anything.
+        # Every voter would reject it (V16), because commits that its snapshot lacks may have left the conflict window.
         if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):
             inflight.refusal = requests.no_safe_time(state)
             return Pause(20)  # (a node that just started): a BEGIN now would be TOO OLD
@@ -412,11 +416,11 @@ class Coordinator:
         return ReadOnlyError(why, alarm=state.health.name)
 
     def _happened(self, inflight: InFlight, found: Conflict) -> Step:
-        """Execute a request again of which a command has happened: it is then answered from the journal."""
+        """Execute a request again whose command has already happened: it is then answered from the journal."""
         if found == (FORGOTTEN, command_key(inflight.request.command)):
             return forgotten(inflight.request.command, None)
         inflight.kept = None
-        return Pause(1)  # it may have to be applied first
+        return Pause(1)  # the commit of the command may have to be applied first
 
     def _goes_alone(self, inflight: InFlight, prepared: Prepared) -> bool:
         """Unblock the commands that were only batched with the command of a transaction that is blocked.
@@ -424,26 +428,27 @@ class Coordinator:
         Return whether the request has to be executed again, before them: its transaction contains rows of theirs.
         """
         again = bool(prepared.joined)
-        # The execution contains the rows of all of them: without one of them it has to be repeated.
+        # The execution contains the rows of all these commands, and has to be repeated if one goes on alone.
         if not self.together.part(inflight) or not again:
             return False
         self.together.shrink()
         return True
 
     def _certify(self, inflight: InFlight, prepared: Prepared) -> Obstacle | None:
-        """Certify a transaction here; return what it has to wait for, or None if it may begin."""
+        """Certify a transaction at this node; return its obstacle, or None if it may begin."""
         state, access_set, reservations = self.state, inflight.access_set, self.contention.reservations
         assert access_set is not None
         if not covers(prepared.base, state.commit_window.floor):
             reservations.in_vain(inflight, access_set, prepared.kind)
-            # Something was committed and dropped since it was executed: what cannot be compared counts as a conflict.
+            # A commit since the snapshot has left the conflict window; what cannot be compared counts as a conflict.
             return Pause(1)
-        # Final, unlike what is pending: so it is asked first, as by the voters (V9).
+        # Commits are tested first, as by the voters (V9): a conflict with a commit is final, unlike one with a pending
+        # transaction.
         found = next(state.commit_window.conflicts(access_set, prepared.base), None)
         if found is not None:
             inflight.lost = found
             reservations.in_vain(inflight, access_set, prepared.kind)
-            # It is committed and not in the snapshot: execute it, with those behind it, on a newer one.
+            # The commit is not in the snapshot: execute the request, with those behind it, on a newer snapshot.
             after_ms = max(1, state.settings.schema_delay_ms * is_clock(found.key))
             return Pause(after_ms)
         obstacle = self.contention.before(inflight, prepared.kind)
@@ -452,22 +457,22 @@ class Coordinator:
         return obstacle
 
     def _attempt(self, inflight: InFlight, prepared: Prepared, clock: int, activates: int) -> Step:
-        """Return the transaction to begin for a request that conflicts with nothing, unless others go first."""
+        """Return the transaction to begin for a request without an obstacle, unless others go first."""
         state = self.state
         assert inflight.access_set is not None
-        # A clock that was told a while ago may be below what was closed or ended here since, or be taken.
+        # A clock that the client was told a while ago may be below closed time by now, or be taken.
         if prepared.clock and not self.clock_quorum.fits(prepared.clock, inflight.begun):
             inflight.unfit += 1
             too_often = inflight.once or inflight.unfit > requests.UNFIT_MAX
             return told_too_early(inflight.request.command) if too_often else Pause(1)
-        # A voter has to roll back those of our transactions that this one conflicts with before it can approve it; the
-        # other rollbacks do not concern it.
+        # Before a voter can approve this transaction, it has to roll back those of our earlier transactions that
+        # conflict with it. Other rollbacks do not concern this transaction.
         rolling: tuple[Txid, ...] = ()
         if self.rollbacks.rolling:
             met = state.votes.pending.conflicts(inflight.access_set)
             rolling = tuple(sorted(found.other for found in met if found.other in self.rollbacks))
         transaction = requests.make_transaction(state, inflight, prepared, clock, activates, rolling)
-        # V11 binds our own transactions like those of others, or a busy node would starve a membership change itself.
+        # V11 binds our own transactions like those of others: otherwise a busy node would starve a membership change.
         if self.voting.barrier is not None and self.voting.steps_back(transaction):
             return Pause(10 + 20 * state.draw())
         now = state.clock.now.seconds

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from bedrockish.core.state.state import State
 
-LATE_TIMES = 4  # an answer that takes so many times as long as usual is late
+LATE_TIMES = 4  # an answer is late if it takes four times as long as usual
 LATE_MS_MAX = 50.0  # half of the least closing lag: a BEGIN still reaches the others in time
 WEIGHT = 0.2  # of one answer in the usual time
 ASK_ALL_EVERY = 256  # questions: so a voter that has become quicker is found
@@ -15,7 +15,7 @@ class QuickestVoters:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self._usual_s: dict[str, float] = {}  # by voter, of the answers; one that was not asked yet comes first
+        self._usual_s: dict[str, float] = {}  # by voter, how long its answers take; a voter without answers comes first
         self._count = 0
 
     def first(self, wanted: int) -> tuple[list[str], list[str]]:
@@ -47,6 +47,7 @@ class QuickestVoters:
     def note_late(self, node: str, late_s: float) -> None:
         """Note that a voter has not answered for so many seconds.
 
-        They count twice: its answer is still to come, and those of the voters asked now count from the beginning, too.
+        The seconds count twice: its answer is still to come, and the answers of the voters that are asked now are
+        measured from the beginning, too.
         """
         self._usual_s[node] = max(self._usual_s.get(node, 0.0), 2 * late_s)

@@ -10,11 +10,12 @@ End = Executed | Overtaken | ClockWanted | Failed | bool | None
 class Ready:
     """A queue of requests to take on in this step.
 
-    Timers, completions and the parts of the coordinator that unblock a request add it here, and do no more with it.
+    Timers, completions and the parts of the coordinator that unblock a request only add it here.
 
     Attributes:
-        queue: the requests by number, each with its stage when it was added, and the end of that. Empty at the end of
-            most events.
+        queue: the requests by number, each with its stage when it was added, and the end of that stage. Empty at the
+        end
+            of most events.
     """
 
     def __init__(self) -> None:

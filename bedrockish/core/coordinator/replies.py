@@ -1,4 +1,4 @@
-"""The requests of our clients that are under way, and their ends: what each is told, and when."""
+"""The requests of our clients that are under way, and their answers."""
 
 from bedrockish.api.requests import Answer, Token
 from bedrockish.core.coordinator import request as requests
@@ -18,9 +18,9 @@ class Replies:
     """The requests under way, and their answers.
 
     Args:
-        state: of this node.
+        state: the state of this node.
         in_flight: the requests, by number.
-        contention: lets others go on when a request is over.
+        contention: lets other requests go on when a request is over.
 
     Attributes:
         schema_barrier: the requests that wait for a schema change.
@@ -32,26 +32,27 @@ class Replies:
 
     def answer_read(self, inflight: InFlight, prepared: Prepared) -> Answer:
         """Return the answer of a request that only read, with a token of its snapshot."""
-        # The clock of a token is above that of everything in its vector: safe time may stand in for the vector.
+        # The clock of a token is above the clock of every commit in its vector, so that safe time at or above the
+        # token's clock means that the node has the vector.
         seen, clock = inflight.request.token, self.state.read_clock()
         vector = self.state.timelines.in_short(merge(prepared.base, seen.vector))
         return Answer(prepared.result, Token(vector, max(seen.clock, clock)), None, inflight.attempts)
 
     def decided(self, number: int, txid: Txid, answer: Answer) -> None:
-        """Let a request wait whose schema change was committed before, and is not in force here yet."""
+        """Let a request wait whose schema change is committed already, and is not in force here yet."""
         inflight = self.in_flight.get(number)
         if inflight is not None:
             self.schema_barrier.decide(inflight, txid, answer)
             self.contention.leave(inflight)
 
     def activated(self, txid: Txid, failure: str) -> None:
-        """Answer the requests for a schema change that is in force, or that the data forbade."""
+        """Answer the requests for a schema change that came into force, or that the data forbade."""
         for inflight in self.schema_barrier.activated(txid):
             assert inflight.answer is not None
             self.finish(inflight, requests.schema_failed(failure) if failure else inflight.answer)
 
     def may_happen(self, number: int) -> bool:
-        """Return whether a request has happened, or may still happen when this node executes nothing more."""
+        """Return whether a request has happened, or may still happen without another execution at this node."""
         inflight = self.in_flight.get(number)
         return inflight is not None and (bool(inflight.open) or inflight.stage is Stage.ACTIVATING)
 
@@ -63,38 +64,37 @@ class Replies:
             self.contention.leave(inflight)
 
     def finish(self, inflight: InFlight, answer: Answer | BedrockishError) -> None:
-        """Answer a request, for good, and let those behind it go on."""
+        """Answer a request, and let the requests behind it go on."""
         if self.in_flight.pop(inflight.number, None) is not None:
             self.state.timers.drop(Timer.REQUEST_DEADLINE, inflight.number)
-        # The driver lets it leave when all that this step rests on is durable, as it does with messages.
+        # The driver holds the answer back until everything on which this step rests is durable, like a message.
         self.state.outbox.emit(Reply(inflight.number, answer))
         self.contention.reservations.ended(inflight)
         if inflight.behind or self.contention.wait_queue.heads:
             self.contention.wait_queue.leave(inflight)
 
     def ended(self, inflight: InFlight, transaction: Transaction, *, commit: bool) -> None:
-        """Answer a request, or run it again, after the end of a transaction that it had a part in."""
+        """Answer a request, or run it again, after the end of one of its transactions."""
         inflight.open.discard(transaction.txid)
         if commit:
-            # It ended in this step, so it is in the window; an adopted one has its place in another timeline.
+            # The transaction ended in this step, so the window has it; if it was adopted, its place is in another
+            # timeline.
             place = self.state.commit_window.known[transaction.txid].places[0]
             answer = requests.committed(self.state, inflight, transaction, place)
-            # Committed is not in force: the data may still forbid it, and its client asked for the change, not for the
-            # entry.
+            # A committed schema change is not in force yet, and the data may still forbid it, so its client waits.
             if transaction.activates:
                 self.schema_barrier.decide(inflight, transaction.txid, answer)
             else:
                 self.finish(inflight, answer)
-        # Rolled back by a recovery or by safe time, not given up here: the command is run again.
+        # The transaction was rolled back by a recovery or by safe time, not given up here: the command is run again.
         elif inflight.stage is Stage.IN_FLIGHT:
             self.contention.pause(inflight, self.state.settings.retry_ms_min * (1 + self.state.draw()))
         elif inflight.stage is Stage.ENDING and not inflight.open:
             self.finish(inflight, requests.did_not_happen(inflight, self.state))
 
     def end(self, inflight: InFlight, error: BedrockishError) -> None:
-        """Answer an error, as soon as none of the attempts can happen any more."""
-        # An attempt of which the end is not known may still be committed by a recovery: 'it did not happen' has to
-        # wait.
+        """Answer an error, as soon as no attempt of the request can still commit."""
+        # A recovery may still commit an attempt whose end is not known, so the answer 'it did not happen' has to wait.
         if not inflight.open:
             self.finish(inflight, error)
             return

@@ -24,13 +24,13 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 class Attempt:
     """One transaction of ours in flight.
 
-    ``counting`` ends when we give it up, or promise it to a recovery. ``rest``: the voters that get its BEGIN when the
-    first ones are late; none any more once they have got it. ``is_group``: of commands that came together.
-    ``repeat``: of its BEGIN. ``trace``: of the first of its requests that is recorded.
+    ``counting`` ends when we give the transaction up, or promise it to a recovery. ``rest`` are the voters that are
+    sent its BEGIN only when the first ones are late. ``is_group``: whether it has commands that only came together.
+    ``repeat``: when to send its BEGIN again. ``trace``: the trace of the first recorded request among its requests.
     """
 
     transaction: Transaction
-    numbers: list[int]  # whose: of the command, and of those that joined it
+    numbers: list[int]  # the numbers of its first request, and of those that share the transaction
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
@@ -46,9 +46,9 @@ class Attempt:
         return Begin(self.transaction.body, self.trace)
 
     def share(self, inflight: InFlight) -> None:
-        """Take in a request that shares the transaction with the one that it is begun for."""
+        """Add a request that shares the transaction."""
         self.numbers.append(inflight.number)
-        # A group that is rejected is cut in half; those that waited for each other are not (``Together``).
+        # Only requests that merely came together make a group, whose size is halved after a reject (``Together``).
         self.is_group = self.is_group or inflight.is_free
         self.trace = self.trace or inflight.request.trace
         inflight.attempts += 1
@@ -60,17 +60,17 @@ class Attempt:
     def is_lost(self, state: State, *, patient: bool) -> bool:
         """Return whether a quorum of approvals cannot be reached any more.
 
-        Once a voter has rejected, each one that is out of reach, or that let our patience run out, counts as if it had:
-        else one reject and one dead voter would keep the transaction, and its keys, for ever.
+        After one reject, each voter that is out of reach counts as if it had rejected, and without ``patient`` each
+        silent voter, too. Otherwise one reject and one dead voter would block the transaction and its keys for ever.
         """
-        # Without a reject, silent voters may only be slow, and a rollback costs every voter that has approved.
+        # Before the first reject, silent voters may only be slow, and a rollback is work for each voter that approved.
         if not self.rejects:
             return False
         lost = len(self.rejects)
         for node in state.roster.voters:
             if node != state.me and node not in self.approvals and node not in self.rejects:
                 lost += not patient or not state.roster.peers[node].up
-        # So many that the others cannot form a quorum.
+        # Lost if the other voters are too few for a quorum.
         return lost > len(state.roster.voters) - state.roster.quorum
 
 
@@ -78,15 +78,15 @@ class Attempts:
     """The transactions of this node that are in flight, each with the requests that share it.
 
     Args:
-        state: of this node.
-        apply_queue: takes what is committed.
+        state: the state of this node.
+        apply_queue: takes the commits.
         replies: answers the requests.
-        contention: orders them when a transaction is given up or ends.
+        contention: orders the requests when a transaction is given up or ends.
         together: learns how large the next groups may be.
 
     Attributes:
         open: the transactions that have not ended, by name.
-        rollbacks: those that were given up, until a majority knows.
+        rollbacks: the transactions that were given up, until a majority has accepted their rollback.
         quickest: the voters that answer first.
     """
 
@@ -99,10 +99,10 @@ class Attempts:
         self.quickest = QuickestVoters(state)
 
     def begin(self, inflight: InFlight, attempt: Attempt) -> None:
-        """Begin a transaction: nothing can stop it. All of this is one step, durable before BEGIN leaves."""
+        """Begin a transaction that has no obstacle. All of this is one step, durable before BEGIN leaves."""
         state, transaction = self.state, attempt.transaction
         txid = transaction.txid
-        # Our vote is one of the quorum, and like each of them it is durable before anybody hears of it.
+        # Our vote is one of the quorum, and like the others it is durable before any other node hears of it.
         state.votes.hold(transaction)
         attempt.approvals[state.me] = state.timelines.applied.get(state.me, 0)
         assert txid not in self.open, "a name is given once"
@@ -115,14 +115,14 @@ class Attempts:
         self._send_begin(attempt)
         if inflight.behind:
             self.contention.wait_queue.begun(inflight, transaction)
-        # Where we are the only voter, our own vote is all that there is to count.
+        # If we are the only voter, our own vote is a quorum.
         self._count(attempt)
 
     def _send_begin(self, attempt: Attempt) -> None:
-        """Send a BEGIN to the voters: to no more than a quorum needs, the quickest, unless leaders contend.
+        """Send a BEGIN to the quickest voters, as many as a quorum needs; to all if leaders contend for its keys.
 
-        The others learn of the transaction by its COMMIT, or by its BEGIN when the first voters are late or reject it.
-        Leaders that contend for keys are told at once, by each of their voters.
+        The other voters learn of the transaction by its COMMIT, or by its BEGIN when a first voter is late or rejects.
+        Where leaders contend, each voter must know the transaction, so that none of them begins a rival.
         """
         state, begin = self.state, attempt.begin
         is_contended = state.contests.is_contended(attempt.transaction.access_set, state.clock.now.seconds)
@@ -166,7 +166,7 @@ class Attempts:
             self._count(attempt)
 
     def _count(self, attempt: Attempt) -> None:
-        # L2: our own durable one among them
+        # L2: a quorum of approvals, with our own durable one
         if attempt.counting and len(attempt.approvals) >= self.state.roster.quorum:
             self._commit(attempt)
 
@@ -176,10 +176,10 @@ class Attempts:
         attempt.counting = False
         if attempt.rest:
             state.timers.drop(Timer.BEGIN_REST, transaction.txid)
-        # From here on an approval or a reject that still comes changes nothing: it is decided once.
+        # A transaction is decided once: an approval or a reject that comes later changes nothing.
         state.note_commit(state.clock.now.seconds - attempt.since)
-        peers = list(state.roster.peers)  # also one that this may remove
-        # The label names the voters that have approved so far; a later approval proves nothing.
+        peers = list(state.roster.peers)  # with a peer that this commit may remove
+        # The label names the voters that have approved so far; no later approval is needed as evidence.
         entry = self.apply_queue.lead(transaction, attempt.approvals)
         clock = state.clock.read()
         for node in peers:
@@ -188,16 +188,16 @@ class Attempts:
             state.outbox.send(node, Commit(entry.label, body, entry.hash, clock))
 
     def on_reject(self, peer: str, message: Reject) -> None:
-        """Count a reject; when too many have rejected, give up."""
+        """Count a reject, and give the transaction up when too many voters have rejected it."""
         attempt = self.open.get(message.txid)
-        # Of a learner, or of a voter that has left, neither yes nor no counts (L1).
+        # L1: the answer of a learner, or of a voter that has left, does not count.
         if attempt is None or not attempt.counting or not self.state.roster.is_voter(peer):
             return
         if message.reason == Reason.PROMISED:
             return  # a recovery runs; its outcome will come
         attempt.rejects[peer] = message
         for inflight in self._requests_of(attempt):
-            # Only the one command whose id is that old: the others of the transaction are run again.
+            # Only the command with the old id gets this error; the other commands of the transaction are run again.
             if message.reason == Reason.FORGOTTEN and message.key == command_key(inflight.request.command):
                 inflight.error = forgotten(inflight.request.command, None)
             if message.reason == Reason.AHEAD:
@@ -205,14 +205,14 @@ class Attempts:
             if message.reason == Reason.TOO_LATE:
                 inflight.late = peer
             if message.reason == Reason.DIFFERS:
-                inflight.kept = None  # it may be made of rows of ours that are damaged, and about to be repaired
+                inflight.kept = None  # it may be made of damaged rows of ours, which will be repaired
                 inflight.differs = peer
-        # By reason: ``status`` and the metrics say why commands are run again.
+        # Counted by reason: ``status`` and the metrics tell why commands are run again.
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
-        # Either of us may be the one with damaged tables: the repair finds out by asking the others.
+        # The voter or this node has damaged tables: the repair finds out by asking the other nodes.
         self.state.doubts += message.reason == Reason.DIFFERS
         if message.other is not None:
-            # Its leader wants the same keys: from now on the two take turns.
+            # The leader of the other transaction wants the same keys: from now on the two leaders take turns.
             self.contention.turns.note_rival(message.other.leader)
             self.apply_queue.ask_about(message.other, peer)
             self.state.contests.meet(message.key, self.state.clock.now.seconds)
@@ -220,13 +220,13 @@ class Attempts:
         self._count_rejects(attempt, patient=True)
 
     def _count_rejects(self, attempt: Attempt, *, patient: bool) -> None:
-        """Give up when approvals enough cannot come any more."""
+        """Give a transaction up if a quorum of approvals cannot be reached any more."""
         if attempt.is_lost(self.state, patient=patient):
             self.give_up(attempt)
 
     def check(self) -> None:
         """Give up attempts that cannot succeed any more, and ask again the voters that have not answered for long."""
-        # As long as a leader may be silent: a voter that has not answered in this time counts as if it never would.
+        # A voter that does not answer for as long as a leader may be silent counts as if it would never answer.
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.open.values() if attempt.counting]:
             self._count_rejects(attempt, patient=self.state.clock.now.seconds - attempt.since < patience)
@@ -236,12 +236,13 @@ class Attempts:
     def _repeat(self) -> None:
         """Send a BEGIN again to the voters that have not answered it for long.
 
-        A link loses nothing, but a node takes only so many messages in pieces at a time, and drops the others.
+        A link loses no message, but a node takes a bounded number of messages in pieces at a time, and drops the
+        others.
         """
         state = self.state
         now, pause = state.clock.now.seconds, state.answer_pause_s
         for attempt in self.open.values():
-            # Later answers may have shown that the voters are slow.
+            # The pause may have grown since, because later answers have shown that the voters are slow.
             if attempt.counting and now - attempt.since >= pause and attempt.repeat.is_due(now):
                 for peer in state.roster.voters_up():
                     if peer not in attempt.approvals and peer not in attempt.rejects:
@@ -255,25 +256,25 @@ class Attempts:
         self.state.counts["given_up"] += 1
         lost = attempt.lost_for()
         if lost is not None:
-            # For people: which table or index the conflicts are about.
+            # For people: counted by the table or index of the key.
             note_conflict(self.state.counts, attempt.transaction.access_set, lost.key)
             self.state.note_rival(lost.key, lost.other)
-        # It stays pending here until a majority has accepted the rollback: until then a recovery may still commit it.
+        # The transaction stays pending here until a majority has accepted the rollback: a recovery may still commit it.
         self.rollbacks.give_up(attempt.transaction.txid)
         in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.IN_FLIGHT]
         for inflight in in_flight:
-            # The client is told of the reject that names another transaction, if there was one.
+            # The error for the client names the reject for another transaction, if there was one.
             inflight.last, inflight.contested = lost or inflight.last, True
             inflight.rejections += 1
         alone = [inflight for inflight in in_flight[1:] if inflight.is_free]
-        # One of its commands was rejected, and all had to be: the next group is smaller.
+        # One of its commands was rejected, and with it all the others: the next group is smaller.
         if attempt.is_group:
             self.together.shrink()
         for inflight in (*in_flight[:1], *alone):  # no reject tells which of them conflicted
             inflight.is_free = False
             self.contention.pause(inflight, requests.retry_pause_ms(inflight, self.state.settings, self.state.draw()))
         if in_flight:
-            # Those that share it by waiting want one key: apart they would only conflict with each other.
+            # Requests that share the transaction because they waited want the same key: apart they would only conflict.
             others = [inflight for inflight in in_flight[1:] if inflight not in alone]
             self.contention.wait_queue.stay(in_flight[0], others, attempt.transaction.txid)
             if lost is not None:
@@ -288,15 +289,15 @@ class Attempts:
         return [*filter(None, map(self.replies.in_flight.get, attempt.numbers))]
 
     def abort_conflicting(self, committed: Known) -> None:
-        """Give up what conflicts with a commit that arrived and is not in its base."""
+        """Give up our transactions that conflict with a commit that arrived and is not in their base."""
         for found in list(self.state.votes.pending.conflicts(committed.access_set, committed.txid)):
             attempt = self.open.get(found.other)
-            # L4: what has lost is given up at once; those who hold it keep others waiting for nothing.
+            # L4: a transaction that has lost is given up at once, because it blocks others at each voter that holds it.
             if attempt is not None and attempt.counting and not committed.is_in(attempt.transaction.base):
                 self.give_up(attempt)
 
     def decides(self, txid: Txid) -> bool:
-        """Return whether a transaction is still ours to commit or to roll back, and not in a recovery's hands."""
+        """Return whether we may still commit a transaction or roll it back, because no recovery has our promise."""
         attempt = self.open.get(txid)
         return txid in self.rollbacks or (attempt is not None and attempt.counting)
 
@@ -305,13 +306,13 @@ class Attempts:
         attempt = self.open.get(txid)
         if attempt is not None:
             attempt.counting = False
-        # Ballots 0 and 1 are over for us: a rollback that a majority accepts now could be against what is decided.
+        # Ballots 0 and 1 are over for us: a rollback that a majority accepts now could contradict the decision.
         self.rollbacks.forget(txid)
 
     def resend(self, peer: str) -> None:
-        """Say again to a voter what it may have missed."""
+        """Send a voter again the messages that it may have missed."""
         for attempt in self.open.values():
-            # A new link has lost what was on its way on the old one; an answer that has come is not asked for again.
+            # Messages under way on an old link are lost. A voter whose answer has come is not asked again.
             if attempt.counting and peer not in attempt.approvals and peer not in attempt.rejects:
                 self.state.outbox.send(peer, attempt.begin)
         self.rollbacks.resend(peer)
@@ -319,8 +320,8 @@ class Attempts:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def ended(self, txid: Txid) -> None:
-        """Answer the clients of a transaction with a new outcome, and unblock the requests that waited for it."""
-        # Our quorum, our rollback, a recovery or safe time may have ended it.
+        """Answer the clients of a transaction that has ended, and unblock the requests that waited for it."""
+        # Our quorum, our rollback, a recovery or safe time may have ended the transaction.
         attempt = self.open.pop(txid, None)
         if txid in self.rollbacks.rolling:
             self.rollbacks.forget(txid)
@@ -335,7 +336,7 @@ class Attempts:
         for inflight in in_flight:
             assert attempt is not None
             self.replies.ended(inflight, attempt.transaction, commit=self.state.votes.outcomes[txid])
-        # It met no conflict, so the next group may be larger.
+        # The transaction met no conflict, so the next group may be larger.
         if attempt is not None and known is not None and not contested and self.together.size < SIZE_MAX:
             self.together.grow()
         if txid in queue.waits:

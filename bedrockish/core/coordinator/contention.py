@@ -1,7 +1,7 @@
-"""The order of requests that want the same keys, behind two functions: what a request waits for, and the waiting.
+"""The order of requests that want the same keys: ``before`` returns the obstacle of a request, ``wait`` lets it wait.
 
-Reservations, the queue, the requests of this node that pause, and the turns of the leaders are policies behind them.
-Each is timing: the votes on a transaction depend on none of them.
+Reservations, the queue, the pausing requests of this node, and the turns of the leaders are the policies behind these
+two functions. Each policy only affects timing: the votes on a transaction depend on none of them.
 """
 
 from collections.abc import Mapping
@@ -41,14 +41,14 @@ class HoldBack:
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """The request stays behind another one of this node that pauses, and was here before."""
+    """The request stays behind another request of this node that pauses, and was here before."""
 
     head: int
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The keys are other leaders' for some milliseconds."""
+    """It is the turn of other leaders on these keys for some milliseconds."""
 
     left_ms: float
 
@@ -60,10 +60,10 @@ class Contention:
     """The obstacles of requests, and their waiting.
 
     Args:
-        state: of this node.
+        state: the state of this node.
         in_flight: all requests that are under way.
-        ready: takes those that can go on.
-        rollbacks: our transactions that nothing waits for.
+        ready: takes the requests that can go on.
+        rollbacks: our transactions that were given up, for which no request waits.
 
     Attributes:
         turns: the order of the leaders that want the same keys.
@@ -78,25 +78,26 @@ class Contention:
         self.reservations = Reservations(state, in_flight, self.wait_queue, self.pause)
 
     def before(self, inflight: InFlight, kind: str = ROWS) -> Obstacle | None:
-        """Return what goes before a request's transaction, which conflicts with no commit; None if it may begin."""
+        """Return the obstacle of a request whose transaction conflicts with no commit; None if it may begin."""
         state, access_set = self.state, inflight.access_set
         assert access_set is not None
         held = self.reservations.blocks(inflight, access_set, kind)
         if held is not None:
             state.counts["held_back"] += 1
             return HoldBack(held)
-        # Our own vote would reject it (V9), so a BEGIN could only disturb the others: it waits for their end here.
+        # Our own vote would reject the transaction (V9), and its BEGIN would only disturb the pending ones. So the
+        # request waits here for their end.
         for found in state.votes.pending.conflicts(access_set):
-            if found.other not in self.rollbacks:  # else our own, given up: our BEGIN carries its rollback
+            if found.other not in self.rollbacks:  # else it is ours and given up: our BEGIN carries its rollback
                 inflight.lost = found
                 self.reservations.in_vain(inflight, access_set, kind)
                 state.counts["waited"] += 1
                 return WaitFor(found.other)
-        # The others that want its keys are held back for its sake: were it to wait for one of them, both would wait.
+        # The others that want its keys hold back for its sake: if it waited for one of them, both would wait.
         if inflight.goes_first:
             return None
-        # Another request of this node that pauses for the same keys was here before: it goes first, or the newest would
-        # always be the quickest.
+        # A request of this node that pauses for the same keys was here before and goes first: otherwise the newest
+        # request would always be the quickest.
         head = self.wait_queue.head(inflight, access_set) if self.wait_queue.heads else None
         if head is not None:
             return LineUp(head)
@@ -104,9 +105,9 @@ class Contention:
         return Turn(left_ms) if left_ms else None
 
     def last_before(self) -> WaitFor | None:
-        """Return a transaction still in flight that its leader had begun before it held back for our request.
+        """Return the wait for a pending transaction that its leader began before it held back for our request, or None.
 
-        Executed before the end of that one, the request would be executed for nothing.
+        Before the end of that transaction, an execution of the request would be for nothing.
         """
         held = self.reservations.held
         assert held is not None, "a request goes first as long as its reservation is honoured here"
@@ -117,7 +118,7 @@ class Contention:
         return None
 
     def wait(self, inflight: InFlight, obstacle: Obstacle) -> None:
-        """Let a request wait until an obstacle is gone; then it is ready again."""
+        """Let a request wait until an obstacle is gone; the request is then ready again."""
         match obstacle:
             case Pause(after_ms):
                 self.pause(inflight, after_ms)
@@ -133,26 +134,26 @@ class Contention:
                 assert_never(obstacle)
 
     def pause(self, inflight: InFlight, after_ms: float) -> None:
-        """Execute a request again after a while; those behind it stay there."""
+        """Execute a request again after a while; the requests behind it stay there."""
         inflight.move(Stage.PAUSED)
         inflight.turn = None
         if inflight.goes_first:
             # A shorter pause would only cost one more failed execution, and a longer one would keep all others waiting.
             after_ms = self.reservations.settling_ms()
         else:
-            # Others that want its keys line up behind it: the newest is not to overtake who was here first.
+            # Others that want its keys line up behind it, so that the newest request does not overtake it.
             self.wait_queue.pause(inflight)
         self.state.timers.set(after_ms, Timer.REQUEST_AGAIN, inflight.number)
 
     def _wait_for_turn(self, inflight: InFlight, after_ms: float) -> None:
-        """Execute a request when it is its turn; others have theirs before."""
+        """Execute a request after the turns of other leaders, in some milliseconds."""
         self.pause(inflight, after_ms)
         inflight.turn = self.state.clock.now.seconds
-        # A request that wants everything would let all others go first, and never have its turn.
+        # A request for very many keys would let all others go first, and never have its turn.
         if inflight.access_set is not None:
             self.reservations.in_vain(inflight, inflight.access_set)
 
     def leave(self, inflight: InFlight) -> None:
-        """Let others go on that are behind a request, or hold back for its sake."""
+        """Let the requests go on that are behind a request, or hold back for its sake."""
         self.reservations.ended(inflight)
         self.wait_queue.leave(inflight)

@@ -14,8 +14,7 @@ class Ready:
 
     Attributes:
         queue: the requests by number, each with its stage when it was added, and the end of that stage. Empty at the
-        end
-            of most events.
+            end of most events.
     """
 
     def __init__(self) -> None:

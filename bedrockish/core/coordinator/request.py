@@ -1,4 +1,4 @@
-"""One client's request on its way through this node, and the errors that it may be answered."""
+"""One client's request on its way through this node, and the errors with which it may be answered."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import merge
 
 ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
-UNFIT_MAX = 5  # times; what is that slow will be so again
-KEY_BYTES = 32  # about as long as a key is
+UNFIT_MAX = 5  # executions too slow for their clock, after which the next one will be too slow as well
+KEY_BYTES = 32  # about the length of a key
 READ_AGAIN_MS = 5  # pause before a strict read that had a writer in its way is executed again
 
 
@@ -55,7 +55,7 @@ class Stage(Enum):
 _ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # its time is over, or one of its attempts was committed
 _AGAIN = frozenset({Stage.EXECUTING, Stage.CLOCK, Stage.WAITING, Stage.SCHEMA}) | _ENDS  # what executing it begins with
 
-# The stages of a request as one automaton: from where it may go on to where. Answered, it is in none.
+# The stages of a request as one automaton: by stage, the possible next stages. An answered request has no stage.
 MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.TOKEN: _AGAIN,
     Stage.EXECUTING: _AGAIN | {Stage.CHECKING, Stage.AHEAD, Stage.IN_FLIGHT, Stage.PAUSED},
@@ -79,36 +79,38 @@ class InFlight:
     Why so large: One request passes through all stages, and its error names the reasons of all of its attempts.
 
     Attributes:
-        number: the driver's name for it.
+        number: the driver's name for the request.
         deadline: seconds at which the client stops waiting.
-        attempts: how often it was executed.
-        rejections: how often voters rejected it.
+        attempts: how often the request was executed.
+        rejections: how often voters rejected its transactions.
         access_set: the access set of its last execution.
         read: its execution, if it only read, while a majority is asked about it.
-        wants_clock: it calls transaction_clock().
+        wants_clock: whether it calls transaction_clock().
         begun: the last clock with which it has begun a transaction.
-        unfit: how often its clock was too old when it was done.
-        refusal: why it was not begun, or was rejected for our clock, for its error if it did not happen.
-        late: the voter that last had closed its time when it arrived.
-        differs: the voter that last had other rows than this node.
-        open: its transactions of which the end is not known yet.
-        behind: requests that wait until this one, which goes first, is in flight or done.
+        unfit: how often its clock was too old at the end of its execution.
+        refusal: why no transaction was begun, or why one was rejected for our clock; a part of the error if the request
+            did not happen.
+        late: the last voter whose closed time was past the request's transaction when its BEGIN arrived.
+        differs: the last voter that had other rows than this node.
+        open: its transactions whose end is not known yet.
+        behind: the requests that wait until this request is in flight or has ended.
         last: the last reject that named another transaction.
-        once: it cannot be executed again: what it did rests on what its client has been told of its reads.
-        is_long: it was given more time, because it was being executed when its first time was over.
-        error: what to answer when the last of its attempts has ended without a commit.
-        refused: the error of its execution, while a majority is asked whether that rests on the newest data.
-        answer: its answer when its schema change is in force.
-        ahead: its execution, while its pieces are on their way to a quorum.
-        kept: the result of its last execution, if it is large: begun again as long as a new one would give the same.
-        contested: it has waited for others, or was rejected for them.
-        writes: it has been led, or the driver knows that it writes.
-        is_free: it was only batched with the requests whose transaction it shares, or may share: it need not wait.
-        turn: seconds when it began to wait for its turn, if it pauses for that.
-        came: seconds when it came.
-        executed_at, took_s: seconds when its last execution began, and how long that took.
-        reserves: it has asked the others to hold back (``Reservations``).
-        goes_first: whether they do.
+        once: whether it cannot be executed again, because its client has seen its reads and acted on them.
+        is_long: whether it was given more time, because it was being executed when its first time was over.
+        error: the error to answer when the last of its attempts has ended without a commit.
+        refused: the error of its execution, while a majority is asked whether the error rests on the newest data.
+        answer: the answer to send when its schema change is in force.
+        ahead: its execution, while the pieces are under way to a quorum.
+        kept: its last execution, if it is large; begun again as long as a new execution would have the same result.
+        contested: whether it has waited for others, or was rejected for them.
+        writes: whether it has been led, or the driver knows that it writes.
+        is_free: whether it was only batched with the requests whose transaction it shares, and so need not wait for
+            them.
+        turn: seconds at which it began to wait for its turn, if it pauses for its turn.
+        came: seconds at which it arrived.
+        executed_at, took_s: seconds at which its last execution began, and how long the execution took.
+        reserves: whether it has asked the others to hold back (``Reservations``).
+        goes_first: whether the others hold back for it.
         lost: the conflict of its last failed execution here: another transaction, and a key.
     """
 
@@ -149,31 +151,32 @@ class InFlight:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has only statements, and writes: others can be executed after it in its transaction."""
+        """Whether the request has only statements, and writes, so that others can share its transaction."""
         request = self.request
         return self.writes and not (
             self.once or self.wants_clock or request.read_only or request.call or request.change
         )
 
     def move(self, stage: Stage) -> None:
-        """Go on to another stage, one that ``MOVES`` has for where it is."""
+        """Go on to another stage, which ``MOVES`` allows after the present one."""
         assert stage in MOVES[self.stage], f"a request that {self.stage.value} does not go on to: {stage.value}"
         self.stage = stage
 
     def keep(self, prepared: Prepared) -> None:
         """Keep an execution, to begin it again after a conflict."""
-        # Not if others share it, or a clock or an answer of it was told: that belongs to one moment.
+        # Not if other requests share it, or if a client was told its clock or its reads: these belong to one snapshot.
         if not (self.once or prepared.clock or prepared.joined):
             self.kept = prepared
 
     def extend(self, state: State) -> bool:
-        """Move the deadline once, if it is at work, or travels, and its client has more time; return whether it moved.
+        """Move the deadline once, if the request is at work and its client has more time; return whether it moved.
 
-        Another node would have to start from the beginning.
+        The request is at work while it is executed, or its pieces are under way: another node would have to start from
+        the beginning.
         """
         more_s = self.request.longest_s - self.request.timeout_s
-        # Waiting for others does not count: there another node may be quicker, unless they hold back for its sake here.
-        # Nor does travelling without a quorum in reach: another node may have one.
+        # A request that waits for others is not at work, because another node may be quicker, unless the others hold
+        # back for its sake here. Nor is a request whose pieces have no quorum in reach: another node may have one.
         travels = self.stage is Stage.AHEAD and 1 + len(state.roster.voters_up()) >= state.roster.quorum
         is_at_work = self.stage is Stage.EXECUTING or travels or self.reserves
         if not is_at_work or more_s <= 0 or self.is_long:

@@ -1,9 +1,9 @@
-"""Which requests wait for which transactions, who goes next, and which of them share a transaction.
+"""The requests that wait for transactions: which goes next, and which share a transaction.
 
-Only the first of a queue is executed when the transaction ends for which it waits; the others stay behind it, for they
-would only conflict with it. As many of them as can be are executed on top of it and share its transaction: else a hot
-key would get only one command through in each round trip. When it is in flight, those that conflict with it
-wait for it in turn, and the rest are executed.
+When a transaction ends, only the first request of its queue is executed. The others stay behind that request, because
+they would only conflict with it. As many of them as possible are executed on top of it and share its transaction:
+otherwise only one command with a hot key would commit in each round trip. When the first request is in flight, the
+requests that conflict with it wait for it, and the rest are executed.
 """
 
 from collections import deque
@@ -16,18 +16,18 @@ from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
-COMMITS = 4  # a leader's BEGIN may take so many times a commit's time when it is its turn
-MEMORY = 200  # commits' times without a conflict after which a rival expires
+COMMITS = 4  # the turn of a leader lasts so many times the time of a commit
+MEMORY = 200  # a rival expires after so many times the time of a commit without a conflict
 
 
 class Turns:
     """Turns of the leaders that want the same keys: the rivals of one node, and the keys on which it is their turn.
 
-    At the end of a transaction for which several leaders wait, all would begin at once, each would approve its own and
-    reject the others', and none would commit. So they take turns: of the leaders that conflicted lately, the one
-    whose name follows that of the last leader begins at once, and each other one some commits' time after the one
-    before it, so that it finds the BEGIN of that one and waits for it. Turns are timing and nothing else: the votes
-    on a transaction do not depend on them.
+    At the end of a transaction for which several leaders wait, all would begin at once, each would approve its own
+    transaction and reject the others, and none would commit. So they take turns. Of the leaders that conflicted lately,
+    the one whose name follows that of the last leader begins at once. Each other leader begins some commits' time after
+    the leader before it, and so finds the BEGIN of that leader and waits for its end. Turns only affect timing: the
+    votes on a transaction do not depend on them.
 
     Attributes:
         until: by ended transaction, the seconds until which it is the turn of others on its keys; empty without rivals.
@@ -35,18 +35,18 @@ class Turns:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._rivals: dict[str, float] = {}  # leader -> seconds when one of its was last in the way of ours
-        self._reserved: AccessIndex[Txid] = AccessIndex()  # what ended, and until when it is the turn of others there
+        self._rivals: dict[str, float] = {}  # leader -> seconds when a transaction of it was last in the way of ours
+        self._reserved: AccessIndex[Txid] = AccessIndex()  # the ended transactions of ``until``, by key
         self.until: dict[Txid, float] = {}
 
     def note_rival(self, leader: str) -> None:
-        """Note that one of our transactions waits for, or was rejected for, one of this leader."""
-        # Our own wait for each other in the queue, and need no turns.
+        """Note that one of our transactions waits for a transaction of this leader, or was rejected for it."""
+        # Our own requests wait for each other in the queue, and need no turns.
         if leader != self._state.me:
             self._rivals[leader] = self._state.clock.now.seconds
 
     def passed(self, since: float) -> None:
-        """Expire the rivals last noted at or before ``since``, in seconds: they have not used their turn."""
+        """Drop the rivals that were last noted at or before ``since``, in seconds: they have not used their turn."""
         self._rivals = {rival: at for rival, at in self._rivals.items() if at > since}
 
     def reserve(self, txid: Txid, access_set: AccessSet) -> None:
@@ -69,19 +69,19 @@ class Turns:
         for txid in [txid for txid, until in self.until.items() if until <= now]:
             self._forget(txid)
         for found in self._reserved.conflicts(access_set):
-            # The longest: its keys may have ended with several transactions.
+            # The longest turn counts: several transactions with these keys may have ended.
             left_s = max(left_s, self.until[found[0]] - now)
         return 1000 * left_s
 
     def pause_ms(self, leader: str) -> float:
-        """Return how long what waited for a transaction of this leader is to wait for its turn, in milliseconds."""
+        """Return how long, in milliseconds, requests wait for our turn that waited for a transaction of this leader."""
         state = self._state
         since = state.clock.now.seconds - MEMORY * state.commit_s
-        # In commits' times and not in seconds: a fast cluster forgets fast.
+        # Measured in commits' times and not in seconds, so that a fast cluster forgets fast.
         rivals = [rival for rival, at in self._rivals.items() if at >= since and self._is_there(rival)]
         if not rivals:
             return 0.0
-        # By name, from the last leader on: all nodes compute the same order without a message.
+        # Ordered by name, from the last leader on: all nodes compute the same order without a message.
         ring = sorted({state.me, leader, *rivals})
         place = ring.index(leader) + 1
         before = (ring[place:] + ring[:place]).index(state.me)
@@ -104,8 +104,8 @@ class WaitQueue:
 
     Args:
         in_flight: all requests that are under way.
-        ready: takes those that can go on.
-        pause: executes it again after so many milliseconds, when it is its turn.
+        ready: takes the requests that can go on.
+        pause: executes a request again after some milliseconds, when it is its turn.
         turns: the order of the leaders that want the same keys.
     """
 
@@ -118,18 +118,18 @@ class WaitQueue:
     ) -> None:
         self._in_flight, self._ready, self._pause, self._turns = in_flight, ready, pause, turns
         self.waits: dict[Txid, deque[int]] = {}
-        self.heads: dict[int, InFlight] = {}  # those that pause, as their access sets tell; others line up behind them
+        self.heads: dict[int, InFlight] = {}  # requests that pause; others that want the same keys line up behind them
         self._head_keys: AccessIndex[int] = AccessIndex()
 
     def wait(self, inflight: InFlight, other: Txid) -> None:
         """Let a request, and those behind it, wait for the end of a transaction."""
-        # No other request lines up behind it any more; those that have wait with it (``_queue``).
+        # No other request lines up behind it any more; the requests behind it wait with it (``_queue``).
         self.go_on(inflight.number)
         inflight.contested = True
         self._turns.note_rival(other.leader)
         queue = self.waits.setdefault(other, deque())
         _queue(inflight, queue)
-        # A request before it would be held back for its sake, and keep it waiting in the queue.
+        # A request before it in the queue would hold back for its sake, and block it there.
         if inflight.goes_first:
             queue.remove(inflight.number)
             queue.appendleft(inflight.number)
@@ -140,7 +140,7 @@ class WaitQueue:
         _queue(inflight, self.waits.setdefault(reservation, deque()))
 
     def let_go(self, txid: Txid) -> None:
-        """Unblock all requests that wait for a transaction or reservation: they have nothing else in common."""
+        """Unblock all requests that wait for a transaction or reservation; they have only this wait in common."""
         for number in self.waits.pop(txid, ()):
             inflight = self._in_flight.get(number)
             if inflight is not None and inflight.stage is Stage.WAITING:
@@ -170,7 +170,7 @@ class WaitQueue:
         return None if found is None else found[0]
 
     def line_up(self, inflight: InFlight, head: int) -> None:
-        """Let a request, and those behind it, stay behind one that pauses."""
+        """Let a request, and the requests behind it, stay behind a request that pauses."""
         _queue(inflight, self.heads[head].behind)
 
     def became_pending(self, txid: Txid, access_set: AccessSet) -> None:
@@ -178,29 +178,29 @@ class WaitQueue:
         self._turns.begins(access_set)
         if self.heads:
             for number, _ in list(self._head_keys.conflicts(access_set)):
-                # One that pauses for another reason goes on as it was going to.
+                # A request that pauses for another reason is not affected.
                 if self.heads[number].turn is not None:
                     self.wait(self.heads[number], txid)
 
     def begun(self, inflight: InFlight, transaction: Transaction) -> None:
-        """Let the requests behind one in flight wait for its transaction if they conflict; execute the others."""
+        """Let the requests behind a request in flight wait for its transaction if they conflict; execute the others."""
         waiting, inflight.behind = inflight.behind, deque()
         queue: deque[int] = deque()
         for number in waiting:
             other = self._in_flight.get(number)
-            # Its time was over, or it was answered, while it stood here.
+            # The request's time has ended, or it was answered, while it waited here.
             if other is None or other.stage is not Stage.WAITING:
                 continue
             if other.access_set is not None and conflict(other.access_set, transaction.access_set) is not None:
                 queue.append(number)
             else:
                 self._ready.add(other)
-        # They would only conflict with it: they go on when its end is known.
+        # The requests in this queue would only conflict with the transaction: they go on when it has ended.
         if queue:
             self.waits.setdefault(transaction.txid, deque()).extend(queue)
 
     def group(self, inflight: InFlight) -> tuple[int, ...]:
-        """Return the requests behind one that may share its transaction, in order."""
+        """Return the numbers of the requests behind a request that may share its transaction, in order."""
         # No request can be executed on top of one that runs only once, asks for a clock, or changes the schema.
         if not inflight.behind or not inflight.is_plain:
             return ()
@@ -212,9 +212,9 @@ class WaitQueue:
                 other is not None
                 and other.stage is Stage.WAITING
                 and other.is_plain
-                # A transaction is certified one way: with all reads, or with none.
+                # A transaction is certified with all its reads, or with none.
                 and other.request.isolation == inflight.request.isolation
-                # Sent twice, it would happen twice in one transaction, which one id cannot prevent.
+                # A command that was sent twice would happen twice in one transaction, which its id cannot prevent.
                 and other.request.command not in commands
             ):
                 commands.add(other.request.command)
@@ -224,13 +224,13 @@ class WaitQueue:
         return tuple(group)
 
     def joined(self, inflight: InFlight, commands: Collection[str]) -> list[InFlight] | None:
-        """Take the requests behind one that share its transaction; None if one of them is not there any more."""
+        """Take the requests that share the transaction of a request; None if one of them is not behind it any more."""
         found: dict[str, InFlight] = {}
         for number in self.group(inflight):
             other = self._in_flight[number]
             if other.request.command in commands:
                 found[other.request.command] = other
-        # The prepared transaction has the effects of all of them: without one of them it cannot be begun.
+        # The prepared transaction has the effects of all these requests, and cannot be begun without one of them.
         if len(found) < len(commands):
             return None
         taken = {other.number for other in found.values()}
@@ -238,7 +238,7 @@ class WaitQueue:
         return list(found.values())
 
     def stay(self, inflight: InFlight, others: Sequence[InFlight], txid: Txid) -> None:
-        """Let those that shared a transaction, which was given up, and those that wait for it stay behind a request."""
+        """Let the requests that shared a given-up transaction, and those that waited for it, stay behind a request."""
         for other in others:
             other.move(Stage.WAITING)
         inflight.behind.extend(other.number for other in others)
@@ -246,19 +246,19 @@ class WaitQueue:
         inflight.behind.extend(self.waits.pop(txid, ()))
 
     def released(self, txid: Txid, kind: str = ROWS) -> None:
-        """Unblock the requests that waited for a transaction that blocks nothing here any more, when it is their turn.
+        """Unblock the requests that waited for a transaction that blocks no request here any more, at their turn.
 
-        Those that waited for a change of the schema or of the members have nothing else in common: all go on.
+        Requests that waited for a change of the schema or of the members have only this wait in common: all go on.
         """
         if kind != ROWS:
             self.let_go(txid)
             return
         queue = self.waits.pop(txid, deque())
-        # Those that waited for rows want the same ones: one goes, the rest stay behind it.
+        # Requests that waited for rows want the same rows: the first goes on, the rest stay behind it.
         self._go_on(queue, self._turns.pause_ms(txid.leader) if queue else 0.0)
 
     def leave(self, inflight: InFlight) -> None:
-        """Unblock the requests behind one that does not go first any more."""
+        """Unblock the requests behind a request that does not go first any more."""
         self.go_on(inflight.number)
         if inflight.behind:
             queue, inflight.behind = inflight.behind, deque()
@@ -281,7 +281,7 @@ class WaitQueue:
 
 
 def _queue(inflight: InFlight, queue: deque[int]) -> None:
-    """Let a request, and those behind it, wait at the end of a queue."""
+    """Let a request, and the requests behind it, wait at the end of a queue."""
     inflight.move(Stage.WAITING)
     queue.append(inflight.number)
     queue.extend(inflight.behind)
@@ -294,20 +294,20 @@ SIZE_MAX = 64  # commands in one group
 class Together:
     """Commands that come at the same moment share a transaction, like a group commit, at no command's cost.
 
-    A round of votes costs every node the same whether it decides one command or ten. So the commands that arrive
-    while the node is busy are executed one on top of the other, and led as one transaction: the busier a node is, the
-    larger its groups are, and at a quiet one each command has its own. They have nothing to do with each other, so
-    none is to wait, or to be rejected, for another one's sake: when a group is blocked, each command goes on alone.
-    The size of groups adapts as TCP's window does: it halves when one is rejected, and grows by one with each commit
+    A round of votes costs every node the same whether it decides one command or ten. So the commands that arrive while
+    the node is busy are executed one on top of the other, and led as one transaction. The busier a node is, the larger
+    its groups are; at a quiet node each command has its own transaction. The commands of a group are unrelated, so no
+    command should wait, or be rejected, because of another one: when a group is blocked, each command goes on alone.
+    The size of groups adapts like TCP's window: it halves when a group is rejected, and grows by one with each commit
     that met no conflict.
 
     Args:
         in_flight: all requests that are under way.
-        ready: takes those that can go on, each with those behind it.
+        ready: takes the requests that can go on, each with the requests behind it.
 
     Attributes:
         size: the largest size of the next group.
-        leading: the first request of each group, by number, as long as the others stand behind it.
+        leading: the first request of each group, by number, as long as the others stay behind it.
     """
 
     def __init__(self, in_flight: Mapping[int, InFlight], ready: Ready) -> None:
@@ -320,7 +320,7 @@ class Together:
         while in_flight:
             group, in_flight = in_flight[: self.size], in_flight[self.size :]
             first, *others = group
-            # The driver only groups requests that write; for a single one this is known after its execution.
+            # The driver only groups requests that write; whether a single request writes is known after its execution.
             first.writes = bool(others)
             for other in others:
                 other.writes, other.is_free = True, True
@@ -329,13 +329,13 @@ class Together:
             self._ready.add(first)
 
     def goes_first(self, inflight: InFlight) -> None:
-        """Note a request that is executed with its group, which is not to wait longer than that execution takes."""
-        # Requests behind it that want its key wait for its end anyway, so only a group is a reason to watch it.
+        """Note the first request of a group that is executed, so that the group waits no longer than the execution."""
+        # Requests that want its key wait for its end anyway; only requests that just came together need not wait.
         if any(other.is_free for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight
 
     def part(self, inflight: InFlight) -> bool:
-        """Let each request of the group behind one go on alone; return False without such requests."""
+        """Let each request of the group behind a request go on alone; return False if there are no such requests."""
         if self.leading.pop(inflight.number, None) is None:
             return False
         free = [other for other in self._behind(inflight) if other.is_free]
@@ -348,19 +348,19 @@ class Together:
     def settle(self) -> None:
         """Dissolve the groups whose first request has to wait."""
         for number, inflight in list(self.leading.items()):
-            # The requests that were only grouped with it are not to wait for its blocker.
+            # The requests that were only grouped with it should not wait for its obstacle.
             if inflight.stage is not Stage.EXECUTING or number not in self._in_flight:
                 self.part(inflight)
 
     def grow(self) -> None:
         """Enlarge the next group after the commit of a group, or of a single command without a rival.
 
-        Without the latter, groups of one would stay so for ever.
+        If only commits of groups counted, the size would stay at one for ever once it is one.
         """
         self.size = min(SIZE_MAX, self.size + 1)
 
     def shrink(self) -> None:
-        """Halve the next group: one was rejected, here or by others."""
+        """Halve the next group, because a group was rejected, here or by other nodes."""
         self.size = max(1, self.size // 2)
 
     def _behind(self, inflight: InFlight) -> list[InFlight]:

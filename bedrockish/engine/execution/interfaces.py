@@ -21,11 +21,11 @@ from bedrockish.engine.storage.row_applier import RowApplier
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The engine's parts.
+    """The parts of the engine that open transactions use.
 
     Attributes:
         reader: opens another connection that only reads.
-        control: runs a statement of ours that gives no rows, such as SAVEPOINT, on ``db``.
+        control: runs a statement of ours that returns no rows, such as SAVEPOINT, on ``db``.
         redo: writes the open batch again, when SQLite has rolled it back because of one statement.
     """
 
@@ -46,9 +46,9 @@ class Flushed:
     Attributes:
         applied: the last tick applied of each timeline.
         schema: version of the schema in force.
-        clock: a clock at or after that of everything applied.
-        batches: how many batches were committed in the life of the file.
-        members: how often the members and users had been learnt.
+        clock: a clock at or after the clock of every applied entry.
+        batches: the number of batches that were committed in the life of the file.
+        members: how often the members and users had been read.
     """
 
     applied: Mapping[str, int]
@@ -73,7 +73,7 @@ class Guest(Protocol):
         """Take the transaction's rows out of the open batch."""
 
     def lose(self) -> None:
-        """Note that SQLite has rolled back the open batch, and those rows with it."""
+        """Note that SQLite has rolled back the open batch, and with it the transaction's rows."""
 
 
 class Lends(Protocol):
@@ -89,17 +89,17 @@ class Lends(Protocol):
 
     @property
     def applied_clock(self) -> int:
-        """A clock that is not before that of anything applied."""
+        """A clock at or after the clock of every applied entry."""
 
     @property
     def dirty(self) -> bool:
-        """Whether something was applied that another connection does not see yet."""
+        """Whether the open batch has writes that another connection does not see yet."""
 
     def come_back(self) -> None:
         """Return when no other thread has the writer."""
 
     def lend(self, guest: Guest) -> Parts:
-        """Let them use the writer; they leave it when it is needed for something else."""
+        """Lend the writing connection to open transactions; see ``Engine.lend``."""
 
     def execute(self, request: Request) -> Prepared:
         """Run a request and roll it back."""
@@ -112,8 +112,8 @@ class Beside:
     Attributes:
         reader: opens another connection that only reads.
         prepare: gives a connection the functions and collations that were added to SQLite's own.
-        wal: descriptor of the WAL; to be copied.
-        ids: gives ids on the writer's connection.
+        wal: the file descriptor of the WAL, which the user of it has to duplicate.
+        ids: assigns ids on the writing connection.
         locks: the rows that transactions have locked.
         known: returns the schema knowledge of the writer's connection.
         access: the rights of users.

@@ -1,9 +1,9 @@
 """Reads of the last committed batch in the file, while another thread has the writer.
 
-SQLite's write-ahead log shows another connection the whole last committed batch, however much is being written on top
-of it. So a request that only reads need not wait for the writer, if that batch has everything that its session has
-seen. The number of the batch is read from the snapshot itself: the thread that has the writer may commit the next batch
-at any moment, and only the content of the batch before it is known.
+With SQLite's write-ahead log, another connection sees the last committed batch, however much is being written on top of
+it. So a request that only reads need not wait for the writer, if that batch has everything that its session has seen.
+The number of the batch is read from the snapshot itself: the thread that has the writer may commit the next batch at
+any moment, and the vector of that batch is not known yet.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Pin:
 
     Attributes:
         flushed: the state that the batch has left.
-        clock: a clock that is not before that of anything in the snapshot, nor before its schema came into force.
+        clock: a clock at or after every commit in the snapshot and the activation of its schema.
         following: the clock at which the next schema comes into force; None if no change is scheduled.
     """
 
@@ -89,7 +89,7 @@ class CommittedReads:
             if system.get_meta(db, "batches") == flushed.batches:
                 in_force, following = schema_history.clocks(db)
                 self.pinned = Pin(flushed, max(flushed.clock, in_force), following)
-            else:  # a thread has committed the next batch, and has not told yet what it left
+            else:  # a thread has committed the next batch, whose vector is not known yet
                 db.execute("ROLLBACK")
         except apsw.CorruptError as error:
             raise broken(error) from error
@@ -106,9 +106,9 @@ class CommittedReads:
             self._db.execute("ROLLBACK")
 
     def read_pinned(self, request: Request, budget_s: float) -> bytes | None:
-        """Return the encoded results of a request on the held snapshot; None if it has to go to the core.
+        """Return the encoded results of a request on the held snapshot; None if the core has to answer.
 
-        It goes there under the conditions of ``read``. The arguments are those of ``read``.
+        The core has to answer under the conditions under which ``read`` returns None.
 
         Raises:
             DamagedError: the file cannot be read; the node must stop.
@@ -162,7 +162,7 @@ class CommittedReads:
         db = beside.reader()
         try:
             db.pragma("cache_size", -CACHE_KIB)
-            give_functions(db, Holder())  # those that need a transaction of its own say so: it waits for the writer
+            give_functions(db, Holder())  # a function that needs the writer raises an error
             ids = beside.ids.twin()
             ids.register(db)
             self._capture = Capture(db, beside.limits.changes_bytes)
@@ -174,15 +174,16 @@ class CommittedReads:
         return db
 
     def read(self, request: Request, flushed: Flushed, budget_s: float) -> Committed | None:
-        """Run a request that only reads; None if it is to wait for the writer, which then says why, if it must.
+        """Run a request that only reads, and return its answer; None if it has to wait for the writer.
 
-        It waits if it does more than read, if its session has seen what is not in the last batch, if its command has
-        happened, if it takes longer than ``budget_s`` seconds, and if anything is wrong with it.
+        It has to wait if it does not only read, if its session has seen commits that are not in the last batch, if its
+        command has already happened, if it takes longer than ``budget_s`` seconds, or if it fails: the error is then
+        found with the writer.
 
         Args:
             request: at the level ``stale`` or ``session``.
-            flushed: what the last batch has left, of which ``knows`` is true.
-            budget_s: how long it may take.
+            flushed: the state that the last batch has left, of whose schema ``knows`` is true.
+            budget_s: how long it may take, in seconds.
 
         Raises:
             DamagedError: the file cannot be read; the node must stop.

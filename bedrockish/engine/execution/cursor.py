@@ -1,6 +1,6 @@
 """Results that are too long for one answer: read on a snapshot, a bounded batch at a time, in helper threads.
 
-Nothing of such a result is kept but the statement's own state in SQLite, so it may be larger than the memory.
+Between two batches only the statement's state in SQLite is kept, so a result may be larger than the memory.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ from bedrockish.engine.statements.classify import READ, Piece
 from bedrockish.errors import BedrockishError, SqlError, TooLargeError, UnavailableError, UnsupportedError
 from bedrockish_journal.model.access_set import AccessSet
 
-BATCH_BYTES = 256 << 10  # of rows, after which a batch is sent
-BATCH_S = 0.1  # seconds, after which it is sent if it has a row
+BATCH_BYTES = 256 << 10  # a batch is sent when its rows take so many bytes
+BATCH_S = 0.1  # a batch with a row is sent after so many seconds
 
 
 def compile_read(executor: Executor, statement: Statement, user: str = "") -> tuple[Piece, tuple[Any, ...], ReadPlan]:
@@ -52,7 +52,7 @@ class Batches:
     """The rows of one statement. Each call may be made in another thread, but one at a time.
 
     Args:
-        snapshot: to read on; whoever made it gives it back, after ``close``.
+        snapshot: the snapshot to read on; its maker gives it back after ``close``.
         piece: the statement.
         params: its parameters.
         lengths: how long its values may be.

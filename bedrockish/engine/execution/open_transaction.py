@@ -16,12 +16,12 @@ from bedrockish_journal.model.value import value
 
 LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements and bytes of results that a transaction may have before its first DDL
 ASKED_BYTES = 32 << 20  # of the texts and parameters of these statements
-KEY_BYTES = 200  # that a key or a range of its access set takes, about
+KEY_BYTES = 200  # about how many bytes a key or a range of the access set takes
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A savepoint: how much there was when it was set."""
+    """A savepoint: the numbers of changes and blurred tables, and the size of the changes, when it was set."""
 
     name: str
     changes: int
@@ -45,13 +45,13 @@ class SchemaCopy(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Return whether SQLite itself has ended it."""
+        """Return whether SQLite itself has ended the transaction on the copy."""
 
     def stop(self, error: BedrockishError) -> None:
-        """Let what runs end soon."""
+        """Let a running statement end soon."""
 
     def close(self) -> None:
-        """Throw the copy away."""
+        """Delete the copy."""
 
 
 def size_of(statement: Statement) -> int:
@@ -69,28 +69,31 @@ class Session:
     of their own, and share it.
 
     Attributes:
-        command: its id.
-        user: the client's user name; empty if clients need not show who they are.
+        command: the id of its command.
+        user: the client's user name; empty where clients need no user.
         base: the commits that it has seen; None until its first statement.
-        base_clock: a clock that is not before that of any of them.
-        clock: what ``transaction_clock()`` gives in it; 0 until it is called.
+        base_clock: a clock at or after the clocks of all these commits.
+        clock: the value of ``transaction_clock()`` in the transaction; 0 until it is called.
         schema: version of the schema that it runs on.
-        sets: what it has read and written.
-        snapshot: where it reads as long as it has not written.
+        sets: the keys and ranges that it has read and written.
+        snapshot: the snapshot on which it reads as long as it has not written.
         changes: the rows that it has changed, in order.
         blurred: tables of whose changes only the net effect is known.
-        size: of the changes, in bytes, roughly.
-        wrote: whether a statement that writes has succeeded, be it that it met no row.
-        log: what was run, should it come to change the schema; None: too much for that.
-        logged: how many bytes of results are kept there, roughly.
-        asked: how many bytes of texts and parameters are kept there.
-        draft: where it runs since its first schema statement.
-        unsure: a deferred foreign key was broken when it was swapped out.
-        behind: something that it has read on its snapshot has been written since, so it will not get a newer one.
-        looked_behind: it has read tables of the database itself, of which no access set tells.
-        over: SQLite itself has ended it.
-        lent: another thread reads on its snapshot; the lender ends the session afterwards if it is ``ended``.
-        ended: it is no longer needed.
+        size: about the size of the changes, in bytes.
+        wrote: whether a statement that writes has succeeded, even if it met no row.
+        log: the statements that were run, in case that the transaction changes the schema later; None: they were too
+            many to keep.
+        logged: about how many bytes of results the log has.
+        asked: how many bytes of texts and parameters the log has.
+        draft: the copy of the database on which it runs since its first schema statement.
+        unsure: whether a deferred foreign key was broken when it was swapped out.
+        behind: whether rows that it has read on its snapshot were written since, so that it cannot get a newer
+        snapshot.
+        looked_behind: whether it has read tables of the database itself, which are in no access set.
+        over: whether SQLite itself has ended it.
+        lent: whether another thread reads on its snapshot; the lender ends the session afterwards if it is
+            ``ended``.
+        ended: whether it is no longer needed.
     """
 
     serializable: bool
@@ -120,7 +123,7 @@ class Session:
     ended: bool = False
 
     def note(self, one: Logged, size: int = 0) -> None:
-        """Keep what was run; ``size`` is about that of its results, in bytes."""
+        """Keep a statement that was run; ``size`` is about the size of its results, in bytes."""
         if self.log is None:
             return
         self.log.append(one)
@@ -135,7 +138,7 @@ class Session:
         self.log, self.logged, self.asked = None, 0, 0
 
     def take_log(self) -> list[Logged]:
-        """Return the statements that were run, for the copy on which the schema changes; they are kept here no more."""
+        """Return the statements that were run, for the copy on which the schema changes; empty the log."""
         assert self.log is not None
         log, self.log, self.logged, self.asked = self.log, [], 0, 0
         return log
@@ -147,9 +150,9 @@ class Session:
         return self.size + self.logged + self.asked + KEY_BYTES * keys
 
     def saw(self, piece: Piece, params: tuple[Any, ...], rows: Sequence[Any], query: Query) -> None:
-        """Note what a statement has read that changed nothing; ``query`` sees what it has seen.
+        """Note the reads of a statement that changed no row; ``query`` sees the same rows as the statement.
 
-        That all foreign keys are right is nothing that others could change.
+        A check of foreign keys that found no fault is not noted, because others cannot make it find one.
         """
         assert self.sets is not None
         if rows or not piece.checks_keys:

@@ -88,7 +88,7 @@ class Session:
         draft: the copy of the database on which it runs since its first schema statement.
         unsure: whether a deferred foreign key was broken when it was swapped out.
         behind: whether rows that it has read on its snapshot were written since, so that it cannot get a newer
-        snapshot.
+            snapshot.
         looked_behind: whether it has read tables of the database itself, which are in no access set.
         over: whether SQLite itself has ended it.
         lent: whether another thread reads on its snapshot; the lender ends the session afterwards if it is

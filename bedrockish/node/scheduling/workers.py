@@ -146,7 +146,7 @@ class WorkerPool:
             the error, or None if the journal has the answer.
         faults: takes errors that no request was expected to raise.
         boundary: runs an action when waiting jobs can begin: when everything applied has just been committed to the
-        file.
+            file.
 
     Attributes:
         requests: the requests that came here and are not answered yet.

@@ -5,9 +5,10 @@ space, and a range is a pair (low, high) with low <= key < high. Objects are nam
 
 * ``t:NAME``  the rows of a table, by rowid or by primary key (WITHOUT ROWID),
 * ``i:NAME``  an index, by its columns and then the rowid,
-* ``u:NAME``  columns of the rows of a table: by rowid that a row is there, and by rowid and name one of its columns,
+* ``u:NAME``  columns of the rows of a table: a rowid alone stands for the existence of the row, and a rowid with a
+  name for one column of the row,
 * ``e:``      clocks, eight bytes each. A transaction reads the point of its own clock, and a schema change writes all
-  from its activation on: so the two conflict just when that transaction belongs on the new schema.
+  clocks from its activation on. So the two conflict exactly if the transaction belongs on the new schema.
 
 Only the engine knows how columns become bytes; no other code looks inside.
 """
@@ -28,7 +29,7 @@ HIGH = b"\xff"  # sorts after every encoded column
 _CLOCKS, _CLOCKS_END = b"e:\0", b"e:\x01"
 LAST_CLOCK = (1 << 64) - 1
 READS, WRITES = "read_points", "write_points"
-MANY = 1_000  # from so many single keys on, sorting pays: each range of another transaction is looked up among them
+MANY = 1_000  # sets of more single keys are sorted, so that a range of another transaction is found by bisection
 
 
 def clock_key(clock: int) -> bytes:
@@ -42,7 +43,7 @@ def is_clock(key: bytes) -> bool:
 
 
 def clocks_from(clock: int) -> Range:
-    """Return what a schema change writes that is in force from a clock on."""
+    """Return the range that a schema change writes if it is in force from a clock on."""
     return clock_key(clock), _CLOCKS_END
 
 
@@ -69,7 +70,7 @@ class AccessSet:
 
     @property
     def has_ranges(self) -> bool:
-        """Whether anything was read or written that is more than single keys."""
+        """Whether the transaction read or wrote any range of keys."""
         return bool(self.read_ranges or self.write_ranges)
 
     @property
@@ -88,7 +89,10 @@ class AccessSet:
         ]
 
     def ordered(self, which: str) -> list[bytes]:
-        """Return the single keys that were read, or written, in order; many are put in order once."""
+        """Return the single keys that were read (``READS``) or written (``WRITES``), sorted.
+
+        The order of more than ``MANY`` keys is cached.
+        """
         points: frozenset[bytes] = getattr(self, which)
         if len(points) <= MANY:
             return sorted(points)
@@ -101,7 +105,7 @@ class AccessSet:
         return found
 
     def first(self, which: str, low: bytes, high: bytes) -> bytes | None:
-        """Return the smallest single key of a range that was read, or written, or None."""
+        """Return the smallest single key in a range that was read (``READS``) or written (``WRITES``), or None."""
         points: frozenset[bytes] = getattr(self, which)
         if len(points) <= MANY:
             return min((point for point in points if low <= point < high), default=None)
@@ -110,7 +114,7 @@ class AccessSet:
         return order[at] if at < len(order) and order[at] < high else None
 
     def read_in(self, ranges: Iterable[Range]) -> bytes | None:
-        """Return a key in one of these ranges that was read, or None."""
+        """Return a key that was read and lies in one of ``ranges``, or None."""
         for low, high in ranges:
             found = self.first(READS, low, high)
             if found is not None:
@@ -122,10 +126,10 @@ class AccessSet:
 
     @classmethod
     def unpack(cls, packed: object) -> "AccessSet":
-        """Read the canonical form.
+        """Return the access set of a canonical form.
 
         Raises:
-            EntryMalformedError: it is not one.
+            EntryMalformedError: ``packed`` is not the canonical form of an access set.
         """
         if not isinstance(packed, list) or [*map(type, packed)] != [list] * 4:
             raise EntryMalformedError("an access set should be four lists")
@@ -146,7 +150,7 @@ class AccessSet:
 
 
 def _is_order(points: list[bytes]) -> bool:
-    """Return whether these are many keys, and in order."""
+    """Return whether there are more than ``MANY`` keys, in rising order."""
     return len(points) > MANY and all(map(lt, points, islice(points, 1, None)))
 
 
@@ -160,7 +164,7 @@ def _ranges(packed: list[Any]) -> Iterator[Range]:
 def written_in(writer: AccessSet, other: AccessSet) -> bytes | None:
     """Return a key that ``writer`` writes and ``other`` reads or writes, or None.
 
-    This is one direction; a conflict is either direction.
+    Two transactions conflict if this holds for them in either direction.
     """
     if not writer.write_points.isdisjoint(other.write_points):
         return min(writer.write_points & other.write_points)
@@ -185,8 +189,8 @@ def written_in(writer: AccessSet, other: AccessSet) -> bytes | None:
 def conflict(left: AccessSet, right: AccessSet) -> bytes | None:
     """Return a key on which two transactions conflict, or None if they commute.
 
-    They conflict when one writes what the other reads or writes. Symmetric, except for which of
-    several keys is named.
+    They conflict if one writes a key that the other reads or writes. Swapping the two changes at most which of several
+    keys is returned.
     """
     if (
         left.write_points.isdisjoint(right.write_points)

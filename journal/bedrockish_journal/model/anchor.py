@@ -1,10 +1,10 @@
-"""Anchors: the ends of a cluster's journals at a moment, signed by its nodes and kept outside, out of their reach.
+"""Anchors: the ends of a cluster's journals at a moment, signed by its nodes and kept out of the nodes' reach.
 
-An attacker with write access to all files of a cluster can make journals in which no law is broken: cut their ends, or
-put another answer in and hash everything again. Only a record outside of the cluster reveals that. An anchor file has
-one anchor a line, each a JSON object: ``statement``, the text that was signed, and ``signatures``, by node. A statement
-names the hash of the line before it, so that lines can be added, but none removed from the middle or changed, as in a
-transparency log (RFC 6962 has the idea).
+An attacker with write access to all files of a cluster can make journals that break no law: by cutting their ends, or
+by replacing an answer and computing all hashes again. Only a record outside of the cluster reveals such an attack. An
+anchor file has one anchor per line, a JSON object: ``statement``, the signed text, and ``signatures``, by node. A
+statement names the hash of the line before it. So lines can be appended, but no line can be changed or removed from
+the middle, as in a transparency log (RFC 6962).
 """
 
 import json
@@ -17,14 +17,14 @@ from typing import Any
 from bedrockish_journal.model.errors import JournalFileError
 
 VERSION = 1
-SIGNED_AS = b"bedrockish anchor 1\n"  # comes before a statement that is signed, so that it cannot be taken for another
-FIRST = "0" * 64  # what the first anchor of a file comes after
+SIGNED_AS = b"bedrockish anchor 1\n"  # signed before the statement: the signature fits no other kind of text
+FIRST = "0" * 64  # ``previous`` of the first anchor of a file
 STATEMENT_BYTES_MAX = 1 << 20
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class AnchorError(JournalFileError):
-    """Raised when anchors cannot be read, or are not what was written."""
+    """Raised when anchors cannot be read, or were altered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Statement:
 
     Attributes:
         cluster: the id of the cluster.
-        number: of the anchor in its file, from 1.
-        previous: the SHA-256 of the line before it, in hexadecimal; ``FIRST`` for the first.
-        wall_ms: milliseconds since 1970 by the wall clock of the program that asked for it.
-        clock: the safe clock of the node that was asked: no commit up to it can appear any more.
+        number: the number of the anchor in its file, from 1.
+        previous: the SHA-256 of the line before the anchor, in hexadecimal; ``FIRST`` for the first anchor.
+        wall_ms: milliseconds since 1970 by the wall clock of the program that requested the anchor.
+        clock: the safe clock of the node that was asked: no new commit can get a clock up to this one.
         founders: the SHA-256 of the membership of the founders, in hexadecimal.
         members: the version of the membership in force.
-        voters: the names of those who vote in it, sorted.
+        voters: the names of the voters of that membership, sorted.
         heads: for each timeline its last tick, and the hash of that entry in hexadecimal.
     """
 
@@ -55,11 +55,11 @@ class Statement:
 
     @property
     def quorum(self) -> int:
-        """How many of the voters are a majority: what so many of them hold is never lost."""
+        """The number of voters that is a majority: an entry that a majority holds is never lost."""
         return len(self.voters) // 2 + 1
 
     def text(self) -> str:
-        """Return what is signed."""
+        """Return the text that is signed."""
         return json.dumps({"anchor": VERSION, **asdict(self)}, sort_keys=True)
 
 
@@ -68,8 +68,8 @@ class Signature:
     """The signature of one node.
 
     Attributes:
-        certificates: the node's own first, then those between it and the authority; PEM.
-        signature: of ``SIGNED_AS`` and the statement, in hexadecimal.
+        certificates: the node's own certificate, then the certificates between it and the authority; PEM.
+        signature: the signature of ``SIGNED_AS`` and the statement, in hexadecimal.
     """
 
     certificates: str
@@ -81,9 +81,9 @@ class Anchor:
     """A line of an anchor file.
 
     Attributes:
-        text: the statement, as it was signed.
-        statement: what it says.
-        signatures: by node; a node that has no certificate signs nothing, and has None.
+        text: the statement as it was signed.
+        statement: the decoded statement.
+        signatures: each node's signature; None for a node without a certificate, which signs nothing.
     """
 
     text: str
@@ -97,10 +97,10 @@ class Anchor:
 
 
 def read_statement(text: str) -> Statement:
-    """Read what ``Statement.text`` wrote.
+    """Return the statement of a text that ``Statement.text`` wrote.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is not such a statement.
     """
     if len(text) > STATEMENT_BYTES_MAX:
         raise ValueError(f"a statement has at most {STATEMENT_BYTES_MAX} characters")
@@ -144,8 +144,8 @@ def parse_anchors(data: bytes, name: str) -> list[Anchor]:
     """Return the anchors of a file, whose lines must continue each other.
 
     Args:
-        data: all that is in it.
-        name: of the file, for errors.
+        data: the contents of the file.
+        name: the file's name, for errors.
 
     Raises:
         AnchorError: a line is not an anchor, or does not continue the one before it.
@@ -183,16 +183,16 @@ def _read_line(line: bytes) -> Anchor:
     for node, one in packed.items():
         signatures[node] = None if one is None else read_signature(one)
     anchor = Anchor(said["statement"], read_statement(said["statement"]), signatures)
-    if anchor.line().encode() != line:  # so there is one way to write it, and nothing can be hidden in another
+    if anchor.line().encode() != line:  # an anchor has one spelling, so nothing can be hidden in another spelling
         raise ValueError("it is not written as anchors are")
     return anchor
 
 
 def read_signature(packed: object) -> Signature:
-    """Read one signature.
+    """Return the signature of its decoded JSON.
 
     Raises:
-        ValueError: the bytes are malformed.
+        ValueError: ``packed`` is malformed.
     """
     if not isinstance(packed, dict):
         raise ValueError("a signature should be an object")
@@ -204,7 +204,7 @@ def read_signature(packed: object) -> Signature:
 
 
 def line_hash(line: bytes) -> str:
-    """Return what the next anchor says of a line, which is given without its end."""
+    """Return the hash by which the next anchor names a line, which is given without its newline."""
     return sha256(line).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""The check that each timeline is a chain: consecutive ticks, each entry continuing the hash of the one before it, each
-hash the hash of the content stored with it.
+"""The check that each timeline is a chain: ticks are consecutive, ``prev`` of each entry is the hash of the entry
+before it, and each hash is the hash of the content stored with it.
 
-Findings are data, not exceptions: an auditor wants all of them, from every file at once.
+Findings are data, not exceptions, because an auditor wants all findings of all files at once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,15 +16,15 @@ class Finding:
     """A violation of a law.
 
     Attributes:
-        check: which law is broken: ``hash``, ``link``, ``density``, ``bytes``, ``columns``, ``label``, ``causality``,
+        check: the broken law: ``hash``, ``link``, ``density``, ``bytes``, ``columns``, ``label``, ``causality``,
             ``clock``, ``txid``, ``command``, ``quorum``, ``members``, ``fork``, ``lost`` …
-        node: whose file it was found in.
+        node: the node in whose file the violation was found.
         leader: the timeline.
-        tick: the place in it.
+        tick: the place in the timeline.
         txid: the transaction, printed.
-        table: the table, when it is about rows.
-        key: the row, printed.
-        text: what was found, where, for a person.
+        table: the table, if the finding is about rows.
+        key: the key of the row, printed.
+        text: the finding and its place, for a person.
     """
 
     check: str
@@ -38,7 +38,7 @@ class Finding:
 
 
 class Link(Protocol):
-    """An entry as stored: the bytes and their alleged place."""
+    """A stored entry: its bytes and the place at which it is stored, neither of them checked."""
 
     @property
     def leader(self) -> str:
@@ -46,11 +46,11 @@ class Link(Protocol):
 
     @property
     def tick(self) -> int:
-        """The place in it."""
+        """The place in the timeline."""
 
     @property
     def prev(self) -> bytes:
-        """The hash that it continues."""
+        """The hash of the entry before this one, as stored."""
 
     @property
     def label(self) -> bytes:
@@ -62,15 +62,15 @@ class Link(Protocol):
 
     @property
     def hash(self) -> bytes:
-        """The hash that it is stored with."""
+        """The hash of this entry, as stored."""
 
 
 @dataclass(slots=True)
 class Chains:
-    """The ends of all timelines of one journal, while it is walked through.
+    """The ends of all timelines of one journal while its entries are checked one after the other.
 
     Attributes:
-        node: whose journal it is, for the findings.
+        node: the node that has the journal, for the findings.
         heads: last tick and *recomputed* hash of each timeline.
     """
 
@@ -78,7 +78,7 @@ class Chains:
     heads: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
     def check(self, link: Link) -> Iterator[Finding]:
-        """Yield what is wrong with the next entry, and move on as if it were right, so that a fault is told once."""
+        """Yield the faults of the next entry, and advance as if it were right, so that each fault is reported once."""
         leader, tick = link.leader, link.tick
         before, head = self.heads.get(leader, (0, GENESIS))
         if tick != before + 1:
@@ -103,7 +103,7 @@ class Chains:
 
 
 def check_run(links: Iterable[Link], node: str = "") -> list[Finding]:
-    """Return what is wrong with a run of entries that begins at tick 1 of each of its timelines."""
+    """Return the faults of a run of entries that begins at tick 1 of each of its timelines."""
     chains = Chains(node)
     return [finding for link in links for finding in chains.check(link)]
 

@@ -1,7 +1,8 @@
-"""Row changes: what a transaction did to tables, with whole rows before and after.
+"""Row changes: the rows that a transaction inserted, updated or deleted, whole, before and after.
 
-Rows travel, never SQL, so triggers, random() and the time of day happen once, at the leader. A schema change is the
-exception: its statements travel as text (see ``Transaction.kind``), those that write rows among them.
+Rows are replicated, not SQL, so triggers, random() and the time of day are evaluated once, at the leader. A schema
+change is the exception: its statements are replicated as text (see ``Transaction.kind``), including statements that
+write rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +20,9 @@ Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
 
 INSERT, UPDATE, DELETE = "INSERT", "UPDATE", "DELETE"
-PIECE = 2_000  # rows that are encoded, or decoded, at a time: some milliseconds
-AT_ONCE_BYTES = 1 << 18  # decoded in one go
-READ_BYTES = 512  # that the decoder reads ahead at least; more has it go back further after each row
+PIECE = 2_000  # rows that are encoded or decoded at a time, which takes some milliseconds
+AT_ONCE_BYTES = 1 << 18  # up to this size, changes are decoded at once
+READ_BYTES = 512  # the decoder's least read-ahead; with a larger one it seeks back further after each row
 INT64 = 1 << 63
 DO, SEE, FAIL = "do", "see", "fail"
 OVERTAKEN = "it was told what is no longer so"
@@ -29,9 +30,9 @@ OVERTAKEN = "it was told what is no longer so"
 
 
 def same_value(left: Value, right: Value) -> bool:
-    """Return whether two values are the same to the byte: 1 and 1.0 are not, and neither are 0.0 and -0.0.
+    """Return whether two values are the same to the byte: 1 and 1.0 differ, and so do 0.0 and -0.0.
 
-    SQLite holds both pairs equal, and keeps, in a column without a type, which of them it was given.
+    SQLite compares the values of both pairs as equal, but a column without a type stores them as they were given.
     """
     if left != right or type(left) is not type(right):
         return False
@@ -50,7 +51,7 @@ class Change:
     ``rowid`` is the row's id before the change (for an INSERT: the new one), ``rowid_after`` the id after it
     (for a DELETE: the old one); both are None for a table WITHOUT ROWID. ``before`` is None for an INSERT,
     ``after`` for a DELETE.
-    Columns and rows leave out generated columns that are not stored.
+    Columns and rows do not include VIRTUAL generated columns.
     """
 
     table: str
@@ -64,12 +65,12 @@ class Change:
 
 @value
 class Step:
-    """A statement of a schema change, run when that comes into force.
+    """A statement of a schema change, run when the change comes into force.
 
     Attributes:
         sql: the statement, with the values of its parameters written into it.
-        kind: ``do``; ``see`` if it only reads; ``fail`` if it failed, and must again.
-        told: a digest of the result that its client was told; empty if no other result was possible.
+        kind: ``do``; ``see`` if the statement only reads; ``fail`` if it failed and must fail again.
+        told: a digest of the result that the client was told; empty if no other result was possible.
     """
 
     sql: str
@@ -80,8 +81,8 @@ class Step:
 def encode_changes(changes: Iterable[Change]) -> bytes:
     """Return the canonical bytes of a list of row changes, in the order in which they happened.
 
-    They are those of one CBOR array, ``[heads, rows]``. It is put together from pieces, because encoding holds up all
-    other threads: of a million rows, it would do so for a second.
+    They are one CBOR array, ``[heads, rows]``. The rows are encoded in pieces, because the encoder blocks all other
+    threads: for a second with a million rows.
     """
     tables: dict[str, int] = {}
     heads: list[tuple[str, tuple[str, ...]]] = []
@@ -105,12 +106,12 @@ def _encode_heads(heads: tuple[tuple[str, tuple[str, ...]], ...]) -> bytes:
 
 
 def _items(rows: list[tuple[Any, ...]]) -> bytes:
-    """Return the bytes of the items of an array, without those that say how many they are."""
+    """Return the bytes of the items of an array, without the head that has their number."""
     return cbor2.dumps(rows)[len(array_head(len(rows))) :]
 
 
 def array_head(count: int) -> bytes:
-    """Return what a CBOR array of so many items begins with."""
+    """Return the head of a CBOR array of ``count`` items."""
     if count < 24:
         return bytes((0x80 + count,))
     for code, size in ((0x98, 1), (0x99, 2), (0x9A, 4)):
@@ -120,7 +121,7 @@ def array_head(count: int) -> bytes:
 
 
 def decode_changes(data: bytes) -> list[Change]:
-    """Read what ``encode_changes`` wrote.
+    """Return the changes that ``encode_changes`` encoded.
 
     Raises:
         EntryMalformedError: the bytes are not a list of changes.
@@ -132,12 +133,12 @@ def decode_changes(data: bytes) -> list[Change]:
 
 
 class ChangeColumns(NamedTuple):
-    """Row changes as they were packed, column by column: for those who make columns of them, and check them together.
+    """Row changes as they were packed, column by column, for readers that build columns and check a column at once.
 
     Attributes:
         heads: each table with its columns.
-        places: of each change, which of ``heads`` it belongs to.
-        ops, rowids, rowids_after, before, after: as in ``Change``; a row is a list.
+        places: the index in ``heads`` of each change's table.
+        ops, rowids, rowids_after, before, after: the field of each change, as in ``Change``; a row is a list.
     """
 
     heads: tuple[tuple[str, tuple[str, ...]], ...]
@@ -150,7 +151,7 @@ class ChangeColumns(NamedTuple):
 
 
 def decode_change_columns(data: bytes) -> ChangeColumns:
-    """Read what ``encode_changes`` wrote, column by column; that each is what it should be is not checked.
+    """Return the changes that ``encode_changes`` encoded, column by column, without checking the items' types.
 
     Raises:
         EntryMalformedError: the bytes are not a list of tables and a list of changes.
@@ -164,11 +165,11 @@ def decode_change_columns(data: bytes) -> ChangeColumns:
 
 
 def decode_changes_in_pieces(data: bytes) -> Iterator[list[Change]]:
-    """Yield what ``decode_changes`` returns, some of it at a time: other threads wait briefly, and little is in
-    memory.
+    """Yield the changes that ``decode_changes`` returns in pieces, which blocks other threads only briefly and needs
+    little memory.
 
     Raises:
-        EntryMalformedError: the bytes are not a list of changes, which may be found only after the first of them.
+        EntryMalformedError: the bytes are not a list of changes; the error may come after the first pieces.
     """
     heads, pieces = decode_change_rows(data)
     for rows in pieces:
@@ -180,12 +181,13 @@ def decode_changes_in_pieces(data: bytes) -> Iterator[list[Change]]:
 
 
 def decode_change_rows(data: bytes) -> tuple[Any, Iterator[list[Any]]]:
-    """Return the tables of ``encode_changes``, each with its columns, and its changes as they were packed, in pieces.
+    """Return the tables of encoded changes, each with its columns, and an iterator of pieces of the packed changes.
 
-    A change is a list: the place of its table, and then as in ``Change``. The types of its items are not checked.
+    A packed change is a list: the index of its table, then the fields of ``Change`` from ``op`` on. The types of its
+    items are not checked.
 
     Raises:
-        EntryMalformedError: the bytes are not two lists; a malformed list of changes is found only on the way.
+        EntryMalformedError: the bytes are not two lists. The iterator raises it for a malformed change.
     """
     start = _start_of_rows(data) if len(data) > AT_ONCE_BYTES else None
     if start is not None:
@@ -199,7 +201,7 @@ def decode_change_rows(data: bytes) -> tuple[Any, Iterator[list[Any]]]:
 
 
 def count_changes(data: bytes) -> int:
-    """Return how many changes there are, or 0 if the bytes are not as ``encode_changes`` makes them."""
+    """Return the number of changes, or 0 if the bytes do not have the form of ``encode_changes``."""
     start = _start_of_rows(data)
     return 0 if start is None else start[1]
 
@@ -221,7 +223,7 @@ def _rows(data: bytes, count: int, at: int) -> Iterator[list[Any]]:
 
 
 def _start_of_rows(data: bytes) -> tuple[Any, int, int] | None:
-    """Return the heads, how many rows follow, and where; None if the bytes are not as ``encode_changes`` makes them."""
+    """Return the heads, the number of rows and the rows' offset; None if the form is not that of ``encode_changes``."""
     if data[:1] != b"\x82":
         return None
     file = BytesIO(data)
@@ -261,7 +263,7 @@ def _malformed(data: bytes, error: Exception) -> EntryMalformedError:
 
 
 def encode_statements(statements: Sequence[str]) -> bytes:
-    """Return the canonical bytes of the statements of a schema change that holds nothing else."""
+    """Return the canonical bytes of a schema change whose statements all are a ``do`` without ``told``."""
     return cbor2.dumps(list(statements))
 
 
@@ -273,7 +275,7 @@ def encode_steps(steps: Iterable[Step]) -> bytes:
 
 
 def decode_steps(data: bytes) -> list[Step]:
-    """Read what ``encode_steps`` or ``encode_statements`` wrote.
+    """Return the steps that ``encode_steps`` or ``encode_statements`` encoded.
 
     Raises:
         EntryMalformedError: the bytes are not a schema change.
@@ -294,7 +296,7 @@ def _step(sql: object, kind: object, told: object) -> Step:
 
 
 def decode_statements(data: bytes) -> list[str]:
-    """Return the statements of a schema change that do something, in their order: all that a copy needs.
+    """Return the statements of a schema change of the kind ``do``, in their order: a copy needs no others.
 
     Raises:
         EntryMalformedError: the bytes are not a schema change.

@@ -1,10 +1,10 @@
-"""How a clock of the cluster is laid out in one integer: Unix milliseconds, and a counter below them.
+"""The layout of a cluster's clock in one integer: Unix milliseconds, and a counter below them.
 
-Until July 2037 it is as Citus has it: the milliseconds times 2**22. Such a clock would be at 2**63, where the integers
-of SQLite, Spark and Java end, in September 2039. So from ``BEND_MS`` on a millisecond is worth 2**12 instead of 2**22:
-the same 64 bits, in the same order, last beyond the year 4100. 4,096 clocks are left for a millisecond, which is more
-than any cluster gives; a counter that overflows carries into the milliseconds. Before the bend nothing is different, so
-old journals and programs know nothing of it.
+Until July 2037 the layout is that of Citus: the milliseconds times 2**22. Such a clock would reach 2**63, the limit of
+integers in SQLite, Spark and Java, in September 2039. So from ``BEND_MS`` on, a millisecond counts 2**12 instead of
+2**22, and the same 64 bits last beyond the year 4100 and keep their order. A millisecond then has 4,096 clocks, more
+than any cluster uses; a counter that overflows carries into the milliseconds. Clocks before ``BEND_MS`` are unchanged,
+so old journals and programs are not affected.
 """
 
 COUNTER_BITS = 22
@@ -42,9 +42,9 @@ def counter(clock: int) -> int:
 
 
 def moved(clock: int, by_ms: int) -> int:
-    """Return the clock of so many milliseconds later, or earlier if there are less than none.
+    """Return the clock ``by_ms`` milliseconds later, or earlier if ``by_ms`` is negative.
 
-    A clock that only counts may be near 0: earlier than that is below 0, which no clock is.
+    A clock that only counts may be near 0, and the result then be negative, which is not a clock.
     """
     plain = clock + (by_ms << COUNTER_BITS)
     if clock < BEND and plain < BEND:

@@ -1,8 +1,8 @@
-"""Ids of commands that tell when they were made: UUIDs of version 7.
+"""Command ids that contain the time at which they were made: UUIDs of version 7.
 
-A node remembers every id for as long as its commit is in the journal, and longer. An id that tells its time can be
-forgotten in the end: whoever sends it again then is told that it is too old to tell, and it is not run. An id without a
-time, such as ``order-7``, says nothing of how old it is, and is remembered for good.
+A node remembers a command's id for as long as the commit is in the journal, and longer. A node can forget an old id
+that contains its time: if a client sends the command again, the node does not run it, and answers that the id is too
+old to know. The age of an id without a time, such as ``order-7``, is unknown, so the node never forgets it.
 """
 
 import re
@@ -11,13 +11,13 @@ _UUID7 = re.compile(r"([0-9a-f]{8})-?([0-9a-f]{4})-?7[0-9a-f]{3}-?[89ab][0-9a-f]
 
 
 def time_ms(command: str) -> int | None:
-    """Return the Unix time in milliseconds at which an id was made, or None if it does not say."""
+    """Return the Unix time in milliseconds at which an id was made, or None if the id does not contain it."""
     found = _UUID7.fullmatch(command)
     return int(found[1] + found[2], 16) if found is not None else None
 
 
 def make_id(unix_ms: int, random: bytes) -> str:
-    """Return an id that tells its time.
+    """Return an id that contains its time.
 
     Args:
         unix_ms: now, in milliseconds since 1970.

@@ -1,7 +1,7 @@
 """An entry: one commit, at its place in its leader's timeline.
 
-``hash = sha256(prev + label + body)``, all three stored as they are hashed, so that an auditor can recompute a chain in
-SQL (``sha2(concat(prev, label, body), 256)``) without knowing how anything is encoded.
+``hash = sha256(prev + label + body)``. All three are stored as they are hashed, so that an auditor can recompute a
+chain in SQL (``sha2(concat(prev, label, body), 256)``) without decoding anything.
 """
 
 from dataclasses import field
@@ -18,7 +18,7 @@ from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, check
 
 VERSION = 1
-GENESIS = bytes(32)  # what the first entry of every timeline continues
+GENESIS = bytes(32)  # ``prev`` of the first entry of every timeline
 
 
 @value
@@ -26,12 +26,12 @@ class Entry:
     """A commit.
 
     Attributes:
-        leader: the timeline that it stands in; only this node ever wrote it.
-        tick: its place there: 1, 2, 3, …
+        leader: the entry's timeline, named after the only node that appends to it.
+        tick: the place of the entry in the timeline: 1, 2, 3, …
         quorum: the gist's partial vector: for each approver its own tick when it approved (the leader: this tick).
             For an adopted entry: the nodes that held the transaction when its adopter asked.
-        transaction: what was committed; ``transaction.base`` is the entry's ``after``.
-        adopted_from: the leader whose transaction this is, when the one who committed it is another; else None.
+        transaction: the committed transaction; ``transaction.base`` is the entry's ``after``.
+        adopted_from: the leader that began the transaction, if another node committed it; else None.
         prev: hash of the entry before it in the timeline.
         label: canonical bytes of (leader, tick, txid, quorum, adopted_from).
         hash: sha256 over prev, label and the transaction's body.
@@ -59,12 +59,12 @@ class Entry:
 
     @property
     def txid(self) -> Txid:
-        """The temporary name under which this was voted on."""
+        """The temporary name under which the transaction was voted on."""
         return self.transaction.txid
 
     @property
     def after(self) -> Vector:
-        """Everything that must be applied before this: the causal dependencies."""
+        """The vector that must be applied before this entry: its causal dependencies."""
         return self.transaction.base
 
     @property
@@ -74,7 +74,7 @@ class Entry:
 
 
 def entry_hash(prev: bytes, label: bytes, body: bytes) -> bytes:
-    """Return the hash of an entry; the one place that says what it covers."""
+    """Return the hash of an entry. Every hash of an entry is computed here."""
     digest = sha256(prev)
     digest.update(label)
     digest.update(body)
@@ -93,10 +93,10 @@ class Label(NamedTuple):
 
 
 def decode_label(packed: bytes) -> Label:
-    """Read the canonical bytes of a label.
+    """Return the label of its canonical bytes.
 
     Raises:
-        EntryMalformedError: it is not a label, or one of a version that this program does not know.
+        EntryMalformedError: the bytes are not a label, or are a label of a version that this program does not know.
     """
     try:
         fields = cbor2.loads(packed)
@@ -123,7 +123,7 @@ def decode_entry(prev: bytes, label: bytes, body: bytes) -> Entry:
     """Put an entry together from the three byte strings that are stored, sent and hashed.
 
     Raises:
-        EntryMalformedError: they are not an entry, or the label is of another transaction than the body.
+        EntryMalformedError: the bytes are not an entry, or label and body belong to different transactions.
     """
     return label_entry(prev, decode_label(label), decode_transaction(body))
 
@@ -132,7 +132,7 @@ def label_entry(prev: bytes, label: Label, transaction: Transaction) -> Entry:
     """Put an entry together from its label and its transaction.
 
     Raises:
-        EntryMalformedError: the label is of another transaction, or ``prev`` is not a hash.
+        EntryMalformedError: the label belongs to another transaction, or ``prev`` is not a hash.
     """
     if label.txid != transaction.txid:
         raise EntryMalformedError(f"the label {label.leader}{label.tick} is of {label.txid}, not of {transaction.txid}")
@@ -142,7 +142,10 @@ def label_entry(prev: bytes, label: Label, transaction: Transaction) -> Entry:
 
 
 def wrong_fields(transaction: Transaction) -> str | None:
-    """Return what is wrong with the isolation of a transaction, or with how many changes each of its commands made."""
+    """Return the fault of a transaction's isolation, or of its counts of changes by command; None if both are right.
+
+    The text is the end of a sentence.
+    """
     if transaction.isolation not in ISOLATIONS:
         return f"says that its isolation is {transaction.isolation!r}, and there is {' and '.join(ISOLATIONS)}"
     if not transaction.shares:

@@ -1,17 +1,17 @@
-"""Everything the journal's code raises on purpose."""
+"""The errors that the journal's code raises on purpose."""
 
 
 class JournalError(Exception):
-    """Raised when a journal cannot be read, or does not say what a journal must say.
+    """Raised when a journal cannot be read, or its contents are not those of a journal.
 
     The data in the journal has not been changed.
     """
 
 
 class EntryMalformedError(JournalError):
-    """Raised when bytes that should be an entry, a transaction or a vector are not one.
+    """Raised when bytes do not decode to the entry, transaction or vector that they should be.
 
-    Nothing was taken from them. Fetch the entry from another node, or run ``bedrockish journal verify``.
+    No part of the bytes was used. Fetch the entry from another node, or run ``bedrockish journal verify``.
     """
 
 
@@ -22,7 +22,7 @@ class ChainBrokenError(JournalError):
         leader: the timeline.
         tick: the place of the entry that does not fit.
         expected: the hash that ``prev`` should be.
-        found: the hash that it is.
+        found: the entry's ``prev``.
     """
 
     def __init__(self, leader: str, tick: int, expected: bytes, found: bytes) -> None:
@@ -34,11 +34,11 @@ class ChainBrokenError(JournalError):
 
 
 class ReplayBlockedError(JournalError):
-    """Raised when entries cannot all be put in a causally valid order: something they need is missing.
+    """Raised when not all entries can be put in a causally valid order, because entries that they need are missing.
 
     Attributes:
-        blocked: labels (leader, tick) that could not be placed.
-        missing: labels that they wait for and that are in none of the given journals.
+        blocked: places (leader, tick) of the entries that cannot be applied.
+        missing: places of entries that they need and that are in none of the given journals.
     """
 
     def __init__(self, blocked: list[tuple[str, int]], missing: list[tuple[str, int]]) -> None:
@@ -52,7 +52,7 @@ class ReplayBlockedError(JournalError):
 
 
 class JournalFileError(JournalError):
-    """Raised when a file cannot be read as a journal at all; the subclass says why. Nothing was changed.
+    """Raised when a file cannot be read as a journal at all; the subclass names the reason. Nothing was changed.
 
     Attributes:
         path: the file.
@@ -64,29 +64,29 @@ class JournalFileError(JournalError):
 
 
 class FileMissingError(JournalFileError):
-    """Raised when there is no such file. Check the path; a node's file is named in its configuration."""
+    """Raised when the file does not exist. Check the path; a node's configuration names its file."""
 
 
 class NotDatabaseError(JournalFileError):
-    """Raised when the file is not a SQLite database, or so damaged that SQLite does not know it as one.
+    """Raised when the file is not a SQLite database, or is so damaged that SQLite does not recognise it.
 
-    Restore it from a backup, or let the node be filled again by the others.
+    Restore the file from a backup, or fill the node again from its peers.
     """
 
 
 class NoJournalError(JournalFileError):
-    """Raised when the file is a SQLite database without a journal: no node ever ran on it, or a replay made it."""
+    """Raised when a SQLite database has no journal, because no node ever ran on the file or a replay made it."""
 
 
 class FileUnreadableError(JournalFileError):
-    """Raised when the file is there and may not or cannot be read: permissions, a directory, a failing disk."""
+    """Raised when the file exists but cannot be read: missing permission, a directory, a failing disk."""
 
 
 class JournalPrunedError(JournalFileError):
-    """Raised when a reader needs an entry that the file no longer holds: the beginning of its journal was removed.
+    """Raised when a reader needs an entry that the file no longer has, because the journal's beginning was removed.
 
-    Nothing was skipped. Read from a node, a backup or an export that still has the entry; or start again and say so,
-    with the option ``starting=oldest`` and a new checkpoint.
+    Nothing was skipped. Read from a node, a backup or an export that still has the entry, or start again with the
+    option ``starting=oldest`` and a new checkpoint.
 
     Attributes:
         leader: the timeline.
@@ -105,8 +105,8 @@ class JournalPrunedError(JournalFileError):
 class ForkError(JournalError):
     """Raised when two journals have different entries at the same place of a timeline.
 
-    One of them was altered, or a node lost its disk and went on under its old name. Run ``bedrockish journal verify``
-    on both, and keep the one that the other nodes agree with.
+    One of the journals was altered, or a node lost its disk and continued under its old name. Run
+    ``bedrockish journal verify`` on both, and keep the journal that agrees with the other nodes.
 
     Attributes:
         leader: the timeline.
@@ -123,13 +123,13 @@ class ForkError(JournalError):
 class ReplayMismatchError(JournalError):
     """Raised when an entry cannot be applied to the database that the entries before it made.
 
-    Then those journals do not tell the whole story of the database: they were altered, or the database did not begin
+    The journals are then not the whole history of the database: they were altered, or the database did not begin
     empty. No target file is left behind.
 
     Attributes:
-        node: whose journal the entry was read from.
+        node: the node from whose journal the entry was read.
         leader: the timeline of the entry.
-        tick: its place there.
+        tick: its place in the timeline.
         table: the table, or None for a schema change.
         key: the row, printed, or None.
     """
@@ -141,16 +141,16 @@ class ReplayMismatchError(JournalError):
 
 
 class TargetExistsError(JournalFileError):
-    """Raised when a database should be written where there is a file already. Name another one, or remove it."""
+    """Raised when the target file of a new database exists already. Name another file, or remove the existing one."""
 
 
 class TargetUnwritableError(JournalFileError):
-    """Raised when a database cannot be written: no such directory, no permission, no room. Nothing is left behind."""
+    """Raised when a database cannot be written: missing directory or permission, full disk. No file is left behind."""
 
 
 class MomentError(JournalError):
-    """Raised when a database cannot be made as it was at some moment from the files that were given.
+    """Raised when the given files cannot restore a database as of a moment.
 
-    The text is not a moment, or the files do not cover it: they are complete only up to an earlier moment, or begin
-    after it. Nothing was written. The message says which file or which moment would do.
+    The text is not a moment, or the files do not cover the moment: they are complete only up to an earlier moment, or
+    begin after it. Nothing was written. The message names a file or a moment that would work.
     """

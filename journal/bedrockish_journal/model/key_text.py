@@ -1,7 +1,7 @@
-"""Keys as people read them: the way back from the bytes that ``bedrockish.access_sets.key_encoding`` makes.
+"""Decodes keys for people: the inverse of ``bedrockish.access_sets.key_encoding``.
 
-A descending or folded column does not come back as it was, and a range may end anywhere: whatever cannot be read is
-shown in hexadecimal, so this never fails.
+The encoding of a descending or folded column loses the original value, and a range may end inside a column. Bytes that
+cannot be decoded are shown in hexadecimal, so ``key_text`` never fails.
 """
 
 from math import inf, nextafter
@@ -22,7 +22,7 @@ _INVERTED = bytes(255 - byte for byte in range(256))
 
 
 def rowid_bytes(rowid: int) -> bytes:
-    """Return a rowid as it stands in a key."""
+    """Return the encoding of a rowid in a key."""
     nearest = float(rowid)
     if int(nearest) > rowid:
         nearest = nextafter(nearest, -inf)
@@ -31,7 +31,7 @@ def rowid_bytes(rowid: int) -> bytes:
 
 
 def read_columns(data: bytes) -> list[Any] | None:
-    """Return the values of the columns of a key, folded as its collations fold them; None if it is not of columns."""
+    """Return the values of a key's columns, folded as their collations fold them; None if they cannot be decoded."""
     found: list[Any] = []
     while data:
         one = _value(data)
@@ -47,7 +47,7 @@ def read_columns(data: bytes) -> list[Any] | None:
 
 
 def _value(data: bytes) -> tuple[Any, int] | None:
-    """Return the value of the first column, and its size; None if it is not one."""
+    """Return the value of the first column, and its encoded size; None if the bytes do not begin with a column."""
     kind = data[0]
     if kind == _NULL:
         return None, 1
@@ -80,7 +80,7 @@ def key_text(key: bytes) -> str:
 
 
 def _first(data: bytes) -> tuple[str, int] | None:
-    """Return the first column as text, and its size; None if it is not one."""
+    """Return the first column as text, and its encoded size; None if the bytes do not begin with a column."""
     kind = data[0]
     if kind == _COLUMN:
         return f"column {data[1:].decode(errors='replace')}", len(data)

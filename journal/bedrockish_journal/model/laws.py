@@ -1,7 +1,7 @@
-"""The laws of the journal: their names, and the verifiers that check them.
+"""The laws of the journal: their names, what holds, and which files a check needs.
 
-A law has one name wherever it is held: in ``bedrockish journal verify``, in ``bedrockish audit`` on either engine, in
-the simulator, and in docs/laws.md, which is written from this table.
+A law has the same name in ``bedrockish journal verify``, in ``bedrockish audit`` on either engine, in the simulator,
+and in docs/laws.md, which is generated from this table.
 """
 
 import re
@@ -15,10 +15,10 @@ class Law(NamedTuple):
     """A law.
 
     Attributes:
-        name: as findings have it.
-        says: what holds, as a sentence.
-        needs: what must be at hand to look.
-        simulated: whether the simulator holds every world to it, too.
+        name: the name that findings use.
+        says: the law as a sentence.
+        needs: the files that a check needs.
+        simulated: whether the simulator checks the law in every world, too.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Law(NamedTuple):
 
     @property
     def brief(self) -> str:
-        """The law in as few words as fit into a line of a report."""
+        """The law, shortened to fit into a line of a report."""
         return re.split(r"[:;]|, and nobody else|, and neither", self.says.rstrip("."))[0].replace("`", "").strip()
 
 

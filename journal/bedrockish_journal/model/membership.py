@@ -1,8 +1,8 @@
-"""The encoded membership of the cluster as of some commit: the one place that reads it.
+"""Encodes and decodes the membership of the cluster as of some commit.
 
-A timeline whose leader has left never grows again. A membership names those that are *retired*: who counts by it, or by
-a later one, has all of them in its past, because a change of the membership meets everything. So no vector says where
-they end any more: what is absent there is a whole timeline.
+A timeline whose leader has left never grows again. A membership names such timelines as *retired*. Each transaction
+under this membership or a later one has the whole retired timeline in its past, because a membership change conflicts
+with every transaction. So vectors no longer name a retired timeline; its absence from a vector means all of it.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from bedrockish_journal.model.transaction import Txid, check_txid
 
 
 class MemberSaid(NamedTuple):
-    """A member of a membership: its name, ``host:port``, whether it votes, and the id of its file."""
+    """A member of a membership: its name, its address ``host:port``, whether it votes, and the id of its file."""
 
     node: str
     address: str
@@ -31,9 +31,9 @@ class UserSaid(NamedTuple):
     """A user of the cluster in a membership.
 
     Attributes:
-        secret: the hash of the password, as ``bedrockish.common.password_hash`` writes it; empty where it was left out.
-        role: 0 for none, or one of ``READER`` to ``ADMIN``.
-        number: version of the membership that made the password.
+        secret: the hash of the password, as ``bedrockish.common.password_hash`` writes it; empty if left out.
+        role: 0 for no role, or one of ``READER`` to ``ADMIN``.
+        number: version of the membership that set the password.
         tables: roles for single tables, ``READER`` or ``WRITER``, by the tables' names.
     """
 
@@ -47,14 +47,14 @@ class MembershipSaid(NamedTuple):
     """A decoded membership.
 
     Attributes:
-        version: how many changes there were before.
-        members: as they are encoded, by name.
+        version: the number of membership changes before.
+        members: the members in the order of the encoding.
         cluster_id: the random id that the cluster got at its founding.
         level: the release level that every member reads.
-        retired: timelines that no vector names any more, each with the version of the membership from which on.
-        users: of the cluster, by name; None for one that was removed.
-        former: names of nodes that voted before and do not now, sorted.
-        void: transactions that fit at no node, and that an operator had all members apply as nothing.
+        retired: timelines that vectors no longer name -> the version of the membership that retired them.
+        users: the users of the cluster, by name; None for a removed user.
+        former: names of nodes that were voters before and are not now, sorted.
+        void: transactions whose changes fit the tables of no node, and that an operator had all members skip.
     """
 
     version: int
@@ -73,7 +73,7 @@ class MembershipSaid(NamedTuple):
 
 
 def pack_membership(said: MembershipSaid) -> bytes:
-    """Return the canonical bytes.
+    """Return the canonical bytes of a membership.
 
     They are [version, {node: [address, voter, store]}, cluster id, level, {timeline: version}, {user: [secret, role,
     number, {table: role}] or null}, [former voter], [[clock, leader], ...]]. Empty fields at the end are left out.
@@ -90,7 +90,7 @@ def pack_membership(said: MembershipSaid) -> bytes:
 
 
 def read_membership(data: bytes) -> MembershipSaid:
-    """Read what ``pack_membership`` wrote; what a later release appends is left alone.
+    """Return the membership that ``pack_membership`` encoded, without the fields that a later release appends.
 
     Raises:
         EntryMalformedError: the bytes are not a membership.

@@ -1,4 +1,4 @@
-"""Does a membership follow from the one before it by one change, as a node makes it? Pure."""
+"""Checks that a membership follows from the one before it by one change, as a node makes changes. Pure."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,7 +6,7 @@ from bedrockish_journal.model.membership import ADMIN, WRITER, MemberSaid, Membe
 
 
 def wrong_membership(said: MembershipSaid) -> Iterator[str]:
-    """Yield what is wrong with a membership alone, as ends of a sentence."""
+    """Yield the faults of a membership alone, each as the end of a sentence."""
     for name, user in said.users.items():
         if user is None:
             continue
@@ -20,7 +20,7 @@ def wrong_membership(said: MembershipSaid) -> Iterator[str]:
 
 
 def wrong_step(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
-    """Yield what is wrong with a membership after the one before it, as ends of a sentence."""
+    """Yield the faults of a membership as the successor of ``old``, each as the end of a sentence."""
     if new.level < old.level:
         yield f"lowers the release level from {old.level} to {new.level}"
     if old.cluster_id and new.cluster_id != old.cluster_id:
@@ -60,7 +60,7 @@ def _wrong_secrets(old: MembershipSaid, new: MembershipSaid) -> Iterator[str]:
 
 
 def _changed_members(old: MembershipSaid, new: MembershipSaid) -> list[str]:
-    """Return which members changed; a member that takes the place of another one counts once with it."""
+    """Return the members that changed; a member and the one that replaces it are one item."""
     before, after = ({one.node: one for one in said.members} for said in (old, new))
     gone, come = before.keys() - after.keys(), after.keys() - before.keys()
     changed = [f"member {node}" for node in sorted(before.keys() & after.keys()) if _differs(before[node], after[node])]
@@ -70,7 +70,10 @@ def _changed_members(old: MembershipSaid, new: MembershipSaid) -> list[str]:
 
 
 def _differs(old: MemberSaid, new: MemberSaid) -> bool:
-    """Return whether a member changed; each change also binds members to the files that the leader knows."""
+    """Return whether a member changed.
+
+    A membership change also records the ids of files that the leader has learned; a first id does not count.
+    """
     return (old.address, old.voter) != (new.address, new.voter) or (old.store not in ("", new.store))
 
 
@@ -83,7 +86,7 @@ def _changed_users(old: MembershipSaid, new: MembershipSaid) -> list[str]:
 
 
 def _shape(users: Mapping[str, UserSaid | None], name: str) -> object:
-    """Return what a membership says of a user, in a form that can be compared."""
+    """Return the state of a user in a membership, in a form that can be compared."""
     if name not in users:
         return "absent"
     user = users[name]

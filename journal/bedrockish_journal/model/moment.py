@@ -1,8 +1,8 @@
-"""A moment in a cluster's history, up to which a database is made again.
+"""A moment in a cluster's history, as of which a database is restored.
 
-By a clock or a time it is what the change feed has up to there: every transaction whose clock is not later, and the
-schema that was in force. That is whole for causality, since whatever a transaction has seen has a smaller clock. By a
-vector it is what a node has that has applied just so much of each timeline.
+The state as of a clock or a time is that of the change feed up to there: every transaction whose clock is not later,
+and the schema that was in force. This state is causally complete, since the transactions that a transaction has seen
+have smaller clocks. The state as of a vector is that of a node that has applied each timeline up to the vector's tick.
 """
 
 import re
@@ -28,9 +28,9 @@ class Moment:
     """A moment; one of ``clock`` and ``vector`` is given.
 
     Attributes:
-        text: as it was asked for.
-        clock: the last clock that is in it.
-        vector: the last place of each timeline that is in it; of a timeline that it does not name, nothing is.
+        text: the moment as typed.
+        clock: the last clock that is included.
+        vector: the last included tick of each timeline; a timeline that it does not name is not included.
     """
 
     text: str
@@ -41,7 +41,7 @@ class Moment:
         """Return whether an entry was in the journal at this moment.
 
         Raises:
-            MomentError: it was, and an entry that it has seen was not: no node was ever in that state.
+            MomentError: the entry is included and an entry that it has seen is not: no node was ever in that state.
         """
         if self.clock is not None:
             return entry.txid.clock <= self.clock
@@ -57,11 +57,11 @@ class Moment:
         return True
 
     def includes(self, applied: Vector, latest: int) -> bool:
-        """Return whether all of a file belongs to this moment.
+        """Return whether all entries of a file are included in this moment.
 
         Args:
-            applied: how much of each timeline the file has.
-            latest: the greatest clock of its transactions, and from which on a schema is in force in it.
+            applied: the vector that the file has applied.
+            latest: the greatest clock of the file's transactions and of the activations of its schemas.
         """
         if self.clock is not None:
             return latest <= self.clock
@@ -70,14 +70,14 @@ class Moment:
 
 
 def parse_moment(text: str, now_ms: int) -> Moment:
-    """Read a moment: a clock, with its commits; a time, with all commits before it; or a vector of places.
+    """Return the moment of a text: a clock (inclusive), a time (exclusive), or a vector of places.
 
     Args:
         text: the moment as typed.
-        now_ms: Unix time in milliseconds; nothing later can be asked for.
+        now_ms: the present Unix time in milliseconds; a later time is refused.
 
     Raises:
-        MomentError: it has another form, or is in the future.
+        MomentError: the text has another form, or its time is in the future.
     """
     text = text.strip()
     if re.fullmatch("[0-9]+", text):
@@ -112,7 +112,7 @@ def _clock_before(text: str, now_ms: int) -> int:
 
 
 def time_text(clock: int) -> str:
-    """Return the moment in a clock, in UTC, in a form that ``parse_moment`` reads."""
+    """Return the time of a clock, in UTC, in a form that ``parse_moment`` reads."""
     unix_ms = milliseconds(clock)
     if unix_ms > 253402300799999:
         return "after the year 9999"

@@ -1,13 +1,14 @@
-"""The orders in which entries may be applied: all that respect two rules, and they all give the same database:
+"""The orders in which entries may be applied. An entry may be applied if
 
 * the entry before it in its timeline is applied (a timeline never jumps: E2 without E1 is never applied), and
 * every component of its ``after`` is covered by the applied entries.
 
-A second label of one transaction (adopted by S, later found in L's timeline) is an entry like any other here: it covers
-its tick. The code that applies it must see to it that it changes no data.
+All orders that respect these rules give the same database. A second label of one transaction (adopted by S, later found
+in L's timeline) is an entry like any other here, and covers its tick; the code that applies entries must not apply its
+changes again.
 
-Only the next entry of each timeline can ever be applicable, so the orders are made by interleaving timelines and need
-no more memory than one entry of each.
+Only the next entry of each timeline can be applicable, so an order is made by interleaving timelines, with one entry of
+each in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +29,7 @@ class Placed(Protocol):
 
     @property
     def after(self) -> Vector:
-        """The vector that has to be applied before."""
+        """The vector that has to be applied before the entry."""
 
 
 P = TypeVar("P", bound=Placed)
@@ -41,7 +42,7 @@ def may_apply(entry: Placed, applied: Vector) -> bool:
 
 
 def draws(seed: int) -> Callable[[], float]:
-    """Return a source of numbers in [0, 1) that are the same for the same seed on every machine (splitmix64)."""
+    """Return a generator of numbers in [0, 1), the same for a seed on every machine (splitmix64)."""
     state = seed & _MASK
 
     def draw() -> float:
@@ -61,15 +62,15 @@ def replay_order(entries: Iterable[P], draw: Callable[[], float], start: Vector 
     """Yield ``entries`` in a causally valid order, drawn at random.
 
     At each step every timeline whose next entry may be applied is equally likely. An entry that was given twice is
-    yielded once; what ``start`` covers is left out.
+    yielded once; entries that ``start`` covers are left out.
 
     Args:
         entries: in any order, from any mix of nodes.
-        draw: gives numbers in [0, 1).
-        start: what is applied already.
+        draw: returns numbers in [0, 1).
+        start: the vector that is applied already.
 
     Raises:
-        ReplayBlockedError: after all that could be applied has been yielded, when something is left.
+        ReplayBlockedError: entries are left that can never be applied; all others were yielded before.
     """
     timelines: dict[str, dict[int, P]] = {}
     for entry in entries:
@@ -84,12 +85,12 @@ def interleave(
 ) -> Iterator[P]:
     """Yield the entries of timelines, each given by rising tick, in a causally valid random order.
 
-    Takes one entry at a time of each timeline, so the journals may be larger than memory. The work is proportional to
-    the entries and the components of their ``after``: an entry that must wait is looked at again only when the tick
-    that it waits for has come.
+    One entry of each timeline is in memory at a time, so the journals may be larger than memory. The work is
+    proportional to the number of entries and of the components of their ``after``: an entry that waits for a tick is
+    checked again only when that tick is applied.
 
     Raises:
-        ReplayBlockedError: after all that could be applied has been yielded, when something is left.
+        ReplayBlockedError: entries are left that can never be applied; all others were yielded before.
     """
     return _Interleaving(timelines, draw, start or {}).run()
 
@@ -100,7 +101,7 @@ class _Interleaving(Generic[P]):
     def __init__(self, timelines: Mapping[str, Iterator[P]], draw: Callable[[], float], start: Vector) -> None:
         self.timelines, self.draw, self.applied = timelines, draw, dict(start)
         self.heads: dict[str, P] = {}
-        self.needs: dict[str, list[Place]] = {}  # what the head of a timeline still has to be checked for
+        self.needs: dict[str, list[Place]] = {}  # places that the head of a timeline needs, not yet checked
         self.ready: list[str] = []  # timelines whose head may be applied
         self.waiting: dict[Place, list[str]] = {}  # timelines whose head waits for a tick
 
@@ -135,7 +136,7 @@ class _Interleaving(Generic[P]):
                 return
 
     def _look(self, leader: str) -> None:
-        """Put the head of a timeline among the ready, or let it wait for the first tick that is not applied."""
+        """Add a timeline to the ready ones, or have its head wait for a tick that is not applied."""
         needs = self.needs[leader]
         while needs:
             other, tick = needs[-1]

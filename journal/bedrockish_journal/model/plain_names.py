@@ -1,4 +1,4 @@
-"""Names of tables and columns, as SQLite compares them, and as lakes and topics take them."""
+"""Names of tables and columns: as SQLite compares them, and in the characters that data lakes and topics allow."""
 
 import re
 from string import ascii_lowercase, ascii_uppercase
@@ -9,14 +9,15 @@ _FOLDED = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
 def folded(name: str) -> str:
-    """Return a name as SQLite compares it: letters of ASCII in either case are the same, and no others."""
+    """Return a name in the form in which SQLite compares names: only ASCII letters are folded to lower case."""
     return name.translate(_FOLDED)
 
 
 def plain_name(name: str) -> str:
-    """Return a name of ASCII letters, digits and _ that does not begin with _: the same, if it is such a one.
+    """Return a name of ASCII letters, digits and _ that does not begin with _; a name of this form is unchanged.
 
-    No two names become the same: what is written otherwise begins with ``x_``, and so is what began with that before.
+    Different names stay different: a name that is rewritten gets the prefix ``x_``, and so does a name that already
+    begins with ``x_``.
     """
     if _PLAIN.fullmatch(name):
         return name

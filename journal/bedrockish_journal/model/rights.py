@@ -1,4 +1,4 @@
-"""The rights of users by the memberships of a cluster, as far as a transaction tells which ones it needs."""
+"""The rights of users by the memberships of a cluster, and the rights that a transaction's commands need."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +13,7 @@ NO_ROLE = 0
 def needed(transaction: Transaction) -> Iterator[tuple[str, int]]:
     """Yield each user of a transaction with the least role that the user's command needs.
 
-    The role is ``NO_ROLE`` for a command that changes nothing, or whose changes cannot be told from the others'.
+    The role is ``NO_ROLE`` for a command that changes nothing, or whose number of changes was not recorded.
     """
     if not any(transaction.users) or transaction.kind not in (ROWS, SCHEMA):
         return
@@ -21,7 +21,7 @@ def needed(transaction: Transaction) -> Iterator[tuple[str, int]]:
     if transaction.kind == ROWS and not transaction.joined:
         try:
             shares = (len(decode_changes(transaction.changes)),)
-        except (EntryMalformedError, RecursionError, TypeError):  # told by other laws
+        except (EntryMalformedError, RecursionError, TypeError):  # the law ``bytes`` reports it
             return
     for place, user in enumerate(transaction.users):
         if user:
@@ -45,9 +45,9 @@ class Rights:
         self._memberships = memberships
 
     def lacking(self, transaction: Transaction) -> str | None:
-        """Return which user of a transaction lacks which right; None if none does.
+        """Return which user of a transaction lacks which right, as the end of a sentence; None if none does.
 
-        A user that no membership names is one of a node's configuration, whose rights are not in the journal.
+        A user that no membership names comes from a node's configuration, and the journal does not have its rights.
         """
         said = self._memberships.get(transaction.config)
         if said is None or not said.users:

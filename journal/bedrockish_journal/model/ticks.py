@@ -1,6 +1,6 @@
-"""Which ticks of a timeline are at hand, as ranges: what a node that fetches from several peers at once has, and lacks.
+"""The ticks of a timeline that a node has, as ranges, while it fetches entries from several peers at once.
 
-A timeline is dense from tick 1, so what can be used is the range that begins there; whatever lies beyond a gap waits.
+A timeline is dense from tick 1, so only the range that begins there can be applied; entries beyond a gap wait.
 """
 
 from bisect import bisect_right
@@ -56,11 +56,11 @@ class Ticks:
 
     @property
     def last(self) -> int:
-        """The highest tick, gaps or not; 0 for none."""
+        """The highest tick, even above a gap; 0 if there is none."""
         return self._spans[-1][1] if self._spans else 0
 
     def gaps(self, last: int) -> list[Span]:
-        """Return the spans that are missing between tick 1 and ``last``, included."""
+        """Return the spans that are missing from tick 1 to ``last``, both included."""
         assert last >= 0, f"a timeline cannot end at tick {last}"
         missing: list[Span] = []
         wanted = 1
@@ -80,6 +80,6 @@ def _first(span: Span) -> int:
 
 
 def gaps(held: Mapping[str, Ticks], wanted: Vector) -> dict[str, list[Span]]:
-    """Return what must be fetched to have all that ``wanted`` covers: for each leader the missing spans."""
+    """Return the spans of each timeline that must be fetched to have every entry that ``wanted`` covers."""
     found = {leader: held.get(leader, Ticks()).gaps(tick) for leader, tick in sorted(wanted.items())}
     return {leader: spans for leader, spans in found.items() if spans}

@@ -1,7 +1,7 @@
 """A transaction as its leader describes it: the content of BEGIN, the record of the voters, the body in the journal.
 
-It is encoded once, by its leader; all other nodes keep and pass on those very bytes, so a hash over them proves the
-whole conversation to be about the same transaction.
+The leader encodes a transaction once. All other nodes keep and forward the same bytes, so an equal hash proves that
+all messages are about the same transaction.
 """
 
 from dataclasses import field
@@ -17,7 +17,7 @@ from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, canonical, check
 
 VERSION = 1
-LONG_BYTES = 1 << 17  # from here on a copy costs more than the work of avoiding it
+LONG_BYTES = 1 << 17  # a byte string above this size is worth the work of avoiding a copy
 DIGEST_BYTES = 16
 """The version of a transaction's form, and the highest that is read. A field that changes what a transaction does is
 appended together with a new version, which is written only where the field is used, and only when the cluster's level
@@ -31,9 +31,9 @@ _first = itemgetter(0)
 
 
 class Txid(NamedTuple):
-    """The temporary name of a transaction: its clock and its leader. It says nothing about its place in the order.
+    """The temporary name of a transaction: its clock and its leader. The name does not determine its tick.
 
-    Sorts by clock, then leader: the total order of the change feed.
+    Txids sort by clock, then leader, which is the total order of the change feed.
     """
 
     clock: int
@@ -44,7 +44,7 @@ class Txid(NamedTuple):
 
 
 def parse_txid(text: str) -> Txid:
-    """Read the printed form of a txid, ``A-64f0c3a1b2c00000``.
+    """Return the txid of its printed form, ``A-64f0c3a1b2c00000``.
 
     Raises:
         EntryMalformedError: the text is not a txid.
@@ -59,10 +59,10 @@ def parse_txid(text: str) -> Txid:
 
 
 def check_txid(value: object) -> Txid:
-    """Return the txid that a decoded pair is.
+    """Return a decoded pair as a txid.
 
     Raises:
-        EntryMalformedError: it is not one.
+        EntryMalformedError: ``value`` is not a txid.
     """
     if isinstance(value, list | tuple) and len(value) == 2:
         clock, leader = value
@@ -80,7 +80,7 @@ def head(kind: int, count: int) -> bytes:
 
 
 def pack(fields: list[object]) -> bytes:
-    """Return the CBOR of a list; a long byte string in it is copied once, where the encoder copies it several times."""
+    """Return the CBOR of a list, copying a long byte string once; the encoder would copy it several times."""
     for item in fields:
         if type(item) is bytes and len(item) > LONG_BYTES:
             break
@@ -101,7 +101,7 @@ def _list(value: object) -> list[object]:
 def _shares(value: object, commands: int) -> tuple[int, ...]:
     found = tuple(_list(value))
     if not found:
-        return ()  # it cannot be told, and something follows that can
+        return ()  # the counts are unknown, and a later field is not empty
     if len(found) != commands or not all(type(count) is int and 0 <= count < CLOCK_READ_LIMIT for count in found):
         raise EntryMalformedError(f"a transaction of {commands} commands should say how many changes each made")
     return found  # type: ignore[return-value]
@@ -117,7 +117,7 @@ def _users(value: object, commands: int) -> tuple[str, ...]:
 def _digests(value: object, commands: int) -> tuple[bytes, ...]:
     found = _list(value)
     if len(found) == commands:
-        for one in found:  # most have one, for which a generator costs more than the test
+        for one in found:  # most transactions have one digest, for which a generator costs more than this loop
             if type(one) is not bytes or len(one) != DIGEST_BYTES:
                 break
         else:
@@ -154,21 +154,21 @@ class Transaction:
         access_set: what X read and wrote.
         changes: encoded row changes, schema statements or membership.
         result: the encoded answer to the client; kept so that a retry gets the same answer.
-        rollbacks: the leader's transactions that it has given up and of which it did not yet know that a majority
-            accepted this; a node that approves or holds X accepts their rollback first.
-        activates: of a schema change, the clock from which on it is in force: transactions with a smaller clock run on
-            the schema before it, all others on the one that it makes. 0: from its commit on, as journals of earlier
-            versions have it.
-        joined: further commands that were executed after ``command``, one after the other, in the same transaction:
-            each with the answer to its client.
-        shares: how many of ``changes`` each of its commands made, in their order; empty if there is one command, or if
-            it cannot be told: earlier releases did not record it, and the changes of several commands to tables with
-            VIRTUAL columns are merged.
-        users: the user of each of its commands, in their order, as authenticated; an empty text where the client did
-            not have to show who it is. Empty if that is so of all of them.
-        digests: of each of its commands, in their order, the digest of the request that it was; empty in entries of a
-            release that did not keep them.
-        body: the canonical bytes of all of the above.
+        rollbacks: transactions that the leader has given up, and whose rollback was not yet known to be accepted by a
+            majority; a node that approves or holds X accepts their rollback first.
+        activates: for a schema change, the clock from which on it is in force: transactions with a smaller clock run on
+            the schema before it, all others on its schema. 0: in force from its commit on, as in journals of earlier
+            versions.
+        joined: further commands that were executed after ``command``, in order, in the same transaction, each with the
+            answer to its client.
+        shares: the number of ``changes`` that each command made, in the order of the commands. Empty if there is one
+            command, or if the counts are unknown: earlier releases did not record them, and the changes of several
+            commands to tables with VIRTUAL columns are merged.
+        users: the authenticated user of each command, in the order of the commands; an empty text for a client that
+            did not have to authenticate. Empty if no client had to.
+        digests: the digest of each command's request, in the order of the commands; empty in entries of a release that
+            did not keep them.
+        body: the canonical bytes of all fields above.
     """
 
     txid: Txid
@@ -196,11 +196,11 @@ class Transaction:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """The ids of all its commands, in the order in which they were executed."""
+        """The ids of all commands of the transaction, in the order in which they were executed."""
         return (self.command, *map(_first, self.joined))
 
     def makers(self, count: int) -> tuple[str | None, ...]:
-        """Return the id of the command that made each of so many changes; None where it cannot be told."""
+        """Return the id of the command behind each of the ``count`` changes; None for a change if it is unknown."""
         if not self.joined:
             return (self.command,) * count
         if not self.shares or sum(self.shares) != count:  # the latter is a broken leader's; "journal verify" names it
@@ -208,23 +208,23 @@ class Transaction:
         return tuple(name for name, share in zip(self.commands, self.shares, strict=True) for _ in range(share))
 
     def user_of(self, command: str | None) -> str | None:
-        """Return the user of one of its commands; None if the cluster had no users, or the command is None."""
+        """Return the user of a command of the transaction; None if the cluster had no users, or the command is None."""
         if not self.users or command is None:
             return None
         return dict(zip(self.commands, self.users, strict=True)).get(command) or None
 
     def digest_of(self, command: str) -> bytes:
-        """Return the digest of the request that one of its commands was; empty if the entry does not tell."""
+        """Return the digest of the request of a command of the transaction; empty if it was not kept."""
         if not self.digests:
             return b""
         return dict(zip(self.commands, self.digests, strict=True)).get(command, b"")
 
     def result_of(self, command: str) -> bytes:
-        """Return what the client of one of its commands is answered, encoded."""
+        """Return the encoded answer to the client of a command of the transaction."""
         return self.result if command == self.command else dict(self.joined)[command]
 
     def _later_fields(self) -> list[object]:
-        """Return the fields from the 15th on, up to the last that is not empty."""
+        """Return the fields from the 15th on, without empty fields at the end."""
         if self.digests:  # most entries have no other one of these fields
             joined: list[object] = [[command, result] for command, result in self.joined]
             return [self.activates, joined, self.shares, self.users, self.digests]
@@ -261,10 +261,10 @@ class Transaction:
 
 
 def decode_transaction(body: bytes) -> Transaction:
-    """Read the canonical bytes of a transaction.
+    """Return the transaction of its canonical bytes.
 
     Raises:
-        EntryMalformedError: the bytes are not a transaction, or one of a version that this program does not know.
+        EntryMalformedError: the bytes are not a transaction, or are of a version that this program does not know.
     """
     try:
         packed = cbor2.loads(body)
@@ -320,7 +320,7 @@ def decode_transaction(body: bytes) -> Transaction:
         activates,
         joined,
         _shares(packed[16], 1 + len(joined)) if count > 16 and packed[16] != [] else (),
-        # Before the digests, users and digests alike are absent, or say something of each command.
+        # A body with 18 fields ends with the users, which are then not empty; with 19 fields they may be empty.
         _users(packed[17], 1 + len(joined)) if count == 18 or (count > 18 and packed[17] != []) else (),
         _digests(packed[18], 1 + len(joined)) if count > 18 else (),
         bytes(body),

@@ -1,8 +1,8 @@
 """Vectors: for each leader, the last tick seen.
 
-A vector is a plain mapping from node to tick. A missing component is 0, and zeros are never stored, so equal
-vectors are equal mappings. The bracket form of the gist, ``[4, *, 0, *, 0]``, needs the list of the nodes to be
-printed or read; a ``*`` in it is a component for which no node speaks, and is not the same as 0.
+A vector is a plain mapping from node to tick. A missing component is 0, and zeros are never stored, so equal vectors
+are equal mappings. The bracket form of the gist, ``[4, *, 0, *, 0]``, can be printed or read only with the list of the
+nodes. A ``*`` in a partial vector is a component that is unknown, which differs from 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,11 +43,11 @@ def check(value: object, *, zeros: bool = False) -> dict[str, int]:
     """Return ``value`` if it is a vector.
 
     Args:
-        value: what a peer or a file gave us.
-        zeros: whether a component may be 0 (the approvals of an entry are such a partial vector).
+        value: decoded data of a peer or a file.
+        zeros: whether a component may be 0, as in the partial vector of an entry's approvals.
 
     Raises:
-        EntryMalformedError: it is not a map from node names to ticks.
+        EntryMalformedError: ``value`` is not a map from node names to ticks.
     """
     if not isinstance(value, dict):
         raise EntryMalformedError(f"a vector should be a map, not {type(value).__name__}")
@@ -58,5 +58,5 @@ def check(value: object, *, zeros: bool = False) -> dict[str, int]:
 
 
 def format_vector(vector: Vector, nodes: Sequence[str]) -> str:
-    """Print a vector in the gist's form: ``[4, *, 0, *, 0]``; a component that is absent is a ``*``."""
+    """Return a vector in the gist's form, ``[4, *, 0, *, 0]``, with a ``*`` for each absent component."""
     return "[" + ", ".join(str(vector[node]) if node in vector else "*" for node in nodes) + "]"

@@ -1,6 +1,7 @@
-"""Is each row that a transaction changed among the keys that it says it wrote?
+"""Checks that each row that a transaction changed is in its write set.
 
-Voters compare keys, not rows: no voter approved a change outside the write set, whatever the quorum says.
+Voters certify keys, not rows. So no voter has approved a change outside the write set, even if a quorum approved the
+transaction.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from bedrockish_journal.model.transaction import ROWS, Transaction
 
 
 def changed_unwritten(transaction: Transaction) -> str | None:
-    """Return what is wrong with a transaction's changes: a row outside its write set, or that they cannot be read."""
+    """Return the fault of a transaction's changes: a row outside its write set, or malformed bytes; None if none."""
     if transaction.kind != ROWS:
         return None
     try:
@@ -58,7 +59,7 @@ class _Written:
         return key in self._points or any(low <= key < high for low, high in self._ranges)
 
     def has_values(self, row: Row) -> bool:
-        """Return whether a row of a table WITHOUT ROWID may be in it: its key is of values that the row has."""
+        """Return whether the write set may have a row of a table WITHOUT ROWID: a key whose values the row all has."""
         if self._whole or any(low < self._prefix + b"\xff" and self._prefix < high for low, high in self._ranges):
             return True
         if self._keys is None:
@@ -70,7 +71,7 @@ class _Written:
 
 
 def _folded(value: Any) -> Any:
-    """Return a value as a key may have it: collations fold case and blanks, and numbers have no type."""
+    """Return a value folded for comparison with keys: collations fold case and blanks, and numbers have no type."""
     if isinstance(value, str):
         return value.rstrip(" ").lower().encode(errors="surrogatepass").partition(b"\0")[0], str
     if isinstance(value, float) and value != value:

@@ -1,4 +1,4 @@
-"""The audit on one machine: DuckDB, in a file that is thrown away, with a bound on its memory."""
+"""The audit on one machine by DuckDB, with a temporary database file and a memory limit."""
 
 import tempfile
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ def run_audits(
     progress: Progress | None = None,
     laws: frozenset[str] = frozenset(QUERIES),
 ) -> Iterator[Counts | Outcome | Unseen]:
-    """Yield what is audited, then the outcome of each law, then what was not looked at.
+    """Yield the counts of the input, then the outcome of each law, then the laws that were not checked.
 
     Args:
         paths: the journal of each node, from its file, an export or its URL.
-        limit: findings of each law to hand out at most.
-        memory: what DuckDB may use at most, as it writes sizes; what is more goes to disk.
-        laws: those that are asked about.
-        progress: called now and then with a node, how many of its entries were read, and how many there are, about.
+        limit: the greatest number of findings of each law.
+        memory: DuckDB's memory limit, in its notation; larger data is spilled to disk.
+        laws: the laws to check.
+        progress: called now and then with a node, the number of its entries read so far, and about how many it has.
 
     Raises:
         JournalError: a journal cannot be read, or DuckDB failed.
@@ -50,7 +50,7 @@ def run_audits(
                 "preserve_insertion_order": "false",
             }
             with duckdb.connect(str(Path(directory) / "audit.duckdb"), config=settings) as db:
-                db.execute("SET enable_progress_bar = false")  # it would be drawn into the report
+                db.execute("SET enable_progress_bar = false")  # DuckDB would print it into the report
                 _load(db, reader)
                 yield _count(db, reader)
                 for law in LAWS:
@@ -67,7 +67,7 @@ def run_audits(
 
 
 def _load(db: duckdb.DuckDBPyConnection, reader: Reader) -> None:
-    db.begin()  # each table by itself would be synced
+    db.begin()  # one transaction, so that DuckDB does not sync after each table
     for name, schema in (("held", HELD), ("facts", FACTS)):
         db.register("empty", schema.empty_table())
         db.execute(f"CREATE TABLE {name} AS SELECT * FROM empty")

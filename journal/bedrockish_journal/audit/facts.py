@@ -1,7 +1,8 @@
 """The input of an audit: each row of each journal without its bytes, and each distinct entry decoded once.
 
-Three nodes hold the same entry in the same bytes, so its label and body are decoded for the first of them; of the
-others only the hash is computed. Both go to the engine as Arrow tables: ``held`` and ``facts``.
+All nodes have the same bytes of an entry, so label and body are decoded only for the first node that has it; for the
+others only the hash is computed. The engine gets two Arrow tables: ``held`` has the rows, ``facts`` the decoded
+entries.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,7 +49,7 @@ FACTS = pa.schema(
         ("needs", pa.list_(pa.struct([("user", pa.string()), ("role", pa.int64())]))),
         ("points", _POINTS),
         ("ranges", _RANGES),
-        # Of a change of the membership: what it makes.
+        # The following columns are the new membership of a membership change.
         ("makes", pa.int64()),
         ("members", _MEMBERS),
         ("retired", _VECTOR),
@@ -58,7 +59,7 @@ FACTS = pa.schema(
 
 
 def own_hash(prev: bytes, label: bytes, body: bytes) -> bytes:
-    """Return the hash that an entry should have."""
+    """Return the hash of an entry's bytes, which its stored hash must equal."""
     digest = sha256(prev)
     digest.update(label)
     digest.update(body)
@@ -66,19 +67,19 @@ def own_hash(prev: bytes, label: bytes, body: bytes) -> bytes:
 
 
 def cut_of(prev: bytes, label: bytes) -> int:
-    """Return the lengths of the first two hashed byte strings as one number; with the hash it names the bytes."""
+    """Return the lengths of ``prev`` and ``label`` as one number, which together with the hash identifies the bytes."""
     return len(prev) << 40 | len(label)
 
 
 def held_row(node: str, row: Stored, own: bytes, cut: int) -> tuple[Any, ...]:
-    """Return the row of ``held`` that a row of a journal is."""
+    """Return the row of ``held`` for a row of a journal."""
     txid = f"{row.origin}-{row.clock:x}"
     names = (node, row.leader, row.origin, txid, row.command, row.kind)
     return (*names, row.seq, row.tick, row.clock, bool(row.repeat), row.prev, row.hash, own, cut)
 
 
 def fact(own: bytes, cut: int, label: bytes, body: bytes) -> tuple[Any, ...]:
-    """Return the row of ``facts`` that the bytes of an entry make."""
+    """Return the row of ``facts`` for the bytes of an entry."""
     try:
         said, transaction = _decode(cut, label, body)
     except EntryMalformedError as error:
@@ -113,7 +114,7 @@ def _vector(vector: Any) -> list[dict[str, Any]]:
 
 
 def _decode(cut: int, packed_label: bytes, body: bytes) -> tuple[Label, Transaction]:
-    """Read an entry; whatever is wrong with its bytes is one kind of error."""
+    """Return the decoded label and transaction; raise EntryMalformedError for any fault of the bytes."""
     try:
         label, transaction = decode_label(packed_label), decode_transaction(body)
     except (RecursionError, OverflowError, TypeError, AttributeError) as error:
@@ -130,14 +131,14 @@ def _decode(cut: int, packed_label: bytes, body: bytes) -> tuple[Label, Transact
 
 
 def batch(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Return rows as a batch of Arrow."""
+    """Return rows as an Arrow record batch."""
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def facts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Decode batches of (own, label, body); what Spark's workers run."""
+    """Yield the facts of batches of (own, cut, label, body). Spark's workers run this function."""
     for one in batches:
         columns = (one.column(name).to_pylist() for name in ("own", "cut", "label", "body"))
         yield batch(FACTS, [fact(*row) for row in zip(*columns, strict=True)])

@@ -1,7 +1,7 @@
-"""The subject of a finding in the words of a user of the database: the transaction, the table and the row.
+"""Names the subject of a finding for a user of the database: the transaction, the table and the row.
 
-Audits find places in timelines; what stood there is looked up for the findings that are printed, entry by entry, and
-without Spark. An entry that was altered or removed is looked up in the journals of other nodes as well.
+Audits find places in timelines. For the findings that are printed, the entry at the place is looked up, without Spark.
+An entry that was altered or removed is looked up in the journals of other nodes as well.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Row = tuple[str, str, str | None]  # transaction, table, key
 
 
 def named(inputs: Inputs, found: Sequence[Finding]) -> list[Finding]:
-    """Return findings with transaction, table and key, as far as a journal has what stood at their place.
+    """Return findings with transaction, table and key, as far as a journal has the entry at their place.
 
     Args:
         inputs: the journals that were audited.
@@ -43,7 +43,7 @@ def named(inputs: Inputs, found: Sequence[Finding]) -> list[Finding]:
 
 
 def _order(inputs: Inputs, finding: Finding) -> list[str]:
-    """Return the nodes to ask: those that the finding is about first."""
+    """Return the nodes in the order in which to ask them: first those that the finding names."""
     own = (finding.node or "").split(", ")
     return sorted(inputs.nodes, key=lambda node: (node not in own, node))
 
@@ -61,7 +61,7 @@ def _with(finding: Finding, rows: list[Row]) -> Finding:
 
 
 def _rows(stack: ExitStack, feeds: dict[str, Feed], inputs: Inputs, node: str, finding: Finding) -> list[Row]:
-    """Return the rows that an entry changed, by one node's journal; a single one without a key if it changed none."""
+    """Return the rows that an entry changed, by one node's journal; a single row without a key if it changed none."""
     assert finding.leader is not None
     assert finding.tick is not None
     if node in inputs.exports:

@@ -21,18 +21,20 @@ from bedrockish_journal.spark.source.inputs import Inputs, find_inputs, read_tab
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BRIEF_BYTES = 100 << 20  # if files have less than this together, their audit ends before compiling would pay
-TINY_BYTES = 20 << 20  # if files have less than this together, planning is most of an audit's cost
+BRIEF_BYTES = 100 << 20  # with fewer bytes in all files, an audit ends before Spark's compilation would pay off
+TINY_BYTES = 20 << 20  # with fewer bytes in all files, planning is most of an audit's cost
 _OURS = re.compile(r"(?:journal|bedrockish)\.errors\.\w+: (.+)")
 _STORED = "node leader origin txid command kind seq tick clock repeat prev hash label body"
 
 
 def run_audits(paths: list[str], limit: int) -> Iterator[Counts | Outcome | Unseen]:
-    """Yield what is audited, then the outcome of each law, then what was not looked at. Spark is stopped at the end.
+    """Yield the counts of the input, then the outcome of each law, then the laws that were not checked.
+
+    Spark is stopped at the end.
 
     Args:
         paths: the journal of each node, from its file, an export or its URL.
-        limit: findings of each law to hand out at most.
+        limit: the greatest number of findings of each law.
 
     Raises:
         SparkUnavailableError: Spark cannot be started.
@@ -55,7 +57,7 @@ def run_audits(paths: list[str], limit: int) -> Iterator[Counts | Outcome | Unse
 def ask_spark(
     spark: "SparkSession", inputs: Inputs, limit: int, laws: frozenset[str] = frozenset(QUERIES)
 ) -> Iterator[Counts | Outcome | Unseen]:
-    """Do what ``run_audits`` does, in a session that goes on, and perhaps of some laws only."""
+    """Yield the results of ``run_audits``, for some laws, in a session that stays open."""
     reader = Reader(inputs)
     kept = _load(spark, inputs, reader)
     try:
@@ -76,7 +78,7 @@ def ask_spark(
 
 
 def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFrame]":
-    """Make the tables; return those that are kept in Spark's cache."""
+    """Create the tables, and return those that are cached by Spark."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -92,7 +94,7 @@ def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFr
     facts = keep(once.mapInArrow(facts_of, from_arrow_schema(FACTS)))
     held.createOrReplaceTempView("held")
     facts.createOrReplaceTempView("facts")
-    held.count()  # what is read last is where each node's own timeline ends
+    held.count()  # reads the journals now: the ends of the nodes' own timelines must be read after them
     reader.end()
     for name, fields in TABLES.items():
         rows = spark.createDataFrame(reader.kept.rows[name], from_arrow_schema(pa.schema(fields)))
@@ -104,15 +106,18 @@ def _load(spark: "SparkSession", inputs: Inputs, reader: Reader) -> "list[DataFr
 
 
 def _persist(kept: "list[DataFrame]", frame: "DataFrame") -> "DataFrame":
-    """Keep rows in Spark's cache, which knows how many they are; what is lost with a worker is made again."""
+    """Cache the rows, so that Spark knows their number, and return the frame.
+
+    Rows that are lost with a worker are computed again.
+    """
     kept.append(frame.persist())
     return frame
 
 
 def _cut(frame: "DataFrame") -> "DataFrame":
-    """Keep rows without what they are made of, which Spark would plan again for each question.
+    """Return the frame as a local checkpoint, without its lineage, which Spark would plan again for each query.
 
-    They go when nothing asks for them any more.
+    Spark frees the rows when the frame is no longer referenced.
     """
     return frame.localCheckpoint(eager=False)
 

@@ -1,6 +1,6 @@
-"""Each law as SQL that finds its violations: one row for each finding, of the columns in ``COLUMNS``.
+"""Each law as SQL queries that find its violations: one row for each finding, with the columns in ``COLUMNS``.
 
-The text is the same for every engine (``bedrockish_journal.audit.views`` has the tables and the differences).
+The SQL is the same for every engine; ``bedrockish_journal.audit.views`` has the tables and the engines' differences.
 """
 
 FAULT, INFORMATION = "fault", "information"
@@ -20,13 +20,13 @@ def _finding(
     obj: str = "CAST(NULL AS BINARY)",
     level: str = f"'{FAULT}'",
 ) -> str:
-    """Return the query for a finding; its place is that of the row ``at``, unless something else is given.
+    """Return the query for a kind of finding, placed at the entry of the table ``at`` unless other columns are given.
 
     Args:
-        text: what is wrong: parts of a sentence, with commas between them.
-        rest: FROM, WHERE and so on.
-        at: the table whose node, leader, tick and txid are meant.
-        node, leader, tick, txid, obj, level: other expressions for the columns.
+        text: the fault: SQL expressions of the parts of a sentence, separated by commas.
+        rest: the query from FROM on.
+        at: the alias of the table that has node, leader, tick and txid of the finding.
+        node, leader, tick, txid, obj, level: other SQL expressions for these columns.
     """
     return (
         f"SELECT {level} AS level, CAST({node or f'{at}.node'} AS STRING) AS node, "
@@ -429,12 +429,12 @@ QUERIES: dict[str, list[str]] = {
 
 
 def question(law: str, names: str, limit: int) -> str:
-    """Return the query for the first findings of a law, each with how many there are of each level.
+    """Return the query for the first findings of a law, each with the number of all findings of each level.
 
     Args:
-        law: its name.
-        names: what makes one text of the nodes that an equal finding is about (``Dialect.names``).
-        limit: how many to return.
+        law: the name of the law.
+        names: the SQL that joins the nodes with an equal finding into one text (``Dialect.names``).
+        limit: the greatest number of findings.
     """
     every = " UNION ALL ".join(QUERIES[law])
     merged = (

@@ -17,14 +17,14 @@ from bedrockish_journal.storage.file_claims import Claims, disagreements, read_c
 from bedrockish_journal.storage.row import Stored
 
 NO_USER = -1
-ROWS_MOST, BYTES_MOST = 20_000, 32 << 20  # of entries that are decoded before they go to the engine
+ROWS_MOST, BYTES_MOST = 20_000, 32 << 20  # entries that are decoded before a batch is passed to the engine
 EXPORTED = ["leader", "tick", "seq", "clock", "origin", "command", "kind", "repeat", "label", "body", "prev", "hash"]
 _HAS_LIST = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'bedrockish_joined'"
 _LISTED = "SELECT command, seq FROM bedrockish_joined WHERE typeof(command) = 'text' AND typeof(seq) = 'integer'"
 _UNLISTED = "SELECT count(*) FROM bedrockish_joined WHERE typeof(command) <> 'text' OR typeof(seq) <> 'integer'"
 
 Progress = Callable[[str, int, int], None]
-TABLES = {  # what a node keeps besides its entries
+TABLES = {  # the records of a node other than entries
     "given": [("node", pa.string())],
     "mark": [
         *(("node", pa.string()), ("leader", pa.string()), ("tick", pa.int64())),
@@ -69,12 +69,12 @@ class Kept:
 
 
 class Reader:
-    """A reader of journals, each read once; each distinct entry is decoded once."""
+    """A reader of journals that reads each journal once and decodes each distinct entry once."""
 
     def __init__(self, inputs: Inputs, progress: Progress | None = None) -> None:
         self.inputs, self.kept, self.progress = inputs, Kept(), progress
         self.leaders: set[str] = set()
-        self._expected: dict[str, int] = {}  # entries of each node, about
+        self._expected: dict[str, int] = {}  # about how many entries each node has
         self._known: set[tuple[bytes, int]] = set()
 
     @property
@@ -111,7 +111,7 @@ class Reader:
         """Read the records of nodes other than entries.
 
         Raises:
-            JournalError: it cannot be read.
+            JournalError: a journal cannot be read.
         """
         claims: dict[str, Claims] = {}
         for node in self.inputs.nodes:
@@ -186,7 +186,7 @@ class Reader:
                 rows["mark"].append((node, row["leader"], row["tick"], row["hash"], row["clock"]))
         if found := self._files(node, "members"):
             for row in ds.dataset(found, format="parquet").to_table().to_pylist():
-                if row["clock"] is None:  # of no entry that is there
+                if row["clock"] is None:  # the entry of the membership is not in the export
                     place = (node, row["leader"], row["tick"])
                     rows["before"].append((*place, row["version"], row["member"], row["voter"]))
                     rows["left_before"] += row["retired"]
@@ -199,7 +199,7 @@ class Reader:
                 yield Stored(applied_ms=0, **{**one, "repeat": int(one["repeat"])})
 
     def end(self) -> None:
-        """Look where each node's own timeline ends now: a running node has gone on since its file was read."""
+        """Read the end of each node's own timeline again, because a running node has written more since."""
         rows = self.kept.rows["own_end"]
         for node, path in self.inputs.files.items():
             with open_feed(path) as feed:

@@ -9,18 +9,18 @@ from bedrockish_journal.model.access_set import object_of
 
 
 class Finding(NamedTuple):
-    """A finding, as it is printed.
+    """A finding as it is printed.
 
     Attributes:
         check: the law (``bedrockish_journal.model.laws``).
         level: ``fault``, or ``information`` for a state that honest journals can show as well.
-        node: in whose files, comma separated.
-        leader: timeline of the entry that it is about; with ``tick`` its place.
-        tick: see ``leader``.
+        node: the nodes in whose files it was found, separated by commas.
+        leader: the timeline of the entry.
+        tick: the tick of the entry.
         txid: the transaction.
         table: the object of a conflict.
         key: the key of a conflict, in hexadecimal.
-        text: what is wrong, in a sentence.
+        text: the fault in a sentence.
     """
 
     check: str
@@ -39,11 +39,11 @@ class Counts:
     """The input of an audit.
 
     Attributes:
-        nodes: whose journals.
-        entries: in all of them together.
-        transactions: different ones.
+        nodes: the nodes whose journals were given.
+        entries: the number of entries in all journals together.
+        transactions: the number of different transactions.
         heads: the last tick of each timeline.
-        removed: for each node and timeline the last tick that was removed from its journal; that is not judged.
+        removed: for each node and timeline, the last tick that was removed from its journal and not checked.
     """
 
     nodes: list[str]
@@ -58,10 +58,10 @@ class Outcome:
     """The findings of one law.
 
     Attributes:
-        check: its name.
-        says: the law, in words.
-        findings: the first ones.
-        counts: how many there are of each level.
+        check: the name of the law.
+        says: the law in words.
+        findings: the first findings.
+        counts: the number of all findings of each level.
     """
 
     check: str
@@ -78,7 +78,7 @@ class Unseen:
 
 
 def finding(law: str, row: Sequence[Any]) -> Finding:
-    """Return the finding that a row of an answer is (``queries.question``)."""
+    """Return the finding of a row of a result of ``queries.question``."""
     level, node, leader, tick, txid, key, text, *_ = row
     key = bytes(key) if key else None
     table = object_of(key) if key else None
@@ -87,6 +87,6 @@ def finding(law: str, row: Sequence[Any]) -> Finding:
 
 
 def counted(rows: Sequence[Sequence[Any]]) -> dict[str, int]:
-    """Return how many findings there are of each level, as every row of an answer says."""
+    """Return the number of findings of each level, which every row of a result has."""
     faults, information = rows[0][-2:] if rows else (0, 0)
     return {FAULT: int(faults), INFORMATION: int(information)}

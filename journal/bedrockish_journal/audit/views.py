@@ -1,21 +1,21 @@
-"""The tables that the laws query, made of ``held`` and ``facts`` in SQL that DuckDB and Spark both read.
+"""The tables that the laws query, derived from ``held`` and ``facts`` in SQL that both DuckDB and Spark understand.
 
-The dialects differ in a handful of words (``Dialect``), among them what names an entry: ``eid``.
+The few expressions that differ are in ``Dialect``, such as ``eid``, the id of a distinct entry.
 """
 
 from typing import NamedTuple
 
 
 class Dialect(NamedTuple):
-    """The words in which two engines differ.
+    """The SQL expressions in which the two engines differ.
 
     Attributes:
-        eid: what names a distinct entry.
-        no_eid: NULL of the type of that.
-        number: what numbers transactions in their order.
-        each: makes rows of an array.
-        series: makes an array of the integers between two, both included.
-        names: the distinct names in a group, sorted, with commas.
+        eid: the id of a distinct entry.
+        no_eid: NULL with the type of ``eid``.
+        number: the number of a transaction, in the order of clock and origin.
+        each: the function that turns an array into rows.
+        series: the function that returns an array of the integers between two, both included.
+        names: the distinct names in a group, sorted, separated by commas.
     """
 
     eid: str
@@ -49,8 +49,8 @@ class View(NamedTuple):
 
     Attributes:
         name: its name.
-        sql: what it is.
-        kept: whether to keep its rows, because several laws ask for them.
+        sql: its query.
+        kept: whether to materialize its rows, because several laws query them.
     """
 
     name: str
@@ -71,10 +71,11 @@ def _each(name: str, column: str, fields: str, dialect: Dialect) -> View:
 
 
 def views(dialect: Dialect) -> list[View]:
-    """Return the derived tables, each made of those before it.
+    """Return the derived tables; each uses only tables before it.
 
-    Given are ``held`` and ``facts`` (``bedrockish_journal.audit.facts``), and the other records of each node:
-    ``mark(node, leader, tick, hash, clock)``, the beginning of each timeline of which something was removed;
+    The given tables are ``held`` and ``facts`` (``bedrockish_journal.audit.facts``), and the other records of each
+    node:
+    ``mark(node, leader, tick, hash, clock)``, the beginning of each timeline whose first entries were removed;
     ``before(node, leader, tick, version, member, voter)`` and ``left_before(leader, since)``, memberships without an
     entry in the files; ``listed(node, command, seq)`` and ``lists(node)``, the content of bedrockish_joined;
     ``given(node)``, the nodes whose journals were given; ``odd(node, leader, tick, text)``, rows that do not belong to
@@ -150,7 +151,7 @@ def _memberships() -> list[View]:
             "SELECT leader, tick AS since FROM left_at) AS x GROUP BY leader",
             kept=True,
         ),
-        View(  # with the whole of each timeline that was retired when the entry began
+        View(  # ``dep``, plus all of each timeline that was retired when the entry began
             "past",
             "SELECT eid, leader, tick FROM dep UNION ALL "
             f"SELECT e.eid, r.leader, {HIGHEST} AS tick FROM good e JOIN retired r ON r.since <= e.config "
@@ -160,7 +161,7 @@ def _memberships() -> list[View]:
 
 
 def _grid(name: str, table: str, absent: int) -> View:
-    """Return, for each place, the highest that entries up to it say of each node: what they had seen, or approvals."""
+    """Return the table of each node's highest tick in the vectors, or approvals, of all entries up to a place."""
     return View(
         name,
         f"SELECT leader, tick, of_node, max(said) OVER (PARTITION BY leader, of_node ORDER BY tick {UP_TO}) AS upto "
@@ -175,13 +176,13 @@ def _grid(name: str, table: str, absent: int) -> View:
 def _snapshots(dialect: Dialect) -> list[View]:
     """Return the tables of the ticks that each entry had to have seen, and of the schema version for its clock."""
     return [
-        # Which label of a transaction with several ones was seen does not matter: they are left out.
+        # Transactions with several labels are left out, since an entry may have seen either label.
         View(
             "single",
             "SELECT min(leader) AS leader, min(tick) AS tick, clock FROM (SELECT DISTINCT p.leader, p.tick, e.clock, "
             "e.origin FROM place p JOIN good e ON e.eid = p.eid) AS x GROUP BY clock, origin HAVING count(*) = 1",
         ),
-        View(  # of each timeline the last tick that is not later than an entry's safe time
+        View(  # the last tick of each timeline with a clock up to an entry's safe time
             "due",
             "SELECT eid, leader, upto FROM (SELECT eid, leader, "
             f"max(tick) OVER (PARTITION BY leader ORDER BY clock, asks {UP_TO}) AS upto "
@@ -194,7 +195,7 @@ def _snapshots(dialect: Dialect) -> list[View]:
             "SELECT DISTINCT clock, origin, activates, ran_on FROM good WHERE kind = 'schema'",
             kept=True,
         ),
-        # A change without a clock is in force from its commit on, at each node another moment.
+        # A change without an activation clock is in force from its commit on, which is another moment at each node.
         View(
             "first_schema", "SELECT min(ran_on) AS version, min(activates) AS activates, count(*) AS many FROM schemas"
         ),
@@ -215,7 +216,7 @@ def _snapshots(dialect: Dialect) -> list[View]:
 
 
 def _transactions(dialect: Dialect) -> list[View]:
-    """Return the tables of transactions, over all files together: what the law ``conflict`` asks."""
+    """Return the tables of the transactions of all files together, which the law ``conflict`` queries."""
     return [
         # Where a label of an adopted transaction was removed from every journal, its readers are unknown.
         View(
@@ -241,7 +242,7 @@ def _transactions(dialect: Dialect) -> list[View]:
         View("touch", "SELECT t.tid, p.obj, p.writes FROM txn t JOIN point p ON p.eid = t.eid", kept=True),
         View("reach", "SELECT t.tid, s.low, s.high, s.writes FROM txn t JOIN span s ON s.eid = t.eid", kept=True),
         View("hot", "SELECT DISTINCT obj FROM touch WHERE writes"),
-        # For each key, in the order of transactions: the last write before, and the next one after.
+        # For each transaction that touches a key: the last write of the key before it, and the next write after it.
         View(
             "turn",
             "SELECT x.tid, x.obj, x.writes, "
@@ -260,7 +261,7 @@ def _transactions(dialect: Dialect) -> list[View]:
             "met",
             "SELECT later, earlier, obj FROM met_at_point UNION ALL SELECT later, earlier, obj FROM met_in_range "
             "UNION ALL SELECT later, earlier, obj FROM met_in_members",
-            kept=True,  # it is asked for twice, and so is all that it is made of
+            kept=True,  # queried twice, with all tables that it is derived from
         ),
         View(
             "seen",
@@ -272,9 +273,9 @@ def _transactions(dialect: Dialect) -> list[View]:
 
 
 def _ranges(dialect: Dialect) -> list[View]:
-    """Return the tables in which ranges meet, which are compared between concurrent transactions only.
+    """Return the tables of ranges that overlap, which are compared only between concurrent transactions.
 
-    For each transaction the ticks that it had not seen of each timeline are known; they are few.
+    The concurrent transactions of each are the ticks of each timeline that it had not seen, which are few.
     """
     return [
         View("wide", "SELECT DISTINCT tid FROM reach"),
@@ -309,7 +310,7 @@ def _ranges(dialect: Dialect) -> list[View]:
             "JOIN line l ON l.leader = a.leader AND l.tick = a.tick WHERE (a.wide OR l.wide) AND l.tid < a.tid",
             kept=True,
         ),
-        # A key is the range from itself to its successor.
+        # A single key is the range from the key to its successor.
         View(
             "reached",
             "SELECT tid, low, high, writes FROM reach UNION ALL "

@@ -1,8 +1,8 @@
 """The change feed: every committed transaction once, whole, in the order of (clock, leader), up to safe time.
 
-Nothing at or below a node's safe time can still appear, at that node or anywhere else, so a reader that remembers the
-last transaction it has seen can go on at any node, and misses and repeats nothing. Pure: it makes the question, in
-SQL, and reads the answer.
+No node can commit another transaction with a clock up to a node's safe time. So a reader that remembers the last
+transaction it has read can continue at any node without missing or repeating a transaction. Pure: the feed makes the
+SQL query and reads its rows.
 """
 
 import re
@@ -16,16 +16,16 @@ from bedrockish_journal.model.clock import milliseconds
 from bedrockish_journal.model.errors import EntryMalformedError, JournalError
 from bedrockish_journal.model.transaction import ROWS, SCHEMA, Transaction, decode_transaction
 
-PAGE_BYTES = 4 << 20  # of transactions, after which a page ends; one is as large as it is
-LAST_LEADER = "~"  # comes after every name of a node
+PAGE_BYTES = 4 << 20  # a page ends after the transaction that reaches this size
+LAST_LEADER = "~"  # sorts after every name of a node
 PLACE_PATTERN = r"[0-9]{1,19}\.[^+]{0,64}"  # clock and leader
 CLUSTER_PATTERN = r"[0-9a-f]{16}"  # the id of a cluster
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# The first row has the end of the pruned part of the journal and the safe time; the others are the page. One statement,
-# so that all of it is true of the same moment. A change of the schema stands where it came into force, not where it was
-# decided: between the transactions on the schema before it and those on the schema that it made. Bodies are read one
-# after the other until the page is full: a node unpacks packed ones, and would read large ones only for their length.
+# The first row has the end of the pruned part of the journal and the safe time; the other rows are the page. A single
+# statement reads all of it in one snapshot. A schema change is placed where it came into force, not where it was
+# committed: between the transactions on the old schema and those on the new one. Bodies are read one after the other
+# until the page is full, because reading more of them only for their length would unpack packed or read large bodies.
 PAGE = """
 WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
   removed AS (SELECT clock, origin FROM bedrockish_pruned ORDER BY clock DESC, origin DESC LIMIT 1),
@@ -53,7 +53,7 @@ ORDER BY 1, 2, 3
 
 
 class CursorError(JournalError):
-    """Raised when a text is not the cursor of a change feed. Nothing was read; pass what a feed gave, or none."""
+    """Raised when a text is not a cursor of a change feed. Nothing was read; pass a cursor from a feed, or none."""
 
 
 class FeedUnreadableError(JournalError):
@@ -61,21 +61,22 @@ class FeedUnreadableError(JournalError):
 
 
 class FeedPrunedError(JournalError):
-    """Raised when the node no longer has the entries after a cursor: the beginning of its journal was removed.
+    """Raised when the node no longer has the entries after a cursor, because its journal's beginning was removed.
 
-    Nothing was skipped. Go on at a node that still has it, or copy the tables and follow from there: ``bedrockish
-    export`` prints the cursor of its copy. To keep entries until a consumer has them, use ``bedrockish journal hold``.
+    Nothing was skipped. Continue at a node that still has the entries, or copy the tables and continue from the copy:
+    ``bedrockish export`` prints the cursor of its copy. ``bedrockish journal hold`` keeps entries until a consumer has
+    read them.
     """
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A place in the feed: after this transaction. It is good at every node.
+    """A place in the feed, right after a transaction. A cursor is valid at every node.
 
     Attributes:
         clock: the transaction's clock.
-        leader: who led it first.
-        seen: later ones that its reader has already, because it began with a copy that had them.
+        leader: the leader that began the transaction.
+        seen: the places of later transactions that the reader has already, because it began with a copy that had them.
         cluster: the id of the cluster; empty in a cursor of an earlier release.
     """
 
@@ -90,10 +91,10 @@ class Cursor:
 
 
 def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]], cluster: str = "") -> Cursor:
-    """Return the place from which the reader of a copy of a node's tables goes on.
+    """Return the cursor with which the reader of a copy of a node's tables continues.
 
     Args:
-        safe: safe time in the copy: everything up to it is there.
+        safe: the safe time of the copy, which has every commit up to it.
         above: clock and leader of the later commits that the copy has.
         cluster: the id of the node's cluster.
     """
@@ -101,10 +102,10 @@ def cursor_of_copy(safe: int, above: Iterable[tuple[int, str]], cluster: str = "
 
 
 def parse_cursor(text: str | None) -> Cursor:
-    """Read a cursor; None or an empty text is the beginning.
+    """Return the cursor of a text; None or an empty text is the beginning of the feed.
 
     Raises:
-        CursorError: it is not one.
+        CursorError: the text is not a cursor.
     """
     if not text:
         return Cursor()
@@ -127,20 +128,20 @@ class Committed:
     """A transaction of the feed.
 
     Attributes:
-        cursor: the place right after it, to go on from.
-        clock: its hybrid clock, or of a change of the schema, the one from which on it is in force; later transactions
-            of the feed have greater ones.
-        leader: who led it.
+        cursor: the place right after the transaction, from which a reader continues.
+        clock: the transaction's hybrid clock; for a schema change, the clock from which on it is in force. Clocks never
+            decrease along the feed.
+        leader: the leader that began the transaction.
         place: its timeline and tick in the journal.
         command: the client's id of the command.
         joined: the ids of further commands that were executed after it in the same transaction.
         kind: ``rows``, ``schema`` or ``members``.
-        changes: the rows that it changed, in the order in which it did, with the whole row before and after.
-        statements: of a change of the schema; none if the data forbade them.
-        after: what it had seen, as a vector.
-        makers: the id of the command that made each of ``changes``; None where several commands share a transaction
-            and it cannot be told (see ``Transaction.shares``).
-        users: whose ``command`` is, and each of ``joined``; None for a command of which that was not asked.
+        changes: the rows that it changed, in the order of the changes, with the whole row before and after.
+        statements: the statements of a schema change; empty if the data forbade the change.
+        after: the vector that the transaction had seen.
+        makers: the id of the command that made each of ``changes``; None if several commands share the transaction and
+            their shares are unknown (see ``Transaction.shares``).
+        users: the users of ``command`` and of each of ``joined``; None for a client that did not have to authenticate.
     """
 
     cursor: Cursor
@@ -158,12 +159,12 @@ class Committed:
 
     @property
     def whose(self) -> dict[str | None, str | None]:
-        """Each of its commands, and whose it is."""
+        """The user of each command of the transaction."""
         return dict(zip((self.command, *self.joined), self.users, strict=False))
 
     @property
     def at(self) -> datetime:
-        """The moment in its clock, which is when it began, in UTC."""
+        """The time of the transaction's clock, in UTC."""
         return EPOCH + timedelta(milliseconds=milliseconds(self.clock))
 
 
@@ -171,14 +172,14 @@ class Feed:
     """A reader of the feed, page by page.
 
     Args:
-        after: where to go on; None for the beginning.
-        tables: leave out the changes of other tables, and transactions of which then nothing is left.
+        after: the cursor to continue from; None for the beginning.
+        tables: the tables to follow; transactions that changed only rows of other tables are left out.
 
     Attributes:
-        cursor: the place after the last transaction that was read, left out or not.
-        safe: up to which clock the node said that nothing can appear any more.
+        cursor: the place after the last transaction that was read, even if it was left out.
+        safe: the node's safe time, up to which the feed is complete.
         is_last: whether the last page was the last one for now.
-        cluster: the id of the cluster, which the cursors of all that is taken name; empty until it is set.
+        cluster: the id of the cluster, which is put into cursors; empty until it is set.
     """
 
     def __init__(self, after: str | None = None, tables: Collection[str] | None = None) -> None:
@@ -190,25 +191,26 @@ class Feed:
         self._tables = None if tables is None else {table.lower() for table in tables}
 
     def belong(self, cluster: str) -> None:
-        """Have the cursors of all that is taken name a cluster, by its id."""
+        """Set the id of the cluster, which later cursors name."""
         if cluster != self.cluster:
             self.cluster, self.cursor = cluster, replace(self.cursor, cluster=cluster)
 
     def question(self, limit: int) -> tuple[str, tuple[Any, ...]]:
-        """Return the statement and parameters that ask a node for the next transactions, ``limit`` at most."""
+        """Return the query and its parameters for the next transactions, at most ``limit``."""
         self._limit = limit
         return PAGE, (self.cursor.clock, self.cursor.leader, limit, PAGE_BYTES)
 
     def take(self, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
-        """Read a page; the feed moves on with every transaction, also with those that are left out.
+        """Return the transactions of a page, and move the cursor after all of them, including those left out.
 
         Raises:
-            FeedPrunedError: some of the next transactions were removed; the feed stays where it is.
-            FeedUnreadableError: the next transactions cannot be read; the feed stays where it is.
+            FeedPrunedError: some of the next transactions were removed; the cursor does not move.
+            FeedUnreadableError: the next transaction cannot be decoded; the cursor does not move.
         """
         _, clock, leader, _, self.safe, *_ = rows[0]
         removed = Cursor(clock, leader)
-        if self.cursor < removed or any(row[5] is None for row in rows):  # the second: decided just before the cursor
+        # A schema change that came into force after the cursor may have an entry before it that was removed.
+        if self.cursor < removed or any(row[5] is None for row in rows):
             raise FeedPrunedError(
                 f"the journal of this node begins after {removed}, and the feed would go on after "
                 f"{self.cursor if self.cursor.clock else 'the beginning'}: what is between was removed to make room; "
@@ -227,7 +229,7 @@ class Feed:
                 try:
                     found = self._filter(committed(cursor, (leader, tick), decode_transaction(body), failure))
                 except EntryMalformedError as error:
-                    if taken:  # a reader gets these; the next page begins with the malformed one
+                    if taken:  # return the transactions before; the next page begins with the malformed one
                         self.is_last = False
                         break
                     raise FeedUnreadableError(
@@ -251,7 +253,10 @@ class Feed:
 
 
 def committed(cursor: Cursor, place: tuple[str, int], transaction: Transaction, failure: str = "") -> Committed:
-    """Return a transaction at its place in the journal as the feed gives it; ``failure``: of a schema change."""
+    """Return a transaction at its place in the journal in the form of the feed.
+
+    ``failure`` is the reason why the data forbade a schema change.
+    """
     kind = transaction.kind
     changes = tuple(decode_changes(transaction.changes)) if kind == ROWS else ()
     return Committed(

@@ -39,12 +39,12 @@ def as_data(transaction: Committed) -> dict[str, Any]:
 
 
 def record(change: Change, row: Row | None) -> dict[str, Any] | None:
-    """Return a row of a change by the names of its columns; None for none."""
+    """Return a row of a change as a dict by column names; None if ``row`` is None."""
     return None if row is None else {name: plain(value) for name, value in zip(change.columns, row, strict=True)}
 
 
 def plain(value: Value) -> Any:
-    """Return a value as JSON can have it."""
+    """Return a value in a form that JSON can represent."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, float) and not math.isfinite(value):

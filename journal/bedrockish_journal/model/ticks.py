@@ -56,7 +56,7 @@ class Ticks:
 
     @property
     def last(self) -> int:
-        """The highest tick, even above a gap; 0 if there is none."""
+        """The highest tick, even above a gap; 0 without any tick."""
         return self._spans[-1][1] if self._spans else 0
 
     def gaps(self, last: int) -> list[Span]:

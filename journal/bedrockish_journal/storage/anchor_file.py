@@ -11,7 +11,7 @@ def read_anchors(path: str | os.PathLike[str]) -> list[Anchor]:
     """Return the anchors of a file.
 
     Raises:
-        AnchorError: it cannot be read, or a line is not an anchor or does not continue the one before it.
+        AnchorError: the file cannot be read, or a line is not an anchor or does not continue the line before it.
     """
     name = os.fspath(path)
     try:

@@ -1,7 +1,8 @@
-"""Whether SQLite draws an id, as it does for a row without one in a table whose highest possible id is taken.
+"""Detects rowids that SQLite may have drawn at random, as it does for a new row in a table with the highest rowid.
 
-A statement that every node runs for itself must not: each node would draw another one. That an id was drawn cannot be
-seen on the row. So an insert into a table that holds the highest id counts as one, also where its id was given.
+A statement that every node executes by itself must not cause SQLite to draw a rowid, because each node would draw
+another one. The row does not show whether its rowid was drawn. So each insert into a table with the highest rowid
+counts, even an insert that gives the rowid.
 """
 
 from types import TracebackType
@@ -27,12 +28,12 @@ class DrawnIds:
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._full: set[str] = set()
-        self._met = False  # a table that holds the highest id, in this transaction
+        self._met = False  # whether a table held the highest rowid in this transaction
         self.table = ""
         self._look()
 
     def schema_changed(self) -> None:
-        """Look at the tables again: statements for the schema or for savepoints have changed their names or content."""
+        """Read the tables again, because a statement for the schema or a savepoint changed their names or content."""
         if self._met:
             self._look()
 
@@ -62,7 +63,7 @@ class DrawnIds:
     ) -> None:
         self._db.set_update_hook(None)
         if self.table and self._is_autoincrement(self.table):
-            self.table = ""  # SQLite says that such a table is full
+            self.table = ""  # with AUTOINCREMENT, SQLite raises an error instead of drawing a rowid
 
     def _is_autoincrement(self, table: str) -> bool:
         known = "SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_sequence'"

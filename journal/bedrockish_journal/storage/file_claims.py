@@ -1,6 +1,6 @@
 """Claims of a node's file that no hash covers, compared with the file's journal and with other files.
 
-The questions are SQL over one file, so that the walk and the audits ask the same ones.
+The queries are SQL over one file, so that the verifier and the audits run the same queries.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from bedrockish_journal.model.transaction import MEMBERS, decode_transaction
 
 Ask = Callable[[str, tuple[Any, ...]], Iterable[Sequence[Any]]]
 VOID = "void:"
-SHOWN_MAX = 20  # of each kind of findings
+SHOWN_MAX = 20  # findings of each kind
 
 _HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
 _META = "SELECT value FROM bedrockish_meta WHERE key = ?"
@@ -36,7 +36,7 @@ _PACKS = f"""SELECT leader, first, last FROM (SELECT leader, first, last,
 
 
 class Claim(NamedTuple):
-    """A claim that does not hold: of which law, about which place, and why, in a sentence."""
+    """A claim that does not hold: the law, the place, and the fault in a sentence."""
 
     law: str
     leader: str | None
@@ -51,7 +51,7 @@ class Claims:
     Attributes:
         wrong: the claims that do not hold.
         memberships: all memberships that the file has, by version.
-        began_with: how many objects the file says that the cluster began with; None if the file does not say it.
+        began_with: the number of objects with which the cluster began, by the file; None if the file does not say it.
     """
 
     wrong: list[Claim] = field(default_factory=list)
@@ -63,9 +63,9 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
     """Compare the claims of a file with its own journal.
 
     Args:
-        ask: asks the file.
+        ask: runs a query on the file.
         node: the name of the file in findings.
-        whole: whether the connection reads the file's own tables; a link to a node does not.
+        whole: whether ``ask`` reads the file's own tables, which a link to a node does not.
     """
     found = Claims()
     has_meta = _has(ask, "bedrockish_meta")
@@ -89,7 +89,7 @@ def read_claims(ask: Ask, node: str, *, whole: bool = True) -> Claims:
 
 
 def disagreements(files: Mapping[str, Claims]) -> Iterator[tuple[str, Claim]]:
-    """Yield node and claim for each claim that has to be the same in all files and is not."""
+    """Yield node and claim for each claim that differs between the files and has to be the same."""
     said = {node: one.began_with for node, one in files.items() if one.began_with is not None}
     if len(set(said.values())) > 1:
         texts = ", ".join(f"{count} objects by the file of {node}" for node, count in sorted(said.items()))

@@ -1,4 +1,4 @@
-"""The tables and indexes of a node's own in its file, by name: the prefix alone does not make an object the node's."""
+"""The names of the tables and indexes that a node creates in its file. Other objects may have the same prefix."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ _OBJECTS = "SELECT type, name, tbl_name FROM main.sqlite_schema WHERE name LIKE 
 
 
 def is_own(kind: str, name: str, table: str) -> bool:
-    """Return whether an object is SQLite's or a node's own: a trigger, a view or a table of another name is not."""
+    """Return whether SQLite or a node created an object; False for a trigger, a view or a table of another name."""
     name, table = name.lower(), table.lower()
     if name.startswith("sqlite_"):
         return True
@@ -28,7 +28,7 @@ def is_own(kind: str, name: str, table: str) -> bool:
 
 
 def strange_objects(db: apsw.Connection) -> Iterator[str]:
-    """Yield each object that has a node's prefix and that no node makes, such as ``trigger bedrockish_x on t``."""
+    """Yield each object that has a node's prefix but that no node creates, such as ``trigger bedrockish_x on t``."""
     for kind, name, table in db.execute(_OBJECTS):
         if not is_own(str(kind), str(name), str(table)):
             yield f"{kind} {name}" + (f" on {table}" if name != table else "")

@@ -1,13 +1,13 @@
-"""Old entries in less room: runs of a timeline whose labels and bodies are compressed together.
+"""Compression of old entries: the labels and bodies of consecutive entries of a timeline are compressed together.
 
-A *pack* holds consecutive entries of one timeline. Their rows stay in the journal's table, with every column that is
-searched by; the columns that the pack replaces are emptied: label, body, and the hashes, which follow from those, but
-for the ``prev`` of its first entry and the ``hash`` of its last, so that the entries before and after can be compared
-in plain SQL. The bytes come back as they were hashed, or not at all: a pack whose chain of hashes does not end in the
-hash that is kept next to it gives nothing.
+A *pack* holds consecutive entries of one timeline. Their rows stay in the journal's table, with every searched column.
+The columns that the pack replaces are emptied: label, body, and the hashes, which follow from label and body. Only the
+``prev`` of the pack's first entry and the ``hash`` of its last stay, so that the entries before and after can be
+compared in plain SQL. A pack is unpacked to the bytes that were hashed, or not at all: its chain of hashes must end in
+the hash that is stored with the pack.
 
-``install`` lays a view over the table, on one connection, under the table's own name: every reader of the journal there
-reads all of it, and need not know of packs. Code that writes into the table names ``main.bedrockish_journal``.
+``install`` creates a temporary view on a connection, under the table's own name: queries of the journal on this
+connection see unpacked entries. Code that writes into the table names ``main.bedrockish_journal``.
 
 No database is imported here: the functions work with connections of apsw and of Python's ``sqlite3``.
 """
@@ -36,12 +36,12 @@ CREATE UNIQUE INDEX IF NOT EXISTS bedrockish_packed_place ON bedrockish_packed(l
 """
 TABLE = "bedrockish_packed"
 FUNCTION = "bedrockish_unpacked"
-ENTRIES_MAX = 256  # of a pack: reading one entry unpacks all of them, which takes some three milliseconds
-ENTRIES_MIN = 32  # a shorter run is not worth it: entries of another kind, or large ones, end a run
-PACK_BYTES = 128 << 10  # of labels and bodies, at which a pack is full
-BODY_BYTES_MAX = 16 << 10  # a longer body stays as it is: its keys and hashes are hardly anything of it
-RAW_BYTES_MAX = 1 << 20  # no pack unfolds to more: it has PACK_BYTES and one body, and CBOR's overhead
-TIMELINES_MAX = 64  # of which a connection keeps the pack that it read last
+ENTRIES_MAX = 256  # entries of a pack: to read one, all are unpacked, which takes some three milliseconds
+ENTRIES_MIN = 32  # a shorter run is not packed; entries of another kind and large entries end a run
+PACK_BYTES = 128 << 10  # a pack with this many bytes of labels and bodies is full
+BODY_BYTES_MAX = 16 << 10  # a longer body is not packed
+RAW_BYTES_MAX = 1 << 20  # limit of an unpacked pack, which has at most PACK_BYTES, one body, and CBOR's overhead
+TIMELINES_MAX = 64  # timelines of which a connection caches the pack that it read last
 
 _SEARCHED = "seq, leader, tick, clock, origin, command, kind, repeat, applied_ms"
 UNPACKED = {
@@ -78,18 +78,18 @@ class Connection(Protocol):
     """A connection of apsw or of ``sqlite3``."""
 
     def execute(self, sql: str, params: tuple[Any, ...] = ..., /) -> Any:
-        """Run a statement; its rows are iterated."""
+        """Run a statement, and return an iterable of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Consecutive entries of a timeline, as they are kept.
+    """Consecutive entries of a timeline, compressed.
 
     Attributes:
-        leader: whose timeline.
-        first, last: the ticks at its ends.
-        prev: what the first one continues.
-        hash: that of the last one.
+        leader: the timeline.
+        first, last: the ticks of the first and the last entry.
+        prev: the ``prev`` of the first entry.
+        hash: the hash of the last entry.
         entries: the compressed labels and bodies.
     """
 
@@ -101,7 +101,7 @@ class Pack:
     entries: bytes
 
     def unpack(self) -> list[Four]:
-        """Return (label, body, prev, hash) of each entry; nothing unless all of them are what was packed."""
+        """Return (label, body, prev, hash) of each entry; an empty list if the pack is damaged."""
         try:
             unpacker = bz2.BZ2Decompressor()
             raw = unpacker.decompress(self.entries, max_length=RAW_BYTES_MAX)
@@ -122,16 +122,17 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Entries that are to become a pack: (label, body, prev, hash) of each."""
+    """Entries that will become a pack: (label, body, prev, hash) of each."""
 
     leader: str
     first: int
     entries: Sequence[Four]
 
     def pack(self) -> Pack | None:
-        """Compress them, which takes some milliseconds; in any thread. None if they would not come back as they are.
+        """Return the compressed entries; None if they cannot be unpacked to the same bytes.
 
-        The pack is going to be all that there is of them, so it is unpacked here as a check.
+        This takes some milliseconds, and may run in any thread. The pack will be the only copy of the entries, so it
+        is unpacked here as a check.
         """
         labels, bodies = [one[0] for one in self.entries], [one[1] for one in self.entries]
         packed = bz2.compress(cbor2.dumps([labels, bodies]))
@@ -141,14 +142,14 @@ class Run:
 
 
 class Unpacker:
-    """An unpacker of entries on one connection. Its cache is never stale: the entry at a place never changes."""
+    """An unpacker of entries on one connection. Its cache is never stale, because an entry never changes."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
-        self._last: dict[str, tuple[int, list[Four]]] = {}  # of each timeline the pack read last: its first tick
+        self._last: dict[str, tuple[int, list[Four]]] = {}  # timeline -> first tick and entries of the last read pack
 
     def __call__(self, leader: object, tick: object, place: object) -> bytes:
-        """Return label (0), body, prev or hash (3) of an entry that is packed; nothing if there is no such."""
+        """Return label (0), body (1), prev (2) or hash (3) of a packed entry; empty bytes if no pack has the entry."""
         if not isinstance(leader, str) or type(tick) is not int or type(place) is not int:
             return b""
         first, entries = self._last.get(leader, (0, []))
@@ -167,17 +168,22 @@ class Unpacker:
 
 
 def install(db: Connection, create_function: Callable[[str, Callable[..., bytes]], None]) -> None:
-    """Let a connection read the journal, packed entries included; ``create_function`` is the connection's own."""
+    """Have a connection read the journal with its packed entries.
+
+    Args:
+        db: the connection.
+        create_function: registers an SQL function on this connection.
+    """
     create_function(FUNCTION, Unpacker(db))
     _run(db, _VIEW, ())
 
 
 @contextmanager
 def set_aside(db: Connection, sql: str) -> Iterator[None]:
-    """Have the view away while an ALTER runs; other statements need nothing.
+    """Drop the view of ``install`` while an ALTER statement runs, and create it again afterwards.
 
-    When SQLite renames or drops a column or a table, it reads all definitions again, and there takes the view for the
-    table on which the journal's indexes are.
+    When SQLite renames or drops a column or a table, it parses all definitions again, and then takes the view for the
+    table that the journal's indexes belong to. Other statements do not need this.
     """
     there = "SELECT 1 FROM temp.sqlite_schema WHERE name = 'bedrockish_journal'"
     if "alter" not in sql.lower() or not any(True for _ in db.execute(there)):
@@ -191,13 +197,13 @@ def set_aside(db: Connection, sql: str) -> Iterator[None]:
 
 
 def has_packs(db: Connection) -> bool:
-    """Return whether the file has the table of packs, which one of an earlier release does not."""
+    """Return whether the file has the table of packs, which a file of an earlier release lacks."""
     query = f"SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = '{TABLE}'"
     return any(True for _ in db.execute(query))
 
 
 def find(db: Connection, leader: str, tick: int) -> Pack | None:
-    """Return the pack that has an entry, or None."""
+    """Return the pack that has the entry of a tick, or None."""
     if not has_packs(db):
         return None
     for first, last, prev, digest, entries in list(db.execute(_FIND, (leader, tick))):
@@ -210,14 +216,14 @@ def find(db: Connection, leader: str, tick: int) -> Pack | None:
 def next_run(db: Connection, upto: Mapping[str, int], clock: int, begin: dict[str, int]) -> Run | None:
     """Return entries that can be packed now, as many as make a pack; None if there are too few.
 
-    A run that is not full is left until it is, but for one that something ends which cannot be packed: a change of the
-    schema or of the membership, a large body, an entry that does not continue the one before it.
+    A run is returned when it is full, or when the entry after it cannot be packed: a change of the schema or of the
+    membership, a large body, an entry that does not continue the one before it.
 
     Args:
         db: a node's connection.
         upto: the last tick of each timeline that may be packed.
-        clock: nothing later than this is.
-        begin: where each timeline goes on; it is kept up to date, so what was returned is not returned again.
+        clock: entries with a later clock are not packed.
+        begin: the tick from which to search each timeline; updated here, so that no run is returned twice.
     """
     for leader, last in sorted(upto.items()):
         if leader not in begin:
@@ -229,12 +235,12 @@ def next_run(db: Connection, upto: Mapping[str, int], clock: int, begin: dict[st
             if run is not None:
                 return run
             if begin[leader] == before:
-                break  # what is there does not fill a pack yet
+                break  # the entries do not fill a pack yet
     return None
 
 
 def _next_run(db: Connection, leader: str, begin: int, last: int, clock: int) -> tuple[Run | None, int]:
-    """Return the next run of a timeline from a tick on, if there is one, and where to go on."""
+    """Return the next run of a timeline from a tick on, or None, and the tick from which to search next."""
     entries: list[Four] = []
     size, first = 0, begin
     rows = db.execute(_LOOK, (leader, begin, last))
@@ -262,7 +268,7 @@ def _next_run(db: Connection, leader: str, begin: int, last: int, clock: int) ->
 
 
 def write(db: Connection, pack: Pack) -> None:
-    """Put a pack into the file instead of the bytes of its entries, inside the caller's transaction."""
+    """Replace the bytes of a pack's entries in the file by the pack, inside the caller's transaction."""
     insert = f"INSERT INTO main.{TABLE}(leader, first, last, prev, hash, entries) VALUES (?, ?, ?, ?, ?, ?)"
     _run(db, insert, (pack.leader, pack.first, pack.last, pack.prev, pack.hash, pack.entries))
     span = (pack.leader, pack.first, pack.last)
@@ -270,7 +276,7 @@ def write(db: Connection, pack: Pack) -> None:
         (*row, pack.prev if row[2] == pack.first else b"", pack.hash if row[2] == pack.last else b"")
         for row in db.execute(f"SELECT {_SEARCHED} {_SPAN}", span)
     ]
-    # Deleted and written again: rows that are made shorter in their place leave their pages half empty for ever.
+    # Rows that are shortened by an UPDATE leave their pages half empty for ever; so they are deleted and inserted.
     _run(db, f"DELETE {_SPAN}", span)
     for row in rows:
         _run(db, _INSERT, row)
@@ -279,12 +285,12 @@ def write(db: Connection, pack: Pack) -> None:
 def cut(db: Connection, leader: str, upto: int) -> None:
     """Remove the packs of a timeline up to a tick, inside the caller's transaction.
 
-    Pack the rest of a pack that goes on behind the tick again, so that nothing is left of the removed entries.
+    The entries after the tick in the same pack are packed again, so that nothing is left of the removed entries.
 
     Args:
         db: a node's connection.
-        leader: whose timeline.
-        upto: a tick as ``cuttable`` gives it; up to there the rows are gone already.
+        leader: the timeline.
+        upto: a tick that ``cuttable`` returned; the rows up to it are removed already.
     """
     if not has_packs(db):
         return
@@ -300,9 +306,10 @@ def cut(db: Connection, leader: str, upto: int) -> None:
 
 
 def cuttable(db: Connection, leader: str, upto: int, most: int) -> int:
-    """Return where a timeline can be cut: ``upto``, unless its hash cannot be told because its pack is damaged or gone.
+    """Return the tick at which a timeline can be cut: ``upto``, if the hash of its entry is known.
 
-    Then at the next entry that has its hash, if that is not above ``most``, else at the last one before; 0: nowhere.
+    If the pack of ``upto`` is damaged or missing, return the first later tick with a hash, up to ``most``, else the
+    last earlier tick with a hash, or 0.
     """
     ((digest,),) = list(db.execute(_HASH, (leader, upto))) or [(b"",)]
     if digest:
@@ -312,7 +319,7 @@ def cuttable(db: Connection, leader: str, upto: int, most: int) -> int:
 
 
 def packed_bytes(db: Connection) -> int:
-    """Return about how many bytes all packs have, by some hundred of them; their rows are in the table besides."""
+    """Return an estimate of the bytes of all packs, by a sample of some hundred; the entries' rows are not counted."""
     if not has_packs(db):
         return 0
     first, last = next(iter(db.execute(_ENDS)))
@@ -320,7 +327,7 @@ def packed_bytes(db: Connection) -> int:
         return 0
     step: int = max(1, (last - first) // 128)
     found: list[tuple[int]] = list(db.execute(_SAMPLE, (first, last, step)))
-    return step * found[0][0]  # a number that no pack has counts as nothing
+    return step * found[0][0]  # a sampled rowid without a pack counts as 0 bytes
 
 
 def _run(db: Connection, sql: str, params: tuple[Any, ...]) -> None:

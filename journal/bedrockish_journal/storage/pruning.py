@@ -1,12 +1,12 @@
-"""Removal of the beginning of a journal: a mark stays in its place, from which the rest can still be verified.
+"""Removal of the beginning of a journal: a mark replaces it, from which the rest can still be verified.
 
 Only a prefix of a timeline is ever removed, and never its last entry. For each timeline the table
-``bedrockish_pruned`` keeps the tick and the hash of the last entry that was removed, so the entry after it still has
-something to continue; and the greatest (clock, origin) that was removed, so that a feed knows whether it has missed
-anything. The ids of the commands that were removed go to ``bedrockish_past``, so that none of them is run again.
-Memberships that were removed are kept as well, because later quorums are counted by them.
+``bedrockish_pruned`` keeps the tick and the hash of the last removed entry, which the next entry continues. It also
+keeps the greatest removed (clock, origin), so that a feed knows whether it has missed anything. The ids of removed
+commands are moved to ``bedrockish_past``, so that no node runs such a command again. Removed memberships are kept as
+well, because later quorums are counted by them.
 
-Functions over a connection that belongs to the caller: nothing here begins or commits a transaction.
+All functions use a connection of the caller, and never begin or commit a transaction.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from bedrockish_journal.storage import packing
 MEMBERS_KEY = "pruned_members"
 FORGOTTEN_KEY = "commands_forgotten_ms"
 TABLE = "bedrockish_pruned"
-COUNTED = pack(1_577_836_800_000)  # 2020: no smaller clock was taken from a wall
+COUNTED = pack(1_577_836_800_000)  # 2020: a smaller clock is from a node that did not know the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Mark:
 
     Attributes:
         tick: the last tick that was removed.
-        hash: the hash of that entry, which the next one continues.
-        clock, origin: the greatest name of a transaction that was removed.
-        changed: memberships that were removed: (tick, encoded membership), oldest first.
+        hash: the hash of its entry, which the next entry continues.
+        clock, origin: the greatest (clock, origin) of a removed transaction.
+        changed: the removed memberships: (tick, encoded membership), oldest first.
     """
 
     tick: int
@@ -50,10 +50,10 @@ class Mark:
 
 
 def marks(db: apsw.Connection) -> dict[str, Mark]:
-    """Return the marks of all timelines of which something was removed; none in a file of an earlier version.
+    """Return the marks of all timelines of which entries were removed; empty for a file of an earlier version.
 
     Raises:
-        EntryMalformedError: they are not what was written.
+        EntryMalformedError: the marks are malformed.
     """
     if not _exists(db):
         return {}
@@ -102,12 +102,12 @@ _FIRST_KEPT = """SELECT min(tick) FROM bedrockish_journal WHERE leader = ?1 AND 
 
 
 def plan(db: apsw.Connection, clock: int, held: Vector | None = None) -> dict[str, int]:
-    """Return up to which tick of each timeline the journal can be removed.
+    """Return the last tick of each timeline that can be removed from the journal.
 
     Args:
         db: the node's connection.
         clock: no transaction with a later clock is removed.
-        held: nor any tick above these, a timeline that is not in it counting as 0; None: no such bound.
+        held: no tick above this vector is removed, and nothing of a timeline that it lacks; None: no such bound.
     """
     found = {}
     leaders = [leader for (leader,) in db.execute("SELECT leader FROM bedrockish_journal GROUP BY leader")]
@@ -121,13 +121,13 @@ def plan(db: apsw.Connection, clock: int, held: Vector | None = None) -> dict[st
 
 
 def remove(db: apsw.Connection, upto: Mapping[str, int], most: int = 1 << 62, most_bytes: int = 1 << 62) -> int:
-    """Remove the beginning of timelines, and set their marks; return how many entries were removed.
+    """Remove the beginning of timelines, and set their marks; return the number of removed entries.
 
     Args:
         db: the node's connection, inside the caller's transaction.
-        upto: the last tick to be removed of each timeline, as ``plan`` gave it.
-        most: how many entries at most.
-        most_bytes: after how many bytes of bodies to stop; at least one entry is removed.
+        upto: the last tick to remove of each timeline, as ``plan`` returned it.
+        most: the greatest number of entries to remove.
+        most_bytes: the bytes of bodies after which to stop; at least one entry is removed.
     """
     removed = 0
     for leader, tick in sorted(upto.items()):
@@ -144,9 +144,9 @@ def remove(db: apsw.Connection, upto: Mapping[str, int], most: int = 1 << 62, mo
 
 
 def _within(db: apsw.Connection, leader: str, first: int, last: int, most_bytes: int) -> tuple[int, int]:
-    """Return the last tick whose bodies from ``first`` on fit into some bytes, at least ``first``, and the bytes left.
+    """Return the last tick, at least ``first``, up to which the bodies fit into ``most_bytes``; and the bytes left.
 
-    Each body is decoded when it is removed. Packed ones are short, and count as nothing.
+    Each body is decoded when it is removed. Packed bodies are short, and count as 0 bytes.
     """
     sizes = "SELECT tick, length(body) FROM main.bedrockish_journal WHERE leader = ? AND tick BETWEEN ? AND ?"
     for tick, size in db.execute(f"{sizes} ORDER BY tick", (leader, first, last)):
@@ -180,7 +180,7 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
                 ELSE origin END""",
         (leader, upto, last),
     )
-    # A change of the schema stands in the feed where it came into force, which is later than its clock.
+    # The feed has a schema change at the clock at which it comes into force, which is later than its own clock.
     changes: list[Any] = db.execute(f"SELECT prev, label, body {where} AND kind = ?", (leader, upto, SCHEMA)).fetchall()
     for row in changes:
         transaction = decode_entry(*row).transaction
@@ -188,7 +188,7 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
         query = f"UPDATE {TABLE} SET clock = ?1, origin = ?2 WHERE leader = ?3 AND (clock, origin) < (?1, ?2)"
         db.execute(query, (*later, leader))
     for row in db.execute(f"SELECT prev, label, body {where} AND repeat = 0", (leader, upto)):  # one after the other
-        with suppress(EntryMalformedError):  # a damaged pack has the ids, and nothing else
+        with suppress(EntryMalformedError):  # of a damaged pack only the ids are known, from the columns below
             _keep_commands(db, decode_entry(*row).transaction)
     db.execute(
         f"""INSERT OR IGNORE INTO bedrockish_past(command, clock, origin)
@@ -203,7 +203,7 @@ def _remove(db: apsw.Connection, leader: str, upto: int) -> None:
 
 
 def _keep_commands(db: apsw.Connection, transaction: Transaction) -> None:
-    """Remember the commands of a transaction that is removed, so that none runs again and none is taken for another."""
+    """Remember the commands of a removed transaction with users and digests, so that no node runs one again."""
     count = len(transaction.commands)
     users, digests = transaction.users or count * ("",), transaction.digests or count * (b"",)
     rows = [
@@ -216,13 +216,13 @@ def _keep_commands(db: apsw.Connection, transaction: Transaction) -> None:
 
 
 def forgotten_ms(db: apsw.Connection) -> int:
-    """Return up to which Unix time, in milliseconds, ids of removed commands may have been forgotten."""
+    """Return the Unix time in milliseconds up to which ids of removed commands may have been forgotten."""
     row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (FORGOTTEN_KEY,)).fetchone()
     return row[0] if row is not None and isinstance(row[0], int) else 0
 
 
-# An id that tells its time begins with it, so these are among the first of the table. Which ids do is asked exactly as
-# ``time_ms`` does: ids that only look like it stay, and would be in the way of those behind them for ever.
+# An id that contains its time begins with it, so the oldest ids are found in the order of the primary key. The pattern
+# must match exactly what ``time_ms`` matches: other ids are never deleted, and would fill the LIMIT for ever.
 _HEX = "[0-9a-f]"
 _TIMED = (
     12 * _HEX + "7" + 3 * _HEX + "[89ab]" + 15 * _HEX,
@@ -233,14 +233,14 @@ _OLD = f"""SELECT command FROM bedrockish_past
 
 
 def old_commands(db: apsw.Connection, unix_ms: int, most: int) -> dict[str, int]:
-    """Return ids of removed commands that were made up to a Unix time, and when, in milliseconds.
+    """Return ids of removed commands that were made up to a Unix time, each with its time in milliseconds.
 
-    Ids that do not tell when they were made are not among them.
+    Ids that do not contain a time are left out.
 
     Args:
         db: the node's connection.
         unix_ms: Unix time in milliseconds.
-        most: how many at most.
+        most: the greatest number of ids.
     """
     found: dict[str, int] = {}
     for (command,) in db.execute(_OLD, (f"{max(0, unix_ms) + 1:012x}", most)):
@@ -252,7 +252,7 @@ def old_commands(db: apsw.Connection, unix_ms: int, most: int) -> dict[str, int]
 
 
 def forget_commands(db: apsw.Connection, commands: Mapping[str, int]) -> None:
-    """Forget ids that ``old_commands`` has given, and keep in mind up to when they reach.
+    """Delete ids that ``old_commands`` returned, and store the latest time among them (see ``forgotten_ms``).
 
     The connection is inside the caller's transaction.
     """
@@ -264,8 +264,8 @@ def forget_commands(db: apsw.Connection, commands: Mapping[str, int]) -> None:
 def size(db: apsw.Connection) -> tuple[int, int, int]:
     """Return (number of entries, bytes, smallest clock) of the journal.
 
-    The bytes are an estimate: the average row of up to some hundred entries spread over the journal, times the number
-    of entries, plus the packs. It is close enough to decide by, and quick in a journal of any size.
+    The bytes are an estimate: the average size of some hundred entries spread over the journal, times the number of
+    entries, plus the packs. The estimate is good enough for decisions, and quick in a journal of any size.
     """
     row = db.execute("SELECT count(*), min(seq), max(seq) FROM bedrockish_journal").fetchone()
     assert row is not None
@@ -278,7 +278,7 @@ def size(db: apsw.Connection) -> tuple[int, int, int]:
 
 
 def rough_bytes(db: apsw.Connection) -> int:
-    """Return about how many bytes the journal holds, as ``size`` does, but in the same time however long it is."""
+    """Return an estimate of the journal's bytes as ``size`` does, in a time that does not grow with the journal."""
     first: int | None = db.execute("SELECT min(seq) FROM bedrockish_journal").get
     last: int | None = db.execute("SELECT max(seq) FROM bedrockish_journal").get
     if first is None or last is None:
@@ -287,7 +287,7 @@ def rough_bytes(db: apsw.Connection) -> int:
 
 
 def _bytes_each(db: apsw.Connection, first: int, last: int) -> float:
-    """Return about how many bytes an entry takes in the table, by some hundred that are spread over all."""
+    """Return an estimate of the bytes of an entry in the table, by a sample of some hundred spread over all."""
     step = max(1, (last - first) // 128)
     sampled = db.execute(
         """WITH RECURSIVE place(seq) AS (SELECT ?1 UNION ALL SELECT seq + ?3 FROM place WHERE seq + ?3 <= ?2)
@@ -300,10 +300,10 @@ def _bytes_each(db: apsw.Connection, first: int, last: int) -> float:
 
 
 def aged(db: apsw.Connection, clock: int) -> int:
-    """Return a clock up to which all may be removed as too old: ``clock``, or 0 if nothing is known to be that old.
+    """Return ``clock``, up to which entries may be removed as too old, or 0 if no entry is known to be that old.
 
-    The commits of a new cluster whose nodes do not know the time yet have clocks of 1970. They are older than the
-    commits after them, by an unknown amount; so they are removed together with these.
+    The commits of a new cluster whose nodes do not know the time yet have clocks of 1970. Their age is unknown, but
+    greater than that of the commits after them; so they are removed together with the first of these.
     """
     query = "SELECT min(clock) FROM bedrockish_journal WHERE repeat = 0 AND clock >= ?"
     first = db.execute(query, (COUNTED,)).get
@@ -311,7 +311,7 @@ def aged(db: apsw.Connection, clock: int) -> int:
 
 
 def clock_at(db: apsw.Connection, fraction: float) -> int:
-    """Return a clock at or below which lies about this part of the transactions, the oldest ones."""
+    """Return the clock up to which about this fraction of the transactions lies, counted from the oldest."""
     row = db.execute("SELECT count(*) FROM bedrockish_journal WHERE repeat = 0").fetchone()
     assert row is not None
     place = int(row[0] * min(1.0, max(0.0, fraction)))

@@ -1,6 +1,6 @@
-"""One row of the journal as it lies in a file or comes from a node: columns that say what bytes say, and the bytes.
+"""A row of the journal, from a file or from a node: the bytes of an entry, and columns that repeat some of its fields.
 
-Nothing in it is believed. The columns are there to search by; ``entry`` reads the bytes, which are what was hashed.
+Readers must not trust the columns, which exist for searches. ``entry`` decodes the bytes, which are hashed.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 
 
 class Stored(NamedTuple):
-    """A row of the journal; the names are those of the columns of the table ``bedrockish_journal``."""
+    """A row of the journal; the fields are the columns of the table ``bedrockish_journal``."""
 
     seq: int
     leader: str
@@ -27,10 +27,10 @@ class Stored(NamedTuple):
     hash: bytes
 
     def entry(self) -> Entry:
-        """Decode the entry.
+        """Return the decoded entry.
 
         Raises:
-            EntryMalformedError: the bytes are not an entry, or not the one that was hashed.
+            EntryMalformedError: the bytes are not an entry, or do not have the stored hash.
         """
         return hashed_entry(self.prev, self.label, self.body, self.hash)
 
@@ -39,10 +39,10 @@ COLUMNS = ", ".join(Stored._fields)
 
 
 def hashed_entry(prev: bytes, label: bytes, body: bytes, digest: bytes) -> Entry:
-    """Decode an entry that was stored under a hash.
+    """Return the decoded entry of stored bytes.
 
     Raises:
-        EntryMalformedError: the bytes are not an entry, or not the one that was hashed.
+        EntryMalformedError: the bytes are not an entry, or their hash is not ``digest``.
     """
     if not label:
         raise EntryMalformedError(

@@ -1,9 +1,9 @@
-"""Schema changes: when each is in force. How its statements are run then is told in ``steps``.
+"""Schema changes and when each is in force. ``schema_steps`` runs their statements.
 
-A change is committed first and *activated* later, on every node at the same cut of transactions: all with a smaller
-clock than its own activation clock are in the tables then, and none with a greater one. So its statements have the same
-tables before them everywhere, and succeed, or fail, everywhere alike. One that fails leaves the schema as it was, and
-yet makes the next version, or nodes would count differently.
+A change is committed first and *activated* later, on every node at the same cut of transactions: the tables then have
+all transactions with a clock below its activation clock, and no others. So its statements run on the same tables on
+every node, and succeed or fail on every node alike. A change that fails leaves the schema as it was, but still counts
+as the next version, so that all nodes have the same version numbers.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def create(db: apsw.Connection) -> None:
 
 
 def schedule(db: apsw.Connection, transaction: Transaction, version: int, statements: Sequence[str]) -> None:
-    """Note a change that was committed; ``version`` is what it makes of the schema."""
+    """Record a committed change; ``version`` is the version of the schema after it."""
     clock, leader = transaction.txid
     activates = transaction.activates or clock
     text = ";\n".join(statement.strip().rstrip(";") for statement in statements)
@@ -54,7 +54,7 @@ def schedule(db: apsw.Connection, transaction: Transaction, version: int, statem
 
 
 def settle(db: apsw.Connection, version: int, failure: str) -> None:
-    """Note how the activation of a change went."""
+    """Record the result of a change's activation; an empty ``failure`` means that it succeeded."""
     state = FAILED if failure else ACTIVE
     db.execute("UPDATE bedrockish_schema SET state = ?, failure = ? WHERE version = ?", (state, failure, version))
 
@@ -66,9 +66,9 @@ def scheduled(db: apsw.Connection) -> Transaction | None:
 
 
 def clocks(db: apsw.Connection) -> tuple[int, int | None]:
-    """Return from which clocks on the schema is in force, and the next one will be, if a change is scheduled.
+    """Return the clock from which on the present schema is in force, and that of the scheduled change, or None.
 
-    The first is 0 if nothing is on record.
+    The first clock is 0 if no change is recorded.
     """
     in_force, following = 0, None
     for activates, state in db.execute(_LATEST):
@@ -80,7 +80,7 @@ def clocks(db: apsw.Connection) -> tuple[int, int | None]:
 
 
 def standing(db: apsw.Connection, txid: Txid) -> Standing:
-    """Return what became of a change of the schema; of one that is not on record, that it is in force."""
+    """Return the state of a schema change; ``active`` for a change that is not recorded."""
     row: Any = db.execute(
         "SELECT state, failure FROM bedrockish_schema WHERE clock = ? AND leader = ?", tuple(txid)
     ).fetchone()
@@ -88,7 +88,7 @@ def standing(db: apsw.Connection, txid: Txid) -> Standing:
 
 
 def settled(db: apsw.Connection) -> set[Txid]:
-    """Return the changes whose activation this file has been through; none if it knows of no such thing."""
+    """Return the changes that were activated, or failed to, in this file; empty for a file of an earlier version."""
     try:
         rows: list[Any] = db.execute(
             "SELECT clock, leader FROM bedrockish_schema WHERE state <> ?", (SCHEDULED,)

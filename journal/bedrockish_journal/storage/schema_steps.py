@@ -1,13 +1,12 @@
 """Execution of the statements of a schema change when it comes into force, and comparison of their results.
 
-A change may hold more than definitions: statements that write rows, and that read them. They were run before, one after
-the other, to learn their answers, and the answers that the client was told are in the change as digests. At its
-activation all nodes have the same tables, so the statements give the same results on each of them; where a result
-differs from the one that was told, the change fails, on every node alike. So it is as if the whole transaction had run
-at that moment.
+Besides definitions, a change may have statements that write or read rows. The leader has executed all statements
+before, in order, and the change has digests of the answers that the client was told. At the activation all nodes have
+the same tables, so the statements give the same results on each node. If a result differs from the one that the client
+was told, the change fails on every node. The effect is that of running the whole transaction at the activation.
 
-For rows, all of them are compared, in their order if the statement has an ORDER BY. For a number of changed rows, it is
-compared whether it was zero, one or more: a copy of a table is not void because the table has grown since.
+Returned rows are compared one by one, in their order if the statement has an ORDER BY. Numbers of changed rows are
+compared only as zero, one or more, so that a statement that copies a table still fits if the table has grown.
 """
 
 import re
@@ -42,9 +41,9 @@ def answer_digest(sql: str, rows: Iterable[Sequence[Any]], changed: int = 0, row
 
     Args:
         sql: the statement; with an ORDER BY anywhere in it, the order of the rows counts.
-        rows: what it returned.
-        changed: how many rows it changed.
-        rowid: of the row that it inserted last, 0 if it inserted none; counts only if it changed one row.
+        rows: the rows that it returned.
+        changed: the number of rows that it changed.
+        rowid: the rowid that it inserted last, or 0; counts only if the statement changed one row.
     """
     ordered = _ORDERED.search(sql) is not None
     total = count = 0
@@ -64,7 +63,7 @@ def failure_digest(text: str) -> bytes:
 
 
 def violations(db: apsw.Connection) -> Counter[Any]:
-    """Return the rows whose foreign keys name no row."""
+    """Return the rows whose foreign keys refer to a missing row, as ``PRAGMA foreign_key_check`` reports them."""
     return Counter(db.execute("PRAGMA foreign_key_check"))
 
 
@@ -74,27 +73,27 @@ def deferred_broken(db: apsw.Connection) -> bool:
 
 
 def set_option(db: apsw.Connection, sql: str) -> None:
-    """Do what one of ``SETTINGS`` says. SQLite ignores the first two of them inside a transaction."""
+    """Execute one of ``SETTINGS``. SQLite ignores the PRAGMAs ``KEYS_OFF`` and ``KEYS_ON`` inside a transaction."""
     assert sql in SETTINGS
     if sql in (KEYS_OFF, KEYS_ON):
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_FKEY, int(sql == KEYS_ON))
         return
     cursor = db.cursor()
-    cursor.execute(sql, can_cache=False)  # SQLite does it when it compiles it
+    cursor.execute(sql, can_cache=False)  # SQLite sets the flag when it compiles the PRAGMA
     cursor.close(True)
 
 
 def run(db: apsw.Connection, steps: Sequence[Step]) -> str:
-    """Run the statements of a change inside the open transaction, all or none of them.
+    """Run the statements of a change inside the open transaction; roll all back if one fails.
 
-    Triggers and foreign keys must be on, as ``switch`` does it.
+    Triggers and foreign keys must be on (see ``switch``).
 
     Returns:
-        why the data forbids it; empty if it is done.
+        the reason why the data forbids the change; empty if all statements ran.
 
     Raises:
-        apsw.Error: it failed for another reason than the data, such as a full disk, or a function or collation that
-            was not registered: not every node fails so.
+        apsw.Error: a statement failed for another reason than the data, such as a full disk or a missing function or
+            collation; other nodes may not fail.
     """
     options = [step.sql for step in steps if step.sql in SETTINGS]
     db.execute(f"SAVEPOINT {MARK}")
@@ -106,7 +105,7 @@ def run(db: apsw.Connection, steps: Sequence[Step]) -> str:
     except DATA as error:
         db.execute(f"ROLLBACK TO {MARK}")
         if is_missing(str(error)):
-            raise  # not the data: other nodes have what is missing here
+            raise  # other nodes have the function or collation that is missing here
         return str(error)
     finally:
         if db.in_transaction:
@@ -140,7 +139,7 @@ def _run(db: apsw.Connection, steps: Sequence[Step], *, unchecked: bool) -> str:
 
 
 def _check(db: apsw.Connection, step: Step) -> str:
-    """Run a statement of which something was told; return what is otherwise now, or an empty text."""
+    """Run a statement with a known answer; return how the answer differs now, or an empty text."""
     db.set_last_insert_rowid(0)
     try:
         rows = db.execute(step.sql, can_cache=False).fetchall()
@@ -158,10 +157,10 @@ def _check(db: apsw.Connection, step: Step) -> str:
 
 
 def put_in_force(db: apsw.Connection, statements: Sequence[str]) -> None:
-    """Do what a schema change of the feed did, to a copy on which triggers and foreign keys are off otherwise.
+    """Run the statements of a schema change of the feed on a copy, with triggers and foreign keys on until they end.
 
     Raises:
-        apsw.Error: the copy is not what the cluster was.
+        apsw.Error: a statement fails, because the copy differs from the cluster's tables.
     """
     switch(db, on=True)
     try:
@@ -188,9 +187,9 @@ def switch(db: apsw.Connection, *, on: bool) -> None:
 
 
 def enforce_checks(db: apsw.Connection, *, on: bool) -> None:
-    """Let statements that are compiled from now on obey CHECKs, or not.
+    """Switch CHECKs on or off for statements that are compiled from now on.
 
-    SQLite sets the flag when it compiles the PRAGMA. Running it, too, would make SQLite compile all cached statements
-    again; so it is only explained. A cache of statements must keep those apart that were compiled without CHECKs.
+    SQLite sets the flag when it compiles the PRAGMA. Running the PRAGMA would make SQLite compile all cached statements
+    again, so EXPLAIN only compiles it. A statement cache must keep statements compiled with and without CHECKs apart.
     """
     db.execute(f"EXPLAIN PRAGMA ignore_check_constraints = {int(not on)}", can_cache=False).close(True)

@@ -1,7 +1,7 @@
-"""A segment: a piece of a cluster's journal in a file of its own, which grows at its end, as a continuous backup does.
+"""A segment: a part of a cluster's journal in its own file, to which a continuous backup appends entries.
 
-It is a journal like that in a node's file, of which the beginning was removed: it has marks where it begins, says which
-cluster it is of, and up to which clock it is complete. Every reader of journals can read it.
+A segment has the form of a journal in a node's file whose beginning was removed: it has marks where its timelines
+begin, the id of its cluster, and the clock up to which it is complete. Every reader of journals can read it.
 """
 
 import os
@@ -21,7 +21,7 @@ Heads = dict[str, tuple[int, bytes]]
 
 
 def ends(db: apsw.Connection) -> Heads:
-    """Return where a journal ends: the last tick of every timeline and its hash, also by a mark alone."""
+    """Return the last tick of every timeline and its hash, including timelines of which only a mark is left."""
     return {leader: (mark.tick, mark.hash) for leader, mark in marks(db).items()} | store.heads(db)
 
 
@@ -34,10 +34,10 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 class Segment:
-    """A segment that is open for writing; one process at a time may have it so.
+    """A segment that is open for writing, by one process at a time.
 
     Args:
-        path: an existing one; see ``create``.
+        path: an existing segment; ``create`` makes a new one.
 
     Raises:
         TargetUnwritableError: the file cannot be read or written.
@@ -62,16 +62,16 @@ class Segment:
         return None if row is None else row[0]
 
     def take(self, entries: Sequence[Entry], safe: int, voids: Iterable[str], applied_ms: int) -> None:
-        """Append entries, durably, all or none of them.
+        """Append entries durably, in one transaction.
 
         Args:
-            entries: those of each timeline by rising tick, from where the segment ends.
-            safe: the clock up to which it is complete then.
-            voids: the keys by which a node tells what an operator has had applied as nothing.
+            entries: the next entries of each timeline, by rising tick.
+            safe: the clock up to which the segment is complete with them.
+            voids: a node's keys in ``bedrockish_meta`` for transactions that an operator had all members skip.
             applied_ms: Unix time in milliseconds.
 
         Raises:
-            ChainBrokenError: one does not go on from where its timeline ends here.
+            ChainBrokenError: an entry does not continue the last entry of its timeline in the segment.
             TargetUnwritableError: the file cannot be written.
         """
         found = dict(self.heads)
@@ -80,7 +80,7 @@ class Segment:
                 tick, head = found.get(entry.leader, (0, bytes(32)))
                 if entry.tick != tick + 1 or entry.prev != head:
                     raise ChainBrokenError(entry.leader, entry.tick, head, entry.prev)
-                # Each reader of labels counts the second one of a transaction by its own order.
+                # Which label of a transaction is the second depends on the order of the file.
                 repeat = bool(store.find_places(self._db, entry.txid))
                 store.append(self._db, entry, repeat=repeat, applied_ms=applied_ms)
                 found[entry.leader] = entry.tick, entry.hash
@@ -89,9 +89,10 @@ class Segment:
         self.heads, self.safe = found, max(safe, self.safe)
 
     def settle(self) -> bool:
-        """Checkpoint all entries taken into the one file, so that its bytes can be read before more is taken.
+        """Checkpoint the write-ahead log into the database file, so that the file can be copied before more is
+        appended.
 
-        Return whether that is done; if not, a reader was in the way, and the caller has to try again.
+        Return whether this was done. If a reader prevented it, return False; the caller has to try again.
 
         Raises:
             TargetUnwritableError: the file cannot be written.
@@ -104,20 +105,20 @@ class Segment:
         return True
 
     def close(self, *, finish: bool = False) -> None:
-        """Close it; ``finish``: nothing more comes, so that the segment is one file to copy."""
+        """Close the segment. With ``finish``, also end WAL mode, so that the segment is a single file."""
         if finish:
             self._db.pragma("journal_mode", "delete")
         self._db.close()
 
 
 def create(path: Path, heads: Mapping[str, tuple[int, bytes]], safe: int, bootstrap: bytes) -> Segment:
-    """Make a segment that goes on from where others, or a snapshot, end.
+    """Create a segment that continues other segments or a snapshot, and return it.
 
     Args:
-        path: where; it is there when it is whole.
-        heads: the last tick of each timeline that is elsewhere, and its hash.
-        safe: the clock up to which that is complete.
-        bootstrap: what tells the cluster.
+        path: the new file, which gets this name when it is complete.
+        heads: the last tick of each timeline in the files that it continues, and its hash.
+        safe: the clock up to which those files are complete.
+        bootstrap: the encoded membership of the founders, which identifies the cluster.
 
     Raises:
         TargetUnwritableError: the file cannot be written.

@@ -1,10 +1,10 @@
-"""The journal as tables of a SQLite file, next to the data it made, so that both are durable in one transaction.
+"""The journal as tables of a SQLite file that also has the user's tables, so that both change in one transaction.
 
-Functions over an ``apsw.Connection`` that belongs to the caller: nothing here begins or commits a transaction, so a
-commit and its journal row cannot come apart. Only one process appends; any process may read (``open_readonly``).
+All functions use an ``apsw.Connection`` of the caller, and never begin or commit a transaction, so the changes of an
+entry and its journal row are committed together. Only one process appends; any process may read (``open_readonly``).
 
-The columns leader, tick, clock, origin, command and kind repeat what the bytes of label and body say, to be searched
-by. The bytes are the truth, and ``bedrockish_journal.verify.verify`` holds the columns against them.
+The columns leader, tick, clock, origin, command and kind repeat fields of label and body for searches. The bytes of
+label and body are authoritative, and ``bedrockish_journal.verify.verify`` compares the columns with them.
 """
 
 import os
@@ -76,7 +76,7 @@ CREATE TABLE IF NOT EXISTS bedrockish_past(
 """
 _PAST_LATER = (("owner", "TEXT"), ("digest", "BLOB NOT NULL DEFAULT x''"))  # columns that older files lack
 
-BUSY_MS = 5_000  # how long a reader waits for another one that is recovering the WAL
+BUSY_MS = 5_000  # timeout of a reader while another one recovers the write-ahead log
 
 _APPEND = """INSERT INTO main.bedrockish_journal(
   leader, tick, clock, origin, command, kind, repeat, applied_ms, label, body, prev, hash)
@@ -94,7 +94,7 @@ _APPLIED = _HEADS.replace("SELECT leader, tick, hash", "SELECT leader, tick")
 
 _BYTES = "prev, label, body, hash"
 _READ = f"SELECT tick, {_BYTES} FROM bedrockish_journal WHERE leader = ? AND tick >= ? ORDER BY tick"
-# A packed entry is not unpacked for it: it counts as its share of a full pack.
+# A packed entry is not unpacked for its size: it counts as its share of a full pack.
 _TAKEN = f"CASE WHEN label <> x'' THEN length(label) + length(body) ELSE {PACK_BYTES // ENTRIES_MAX} END"
 _SIZE = f"""SELECT count(*), sum(taken) FROM (
   SELECT {_TAKEN} AS taken
@@ -127,7 +127,7 @@ def create(db: apsw.Connection) -> None:
 
 
 def complete(db: apsw.Connection) -> None:
-    """Create what the journal of an earlier version does not have yet."""
+    """Create the tables and columns that the journal of an earlier version lacks."""
     db.execute(PRUNED_DDL + JOINED_DDL + PAST_DDL + PACKED_DDL).fetchall()
     known = {name for _, name, *_ in db.execute("PRAGMA table_info(bedrockish_past)")}
     for name, kind in _PAST_LATER:
@@ -136,16 +136,16 @@ def complete(db: apsw.Connection) -> None:
 
 
 def append(db: apsw.Connection, entry: Entry, *, repeat: bool, applied_ms: int) -> None:
-    """Write one entry, inside the caller's transaction.
+    """Insert one entry, inside the caller's transaction.
 
     Args:
         db: the node's connection.
-        entry: the next of its timeline; the caller has checked that it is.
-        repeat: whether its txid is in the journal already, under another label.
+        entry: the next entry of its timeline, as the caller has checked.
+        repeat: whether the transaction is in the journal already, under another label.
         applied_ms: the node's wall clock, in milliseconds since 1970.
 
     Raises:
-        EntryMalformedError: its clock is beyond what SQLite can order.
+        EntryMalformedError: the entry's clock is not below 2**63, SQLite's limit of integers.
     """
     transaction = entry.transaction
     clock, origin = transaction.txid
@@ -176,18 +176,18 @@ def append(db: apsw.Connection, entry: Entry, *, repeat: bool, applied_ms: int) 
 
 
 def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
-    """Return entries of one timeline with consecutive ticks from ``first_tick`` on; empty if that one is not here.
+    """Return entries of one timeline with consecutive ticks from ``first_tick`` on; empty if ``first_tick`` is missing.
 
-    An entry that is damaged ends it.
+    The entries end before a damaged one.
 
     Args:
         db: the node's connection.
-        leader: whose timeline.
-        first_tick: where to begin.
+        leader: the timeline.
+        first_tick: the first tick to return.
         limit_bytes: stop before the labels and bodies exceed this; the first entry is returned whatever its size.
 
     Raises:
-        EntryMalformedError: the first entry is not what was written.
+        EntryMalformedError: the first entry is damaged.
     """
     entries: list[Entry] = []
     size = 0
@@ -207,29 +207,29 @@ def read(db: apsw.Connection, leader: str, first_tick: int, limit_bytes: int) ->
 
 
 def size(db: apsw.Connection, leader: str, first_tick: int, most: int) -> tuple[int, int]:
-    """Return how many entries a timeline has from a tick on, counting up to ``most``, and their bytes; none is read."""
+    """Return the number of entries of a timeline from a tick on, at most ``most``, and their bytes, reading none."""
     [(count, taken)] = db.execute(_SIZE, (leader, first_tick, most))
     return count, taken or 0
 
 
 def heads(db: apsw.Connection) -> dict[str, tuple[int, bytes]]:
-    """Return the last tick and its hash of every timeline; the cost grows with the leaders, not with the entries."""
+    """Return the last tick and its hash of every timeline. The cost grows with the leaders, not with the entries."""
     return {leader: (tick, digest) for leader, tick, digest in db.execute(_HEADS)}
 
 
 def applied(db: apsw.Connection) -> dict[str, int]:
-    """Return the vector of all that this journal holds."""
+    """Return the last tick of every timeline in this journal, as a vector."""
     return dict(db.execute(_APPLIED))
 
 
 def find_command(db: apsw.Connection, command: str) -> Entry | None:
-    """Return the entry that a client's command became, alone or with others, or None."""
+    """Return the entry of the transaction that executed a client's command, or None."""
     row = db.execute(_COMMAND, (command,)).fetchone()
     return None if row is None else hashed_entry(*row)
 
 
 def command_txid(db: apsw.Connection, command: str) -> Txid | None:
-    """Return the transaction that a client's command became, also if it was removed from the journal; or None."""
+    """Return the txid of the transaction that executed a client's command, even if its entry was removed; or None."""
     row = db.execute(_COMMAND_TXID, (command,)).fetchone()
     return None if row is None else Txid(*row)
 
@@ -237,19 +237,19 @@ def command_txid(db: apsw.Connection, command: str) -> Txid | None:
 def removed_command(db: apsw.Connection, command: str) -> tuple[str | None, bytes] | None:
     """Return the user of a command whose entry was removed, and the digest of its request; None for any other command.
 
-    The user is None if none was required or if it is not known, and the digest is empty if it is not known.
+    The user is None if it is unknown or no user was required. The digest is empty if it is unknown.
     """
     found: tuple[str | None, bytes] | None = db.execute(_REMOVED_COMMAND, (command,)).fetchone()
     return found
 
 
 def find_places(db: apsw.Connection, txid: Txid) -> list[tuple[str, int]]:
-    """Return the places of a transaction, in the order applied, without reading its body, however large that is."""
+    """Return the places of a transaction, in the order applied, without reading its body, which may be large."""
     return [(leader, tick) for leader, tick in db.execute(_PLACES, tuple(txid))]
 
 
 def find_txid(db: apsw.Connection, txid: Txid) -> list[Entry]:
-    """Return the entries of a transaction in the order applied: one for each label that it got."""
+    """Return the entries of a transaction in the order applied, one for each of its labels."""
     return [hashed_entry(*row) for row in db.execute(_TXID, tuple(txid))]
 
 
@@ -263,7 +263,7 @@ def tail_stored(db: apsw.Connection, clock: int) -> Iterator[Stored]:
 
 
 def clock_before(db: apsw.Connection, entries: int, size: int) -> int:
-    """Return a clock above which there are about so many entries, or bytes of them; 0 if there are fewer."""
+    """Return a clock above which the journal has about ``entries`` entries or ``size`` bytes; 0 if it has fewer."""
     rows = db.execute(_NEWEST)
     try:
         for count, (clock, taken) in enumerate(rows):
@@ -288,19 +288,19 @@ def scan_timeline(db: apsw.Connection, leader: str, first_tick: int = 1) -> Gene
 
 
 def scan_stored(db: apsw.Connection) -> Iterator[Stored]:
-    """Yield every row in the order applied, nothing decoded or believed. See ``tail_stored`` for the open read."""
+    """Yield every row in the order applied, undecoded and unchecked. See ``tail_stored`` for the open read."""
     for row in db.execute(f"{_STORED} ORDER BY seq"):
         yield Stored._make(row)
 
 
 def stored_at(db: apsw.Connection, seq: int) -> Stored | None:
-    """Return the row of the entry that this node applied as its ``seq``-th, or None."""
+    """Return the row of the entry that this node applied at the place ``seq`` of its order, or None."""
     row = db.execute(f"{_STORED} WHERE seq = ?", (seq,)).fetchone()
     return None if row is None else Stored._make(row)
 
 
 def unpack_on(db: apsw.Connection) -> None:
-    """Have a connection read the whole journal, what is packed included (``bedrockish_journal.storage.packing``)."""
+    """Have a connection read the journal with its packed entries (``bedrockish_journal.storage.packing``)."""
     install(db, lambda name, function: db.create_scalar_function(name, function, 3))
 
 
@@ -313,14 +313,14 @@ def has_journal(db: apsw.Connection) -> bool:
 
 
 def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
-    """Open any SQLite file to read it, also one that a running node writes or that a killed node left behind.
+    """Return a connection that reads any SQLite file, even one that a running node writes or a killed node left.
 
-    Nothing is written into the database; SQLite may create its ``-shm`` file next to it.
+    Nothing is written into the database; SQLite may create a ``-shm`` file next to it.
 
     Raises:
-        FileMissingError: there is no such file.
-        NotDatabaseError: it is not a SQLite database.
-        FileUnreadableError: it may not be read.
+        FileMissingError: the file does not exist.
+        NotDatabaseError: the file is not a SQLite database.
+        FileUnreadableError: the file cannot be read.
     """
     name = os.fspath(path)
     if not os.path.exists(name):
@@ -331,7 +331,8 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
         raise FileUnreadableError(name, f"{name} may not be read by this user; change to the user that runs the node")
     if os.path.getsize(name) == 0:
         raise NotDatabaseError(name, f"{name} is empty; no node has finished creating it yet")
-    # A read-only WAL database needs a -shm file. Where it cannot be made and no -wal is left, the file is at rest.
+    # A read-only database in WAL mode needs a -shm file. If the directory is read-only and no -wal exists, no program
+    # writes the database, and it is opened as immutable.
     writable = os.access(os.path.dirname(os.path.abspath(name)), os.W_OK)
     at_rest = not writable and not os.path.exists(f"{name}-wal")
     uri = f"file:{quote(os.path.abspath(name))}?mode=ro" + ("&immutable=1" if at_rest else "")
@@ -355,10 +356,10 @@ def open_database(path: str | os.PathLike[str]) -> apsw.Connection:
 
 
 def open_readonly(path: str | os.PathLike[str]) -> apsw.Connection:
-    """Open a node's file to read its journal; see ``open_database``.
+    """Return a connection that reads the journal of a node's file; see ``open_database``.
 
     Raises:
-        JournalFileError: one of its subclasses, saying why and what to do.
+        JournalFileError: one of its subclasses, with the reason and what to do.
     """
     db = open_database(path)
     if not has_journal(db):

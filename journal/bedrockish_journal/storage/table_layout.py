@@ -1,4 +1,4 @@
-"""A user's tables, as far as replaying and comparing them needs: columns, keys, and one row found by its key."""
+"""The layout of a user's tables for replays and comparisons: columns, keys, and access to a row by its key."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ ROWID_NAMES = ("rowid", "_rowid_", "oid")
 
 
 class RowMismatchError(Exception):
-    """Raised when a change does not find the row that it expects; a replay adds which entry asked for it."""
+    """Raised when a change does not find the row that it expects; a replay adds the entry that has the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class Table:
 
     Attributes:
         name: its name.
-        columns: names of the columns that ``SELECT *`` gives.
-        generated: those among them that SQLite computes.
+        columns: names of the columns of ``SELECT *``.
+        generated: names of the generated columns among them.
         primary: names of the primary key's columns, in the key's order.
-        rowid: a name under which the rowid can be had, None for a table WITHOUT ROWID.
-        alias: the INTEGER PRIMARY KEY column, which is the rowid itself; None for none.
-        marks: column -> how a statement gives its value, where it is not a plain parameter.
+        rowid: a name of the rowid in SQL; None for a table WITHOUT ROWID.
+        alias: the INTEGER PRIMARY KEY column, which is the rowid itself; None if the table has no such column.
+        marks: column -> the SQL expression with a parameter for its value, where a plain ``?`` will not do.
     """
 
     name: str
@@ -49,21 +49,21 @@ def quote(name: str) -> str:
 
 
 def value_as_sql(value: Value) -> str:
-    """Return a value as SQL writes it: what reads it has the same value, the sign of a zero included."""
-    if isinstance(value, str) and "\0" in value:  # SQLite would read no further
+    """Return a value as an SQL literal that evaluates to exactly the same value, including the sign of a zero."""
+    if isinstance(value, str) and "\0" in value:  # SQLite's parser ends at a NUL character
         return f"CAST(X'{value.encode().hex()}' AS TEXT)"
     return "-0.0" if value == 0 and str(value) == "-0.0" else str(apsw.format_sql_value(value))
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a table, index or the like is SQLite's or bedrockish's own, not the user's."""
+    """Return whether SQLite or bedrockish reserves the name of a table, an index or another object."""
     return name.lower().startswith(("bedrockish_", "sqlite_"))
 
 
 def user_tables(db: apsw.Connection, only: str | None = None) -> Iterator[Table]:
-    """Yield the user's tables that have rows of their own, by name, or ``only`` one of them.
+    """Yield the user's tables that own rows, ordered by name; with ``only``, just the table of that name.
 
-    A virtual table is among them if it owns its rows; its shadow tables are not.
+    A virtual table is yielded if it owns its rows; its shadow tables are not.
     """
     source, asked = ("pragma_table_list", ()) if only is None else ("pragma_table_list(?)", (only,))
     listed: list[Any] = db.execute(
@@ -79,14 +79,14 @@ def user_tables(db: apsw.Connection, only: str | None = None) -> Iterator[Table]
 
 
 def find_table(db: apsw.Connection, name: str) -> Table | None:
-    """Return one table, or None."""
+    """Return the layout of the table with a name, in either case; None if there is no such table."""
     query = "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' AND lower(name) = lower(?)"
     row = db.execute(query, (name,)).fetchone()
     return None if row is None or row[1] == "view" else describe(db, row[0], bool(row[2]))
 
 
 def describe(db: apsw.Connection, name: str, without_rowid: bool) -> Table:
-    """Read a table's columns from the schema."""
+    """Return the layout of a table, read from the schema."""
     query = "SELECT name, upper(type), pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid"
     info: list[Any] = db.execute(query, (name,)).fetchall()
     columns = tuple(column for column, _, _, hidden in info if hidden != 1)
@@ -107,26 +107,26 @@ def describe(db: apsw.Connection, name: str, without_rowid: bool) -> Table:
 
 
 def _has_key_index(db: apsw.Connection, name: str) -> bool:
-    """``INTEGER PRIMARY KEY DESC`` is, by an old accident, no alias of the rowid, and has an index of its own."""
+    """Return whether the primary key has its own index: ``INTEGER PRIMARY KEY DESC`` is not an alias of the rowid."""
     return db.execute("SELECT 1 FROM pragma_index_list(?) WHERE origin = 'pk'", (name,)).fetchone() is not None
 
 
 class Applier:
-    """An applier of row changes to a database, each to exactly the row it was made of."""
+    """Applies row changes to a database, and checks that each changes exactly the row that it names."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._tables: dict[str, Table] = {}
 
     def forget(self) -> None:
-        """Forget what is known of tables, because the schema has changed."""
+        """Drop the cached layouts of tables, because the schema has changed."""
         self._tables.clear()
 
     def apply(self, change: Change) -> None:
         """Apply one change.
 
         Raises:
-            RowMismatchError: the row is not what the change was made of, or SQLite refuses the new one.
+            RowMismatchError: the row differs from ``change.before``, or SQLite refuses the new row.
         """
         table = self._tables.get(change.table)
         if table is None:
@@ -143,7 +143,7 @@ class Applier:
 
     def _expect(self, table: Table, change: Change) -> None:
         where, key = _where(table, change.columns, change.rowid, change.before)
-        # Qualified, or SQLite would take the quoted name of a column that is not there for a string.
+        # Without the table's name, SQLite would take the quoted name of a missing column for a string.
         columns = ", ".join(f"{quote(table.name)}.{quote(column)}" for column in change.columns)
         found = self._db.execute(f"SELECT {columns} FROM {quote(table.name)} WHERE {where}", key).fetchone()
         if found is None:
@@ -171,7 +171,7 @@ class Applier:
                 # SET takes 2,000 columns, so an UPDATE names the rowid only where it changes.
                 if change.op == INSERT or change.rowid_after != change.rowid or not row:
                     row[table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)] = change.rowid_after
-            elif not row:  # nothing changed; the row must be there all the same
+            elif not row:  # no column changed; an UPDATE still checks that the row exists
                 row[quote(table.primary[0])] = dict(zip(change.columns, change.after, strict=True))[table.primary[0]]
             if change.op == INSERT:
                 marks = ", ".join(table.marks.get(unquoted, "?") for unquoted in (one.strip('"') for one in row))
@@ -189,7 +189,7 @@ class Applier:
             self._read_back(table, change)
 
     def _read_back(self, table: Table, change: Change) -> None:
-        """Check that SQLite keeps a new row as the change has it: it makes 95 of 95.0 in a column of integers."""
+        """Check that SQLite stores a new row as the change has it; an INTEGER column would store 95.0 as 95."""
         where, key = _where(table, change.columns, change.rowid_after, change.after)
         columns = ", ".join(f"{quote(table.name)}.{quote(column)}" for column in change.columns)
         found = self._db.execute(f"SELECT {columns} FROM {quote(table.name)} WHERE {where}", key).fetchone()
@@ -219,7 +219,7 @@ def same(expected: Value, found: Value) -> bool:
 
 
 def print_key(change: Change, primary: tuple[str, ...] = ()) -> str:
-    """Return the key of a changed row for a person: ``7`` for a rowid, ``('p', 3)`` for a primary key."""
+    """Return the key of a changed row as text: ``7`` for a rowid, ``('p', 3)`` for a primary key."""
     if change.rowid is not None:
         return str(change.rowid)
     row: Row = change.before or change.after or ()

@@ -1,7 +1,7 @@
-"""SQLite's modules for vectors, and connections with them: ``vec1``, which apsw brings, and ``vec0`` of sqlite-vec.
+"""SQLite's modules for vectors, and connections that load them: ``vec1`` of apsw and ``vec0`` of sqlite-vec.
 
-A virtual table can be opened only where its module is loaded. So every connection to a file with user tables is a
-``Connection``.
+A virtual table can be opened only on a connection that has loaded its module. So every connection to a file with user
+tables is a ``Connection``.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ TRAINING_OPTIONS = ("distance", "index", "nbucket", "quantizer", "codesize", "re
 
 
 class Connection(apsw.Connection):
-    """A connection with the modules for vectors that are installed here."""
+    """A connection that has loaded the installed modules for vectors."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,10 +45,10 @@ class Connection(apsw.Connection):
 
 
 class _Training:
-    """The aggregate ``vec1_train``: vec1's own, which is given its vectors when it is known that it takes little time.
+    """The aggregate ``vec1_train``: collects the vectors, and calls vec1's own function if it will take little time.
 
     Raises:
-        apsw.SQLError: of both methods: it would take long.
+        apsw.SQLError: by both methods: the training would take too long.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class _Training:
         self._bytes = 0
 
     def step(self, *given: Any) -> None:
-        """Take a vector, and the options, which are those of the first one."""
+        """Add a vector; the options of the first row count."""
         vector, *options = given
         self._bytes += len(vector) if isinstance(vector, str | bytes) else 0
         if len(self._vectors) == TRAINING_VECTORS or self._bytes > TRAINING_BYTES:
@@ -84,7 +84,7 @@ class _Training:
             db.close()
 
     def _checked(self, db: apsw.Connection) -> str:
-        """Return the options as JSON; those that start threads or take long in another way are refused."""
+        """Return the options as JSON; raise an error for options that start threads or take long."""
         if len(str(self._options[0])) > OPTIONS_CHARACTERS:
             raise apsw.SQLError(f"vec1_train() takes options of {OPTIONS_CHARACTERS} characters at most")
         text: Any = db.execute("SELECT json(?)", self._options).get or "{}"
@@ -125,7 +125,7 @@ def _libraries() -> dict[str, str]:
     for name, path in ((VEC0, _of_sqlite_vec()), (VEC1, _of_apsw())):
         try:
             if path is not None:
-                ctypes.CDLL(str(path))  # it stays open: SQLite would open it again for each connection
+                ctypes.CDLL(str(path))  # keeps the library loaded; else SQLite would load it for each connection
                 found[name] = str(path)
         except OSError:
             continue

@@ -1,8 +1,8 @@
-"""Virtual tables of a schema: whose rows each of them shows, and which of them a cluster can replicate.
+"""Virtual tables of a schema: the table that owns each one's rows, and whether a cluster can replicate it.
 
 A virtual table either owns its rows (FTS5 with its own content, R*Tree, geopoly, vec0, vec1), which are replicated like
 those of an ordinary table; or it is an index on the rows of an ordinary table (FTS5 with external content), which every
-node keeps by itself; or it only shows another virtual table (fts5vocab). Its shadow tables are storage, and are never
+node maintains by itself; or it only shows another virtual table (fts5vocab). Shadow tables are storage, and are never
 replicated.
 """
 
@@ -51,8 +51,8 @@ class VirtualTable:
     Attributes:
         name: its name.
         module: its module, in lower case.
-        arguments: what follows the module in parentheses, split at the commas.
-        options: of FTS5, as far as they are given; names in lower case.
+        arguments: the module's arguments, split at the commas.
+        options: the options of FTS5 that are given, by their full names.
     """
 
     name: str
@@ -62,39 +62,39 @@ class VirtualTable:
 
     @property
     def content(self) -> str:
-        """Name of the table whose rows it indexes; empty if it owns its rows, or shows another virtual table."""
+        """Name of the table with external content; empty if the virtual table owns its rows, or shows another one."""
         return self.options.get("content", "")
 
     @property
     def content_rowid(self) -> str:
-        """Name under which it finds the rowid of a row of its content table."""
+        """Name of the content table's column that is the rowid of the virtual table."""
         return self.options.get("content_rowid", "") or "rowid"
 
     @property
     def is_contentless(self) -> bool:
-        """Return whether it keeps an index and not the text."""
+        """Return whether the table stores an index, but not the text."""
         return "content" in self.options and not self.content
 
     @property
     def shows(self) -> str:
-        """Name of the FTS5 table whose index it shows; empty for all but fts5vocab."""
+        """Name of the FTS5 table whose index an fts5vocab table shows; empty for other modules."""
         if self.module != VOCABULARY or not self.arguments:
             return ""
         return _unquoted(self.arguments[0 if len(self.arguments) < 3 else 1])
 
     @property
     def owns_rows(self) -> bool:
-        """Return whether no other table has its rows."""
+        """Return whether the rows are stored in the virtual table itself."""
         return self.module in (*RTREES, GEOPOLY, *VECTORS) or (self.module == FTS5 and "content" not in self.options)
 
     @property
     def row_table(self) -> str:
-        """Name of the shadow table that has one row for each of its rows, under the same rowid."""
+        """Name of the shadow table that has a row with the same rowid for each row of the virtual table."""
         return f"{self.name}_{_ROW_TABLES.get(self.module, 'rowid')}"
 
     @property
     def key(self) -> tuple[str, bool]:
-        """Name of the column of vec0 that is the primary key, and whether it is a text; an empty name for none."""
+        """Name of a vec0 table's primary key, and whether it is a text; an empty name if it has no primary key."""
         for words in self._columns_of_vec0():
             if [word.lower() for word in words[2:]] == ["primary", "key"]:
                 return words[0], words[1].lower() == "text"
@@ -102,7 +102,7 @@ class VirtualTable:
 
     @property
     def marks(self) -> dict[str, str]:
-        """How a statement gives the value of a column, where it is not a plain parameter."""
+        """Column -> the SQL expression with a parameter for its value, where a plain ``?`` will not do."""
         return {words[0]: _MADE_BY[kind] for words in self._columns_of_vec0() if (kind := words[1].lower()) in _MADE_BY}
 
     def _columns_of_vec0(self) -> Iterator[list[str]]:
@@ -112,13 +112,13 @@ class VirtualTable:
 
     @property
     def shadow_names(self) -> frozenset[str]:
-        """Names of its shadow tables; a SQLite without its module takes these for ordinary tables."""
+        """Names of the shadow tables. SQLite without the module takes them for ordinary tables."""
         suffixes = _SUFFIXES.get(self.module, ("node", "rowid", "parent"))
         return frozenset(f"{self.name}_{suffix}" for suffix in suffixes)
 
     @property
     def unused_names(self) -> tuple[str, ...]:
-        """Names that SQLite takes for shadow tables of it, though it has none under them."""
+        """Names that SQLite reserves for shadow tables of this table, though no such shadow tables exist."""
         if self.module != FTS5:
             return ()
         names = [f"{self.name}_content"] if self.content else []
@@ -126,7 +126,7 @@ class VirtualTable:
 
     @property
     def why_not_replicated(self) -> str:
-        """Why a cluster cannot replicate it, and what to do; empty if it can, as far as the definition says."""
+        """The reason why a cluster cannot replicate the table, and what to do; empty if the definition allows it."""
         if self.module not in REPLICATED:
             known = ", ".join(sorted(REPLICATED))
             return f"the module {self.module} is not replicated ({known} are); use one of these, or an ordinary table"
@@ -141,7 +141,7 @@ class VirtualTable:
 
 
 def parse_virtual(name: str, sql: str) -> VirtualTable:
-    """Return what a CREATE VIRTUAL TABLE statement says."""
+    """Return the definition in a CREATE VIRTUAL TABLE statement."""
     parts = [part for part in _PARTS.findall(sql) if not part.isspace() and not part.startswith(("--", "/*"))]
     using = next((place for place, part in enumerate(parts) if part.upper() == "USING"), len(parts) - 2)
     module = _unquoted(parts[using + 1]).lower()
@@ -164,7 +164,7 @@ def parse_virtual(name: str, sql: str) -> VirtualTable:
 
 
 def virtual_tables(db: apsw.Connection, only: str | None = None) -> Iterator[VirtualTable]:
-    """Yield the virtual tables of a schema, by name, or ``only`` one of them."""
+    """Yield the virtual tables of a schema, ordered by name; with ``only``, just the table of that name."""
     query = "SELECT name, sql FROM main.sqlite_schema WHERE type = 'table' AND rootpage = 0"
     query += " ORDER BY name" if only is None else " AND name = ?"
     found: list[Any] = db.execute(query, () if only is None else (only,)).fetchall()
@@ -173,7 +173,7 @@ def virtual_tables(db: apsw.Connection, only: str | None = None) -> Iterator[Vir
 
 
 def shadow_tables(db: apsw.Connection) -> frozenset[str]:
-    """Return the names of the tables in which virtual tables keep what they have."""
+    """Return the names of the shadow tables of all virtual tables."""
     made = [*virtual_tables(db)]
     if not made:
         return frozenset()
@@ -188,7 +188,7 @@ def shadow_names(made: Iterable[VirtualTable]) -> frozenset[str]:
 
 
 def rebuild_indexes(db: apsw.Connection) -> None:
-    """Rebuild every index on the rows of an ordinary table from these rows."""
+    """Rebuild every FTS5 table with external content from the rows of its content table."""
     for virtual in virtual_tables(db):
         if virtual.module == FTS5 and virtual.content:
             name = '"' + virtual.name.replace('"', '""') + '"'
@@ -196,19 +196,19 @@ def rebuild_indexes(db: apsw.Connection) -> None:
 
 
 def is_of_nodes(extension: str) -> bool:
-    """Return whether nodes load an extension themselves, by the name of its file."""
+    """Return whether nodes load an extension, given by the name of its file, by themselves."""
     return extension in VECTORS
 
 
 def is_virtual(sql: str) -> bool:
-    """Return whether a statement of the schema makes a virtual table."""
+    """Return whether a statement of the schema creates a virtual table."""
     return sql[:15].upper().startswith("CREATE VIRTUAL ")
 
 
 def made_after_rows(name: str, sql: str) -> list[str]:
-    """Return the statements that make a virtual table without rows of its own, from rows that are there.
+    """Return the statements that create a virtual table that owns no rows, and fill it from existing rows.
 
-    They are empty for every other table.
+    The list is empty for every other table.
     """
     if not is_virtual(sql):
         return []
@@ -220,7 +220,7 @@ def made_after_rows(name: str, sql: str) -> list[str]:
 
 
 def is_rowid_name(name: str) -> bool:
-    """Return whether a name stands for the rowid of every table that has no column of that name."""
+    """Return whether a name means the rowid in a table without a column of that name."""
     return name.lower() in _ROWID_NAMES
 
 

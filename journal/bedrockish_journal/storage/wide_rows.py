@@ -1,7 +1,7 @@
-"""SQL for tables of as many columns as SQLite allows, where one plain statement over all columns exceeds a limit.
+"""SQL for tables with so many columns that one plain statement over all columns exceeds a limit of SQLite.
 
 SQLite allows 2,000 columns in a table and 2,000 columns in a result, so the rowid and all columns do not fit into one
-SELECT. It allows an expression 1,000 levels, so a chain of AND over all columns does not fit either.
+SELECT. An expression may have 1,000 levels, so a chain of AND over all columns does not fit either.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,11 +32,11 @@ def select(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a SELECT of any number of columns.
 
-    A text that is not UTF-8, which no client can have written, comes as the list ``[UNREADABLE, bytes]``.
+    A text that is not UTF-8 is yielded as the list ``[UNREADABLE, bytes]``; no client can have written it.
 
     Args:
-        db: a connection inside a transaction if another one may write in parallel: with more than ``RESULT_MAX``
-            columns the rows are read by several statements in lockstep.
+        db: a connection, inside a transaction if another connection may write at the same time: more than
+            ``RESULT_MAX`` columns are read by several statements in lockstep.
         columns: SQL expressions.
         rest: the SELECT from FROM on. Its ORDER BY must decide the order completely.
         values: parameters of ``rest``.
@@ -44,7 +44,7 @@ def select(
     given = 0
     try:
         for row in _lockstep(db, columns, RESULT_MAX, rest, values):
-            yield row  # one by one: each may be as long as a transaction
+            yield row  # not collected, because a row may be as large as a transaction
             given += 1
     except UnicodeDecodeError:
         yield from islice(_as_bytes(db, columns, rest, values), given, None)
@@ -67,7 +67,7 @@ def _lockstep(
 def _as_bytes(
     db: apsw.Connection, columns: Sequence[str], rest: str, values: Sequence[Any]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of ``select``, each text decoded here."""
+    """Yield the rows of ``select``, with texts decoded here."""
     encoding = str(db.pragma("encoding"))
     pairs = [
         f"typeof({one}), CASE typeof({one}) WHEN 'text' THEN CAST({one} AS BLOB) ELSE {one} END" for one in columns

@@ -1,1 +1,1 @@
-"""Checking journals against their laws, against each other and, by a replay, against tables."""
+"""Checks of journals against their laws, against each other and, by a replay, against tables."""

@@ -1,7 +1,7 @@
-"""The signatures of an anchor: with the keys of the nodes' certificates, by the cryptography package.
+"""The signatures of an anchor, made with the keys of the nodes' certificates by the cryptography package.
 
-A node signs with the key that it shows to the others on every link (extra ``[tls]``), so nothing further has to be
-made, kept and exchanged. The certificate is in the anchor: when it has ended, what it signed before is still signed.
+A node signs with the key of its certificate for links (extra ``[tls]``), so no other key has to be created and
+exchanged. The anchor contains the certificate; a signature stays valid after the certificate has expired.
 """
 
 import datetime
@@ -19,19 +19,19 @@ from bedrockish_journal.model.anchor import SIGNED_AS, Anchor, AnchorError, Sign
 from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.verify.anchored import LAW, Anchored
 
-CHAIN_MAX = 5  # certificates between a node's and the authority's
+CHAIN_MAX = 5  # certificates between a node's certificate and the authority's
 
 
 def sign(text: str, certificates: str, key: str) -> Signature:
-    """Sign a statement.
+    """Return the signature of a statement.
 
     Args:
         text: the statement.
-        certificates: PEM, the node's own first.
-        key: its private key, PEM.
+        certificates: PEM, the node's own certificate first.
+        key: the node's private key, PEM.
 
     Raises:
-        ValueError: the key is not one that can sign.
+        ValueError: the key is not EC, Ed25519 or RSA.
     """
     private, data = load_pem_private_key(key.encode(), None), SIGNED_AS + text.encode()
     if isinstance(private, ec.EllipticCurvePrivateKey):
@@ -46,10 +46,10 @@ def sign(text: str, certificates: str, key: str) -> Signature:
 
 
 def read_authority(path: Path) -> list[x509.Certificate]:
-    """Return the certificates of those who may sign the nodes' certificates.
+    """Return the certificates of the authorities that may sign the nodes' certificates.
 
     Raises:
-        AnchorError: the file cannot be read, or has none.
+        AnchorError: the file cannot be read, or has no certificate.
     """
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
@@ -60,7 +60,7 @@ def read_authority(path: Path) -> list[x509.Certificate]:
 
 
 def check_signatures(told: Anchored, anchors: Sequence[Anchor], authority: Sequence[x509.Certificate]) -> None:
-    """Check who has signed each anchor; what is wrong goes to the findings."""
+    """Check that a majority of voters has signed each anchor, and add the faults to the findings."""
     told.signed = 0
     for anchor in anchors:
         said, signed = anchor.statement, set()
@@ -83,7 +83,7 @@ def check_signatures(told: Anchored, anchors: Sequence[Anchor], authority: Seque
 
 
 def _why_not(anchor: Anchor, node: str, one: Signature, authority: Sequence[x509.Certificate]) -> str:
-    """Return why a signature does not count; empty if it does."""
+    """Return the reason why a signature does not count; empty if it counts."""
     try:
         chain = x509.load_pem_x509_certificates(one.certificates.encode())[: CHAIN_MAX + 1]
         own = chain[0]
@@ -108,7 +108,7 @@ def _why_not(anchor: Anchor, node: str, one: Signature, authority: Sequence[x509
 
 
 def _names(certificate: x509.Certificate) -> set[str]:
-    """Return whose certificate it is: as for links, by a DNS name or the common name."""
+    """Return the names in a certificate: its DNS names and its common name, as for links."""
     found = {str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)}
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -136,8 +136,8 @@ def _verify(certificate: x509.Certificate, signature: bytes, data: bytes) -> Non
     """Check a signature.
 
     Raises:
-        InvalidSignature: it is another's, or of something else.
-        ValueError: the key is of a kind that signs no anchors.
+        InvalidSignature: the signature was made with another key, or for other data.
+        ValueError: the key is not EC, Ed25519 or RSA.
     """
     public = certificate.public_key()
     if isinstance(public, ec.EllipticCurvePublicKey):

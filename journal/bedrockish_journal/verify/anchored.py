@@ -1,7 +1,7 @@
-"""Hold journals against anchors: is what was there at a moment still there, and is it the same?
+"""Compares journals with anchors: the entries that an anchor covers must still be there, unchanged.
 
-A timeline's hash covers all of it up to a place. So where the hash at an anchored place is the same, and every entry
-continues the one before it (the law ``link``), nothing before it was changed, removed or added.
+The hash of an entry covers its whole timeline up to the entry. So if the hash at an anchored place is the same, and
+every entry continues the one before it (the law ``link``), no entry up to the place was changed, removed or added.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +26,12 @@ class Anchored:
     """The result of comparing journals with anchors.
 
     Attributes:
-        anchors: how many were looked at.
-        places: how many heads in them.
-        removed: how many of these every given file has removed to make room, so that they could not be looked at.
-        signed: how many anchors a majority of the voters has signed, by certificates of the given authority; None
-            without an authority.
-        findings: what is wrong.
+        anchors: the number of checked anchors.
+        places: the number of heads in these anchors.
+        removed: the number of heads that could not be checked, because every given file has removed their entries.
+        signed: the number of anchors that a majority of the voters has signed, with certificates of the given
+            authority; None without an authority.
+        findings: the faults.
     """
 
     anchors: int = 0
@@ -47,7 +47,7 @@ def founders_hash(db: apsw.Connection) -> str:
 
 
 def head_hash(db: apsw.Connection, leader: str, tick: int) -> bytes | None:
-    """Return the hash at a place of a timeline, also of the last entry that was removed; None if it is not here."""
+    """Return the hash of the entry at a place, which may be the last removed one; None if the file lacks the entry."""
     row = db.execute(_HASH, (leader, tick)).fetchone()
     if row is not None:
         return row[0] if isinstance(row[0], bytes) else b""
@@ -56,11 +56,11 @@ def head_hash(db: apsw.Connection, leader: str, tick: int) -> bytes | None:
 
 
 def check_anchors(files: Mapping[str, apsw.Connection], anchors: Sequence[Anchor]) -> Anchored:
-    """Hold the files of nodes against anchors. Signatures are another matter (``anchor_signatures``).
+    """Compare the files of nodes with anchors, and return the result. ``anchor_signatures`` checks the signatures.
 
     Args:
         files: open files, by node.
-        anchors: as ``read_anchors`` gives them.
+        anchors: the anchors that ``read_anchors`` returned.
     """
     told = Anchored(len(anchors))
     removed = {node: _marks(db) for node, db in files.items()}
@@ -89,7 +89,7 @@ def _check_place(
     for node, db in files.items():
         mark = removed[node].get(leader)
         if mark is not None and mark.tick > tick:
-            continue  # what is left continues it, and no longer says what it was
+            continue  # the file no longer has the entry or its hash
         gone = False
         found = head_hash(db, leader, tick)
         if found is None:
@@ -115,9 +115,9 @@ def _check_founders(said: Statement, founders: Mapping[str, str]) -> Iterator[Fi
 
 
 def _check_voters(said: Statement, voters: Mapping[str, Mapping[int, tuple[str, ...]]]) -> Iterator[Finding]:
-    """Yield a finding for each node whose membership has other voters than the anchor names.
+    """Yield a finding for each file whose membership has other voters than the anchor names.
 
-    A forger with the key of one node could name that node as the only voter, so that its signature would be enough.
+    An attacker with the key of one node could name this node as the only voter, so that its signature would suffice.
     """
     for node, known in voters.items():
         here = known.get(said.members)
@@ -130,7 +130,7 @@ def _check_voters(said: Statement, voters: Mapping[str, Mapping[int, tuple[str, 
 
 
 def _memberships(db: apsw.Connection) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield version and voters of each membership that a file has; what cannot be read is told by another law."""
+    """Yield version and voters of each membership in a file; other laws report malformed memberships."""
     packed = [_meta(db, "bootstrap")]
     packed += [data for mark in _marks(db).values() for _, data in mark.changed]
     for (body,) in db.execute("SELECT body FROM bedrockish_journal WHERE kind = ? AND repeat = 0", (MEMBERS,)):
@@ -149,7 +149,7 @@ def _memberships(db: apsw.Connection) -> Iterator[tuple[int, tuple[str, ...]]]:
 def _marks(db: apsw.Connection) -> dict[str, Mark]:
     try:
         return marks(db)
-    except EntryMalformedError:  # told by another law
+    except EntryMalformedError:  # another law reports it
         return {}
 
 

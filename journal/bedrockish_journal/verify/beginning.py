@@ -1,4 +1,4 @@
-"""The beginning of a replay: nothing, or the tables of an older file; and whether the files given tell enough."""
+"""The beginning of a replay, which is empty or the tables of an older file, and checks that the files suffice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,9 +29,9 @@ class Beginning:
     """The beginning of a replay.
 
     Attributes:
-        source: the file whose tables it goes on from; None: from nothing.
-        heads: of each timeline the last tick that is in the tables, and its hash.
-        waiting: the change of the schema that is decided in it and not yet in force.
+        source: the file with whose tables the replay begins; None: the replay begins with an empty database.
+        heads: the last tick of each timeline that is in the tables, and its hash.
+        waiting: the schema change that is committed in the file and not yet in force.
         latest: see ``latest``.
     """
 
@@ -46,7 +46,7 @@ class Beginning:
         return {leader: tick for leader, (tick, _) in self.heads.items()}
 
     def has_seen(self, txid: Txid) -> bool:
-        """Return whether a transaction is in the tables, under whichever label."""
+        """Return whether a transaction is in the tables, under any label."""
         if self.source is None:
             return False
         db = self.source[1]
@@ -54,12 +54,12 @@ class Beginning:
         return bool(find_places(db, txid)) or _ask(db, past, *txid) is not None
 
     def copy_tables(self, target: apsw.Connection) -> None:
-        """Write the tables of the file, without what the node kept besides, into a new database."""
+        """Write the tables of the file, except the node's own, into a new database."""
         if self.source is None:
             return
         with target.backup("main", self.source[1], "main") as backup:
             backup.step(-1)
-        target.pragma("journal_mode", "delete")  # else a copy of a running node's file would have a log next to it
+        target.pragma("journal_mode", "delete")  # a copy of a running node's file would be in WAL mode
         target.execute("PRAGMA foreign_keys = OFF")
         with target:
             query = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'bedrockish_*'"
@@ -69,7 +69,7 @@ class Beginning:
 
 
 def begin_with(source: Source) -> Beginning:
-    """Return the beginning that a node's file is."""
+    """Return the beginning of a replay with the tables of a node's file."""
     path, db = source
     try:
         change = scheduled(db)
@@ -80,24 +80,24 @@ def begin_with(source: Source) -> Beginning:
 
 
 def latest(db: apsw.Connection) -> int:
-    """Return the greatest clock that tells a file from an earlier moment: of a transaction, or a schema's beginning."""
+    """Return the greatest clock in a file: of a transaction, or of the activation of a schema in force."""
     committed = _ask(db, "SELECT max(clock) FROM bedrockish_journal WHERE repeat = 0")
     activated = _ask(db, "SELECT max(activates) FROM bedrockish_schema WHERE state <> 'scheduled'")
     return max(int(committed or 0), int(activated or 0), horizon(db)[0])
 
 
 def safe_clock(db: apsw.Connection) -> int:
-    """Return the clock up to which a file has every commit; 0 if it does not say."""
+    """Return the clock up to which a file has every commit; 0 if the file does not record it."""
     return int(_meta(db, "safe") or 0)
 
 
 def check_whole(sources: Sequence[Source], beginning: Beginning) -> None:
-    """Refuse journals that lack what comes after a beginning.
+    """Check that journals together have all entries after a beginning.
 
     Raises:
-        JournalPrunedError: some of it was removed in all of them.
+        JournalPrunedError: all journals have removed an entry that is needed.
     """
-    spans: dict[str, list[tuple[int, int, str]]] = {}  # timeline -> after which tick a file begins, and where it ends
+    spans: dict[str, list[tuple[int, int, str]]] = {}  # timeline -> tick before a file's first entry, last tick, file
     for path, db in sources:
         has, removed = applied(db), {leader: mark.tick for leader, mark in marks(db).items()}
         for leader in {*has, *removed}:
@@ -114,11 +114,11 @@ def check_whole(sources: Sequence[Source], beginning: Beginning) -> None:
 
 
 def check_related(sources: Sequence[Source], beginning: Beginning) -> None:
-    """Refuse journals that do not go on from a beginning.
+    """Check that journals continue a beginning.
 
     Raises:
-        MomentError: they are of another cluster.
-        ForkError: they tell another history of it.
+        MomentError: a journal is of another cluster.
+        ForkError: a journal has another entry than the beginning at the same place.
     """
     if beginning.source is None:
         return
@@ -137,10 +137,10 @@ def check_related(sources: Sequence[Source], beginning: Beginning) -> None:
 
 
 def check_reached(sources: Sequence[Source], until: Moment) -> None:
-    """Refuse a moment of which the files do not have everything.
+    """Check that the files have all entries up to a moment.
 
     Raises:
-        MomentError: they do not; it says how far they go.
+        MomentError: entries may be missing; the message says up to where the files are complete.
     """
     if until.vector is not None:
         has = merge(*(applied(db) for _, db in sources))
@@ -166,7 +166,7 @@ def _meta(db: apsw.Connection, key: str) -> Any:
 
 
 def _ask(db: apsw.Connection, query: str, *values: Any) -> Any:
-    """Return the one value that a query gives; None without a row, or without the table in an older file."""
+    """Return the single value of a query; None if it has no row, or an older file lacks the table."""
     try:
         row = db.execute(query, values).fetchone()
     except apsw.SQLError:
@@ -175,7 +175,10 @@ def _ask(db: apsw.Connection, query: str, *values: Any) -> Any:
 
 
 def is_in_force(sources: Sequence[Source], until: Moment | None, change: Entry) -> bool:
-    """Return whether a schema change on which nothing runs yet is in force at a moment; None: when the files end."""
+    """Return whether a committed schema change that no replayed transaction has run on is in force at a moment.
+
+    Without a moment, return whether the change is in force at the end of the files.
+    """
     activates = change.transaction.activates
     if until is not None and until.clock is not None:
         return activates <= until.clock
@@ -186,4 +189,4 @@ def is_in_force(sources: Sequence[Source], until: Moment | None, change: Entry) 
     assert until.vector is not None, "a moment has a clock or a vector"
     query = "SELECT leader, max(tick) FROM bedrockish_journal WHERE clock < ? GROUP BY leader"
     before = merge(*(dict(db.execute(query, (activates,))) for _, db in sources))
-    return covers(until.vector, before)  # all that belongs on the schema before it is there
+    return covers(until.vector, before)  # every transaction on the schema before the change is included

@@ -1,4 +1,4 @@
-"""Compare the rows of nodes in a range of a table: which rows differ, and which nodes are the minority. Pure."""
+"""Compares the rows of nodes in a range of a table: finds the rows that differ, and the nodes in the minority. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ UNREADABLE = "a page that cannot be read"
 
 @value
 class Difference:
-    """A row that differs between nodes, although no transaction that only some have applied has written it.
+    """A row that differs between nodes, and that no transaction has written which only some of them have applied.
 
     Attributes:
-        table: whose row; empty for the definition of a table or an index.
-        key: its key, as a person reads it.
-        nodes: what each node has: a digest, empty if it has no such row.
-        minority: the nodes that have something else than most members of the cluster; empty if that cannot be told.
+        table: the table; empty for the definition of a table or an index.
+        key: the row's key as text.
+        nodes: the digest of the row at each node; empty if the node lacks the row.
+        minority: the nodes whose row differs from that of most members of the cluster; empty without a majority.
     """
 
     table: str
@@ -45,8 +45,8 @@ class Comparison:
 
     Attributes:
         differences: rows that differ.
-        open: how many rows could not be compared, because a transaction has written them in the meantime.
-        why_not: why nothing could be compared; empty if it could.
+        open: the number of rows that could not be compared, because a transaction has written them in the meantime.
+        why_not: the reason why the range could not be compared; empty if it was compared.
     """
 
     differences: list[Difference]
@@ -55,7 +55,7 @@ class Comparison:
 
 
 def alike(answers: Mapping[str, RangeDigest]) -> bool:
-    """Return whether all nodes have the same in a range, whatever else they have applied."""
+    """Return whether all nodes have the same rows in a range, even if they have applied different vectors."""
     found = list(answers.values())
     return not any(one.unreadable for one in found) and len({(one.digest, one.count) for one in found}) == 1
 
@@ -71,9 +71,9 @@ def compare(table: str, answers: Mapping[str, RangeDigest], members: int) -> Com
     """Compare the listed rows of a range.
 
     Args:
-        table: whose.
-        answers: of each node, all beyond one vector that all of them cover.
-        members: how many there are in the cluster: a majority of these says what is right.
+        table: the table.
+        answers: the answer of each node to a question beyond a vector that all of these nodes cover.
+        members: the number of members of the cluster; a majority of them decides which row is right.
     """
     unreadable = sorted(node for node, one in answers.items() if one.unreadable)
     if unreadable:
@@ -107,6 +107,6 @@ def minority(rows: Mapping[str, str], members: int) -> tuple[str, ...]:
 
 
 def print_key(key: bytes) -> str:
-    """Return a key as a person reads it: ``7`` for a rowid or a key of one column, ``('p', 3)`` for one of several."""
+    """Return a key as text: ``7`` for a rowid or a key of one column, ``('p', 3)`` for a key of several columns."""
     values = cbor2.loads(key)
     return repr(values[0]) if len(values) == 1 else repr(tuple(values))

@@ -1,11 +1,12 @@
-"""Did two transactions of which neither comes after the other write what the other read or wrote?
+"""Checks that no two concurrent transactions conflict, by their reads and writes (the law ``conflict``).
 
-A private database of SQLite holds the reads and writes of all files and goes to disk when it is large; besides, some
-numbers for each transaction, so that a journal of millions is walked through without holding what it touched.
+A private SQLite database has the reads and writes of all files, and spills to disk when it is large. Only some numbers
+per transaction are in memory, so that journals of millions of entries can be checked.
 
-Single keys are looked at in order: of each key, a transaction must have seen who wrote it last, and a write also who
-has read it since. Whom that one had seen, the law ``closure`` says. Ranges, and changes of the membership, are held
-against what is concurrent, which is little: of each timeline the ticks that a transaction had not seen.
+Single keys are checked in order. A transaction that touches a key must have seen the transaction that wrote it last; a
+transaction that writes the key must also have seen those that read it since. The law ``closure`` covers the
+transactions before these. Ranges and membership changes are compared only with concurrent transactions, which are few:
+the ticks of each timeline that a transaction had not seen.
 """
 
 from array import array
@@ -20,7 +21,7 @@ from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.key_text import key_text
 from bedrockish_journal.model.transaction import MEMBERS
 
-SHOWN_MAX = 1_000  # who altered every write set has as many conflicts as there are pairs
+SHOWN_MAX = 1_000  # a file with all write sets altered may have a conflict for each pair of transactions
 _TICK_MAX = (1 << 63) - 1
 _DDL = """
 PRAGMA journal_mode = OFF;
@@ -47,26 +48,26 @@ _IN_RANGES = """SELECT max(a.low, b.low) FROM reach AS a JOIN reach AS b ON b.n 
 
 
 class Conflicts:
-    """The reads and writes of the transactions of several journals, each taken in once."""
+    """The reads and writes of the transactions of several journals, each transaction added once."""
 
     def __init__(self) -> None:
-        self._db = apsw.Connection("")  # a file without a name, of which SQLite keeps in memory what fits
+        self._db = apsw.Connection("")  # a temporary database, which SQLite spills to disk when it is large
         self._db.execute(_DDL).fetchall()
         self._leaders: dict[str, int] = {}
-        # For each transaction, by its number: its clock, its first label, the membership it ran under, and whether it
-        # has ranges or changes the membership. And for each leader, what it had seen of it.
+        # For each transaction, by its number: its clock, its first label, its membership, and whether it has ranges or
+        # changes the membership. ``_saw`` has, for each leader, the tick that each transaction had seen.
         self._clock, self._led, self._at, self._config = (array("Q", [0]) for _ in range(4))
         self._wide, self._changes_members = bytearray(1), set[int]()
         self._saw: list[array[int]] = []
-        self._more: dict[int, list[tuple[int, int]]] = {}  # its further labels
-        self._since: dict[int, int] = {}  # timelines that are in no vector any more, and from which membership on
+        self._more: dict[int, list[tuple[int, int]]] = {}  # the further labels of a transaction
+        self._since: dict[int, int] = {}  # timelines that vectors omit -> the membership that retired them
 
     def note(self, entry: Entry) -> None:
-        """Take in an entry, which may be a further label of a transaction that was."""
+        """Add an entry, which may be a further label of a transaction that was added before."""
         txid = entry.txid
         numbers = (*entry.after.values(), entry.tick, txid.clock, entry.transaction.config)
         if max(numbers) > _TICK_MAX:
-            return  # no node counts so far; other laws tell of it
+            return  # no node counts so far; other laws report it
         leader = self._leader(entry.leader)
         self._db.execute(_NEW, tuple(txid))
         if self._db.changes():
@@ -110,13 +111,13 @@ class Conflicts:
             self._db.executemany("INSERT INTO reach VALUES (?, ?, ?, ?)", spans).fetchall()
 
     def check(self, files: str, horizon: int, retired: Mapping[str, int]) -> Iterator[Finding]:
-        """Yield the conflicts, at most ``SHOWN_MAX`` and one that says that there are more.
+        """Yield the conflicts, at most ``SHOWN_MAX``, and a last finding if there are more.
 
         Args:
-            files: whose journals were noted, for the findings.
-            horizon: nothing is said of transactions with a clock up to this: of some that they had seen, or had not,
-                the label was removed.
-            retired: the timelines that no vector names any more, each with the membership from which on.
+            files: the nodes whose journals were noted, for the findings.
+            horizon: transactions with a clock up to this one are not checked, because labels of transactions that
+                they may have seen were removed.
+            retired: the timelines that vectors omit, each with the membership that retired it.
         """
         self._since = {self._leader(name): version for name, version in retired.items()}
         told: set[tuple[int, int]] = set()
@@ -130,7 +131,7 @@ class Conflicts:
             yield self._finding(files, later, earlier, key)
 
     def _met_at_keys(self, horizon: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yield which transactions met at single keys: a write with the one before it, and with the reads between."""
+        """Yield pairs of transactions that conflict at a single key: a write and the last write or a read before it."""
         key: bytes | None = None
         wrote, reads = 0, array("Q")
         rows: Iterator[tuple[bytes, int, int]] = self._db.execute(_KEYS, (horizon,))
@@ -150,8 +151,8 @@ class Conflicts:
                 reads.append(number)
 
     def _met_widely(self, horizon: int) -> Iterator[tuple[int, int, bytes | None]]:
-        """Yield which transactions met in a range, or where one changed the membership; None is that it did."""
-        ends: list[list[int]] = [[0, 0] for _ in self._saw]  # of each timeline the last tick so far: narrow, and wide
+        """Yield pairs of transactions that conflict in a range; with None as the key, one changes the membership."""
+        ends: list[list[int]] = [[0, 0] for _ in self._saw]  # the last tick of each timeline so far: narrow, wide
         for (number,) in self._db.execute(_ORDER, (horizon,)):
             for earlier in sorted(self._concurrent(number, ends)):
                 if number in self._changes_members or earlier in self._changes_members:
@@ -163,7 +164,7 @@ class Conflicts:
                 ends[leader][kind] = max(ends[leader][kind], tick)
 
     def _concurrent(self, number: int, ends: list[list[int]]) -> set[int]:
-        """Return the transactions before one that it had not seen, if either has ranges or changes the membership."""
+        """Return earlier transactions that one had not seen, if either has ranges or changes the membership."""
         found: set[int] = set()
         for leader, last in enumerate(ends):
             had = self._seen_of(number, leader)

@@ -1,4 +1,4 @@
-"""Which rows of two databases differ, by table and key: where a digest only says that some do."""
+"""Finds the rows that differ between two databases, by table and key, after their digests have differed."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Difference(NamedTuple):
 
     Attributes:
         table: the table, or the name of the definition that differs.
-        key: the row, as SQL would write its key; None for a definition.
+        key: the row's key as SQL literals; None for a definition.
         text: the actual and the expected state, in a sentence.
     """
 
@@ -56,13 +56,13 @@ def differences(path: str, should_be: str, limit: int) -> list[Difference]:
 
 
 def last_writers(path: str, found: Iterable[Difference]) -> dict[tuple[str, str], Entry]:
-    """Return, for rows that differ, the entry of the journal that wrote each of them last; by table and key.
+    """Return, by table and key, the entry of the journal that last wrote each row that differs.
 
-    It walks through the whole journal once. Rows that no entry ever wrote are left out.
+    Rows that no entry wrote are left out. The whole journal is read once.
 
     Args:
         path: a node's file.
-        found: what ``differences`` gave.
+        found: the result of ``differences``.
     """
     wanted = {(one.table, one.key) for one in found if one.key is not None}
     tables = {table for table, _ in wanted}
@@ -110,10 +110,10 @@ def _all(db: apsw.Connection) -> Iterator[Difference]:
 
 
 def _rows(db: apsw.Connection, table: Table) -> Iterator[Difference]:
-    """Yield the rows that differ or are too many, then those that are missing; each way is one walk over the table."""
+    """Yield the rows that differ or are surplus, then the missing rows; each by one scan of a table."""
     rowid = None if table.rowid is None else table.rowid if table.rowid in ROWID_NAMES else quote(table.rowid)
     keys = [rowid] if rowid is not None else [quote(name) for name in table.primary]
-    # SQLite compiles a join for seconds if its index can take 2,000 terms: the plus keeps the later ones from it.
+    # SQLite needs seconds to compile a join whose index can use 2,000 terms: a plus hides the later terms from it.
     same = all_of([f"{'+' * (place >= INDEXED)}b.{key} IS a.{key}" for place, key in enumerate(keys)])
     order = ", ".join(f"a.{key}" for key in keys)
     shown = [f"a.{key}" for key in [quote(name) for name in table.primary] or keys]
@@ -136,7 +136,7 @@ def _key_text(values: Iterable[Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value that ``select`` gave as SQL writes it."""
+    """Return a value that ``select`` yielded as an SQL literal."""
     if isinstance(value, list):  # a text that is not UTF-8
         _, data = value
         return value_as_sql(data.decode("utf-8", "backslashreplace"))
@@ -148,8 +148,8 @@ def _zero_text(*values: Value) -> str:
 
 
 def _exact(name: str) -> str:
-    """Return SQL that gives the same for the same value alone: = takes 1 for 1.0, 'a' for 'A' in many a collation, and
-    0.0 for -0.0.
+    """Return SQL expressions that are equal only for identical values; with ``=`` alone 1 equals 1.0, 0.0 equals -0.0,
+    and 'a' may equal 'A'.
     """
     real = f"CASE WHEN {name} = 0 THEN {ZERO}({name}) ELSE {name} END"
     value = f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) WHEN 'real' THEN {real} ELSE {name} END"

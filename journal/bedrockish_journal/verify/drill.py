@@ -1,7 +1,7 @@
-"""A backup drill: is this file a backup from which a database can be made, and the right one?
+"""A backup drill: checks that a database can be restored from a file, and that it is the right one.
 
-The file is restored, as in an emergency, and the result is compared with the tables that its journal makes, if these
-are known: from a whole journal by itself, from one whose beginning was removed together with an older backup.
+The file is restored, as in an emergency, and the result is compared with a replay of its journal. If the beginning of
+the journal was removed, the replay needs an older backup.
 """
 
 import os
@@ -37,7 +37,7 @@ class Drill:
         complete: the clock up to which it has every commit.
         latest: the greatest clock in it.
         digest: the digest of the database that was restored from it.
-        unproven: why its tables could not be compared with those that a journal makes; empty if they were.
+        unproven: the reason why its tables could not be compared with a replay of its journal; empty if they were.
     """
 
     path: str
@@ -65,8 +65,8 @@ def drill(
         say: called with each step before it begins.
 
     Raises:
-        JournalFileError: one of them is not a node's file.
-        MomentError: the older one is not older, or a program writes the file.
+        JournalFileError: a file is not a node's file.
+        MomentError: the older backup is not older, or a program writes the file.
     """
     found = Drill(os.fspath(path))
     say("reading every page")
@@ -110,18 +110,18 @@ def _applied(path: str | os.PathLike[str]) -> dict[str, int]:
     db = open_readonly(path)
     try:
         return applied(db)
-    except apsw.Error:  # the pages tell
+    except apsw.Error:  # the check of the pages reports it
         return {}
     finally:
         db.close(True)
 
 
 def pages(path: str | os.PathLike[str]) -> list[str]:
-    """Return what is wrong with the pages of a file, as SQLite says it.
+    """Return the faults of a file's pages, as SQLite reports them.
 
     Raises:
-        JournalFileError: it is not a node's file.
-        apsw.Error: SQLite cannot go on in it.
+        JournalFileError: the file is not a node's file.
+        apsw.Error: SQLite cannot continue the check.
     """
     db = open_readonly(path)
     try:
@@ -131,7 +131,7 @@ def pages(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _look(path: str | os.PathLike[str], older: str | os.PathLike[str] | None, found: Drill) -> str:
-    """Look at the file itself; return why its journal does not say what its tables must be, if so."""
+    """Check the pages of the file; return the reason why its journal cannot reproduce its tables, or an empty text."""
     db = open_readonly(path)
     try:
         found.faults += [f"pages: {text}" for text in pages(path)]

@@ -1,9 +1,9 @@
-"""A backup drill of a continuous backup: can every moment be restored that its directory seems to have?
+"""A backup drill of a continuous backup: checks that every moment that its directory covers can be restored.
 
-Snapshots and segments that go on from each other are a run; a new run begins where the nodes no longer had what came
-next. In a run every snapshot must be what the one before it becomes with the entries in between, and the first one must
-become the same as the last one with the segments alone. So each page is read, each entry in a segment is hashed and
-applied twice, and no file is taken at its word but the first snapshot of a run, which has its own journal for that.
+Snapshots and segments that continue each other are a run; a new run begins where the nodes no longer had the next
+entries. In a run, each snapshot must equal the one before it with the entries in between applied. The first and the
+last snapshot, with the segments applied, must become the same at the end. So each page is read, and each entry in a
+segment is hashed and applied twice. Only the first snapshot of a run has no predecessor; its own journal is its proof.
 """
 
 import os
@@ -33,9 +33,9 @@ class DirectoryDrill(Drill):
     """The result of a drill of a continuous backup.
 
     Attributes:
-        snapshots: how many there are.
-        since: the first clock that can be restored; 0 if that is every one since the cluster began.
-        gaps: from which clock to which one no moment can be restored, because the nodes no longer had it.
+        snapshots: the number of snapshots.
+        since: the first clock that can be restored; 0 if every moment since the cluster began can be restored.
+        gaps: pairs of clocks between which no moment can be restored, because the nodes no longer had the entries.
     """
 
     snapshots: int = 0
@@ -48,11 +48,11 @@ class _File:
     """A snapshot or a segment as it was when the drill began; the last segment may grow during the drill.
 
     Attributes:
-        begins: the tick of each timeline after which it begins.
-        ends: the last tick of each timeline that is in it or before it.
+        begins: the tick of each timeline after which its journal begins.
+        ends: the last tick of each timeline in it or before it.
         safe: the clock up to which it is complete.
         latest: the greatest clock in it.
-        entries: in its journal.
+        entries: the number of entries in its journal.
     """
 
     path: Path
@@ -69,25 +69,25 @@ class _File:
 
     @property
     def moment(self) -> Moment:
-        """Where a snapshot stands."""
+        """The moment of a snapshot, as a vector."""
         return Moment(self.path.name, vector=self.ends)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Snapshots and segments that go on from each other."""
+    """Snapshots and segments that continue each other."""
 
     snapshots: list[_File] = field(default_factory=list)
     segments: list[_File] = field(default_factory=list)
 
     @property
     def paths(self) -> list[Path]:
-        """The ends of the segments."""
+        """The paths of the segments."""
         return [one.path for one in self.segments]
 
     @property
     def end(self) -> Moment | None:
-        """The last moment of which all is there; None if there is nothing but snapshots."""
+        """The last moment up to which the run is complete; None without a segment."""
         return Moment("the end", clock=self.segments[-1].safe) if self.segments else None
 
 
@@ -98,16 +98,16 @@ def drill_directory(
     prepare: Prepare | None = None,
     say: Said = lambda _: None,
 ) -> DirectoryDrill:
-    """Verify a continuous backup, also while it is kept up.
+    """Verify a continuous backup, which may grow during the drill, and return the result.
 
     Args:
         folder: its directory.
-        older: an older backup, for a first snapshot whose journal has no beginning any more.
+        older: an older backup, for a first snapshot whose journal has lost its beginning.
         prepare: gives a connection the functions and collations of plugins.
         say: called with each step before it begins.
 
     Raises:
-        FileMissingError: it has no snapshot, or a file was removed during the drill because it was too old.
+        FileMissingError: the directory has no snapshot, or an old file was removed during the drill.
         MomentError: the older backup is not older.
     """
     folder = Path(folder)
@@ -139,7 +139,7 @@ def drill_directory(
 
 
 def _look(path: Path, found: Drill) -> _File:
-    """Read every page of a file, and where it stands."""
+    """Check every page of a file, and return the file's beginning, end and clocks."""
     try:
         found.faults += [f"{path.name}: {text}" for text in pages(path)]
         db = open_readonly(path)
@@ -158,7 +158,7 @@ def _look(path: Path, found: Drill) -> _File:
 
 
 def _runs(snapshots: Sequence[_File], segments: Sequence[_File], found: DirectoryDrill) -> list[_Run]:
-    """Put together what goes on from each other, and note the gaps between."""
+    """Return the runs of snapshots and segments that continue each other, and record the gaps between the runs."""
     by_number = {one.number: one for one in segments}
     runs = [_Run()]
     reached: Vector = {}
@@ -168,7 +168,7 @@ def _runs(snapshots: Sequence[_File], segments: Sequence[_File], found: Director
             before = runs[-1]
             until = before.segments[-1].safe if before.segments else before.snapshots[-1].latest
             found.gaps.append((until, snapshot.latest))
-            if segment.begins != snapshot.ends:  # else that is how a gap is bridged
+            if segment.begins != snapshot.ends:  # after a gap, a backup begins a segment at a new snapshot
                 found.faults.append(f"{segment.path.name} goes on from what is in no file: one before it is missing")
             runs.append(_Run())
             reached = {}
@@ -207,7 +207,7 @@ def _drill_run(
 
 def _compare(run: _Run, before: _File, after: _File, found: Drill, prepare: Prepare | None) -> None:
     """Compare a snapshot with the replay of the one before it."""
-    if not covers(after.ends, before.ends):  # it is of another node, which was behind: their ends are compared
+    if not covers(after.ends, before.ends):  # a snapshot of a node that was behind; only the ends are compared
         return
     with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
         proof = Path(folder, "proof.db")
@@ -224,7 +224,7 @@ def _compare(run: _Run, before: _File, after: _File, found: Drill, prepare: Prep
 
 
 def _restored(run: _Run, one: _File, found: Drill, prepare: Prepare | None) -> str:
-    """Restore the end of a run from one of its snapshots and the segments alone, and return the digest."""
+    """Restore the end of a run from one of its snapshots and its segments, and return the digest."""
     with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
         try:
             found.digest = restore(

@@ -1,8 +1,8 @@
-"""The rules for one entry, given all that the same node applied before it. Pure; ``verify`` feeds it.
+"""The rules for one entry, given the entries that the same node applied before it. Pure; ``verify`` calls it.
 
 The state is one vector, a few numbers for each entry (its clock, the ticks that it had seen, the nodes that approved
-it) and the memberships: a journal of millions of entries is walked through without holding it. The names of the laws
-are those of ``bedrockish_journal.model.laws``.
+it) and the memberships, so that a journal of millions of entries can be checked. The names of the laws are those of
+``bedrockish_journal.model.laws``.
 """
 
 from array import array
@@ -20,27 +20,27 @@ from bedrockish_journal.model.written import changed_unwritten
 
 Say = Callable[..., Finding]
 _CLOCK_MAX = (1 << 64) - 1
-_GAP_MAX = 1_000_000  # a tick that was altered may be any number; do not fill memory for it
+_GAP_MAX = 1_000_000  # an altered tick may be any number, and must not fill the memory
 
 
 class Row(Link, Protocol):
-    """An entry as stored, with the columns that repeat what its bytes say."""
+    """A stored entry, with the columns that repeat fields of its bytes."""
 
     @property
     def seq(self) -> int:
-        """Its place in the order in which its node applied them."""
+        """The place of the entry in the order in which its node applied entries."""
 
     @property
     def clock(self) -> int:
-        """Clock of its transaction."""
+        """The clock of its transaction."""
 
     @property
     def origin(self) -> str:
-        """Leader of its transaction."""
+        """The leader of its transaction."""
 
     @property
     def command(self) -> str:
-        """The client's id."""
+        """The client's id of the command."""
 
     @property
     def kind(self) -> str:
@@ -48,7 +48,7 @@ class Row(Link, Protocol):
 
     @property
     def repeat(self) -> int:
-        """Whether it is a second label of a transaction applied already."""
+        """Whether the entry is a second label of a transaction that was applied before."""
 
 
 def _fields(entry: Entry, say: Say) -> Iterator[Finding]:
@@ -58,12 +58,12 @@ def _fields(entry: Entry, say: Say) -> Iterator[Finding]:
 
 
 def quorum(voters: int) -> int:
-    """Return how many of ``voters`` must approve a transaction: max(n//2 + 1, (n + f)//2), with f = (n - 1)//2."""
+    """Return the number of ``voters`` that must approve a transaction: max(n//2 + 1, (n + f)//2), f = (n - 1)//2."""
     return max(voters // 2 + 1, (voters + (voters - 1) // 2) // 2)
 
 
 def majority(voters: int) -> int:
-    """Return how many of ``voters`` must have held a transaction that was adopted."""
+    """Return the number of ``voters`` that must have held an adopted transaction."""
     return voters // 2 + 1
 
 
@@ -76,7 +76,7 @@ class Removed(Protocol):
 
     @property
     def hash(self) -> bytes:
-        """Its hash."""
+        """The hash of the entry at ``tick``."""
 
     @property
     def clock(self) -> int:
@@ -88,7 +88,7 @@ class Removed(Protocol):
 
 
 class _Rising:
-    """The highest of some numbers up to each tick of a timeline, kept where it grows."""
+    """The running maximum of a number over the ticks of a timeline, stored only at ticks where it grows."""
 
     __slots__ = ("_ticks", "_values")
 
@@ -96,22 +96,21 @@ class _Rising:
         self._ticks, self._values = array("Q"), array("Q")
 
     def add(self, tick: int, value: int) -> None:
-        """Take in the number of a tick; ticks only grow, what comes out of order is told elsewhere and left out."""
+        """Add the number of a tick. Ticks only grow; a tick out of order is left out, and another law reports it."""
         if not self._ticks or (value > self._values[-1] and tick > self._ticks[-1]):
             self._ticks.append(tick)
             self._values.append(value)
 
     def up_to(self, tick: int) -> int:
-        """Return the highest number up to a tick."""
+        """Return the highest number up to a tick; 0 before the first number."""
         place = bisect_right(self._ticks, tick)
         return self._values[place - 1] if place else 0
 
 
 class Audit:
-    """The walk through one node's journal in the order in which it was applied.
+    """The checks of one node's journal, entry by entry in the order in which the node applied them.
 
-    Why so large: Each rule looks at one entry, and at the facts that the entries before it have left: one walk gathers
-    them for all rules.
+    Why so large: Each rule uses one entry and facts of the entries before it, which one pass collects for all rules.
     """
 
     def __init__(
@@ -127,30 +126,31 @@ class Audit:
         """Start at an empty database, or at the beginning of the file's journal.
 
         Args:
-            node: whose journal it is.
-            founding: the encoded membership of the founders; None if the file does not say.
-            original: looks up the body under which (clock, origin) was applied before a place in the order, for
-                second labels.
-            removed: where the timelines begin of which something was removed.
-            is_judged: whether the very entry was looked at before, and its changes need not be decoded again.
-            memberships: all that the file has, by version; they hold the rights of the users.
+            node: the node whose journal is checked.
+            founding: the encoded membership of the founders; None if the file lacks it.
+            original: returns the body that was applied for (clock, origin) before a place in the order; used for second
+                labels.
+            removed: the marks of timelines whose first entries were removed.
+            is_judged: returns whether the same entry was checked in another file, so that its changes need not be
+                decoded again.
+            memberships: all memberships of the file, by version; they have the rights of the users.
         """
         self._rights = Rights(memberships or {})
         self._is_judged = is_judged
-        self._saw: dict[str, dict[str, _Rising]] = {}  # of each timeline: what its entries had seen of each other
-        self._given: dict[str, dict[str, _Rising]] = {}  # of each timeline: at which tick each node approved
+        self._saw: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> the tick of the node that entries had seen
+        self._given: dict[str, dict[str, _Rising]] = {}  # timeline -> node -> the node's tick when it approved entries
         self.node, self.original = node, original
         self.chains = Chains(node)
         self.applied: dict[str, int] = {}
         self.entries = self.repeats = self.adopted = 0
-        self.entry: Entry | None = None  # the last one that was checked; None if it cannot be read
-        self.judged = False  # whether it was looked at before, in another file
+        self.entry: Entry | None = None  # the entry that was checked last; None if it cannot be decoded
+        self.judged = False  # whether this entry was checked before, in another file
         self._clocks: dict[str, array[int]] = {}  # for each tick the highest clock up to it
-        self._before: dict[str, int] = {}  # the tick before the first of those; 0 for a whole timeline
+        self._before: dict[str, int] = {}  # the tick before the first of ``_clocks``; 0 for a whole timeline
         self._removed = dict(removed or {})
         self._members: dict[int, dict[str, bool]] = {}
-        self._retired: dict[str, int] = {}  # timelines that no vector names any more: from which membership on
-        self._ended: dict[str, int] = {}  # where they end: the last tick that the change had seen which retired them
+        self._retired: dict[str, int] = {}  # timelines that vectors omit -> the membership that retired them
+        self._ended: dict[str, int] = {}  # retired timelines -> the last tick, which the membership change had seen
         self._changed: list[tuple[str, int, int]] = []  # leader, tick and version of each membership change
         self._founding = founding
         self._founded = 0
@@ -161,7 +161,7 @@ class Audit:
         return sorted({*self.applied, *(node for members in self._members.values() for node in members)})
 
     def begin(self) -> Iterator[Finding]:
-        """Yield what is wrong before the first entry."""
+        """Yield the faults of the file's beginning, before the first entry."""
         if self._founding is None:
             yield Finding(
                 "members", self.node, text="the file does not say who founded the cluster: no quorum can be judged"
@@ -196,7 +196,7 @@ class Audit:
         self._retired.update(said.retired)
 
     def end(self) -> Iterator[Finding]:
-        """Yield what is wrong after the last entry."""
+        """Yield the faults that show after the last entry."""
         for leader, mark in self._removed.items():
             if self.applied[leader] == mark.tick:
                 text = f"{leader} is removed up to {leader}{mark.tick}, and nothing is left of it"
@@ -204,7 +204,7 @@ class Audit:
                 yield Finding("density", self.node, leader, mark.tick, text=text)
 
     def check(self, row: Row) -> Iterator[Finding]:
-        """Yield what is wrong with the next entry."""
+        """Yield the faults of the next entry."""
         yield from self.chains.check(row)
         self.entries += 1
         self.repeats += bool(row.repeat)
@@ -252,11 +252,11 @@ class Audit:
 
     @property
     def retired(self) -> Mapping[str, int]:
-        """The timelines that no vector names any more, each with the membership from which on."""
+        """The timelines that vectors omit, each with the membership that retired it."""
         return self._retired
 
     def _note(self, entry: Entry) -> None:
-        """Note the vector that an entry had seen, and its approvers."""
+        """Record the vector that an entry had seen, and its approvers."""
         limit = _CLOCK_MAX
         for numbers, kept in ((entry.after, self._saw), (entry.quorum, self._given)):
             of = kept.setdefault(entry.leader, {})
@@ -267,12 +267,12 @@ class Audit:
     def _advance(self, leader: str, tick: int, clock: int) -> None:
         clocks = self._clocks.setdefault(leader, array("Q"))
         highest = clocks[-1] if clocks else 0
-        # A clock that could not be read must not make every later entry look wrong as well.
+        # A clock that cannot be decoded must not make every later entry look wrong.
         highest = highest if clock == _CLOCK_MAX else max(highest, clock)
         ahead = tick - self._before.get(leader, 0) - len(clocks)
         if ahead == 1:
             clocks.append(highest)
-        elif 0 < ahead <= _GAP_MAX:  # entries are missing: told already, nothing is known of their clocks
+        elif 0 < ahead <= _GAP_MAX:  # entries are missing, as reported before, and their clocks are unknown
             clocks.extend([highest] * ahead)
         self.applied[leader] = max(tick, self.applied.get(leader, 0))
 
@@ -303,7 +303,7 @@ class Audit:
                     yield say(
                         "approval", f"was approved by {node} at {node}{tick}, but it had seen {node}{seen} already"
                     )
-        elif entry.adopted_from != origin:  # it may be the leader itself, who had to recover its own transaction
+        elif entry.adopted_from != origin:  # a leader may adopt its own transaction, which it had to recover
             yield say("label", f"is adopted from {entry.adopted_from}, but its transaction is of {origin}")
 
     def _causality(self, entry: Entry, say: Say) -> Iterator[Finding]:
@@ -315,7 +315,7 @@ class Audit:
                 yield say("clock", f"has the clock {clock:x}, not later than {latest:x} in {node}1 to {node}{tick}")
 
     def _closure(self, entry: Entry, say: Say) -> Iterator[Finding]:
-        """Yield the first thing that an entry has seen through another one and does not say."""
+        """Yield a finding for the first tick that an entry's predecessors had seen, but its own vector lacks."""
         after, config = entry.after, entry.transaction.config
         for node, tick in after.items():
             if tick <= self._before.get(node, 0) + 1 and node in self._removed:
@@ -329,7 +329,7 @@ class Audit:
                     return
 
     def _approvals(self, entry: Entry, say: Say) -> Iterator[Finding]:
-        """Yield whether a leader approved, by its own account, later than it led something that had seen the entry."""
+        """Yield a finding if an entry follows one that its leader approved only at this entry's tick or later."""
         for node, tick in entry.after.items():
             given = self._given.get(node, {}).get(entry.leader)
             if given is not None and node != entry.leader and (at := given.up_to(tick)) >= entry.tick:
@@ -355,7 +355,7 @@ class Audit:
     def _quorum(self, entry: Entry, say: Say) -> Iterator[Finding]:
         config = entry.transaction.config
         if not self._members:
-            return  # said once, at the beginning
+            return  # ``begin`` has reported it
         seen = (version for leader, tick, version in self._changed if entry.after.get(leader, 0) >= tick)
         expected = max(seen, default=self._founded)
         if config != expected:
@@ -384,7 +384,7 @@ class Audit:
         if not row.repeat and version != config + 1:
             yield say("members", f"makes membership {version} out of membership {config}")
         for leader in said.retired.keys() - self._retired.keys():
-            # Entries that count by it are taken to have seen the whole timeline, so this change must have.
+            # Entries under this membership count as having seen the whole timeline, so the change must have seen it.
             self._ended[leader] = entry.after.get(leader, 0)
             if entry.after.get(leader, 0) < self.applied.get(leader, 0):
                 seen, held = entry.after.get(leader, 0), self.applied[leader]

@@ -1,8 +1,8 @@
-"""Whether each command of one node's journal was applied once, alone or in the transaction of another one.
+"""Checks that each command in a node's journal was applied once, alone or in the transaction of another command.
 
-A private database of SQLite holds the commands of the bodies and goes to disk when it is large: a journal of
-millions of entries is walked through without holding their commands. The table ``bedrockish_joined``, by which joined
-commands are searched for, is compared with that database both ways.
+A private SQLite database has the commands of all bodies, and spills to disk when it is large, so that a journal of
+millions of entries can be checked. The table ``bedrockish_joined``, the index of joined commands, is compared with this
+database in both directions.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from bedrockish_journal.model.chain import Finding
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.storage.row import Stored
 
-SHOWN_MAX = 4  # places of a command that was applied again and again
+SHOWN_MAX = 4  # places that a finding lists for a command that was applied several times
 _DDL = """
 CREATE TABLE said(command TEXT, seq INTEGER, joined INTEGER, leader TEXT, tick INTEGER, txid TEXT);
 CREATE TABLE listed(command, seq);
@@ -30,20 +30,20 @@ _PLACES = "SELECT leader, tick, txid FROM said WHERE command = ? ORDER BY seq LI
 
 
 class Commands:
-    """The commands of the journal of one node, by the bytes of its entries.
+    """The commands in the journal of one node, decoded from the bodies of its entries.
 
     Args:
-        node: whose journal it is.
+        node: the node.
     """
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._unreadable: set[int] = set()
-        self._db = apsw.Connection("")  # a file without a name, of which SQLite keeps in memory what fits
+        self._db = apsw.Connection("")  # a temporary database, which SQLite spills to disk when it is large
         self._db.execute(_DDL)
 
     def note(self, row: Stored, entry: Entry | None) -> None:
-        """Take note of an entry's commands; ``entry`` is None if it cannot be read."""
+        """Record an entry's commands; ``entry`` is None if it cannot be decoded."""
         if entry is None:
             self._unreadable.add(row.seq)
         elif not row.repeat:
@@ -53,11 +53,11 @@ class Commands:
             self._db.executemany("INSERT INTO said VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def check(self, db: apsw.Connection) -> Iterator[Finding]:
-        """Yield what is wrong, after all entries were noted; ``db`` is where they came from."""
+        """Yield the faults, after all entries of ``db`` were noted."""
         yield from self._twice()
         try:
             listed = db.execute("SELECT command, seq FROM bedrockish_joined")
-        except apsw.SQLError:  # no such table: right, if nothing joined
+        except apsw.SQLError:  # no such table, which is right if no command joined another
             if (count := self._db.execute("SELECT count(*) FROM said WHERE joined").get) > 0:
                 text = f"the table bedrockish_joined is not there, and {count} commands should be in it"
                 yield Finding("columns", self._node, text=text)

@@ -1,4 +1,4 @@
-"""A database that gets its name when it is whole and durable, and not before."""
+"""A database file that gets its name only when it is complete and durable."""
 
 import os
 from contextlib import suppress
@@ -9,14 +9,14 @@ from bedrockish_journal.model.errors import TargetExistsError, TargetUnwritableE
 
 
 class NewFile:
-    """A file that is written next to its target and gets its name when it is whole.
+    """A file that is written under another name in the target's directory, and renamed when it is complete.
 
     Args:
-        target: the path.
+        target: the path of the complete file.
 
     Raises:
-        TargetExistsError: there is something.
-        TargetUnwritableError: there is no such directory.
+        TargetExistsError: the path exists already.
+        TargetUnwritableError: its directory does not exist.
     """
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
@@ -25,7 +25,7 @@ class NewFile:
         self._folder = os.path.dirname(os.path.abspath(self.name))
         if not os.path.isdir(self._folder):
             raise TargetUnwritableError(self.name, f"{self._folder} is not a directory; create it first")
-        # Its process in the name: two that write the same target at once do not meet before the end.
+        # The names contain the process id, so that two processes with the same target do not write the same file.
         self.path, self._compact = (f"{self.name}.{os.getpid()}.{end}" for end in ("part", "compact"))
         self.drop()
 
@@ -34,9 +34,9 @@ class NewFile:
             raise TargetExistsError(self.name, f"{self.name} exists already; name another file, or remove it first")
 
     def compact(self, db: apsw.Connection) -> None:
-        """Write the database again, without free pages; VACUUM in its place would give rows other rowids.
+        """Replace the database by a copy without free pages; a plain VACUUM may renumber rowids.
 
-        The connection has to be closed afterwards: it still has the old file open.
+        The caller has to close the connection, which still has the old file open.
         """
         db.execute("VACUUM INTO ?", (self._compact,))
         os.replace(self._compact, self.path)
@@ -53,7 +53,7 @@ class NewFile:
         _sync(self._folder, os.O_RDONLY | os.O_DIRECTORY)
 
     def why_not(self, error: Exception) -> str:
-        """Return why it cannot be written, where SQLite does not say it in words."""
+        """Return the reason why the file cannot be written, in words."""
         if isinstance(error, apsw.FullError):
             return "there is no room"
         if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError) and not os.access(
@@ -63,7 +63,7 @@ class NewFile:
         return str(error)
 
     def drop(self) -> None:
-        """Remove what is not finished."""
+        """Remove the unfinished files."""
         for path in (self.path, self._compact):
             with suppress(FileNotFoundError):
                 os.unlink(path)

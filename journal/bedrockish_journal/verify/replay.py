@@ -1,7 +1,7 @@
-"""Rebuild a database from journals alone, in any causally valid order, and tell whether two databases are the same.
+"""Rebuilds a database from journals alone, in any causally valid order, and computes the digest of a database.
 
-That every such order gives the same database is what the whole protocol promises; replaying in random orders and
-comparing digests shows it.
+The protocol promises that every causally valid order gives the same database. Replays in random orders whose digests
+are compared test this.
 """
 
 import heapq
@@ -67,17 +67,17 @@ class Report:
 
     Attributes:
         target: the file that was written.
-        digest: its digest.
-        entries: entries taken, second labels included.
-        repeats: second labels among them, which changed nothing.
-        voids: entries that fitted nowhere, and that an operator had applied as nothing.
-        changes: rows inserted, updated and deleted.
-        statements: statements of schema changes.
+        digest: the digest of its contents.
+        entries: the number of applied entries, second labels included.
+        repeats: the number of second labels, which changed nothing.
+        voids: the number of entries that fitted the tables of no node, and that an operator had all members skip.
+        changes: the number of rows inserted, updated and deleted.
+        statements: the number of statements of schema changes.
         applied: the vector of the result.
-        later: entries that were read and left out, because they are later than the moment asked for.
-        clock: the greatest clock that is in the result.
+        later: the number of entries that were left out, because they are later than the wanted moment.
+        clock: the greatest clock in the result.
         order: ``journal`` or ``random``.
-        seed: what the random order was drawn from.
+        seed: the seed of the random order.
     """
 
     target: str
@@ -95,7 +95,7 @@ class Report:
 
 
 class Sourced(NamedTuple):
-    """An entry and whose journal it was read from."""
+    """An entry and the path of the journal from which it was read."""
 
     entry: Entry
     path: str
@@ -107,7 +107,7 @@ class Sourced(NamedTuple):
 
     @property
     def after(self) -> Vector:
-        """The vector that has to be applied before."""
+        """The vector that has to be applied before the entry."""
         return self.entry.after
 
 
@@ -125,23 +125,23 @@ def replay(
     """Write a new database from the journals of one or several nodes.
 
     Args:
-        paths: nodes' files; together they must hold every entry that any of theirs depends on.
-        target: the file to write; it must not exist. It is there when it is whole and durable, and not before.
-        base: a node's older file, with whose tables to begin instead of with none.
-        until: leave out what is later; the files must have all that is not.
-        order: ``journal`` takes the first file's own order and then what the others have beyond it; ``random`` draws
-            any causally valid order.
-        seed: from which the random order is drawn; the same seed gives the same order.
-        progress: called with the number of entries taken, now and then.
+        paths: nodes' files; together they must have every entry on which any of their entries depends.
+        target: the file to write, which must not exist. It appears only when it is complete and durable.
+        base: a node's older file; the replay begins with its tables instead of an empty database.
+        until: the moment to stop at; the files must have all entries up to it.
+        order: ``journal`` applies the first file's entries in its own order, then those that only other files have;
+            ``random`` draws any causally valid order.
+        seed: the seed of the random order.
+        progress: called with the number of applied entries, now and then.
         prepare: gives a connection the functions and collations that indexes, CHECKs and generated columns use.
 
     Raises:
-        JournalFileError: a file is not one that has a journal, or the target exists or cannot be written.
-        JournalPrunedError: the beginning of a timeline was removed in all of them.
-        MomentError: they do not have all of the moment, or the base is of another cluster.
-        EntryMalformedError, ChainBrokenError, ForkError: the journals are not what was written.
+        JournalFileError: a file has no journal, or the target exists or cannot be written.
+        JournalPrunedError: all files have removed the beginning of a timeline that is needed.
+        MomentError: the files lack entries of the moment, or the base is of another cluster.
+        EntryMalformedError, ChainBrokenError, ForkError: a journal was altered or is damaged.
         ReplayBlockedError: entries are missing.
-        ReplayMismatchError: an entry does not fit the database that those before it made.
+        ReplayMismatchError: an entry does not fit the database that the entries before it made.
     """
     assert order in ORDERS, f"{order!r} is not an order"
     assert paths or base is not None, "there must be a journal to replay"
@@ -192,7 +192,7 @@ def _timelines(sources: list[Source], start: Vector) -> dict[str, Iterator[Sourc
 
 
 def _timeline(sources: list[Source], leader: str, first_tick: int) -> Iterator[Sourced]:
-    """Yield a timeline out of all journals that have some of it, each entry once."""
+    """Yield each entry of a timeline once, merged from all journals."""
     streams = [_read(path, db, leader, first_tick) for path, db in sources]
     last: Sourced | None = None
     for tick, place, sourced in heapq.merge(*streams, key=lambda found: found[0]):
@@ -223,12 +223,12 @@ def _rebuild(
     try:
         db.execute(f"PRAGMA encoding = '{sources[0][1].pragma('encoding')}'")
         beginning.copy_tables(db)
-        # The file is new: it is whole, or it is removed. But a schema change that the data forbids is rolled back.
+        # An unfinished file is removed, so nothing need be durable. But a failed schema change has to be rolled back.
         db.execute("PRAGMA journal_mode = MEMORY")
         db.execute("PRAGMA synchronous = OFF")
-        # The rows that triggers and foreign keys changed are in the entries: they must not happen a second time.
+        # The entries have the rows that triggers and foreign keys changed, so triggers and foreign keys must not run.
         switch(db, on=False)
-        for function in (*CLOCK_FUNCTIONS, SKIP_LOCKED):  # views and triggers may name them; nothing calls them here
+        for function in (*CLOCK_FUNCTIONS, SKIP_LOCKED):  # views and triggers may name them; a replay never calls them
             db.create_scalar_function(function, _not_here)
         if prepare is not None:
             prepare(db)
@@ -255,13 +255,15 @@ def _not_here(*_arguments: object) -> None:
 
 
 def _adopted(sources: Sequence[Source]) -> set[Txid]:
-    """Return the transactions that may have two labels: each label but one is in another timeline than its origin's."""
+    """Return the transactions with a label in another node's timeline, which may have a second label."""
     query = "SELECT clock, origin FROM bedrockish_journal WHERE origin <> leader"
     return {Txid(clock, origin) for _, db in sources for clock, origin in db.execute(query)}
 
 
 def voided(db: apsw.Connection) -> set[Txid]:
-    """Return the transactions that fitted nowhere, and that an operator had applied as nothing at this node."""
+    """Return the transactions that this node skipped by an operator's decision, because they fit the tables of no
+    node.
+    """
     try:
         rows: list[Any] = db.execute(
             "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
@@ -272,9 +274,9 @@ def voided(db: apsw.Connection) -> set[Txid]:
 
 
 class _Rebuild:
-    """The database in the making, and the counts of its input.
+    """The database that is being built, and the counts of its input.
 
-    Why so large: Six attributes are counts for the report; the others are the state of the database that is made.
+    Why so large: Six attributes are counts for the report; the others are the state of the new database.
     """
 
     def __init__(
@@ -287,7 +289,7 @@ class _Rebuild:
         self.heads = dict(beginning.heads)
         self.applied, self.clock, self.digest = beginning.applied, beginning.latest, ""
         self.seen = {txid for txid in self.adopted if beginning.has_seen(txid)}
-        # The change of the schema that is decided and not yet in force.
+        # The schema change that is committed and not yet in force.
         self.waiting: Sourced | None = None
         if beginning.waiting is not None and beginning.source is not None:
             self.waiting = Sourced(beginning.waiting, beginning.source[0])
@@ -312,7 +314,7 @@ class _Rebuild:
             self.seen.add(entry.txid)
         waiting = self.waiting
         if waiting is not None and entry.transaction.schema > waiting.entry.transaction.schema:
-            self._activate(waiting)  # what runs on the schema after it has seen all that runs on the one before
+            self._activate(waiting)  # an entry on the new schema has seen every entry on the old one
         if entry.txid in self.void:
             self.voids += 1
         elif entry.transaction.kind == ROWS:
@@ -345,14 +347,14 @@ class _Rebuild:
             raise ReplayMismatchError(sourced.path, sourced.place, None, None, why)
 
     def _activate(self, sourced: Sourced) -> None:
-        """Put a change of the schema in force; one that the data forbids changes nothing, as on the nodes."""
+        """Activate a schema change; a change that the data forbids has no effect, as on the nodes."""
         self.waiting = None
         self._run(sourced, decode_steps(sourced.entry.transaction.changes))
 
     def _run(self, sourced: Sourced, steps: Sequence[Step]) -> str:
         switch(self.db, on=True)
         try:
-            if any(step.told for step in steps):  # which may search
+            if any(step.told for step in steps):  # such a statement may query a full-text index
                 rebuild_indexes(self.db)
             return run(self.db, steps)
         except apsw.Error as error:
@@ -379,10 +381,10 @@ class _Rebuild:
         )
 
     def end(self) -> None:
-        """Put in force the schema change that is due at the end, after all entries are taken.
+        """Activate a schema change that is due after the last entry, and rebuild the indexes.
 
         Raises:
-            MomentError: there was nothing yet.
+            MomentError: the moment is before the first commit.
         """
         if self.later and not self.applied:
             raise MomentError(f"{self._until.text if self._until else ''} is before the first commit; {FORMS}")
@@ -392,13 +394,13 @@ class _Rebuild:
 
 
 def digest(source: apsw.Connection | str | os.PathLike[str]) -> str:
-    """Return a digest of the user's part of a database: definitions and rows, not how they lie in pages.
+    """Return a digest of the user's part of a database: the definitions and rows, independent of their pages.
 
-    Equal for a node's file and for any replay of its journal. Tables ``bedrockish_*`` and ``sqlite_*`` are left out.
-    Integers, reals, texts and blobs differ even where they print alike.
+    The digest of a node's file equals that of any replay of its journal. Tables ``bedrockish_*`` and ``sqlite_*`` are
+    left out. Integers, reals, texts and blobs differ even if they print alike.
 
     Args:
-        source: a path, or a connection, which is read in one transaction unless it is inside one already.
+        source: a path, or a connection, which is read in one transaction.
 
     Raises:
         JournalFileError: the file cannot be read as a database.

@@ -1,4 +1,4 @@
-"""Restore: from a backup, and journals that go on after it, the database as it was at a moment."""
+"""Restores the database as of a moment from a backup and from journals that continue it."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ SNAPSHOTS, SEGMENTS = "snapshot-??????.db", "journal-??????.db"
 
 
 def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment | None]:
-    """Return the files of a continuous backup for a moment: a snapshot, the segments that follow; and the moment.
+    """Return the files of a continuous backup for a moment, a snapshot and the segments that follow it, and the moment.
 
-    By default, the moment is the last one up to which the directory is complete; or None, for all that is in it, if
-    the backup has only just begun, and its one snapshot is later.
+    The default moment is the last one up to which the directory is complete. If the backup has only just begun, and its
+    only snapshot is later, the moment is None, which means all entries.
 
     Raises:
         FileMissingError: the directory has no snapshot.
@@ -43,13 +43,13 @@ def choose(folder: Path, until: Moment | None) -> tuple[Path, list[Path], Moment
         if until is not None and until.clock is not None and safe[path] >= until.clock:
             break
     has = _standing(snapshot)[1]
-    # The last one says that it is complete up to there, if it has nothing else.
+    # The last segment is needed even without new entries, because it records up to which clock the files are complete.
     later = [path for path in needed[:-1] if not covers(has, _standing(path)[1])]
     return snapshot, later + needed[-1:], until
 
 
 def _standing(path: Path) -> tuple[int, dict[str, int], int]:
-    """Return up to which clock a file is complete, where it ends, and its latest clock."""
+    """Return the clock up to which a file is complete, the vector of its ends, and its greatest clock."""
     db = open_readonly(path)
     try:
         return safe_clock(db), {leader: tick for leader, (tick, _) in ends(db).items()}, latest(db)
@@ -66,22 +66,22 @@ def restore(
     progress: Callable[[int], None] | None = None,
     prepare: Prepare | None = None,
 ) -> Report:
-    """Write a plain database with the tables of a cluster at a moment.
+    """Write a plain database with the tables of a cluster as of a moment, and return a report.
 
-    Start from the tables of the backup, if they are not later than the moment; else make everything from the journal,
-    if that is whole.
+    The replay begins with the tables of the backup, if they are not later than the moment; else with an empty database,
+    if the backup's journal is whole.
 
     Args:
         backup: a node's file.
-        target: the file to write; it must not exist. It is there when it is whole and durable, and not before.
+        target: the file to write, which must not exist. It appears only when it is complete and durable.
         journals: nodes' files, or backups, with the entries after the backup.
-        until: the moment; None for all that is in the files.
-        progress: called with the number of entries taken, now and then.
+        until: the moment; None for all entries in the files.
+        progress: called with the number of applied entries, now and then.
         prepare: gives a connection the functions and collations of plugins.
 
     Raises:
         MomentError: the files do not have exactly the entries of that moment.
-        JournalError: they are not journals, or do not fit each other; or the target cannot be written.
+        JournalError: a file is not a journal, the files do not fit each other, or the target cannot be written.
     """
     name = os.fspath(backup)
     db = open_readonly(backup)

@@ -1,9 +1,9 @@
-"""Digests of key ranges of a node's tables, as of one snapshot: nodes compare them to find a row that has changed by
-itself.
+"""Digests of key ranges of a node's tables, as of one snapshot. Nodes compare them to find rows that differ although no
+transaction explains it.
 
-Two nodes apply concurrent transactions in different orders, so their snapshots are rarely the same cut. A question can
-therefore name a vector: the answer then also lists the keys that transactions beyond it have written. All other rows
-must be the same at all nodes, whatever else they have applied.
+Two nodes apply concurrent transactions in different orders, so their snapshots are rarely the same cut. So a question
+can name a vector, and the answer then also lists the keys that transactions beyond the vector have written. All other
+rows must be the same at all nodes that cover the vector.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,8 +26,8 @@ from bedrockish_journal.storage.wide_rows import select
 HASH_BYTES = 8
 TOUCHED_MAX = 50_000  # keys that transactions beyond a vector may have written; with more, the cuts are too far apart
 LISTED_MAX = 20_000  # rows that an answer lists one by one
-COUNTED_MAX = 500_000  # rows that one answer is about
-LONG_BYTES = 1 << 16  # or characters, of a value that is not copied to be encoded
+COUNTED_MAX = 500_000  # rows that one answer covers
+LONG_BYTES = 1 << 16  # bytes or characters of a value from which on it is hashed without being encoded
 Key = tuple[Any, ...]  # the rowid, or the values of the primary key
 
 
@@ -36,10 +36,10 @@ class Range:
     """Consecutive rows of a table by key.
 
     Attributes:
-        table: whose; empty for the definitions of all tables.
-        after: the key before the first; None: from the beginning.
-        upto: the last key; None: ``limit`` rows decide, or the end of the table.
-        limit: rows at most, where ``upto`` is None; 0: no limit.
+        table: the table; empty for the definitions of all tables.
+        after: the key before the first row; None: the range starts at the beginning of the table.
+        upto: the last key; None: the range ends after ``limit`` rows or at the end of the table.
+        limit: the greatest number of rows if ``upto`` is None; 0: no limit.
     """
 
     table: str
@@ -53,15 +53,15 @@ class RangeDigest:
     """The rows of one node in a range.
 
     Attributes:
-        vector: what is applied in the snapshot.
-        schema: the version of the schema in it.
-        digest: of all rows of the range.
-        count: how many they are.
+        vector: the vector that is applied in the snapshot.
+        schema: the version of the schema in the snapshot.
+        digest: the digest of all rows of the range.
+        count: the number of rows.
         last: the key of the last row; None if the range reaches the end of the table.
-        rows: (key as CBOR, digest) of each row, if they were asked for.
+        rows: the key as CBOR and the digest of each row, if they were asked for.
         touched: keys that transactions beyond the vector of the question have written, as CBOR.
-        incomparable: why the cuts cannot be brought together; empty if they can.
-        unreadable: what SQLite says of a page that cannot be read; empty if all can.
+        incomparable: the reason why the cut cannot be compared with others; empty if it can.
+        unreadable: SQLite's error for a page that cannot be read; empty if all pages can be read.
     """
 
     vector: dict[str, int]
@@ -79,9 +79,9 @@ def digest_range(db: apsw.Connection, asked: Range, beyond: Vector | None = None
     """Return the digest of a range.
 
     Args:
-        db: a connection that only reads; one snapshot is taken of it.
+        db: a connection that only reads; the digest is of one snapshot.
         asked: the range.
-        beyond: list each row, and the keys that transactions beyond this vector wrote; None: only one digest of all.
+        beyond: also list each row, and the keys that transactions beyond this vector wrote; None: only the digest.
     """
     db.execute("BEGIN")
     try:
@@ -139,12 +139,12 @@ def _add_rows(db: apsw.Connection, asked: Range, found: RangeDigest, *, listed: 
     if listed and found.count > LISTED_MAX:
         found.incomparable = f"there are more than {LISTED_MAX} rows in one range"
     found.digest = total.digest()
-    # Fewer rows than asked for: the table has no more.
+    # If there are fewer rows than ``limit``, the range reaches the end of the table.
     found.last = key if asked.upto is None and asked.limit and found.count >= asked.limit else asked.upto
 
 
 def _has_long_value(row: Key) -> bool:
-    """Return whether a row has a text or a blob that is not copied to be encoded; asked of each row of a range."""
+    """Return whether a row has a text or a blob of ``LONG_BYTES`` or more. Called for each row, so it must be fast."""
     for value in row:
         kind = type(value)
         if (kind is str or kind is bytes) and len(value) >= LONG_BYTES:
@@ -153,9 +153,9 @@ def _has_long_value(row: Key) -> bool:
 
 
 def _packed(row: Key) -> Iterator[bytes]:
-    """Yield the bytes of ``cbor2.dumps(row)``; a long value comes as it is.
+    """Yield the bytes of ``cbor2.dumps(row)`` in pieces, without copying a long value.
 
-    Encoding holds up all other threads: with a value of 30 MB, which is copied several times, for a tenth of a second.
+    The encoder blocks all other threads, for a tenth of a second with a value of 30 MB, which it copies several times.
     """
     yield array_head(len(row))
     for value in row:
@@ -174,7 +174,7 @@ def _key_columns(table: Table) -> list[str]:
 
 
 def _rows(db: apsw.Connection, table: Table, keys: list[str], asked: Range) -> Iterator[Key]:
-    """Yield key and values of the rows of a range, by key."""
+    """Yield key and values of each row of a range, ordered by key."""
     name, what = quote(table.name), ", ".join(keys)
     compared = f"({what})" if len(keys) > 1 else what
     marks = "(" + ", ".join("?" * len(keys)) + ")"
@@ -191,7 +191,7 @@ def _rows(db: apsw.Connection, table: Table, keys: list[str], asked: Range) -> I
 
 
 def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDigest) -> None:
-    """Note which keys of a table transactions beyond a vector have written."""
+    """Add the keys of a table that transactions beyond a vector have written."""
     layout = find_table(db, table)
     names = {table.encode(), *([layout.name.encode()] if layout is not None else [])}
     for leader, tick in found.vector.items():
@@ -209,7 +209,7 @@ def _add_touched(db: apsw.Connection, table: str, beyond: Vector, found: RangeDi
                 found.incomparable = "the schema is being changed"
                 return
             if kind != ROWS or layout is None or not any(name in body for name in names):
-                continue  # a long one of another table is not read for nothing
+                continue  # a body without the table's name is not decoded
             for changes in decode_changes_in_pieces(decode_transaction(body).changes):
                 for change in changes:
                     if change.table.lower() == table.lower():
@@ -236,7 +236,7 @@ def _keys_of(table: Table, change: Change) -> Iterator[Key]:
 
 
 def pack_range(asked: Range, beyond: Vector | None) -> dict[str, Any]:
-    """Return a question as it travels."""
+    """Return a question as it is sent."""
     bounds = [None if key is None else list(key) for key in (asked.after, asked.upto)]
     return {
         "table": asked.table,
@@ -248,7 +248,7 @@ def pack_range(asked: Range, beyond: Vector | None) -> dict[str, Any]:
 
 
 def pack_digest(found: RangeDigest) -> dict[str, Any]:
-    """Return an answer as it travels."""
+    """Return an answer as it is sent."""
     return {
         "vector": found.vector,
         "schema": found.schema,
@@ -263,10 +263,10 @@ def pack_digest(found: RangeDigest) -> dict[str, Any]:
 
 
 def unpack_digest(packed: Mapping[str, Any]) -> RangeDigest:
-    """Read an answer.
+    """Return a received answer.
 
     Raises:
-        ValueError: it is malformed.
+        ValueError: the answer is malformed.
     """
     try:
         return RangeDigest(
@@ -285,10 +285,10 @@ def unpack_digest(packed: Mapping[str, Any]) -> RangeDigest:
 
 
 def unpack_range(packed: Mapping[str, Any]) -> tuple[Range, Vector | None]:
-    """Read a question.
+    """Return a received question: the range, and the vector or None.
 
     Raises:
-        ValueError: it is malformed.
+        ValueError: the question is malformed.
     """
     table, limit, beyond = packed.get("table"), packed.get("limit", 0), packed.get("beyond")
     bounds = []

@@ -1,6 +1,6 @@
 """Checks of the snapshot that each transaction ran on (safe time, version of the schema) and of given-up transactions.
 
-The entries of all files are taken in once, as numbers: a journal of millions of entries is walked through so.
+Each entry of all files is added once, as a few numbers, so that journals of millions of entries can be checked.
 """
 
 from array import array
@@ -24,19 +24,21 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._leaders: dict[str, int] = {}
-        # For each entry its place, its clock and its claims about its snapshot; for each leader the ticks it had seen.
+        # For each entry: its place, its clock and its claims about its snapshot. ``_saw`` has, for each leader, the
+        # tick
+        # that each entry had seen.
         self._led, self._at, self._clock, self._safe, self._schema, self._config = (array("Q") for _ in range(6))
         self._saw: list[array[int]] = []
         self._adopted: set[Txid] = set()  # transactions that may have several labels
-        self._changes: dict[Txid, tuple[int, int]] = {}  # of the schema: from which clock on, and the version before
+        self._changes: dict[Txid, tuple[int, int]] = {}  # schema changes: activation clock, and the version before
         self._given_up: list[tuple[str, int, Txid, tuple[Txid, ...]]] = []
 
     def note(self, entry: Entry) -> None:
-        """Take in an entry."""
+        """Add an entry."""
         transaction, txid = entry.transaction, entry.txid
         numbers = (transaction.safe, transaction.schema, transaction.config, transaction.activates)
         if max(*numbers, *entry.after.values(), entry.tick, txid.clock) > _MOST:
-            return  # no node counts so far; other laws tell of it
+            return  # no node counts so far; other laws report it
         number = len(self._at)
         self._led.append(self._leader(entry.leader))
         values = (entry.tick, txid.clock, transaction.safe, transaction.schema, transaction.config)
@@ -95,12 +97,12 @@ class Snapshots:
     def _unseen(
         self, names: list[str], double: set[tuple[str, int]], retired: Mapping[str, int]
     ) -> Iterator[tuple[int, str]]:
-        """Yield each entry that had not seen something up to its own safe time.
+        """Yield each entry that had not seen an entry with a clock up to its own safe time, and the fault.
 
-        A transaction with several labels is left out: which of them was seen does not matter.
+        A transaction with several labels is left out, since an entry may have seen either label.
         """
         by_clock = sorted(range(len(self._at)), key=self._clock.__getitem__)
-        last, place = [0] * len(names), 0  # of each timeline the last tick up to the safe time that is looked at
+        last, place = [0] * len(names), 0  # the last tick of each timeline with a clock up to ``safe``
         for number in sorted(range(len(self._at)), key=self._safe.__getitem__):
             safe = self._safe[number]
             while place < len(by_clock) and self._clock[by_clock[place]] <= safe:
@@ -125,7 +127,7 @@ class Snapshots:
         else:
             first, activated = changes[0][1], [*map(itemgetter(0), changes)]
             if not activated[0]:
-                return  # such a change is in force from its commit on, at each node another moment
+                return  # such a change is in force from its commit on, which is another moment at each node
         for number, schema in enumerate(self._schema):
             due = first + bisect_right(activated, self._clock[number])
             if schema != due:

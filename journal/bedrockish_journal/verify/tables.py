@@ -1,4 +1,4 @@
-"""Compare a node's tables with its journal: a replay must make just them."""
+"""Compares a node's tables with a replay of its journal, which must make the same tables."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from bedrockish_journal.storage.table_layout import user_tables
 from bedrockish_journal.verify.differences import Difference, differences
 from bedrockish_journal.verify.replay import Prepare, digest, replay
 
-# SQLite also reports rows against a constraint. The journal has them, and nodes apply them without CHECKs.
+# SQLite also reports rows that break a constraint. Such rows can be in the journal, and nodes apply them unchecked.
 _OF_ROWS = re.compile(r"ok$|NULL value in |CHECK constraint failed in |[A-Z-]+ value in ")
 UNTOLD = "the tables are not what the journal makes of them, and no row tells in what"
 
 
 def why_not_whole(db: apsw.Connection) -> str:
-    """Return why a journal cannot say what its node's tables must be; empty if it can."""
+    """Return the reason why a journal alone cannot reproduce its node's tables; empty if it can."""
     if marks(db):
         return "the beginning of the journal was removed to make room, so it does not say what the tables must be"
     try:
@@ -45,7 +45,7 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
         limit: how many differences to return at most.
 
     Raises:
-        JournalError: the journal is not one, or is inconsistent; or the file cannot be read.
+        JournalError: the file cannot be read, has no journal, or has an inconsistent one.
     """
     with tempfile.TemporaryDirectory(prefix="bedrockish-") as folder:
         copy, made = Path(folder, "copy.db"), Path(folder, "made.db")
@@ -60,7 +60,7 @@ def compare_with_journal(path: str | os.PathLike[str], prepare: Prepare | None, 
         if replay([copy], made, prepare=prepare).digest == digest(copy):
             return faults
         found = differences(str(copy), str(made), limit)
-        if began_with_tables(copy):  # nothing is known of those that were there before
+        if began_with_tables(copy):  # the journal does not have the tables with which the cluster began
             tables = _tables(made)
             found = [one for one in found if one.table in tables]
             return faults + found

@@ -1,8 +1,8 @@
-"""Verify one or several nodes' journals: does each say what a journal must say, and do they say the same?
+"""Verifies the journals of one or several nodes: each against the laws, and all against each other.
 
-Every file is walked once in the order in which its node applied it (``bedrockish_journal.verify.entry_rules`` has the
-laws), then all files side by side by timeline, and all transactions together (``conflicts``). Nothing that a file
-claims is believed: hashes are computed again from the stored bytes.
+Each file is read once in the order in which its node applied the entries (``bedrockish_journal.verify.entry_rules`` has
+the laws); then all files are compared by timeline, and all transactions with each other (``conflicts``). No claim of a
+file is trusted: hashes are computed from the stored bytes.
 """
 
 import contextlib
@@ -40,14 +40,14 @@ class Counts:
     """The checked content of one file.
 
     Attributes:
-        node: whose journal it is.
+        node: the node.
         path: the file.
-        entries: how many entries.
-        repeats: how many of them are second labels.
-        adopted: how many were committed by another than the leader who began them.
-        applied: the vector of the whole.
+        entries: the number of entries.
+        repeats: the number of entries that are second labels.
+        adopted: the number of adopted entries.
+        applied: the vector of all entries.
         nodes: every node that leads a timeline or ever was a member.
-        removed: the last tick of each timeline that was removed to make room; what is left is verified from there.
+        removed: the last removed tick of each timeline; the entries after it are verified.
     """
 
     node: str
@@ -65,11 +65,11 @@ class Verification:
     """The result of a verification.
 
     Attributes:
-        findings: all that is wrong; empty when the journals hold.
-        counts: one for each file.
+        findings: all faults; empty if the journals keep the laws.
+        counts: the counts of each file.
         lacks: for each node the (leader, first tick, last tick) that others have and it does not. Being behind is not
             a fault.
-        unseen: the laws that were not looked at, each with the option or file that it needs.
+        unseen: the laws that were not checked, each with the option or file that it needs.
     """
 
     findings: list[Finding]
@@ -79,18 +79,18 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Return whether the journals hold."""
+        """Return whether the journals keep the laws that were checked."""
         return not self.findings
 
 
 def verify(sources: Sequence[Source], progress: Progress | None = None) -> Verification:
-    """Verify journals, each for itself and against each other.
+    """Verify journals, each for itself and against each other, and return the result.
 
-    Each file is read at one moment of its own, so the files of running nodes can be given.
+    Each file is read in one snapshot, so the files of running nodes can be given.
 
     Args:
         sources: paths of nodes' files, or connections to them that are not inside a transaction.
-        progress: called with a node and the number of its entries seen, now and then.
+        progress: called with a node and the number of its entries read so far, now and then.
 
     Raises:
         JournalFileError: a file has no journal, or a text in its journal is not UTF-8.
@@ -196,7 +196,7 @@ def known_nodes(db: apsw.Connection) -> list[str]:
     founding = _meta(db, "bootstrap")
     try:
         members = read_membership(founding).voters if isinstance(founding, bytes) else {}
-    except EntryMalformedError:  # told by verify; to print vectors the timelines are enough
+    except EntryMalformedError:  # ``verify`` reports it; the names of timelines are enough to print vectors
         members = {}
     return sorted({*members, *applied(db)})
 
@@ -215,7 +215,7 @@ def _judged(first: apsw.Connection) -> Callable[[Row], bool]:
 
 
 def _other_members(members: dict[int, dict[frozenset[str], list[str]]]) -> Iterator[Finding]:
-    """Yield the memberships of which files say different things."""
+    """Yield a finding for each membership whose voters differ between files."""
     for version, said in sorted(members.items()):
         if len(said) > 1:
             texts = "; ".join(f"{', '.join(sorted(who))} in the files of {', '.join(of)}" for who, of in said.items())
@@ -273,13 +273,13 @@ def _verify_one(
 
 
 def _horizon(opened: list[tuple[str, apsw.Connection]], counts: list[Counts]) -> int:
-    """Return up to which clock something was removed from all files that have the timeline."""
+    """Return the greatest clock up to which entries of a timeline were removed from all files that have it."""
     least: dict[str, int] = {}
     for (_, db), count in zip(opened, counts, strict=True):
         clocks = {leader: mark.clock for leader, mark in _removed("", db, []).items()}
         for leader, tick in count.applied.items():
             if tick == count.removed.get(leader):
-                continue  # there is nothing of it; what its mark says is told by another law
+                continue  # the file has no entry of the timeline; another law checks its mark
             clock = clocks.get(leader, 0)
             least[leader] = min(clock, least.get(leader, clock))
     return max(least.values(), default=0)
@@ -294,7 +294,7 @@ def _removed(node: str, db: apsw.Connection, findings: list[Finding]) -> dict[st
 
 
 def _well_typed(row: Stored) -> bool:
-    """SQLite keeps what it is given, whatever the column's declared type; a tampered file may hold anything."""
+    """Return whether the values of a row have the types of their columns, which SQLite does not enforce."""
     return (
         all(type(number) is int for number in (row.tick, row.clock, row.repeat))
         and all(type(text) is str for text in (row.leader, row.origin, row.command, row.kind))
@@ -302,7 +302,7 @@ def _well_typed(row: Stored) -> bool:
     )
 
 
-# NOT INDEXED: the unique index that should make this impossible is itself being verified.
+# NOT INDEXED, because the unique index that should prevent duplicates may itself be damaged.
 _TWICE = """SELECT min(leader), min(tick), clock, origin, count(*) FROM main.bedrockish_journal NOT INDEXED
   WHERE repeat = 0 GROUP BY clock, origin HAVING count(*) > 1"""
 
@@ -318,7 +318,9 @@ def _twice(node: str, db: apsw.Connection) -> Iterator[Finding]:
 def _compare(
     opened: list[tuple[str, apsw.Connection]], counts: list[Counts], findings: list[Finding]
 ) -> dict[str, list[tuple[str, int, int]]]:
-    """Walk all journals side by side; report forks, and return what each node lacks and has not removed itself."""
+    """Compare all journals by timeline; add forks to the findings, and return the spans that each node lacks and has
+    not removed itself.
+    """
     everybody = {node for node, _ in opened}
     removed = {count.node: count.removed for count in counts}
     lacks: dict[tuple[str, str], Ticks] = {}
@@ -351,10 +353,10 @@ def _places(node: str, db: apsw.Connection) -> Iterator[tuple[str, int, str, byt
 
 
 def _marks(node: str, db: apsw.Connection) -> list[tuple[str, int, str, bytes]]:
-    """Return what a file says of the entries at which it begins: they are places of timelines, too."""
+    """Return the places and hashes of the last removed entries of a file, which must be the same in all files."""
     try:
         return sorted((leader, mark.tick, node, mark.hash) for leader, mark in marks(db).items())
-    except EntryMalformedError:  # told already
+    except EntryMalformedError:  # reported before
         return []
 
 
@@ -363,9 +365,9 @@ def _place(row: tuple[str, int, str, bytes]) -> tuple[str, int]:
 
 
 def _verify_own_tails(opened: list[tuple[str, apsw.Connection]], counts: list[Counts], findings: list[Finding]) -> None:
-    """Check that no file has more of a node's timeline than the node itself, which writes it before others see it.
+    """Check that no file has more of a node's timeline than the node itself, whose file has each entry first.
 
-    Its end is read again, after all other files, because the nodes may be running.
+    The end of the node's timeline is read again, after all other files, because the nodes may be running.
     """
     for node, db in opened:
         _end(db)

@@ -1,1 +1,1 @@
-"""Bytes between two programs; knows nothing of databases."""
+"""Links that carry messages between two programs, independent of the database."""

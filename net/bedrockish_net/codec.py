@@ -1,6 +1,6 @@
-"""Events to frames and back: the only file that knows what is inside a frame.
+"""Encodes events as frames and decodes them. No other file knows the contents of a frame.
 
-Unknown keys of a map are ignored, so that a newer program can say more to an older one.
+Unknown keys of a map are ignored, so that a newer program can send further keys to an older one.
 """
 
 from typing import Any, assert_never
@@ -28,10 +28,10 @@ MESSAGE_CHARACTERS_MAX = 1000
 
 
 def encode_event(event: Event, limits: Limits) -> bytes:
-    """Return the frame that tells an event; nothing for ``Closed``, which the stream itself tells.
+    """Return the frame of an event; empty bytes for ``Closed``, which is the end of the stream.
 
     Raises:
-        LocalProtocolError: it is over a limit, so that the other end would refuse it.
+        LocalProtocolError: the frame exceeds a limit, so that the other end would refuse it.
     """
     match event:
         case Data(payload):
@@ -53,11 +53,11 @@ def encode_event(event: Event, limits: Limits) -> bytes:
 
 
 def decode_event(kind: Kind, payload: bytes) -> Event:
-    """Return the event that a frame tells.
+    """Return the event of a frame.
 
     Raises:
-        RemoteProtocolError: the payload is not what its kind says.
-        VersionMismatchError: a HELLO of another version.
+        RemoteProtocolError: the payload does not fit the frame's kind.
+        VersionMismatchError: the frame is a HELLO of another version.
     """
     match kind:
         case Kind.DATA:
@@ -99,7 +99,7 @@ def _pack_hello(hello: Hello) -> bytes:
 
 
 def _unpack_hello(packed: dict[Any, Any]) -> Hello:
-    # Protocol and version first: in another version every other key may mean something else.
+    # Protocol and version are checked first, because in another version any other key may have another meaning.
     if packed.get("protocol") != PROTOCOL:
         raise RemoteProtocolError(
             Code.PROTOCOL, f"the other end speaks {_show(packed.get('protocol'))}, not {PROTOCOL}"
@@ -127,7 +127,7 @@ def _unpack_map(kind: Kind, payload: bytes) -> dict[Any, Any]:
     try:
         packed = cbor2.loads(payload)
     except Exception as error:
-        # CBOR's tags build dates, patterns and fractions, whose constructors raise what they like at bad input.
+        # CBOR's tags build dates, patterns and fractions, whose constructors raise various errors for bad input.
         raise RemoteProtocolError(Code.MALFORMED, f"{kind.name} is not CBOR: {error!s:.200}") from error
     if not isinstance(packed, dict):
         raise RemoteProtocolError(Code.MALFORMED, f"{kind.name} is not a CBOR map")
@@ -135,7 +135,7 @@ def _unpack_map(kind: Kind, payload: bytes) -> dict[Any, Any]:
 
 
 def _show(value: object) -> str:
-    """Print a value that may be anything at all: a number of a thousand digits, for one, cannot be printed."""
+    """Return any value as a short text. A number of a thousand digits, for example, cannot be printed."""
     if isinstance(value, str) or (isinstance(value, int) and abs(value) < 1 << 64):
         return ascii(value)[:80]
     return f"a {type(value).__name__}"
@@ -146,7 +146,7 @@ def _optional(packed: dict[Any, Any], key: str) -> str | None:
 
 
 def _text(packed: dict[Any, Any], key: str, limit: int = NAME_CHARACTERS_MAX, default: object = None) -> str:
-    """Take a short printable text, because names and reasons end up in logs and on screens."""
+    """Return a text of a map, checked for length, with unprintable characters replaced, because it may be logged."""
     value = packed.get(key, default)
     if not isinstance(value, str) or len(value) > limit:
         raise RemoteProtocolError(Code.MALFORMED, f"{key} should be a text of up to {limit} characters")

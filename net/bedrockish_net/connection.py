@@ -1,13 +1,13 @@
-"""A connection: what two ends may say to each other and when, with no I/O in it.
+"""A connection: the events that two ends may send to each other, and when, without I/O.
 
 Two rules:
-1. ``TRANSITIONS`` is one law for both ends, and does not know which of them is ours. A missing cell is a protocol
-   error; no other list of illegal moves exists.
-2. ``_check_order`` has the two rules that a table cannot express: the accepter says HELLO second, and only HELLO and
-   GOODBYE travel until both ends have said HELLO.
+1. ``TRANSITIONS`` is the same table for both ends. A missing cell is a protocol error; no other list of illegal events
+   exists.
+2. ``_check_order`` has the two rules that a table cannot express: the accepter sends HELLO second, and only HELLO and
+   GOODBYE are sent until both ends have sent HELLO.
 
-``receive_data`` stores; ``next_event`` parses one event and moves the remote end's state; ``send`` moves ours and
-returns bytes.
+``receive_data`` stores bytes. ``next_event`` parses one event and changes the remote end's state. ``send`` changes the
+state of our end and returns bytes.
 """
 
 from enum import Enum, auto
@@ -22,7 +22,7 @@ _DATA = int(Kind.DATA)
 
 
 class State(Enum):
-    """How far one end has come."""
+    """The state of one end."""
 
     HELLO = auto()
     """It has not said who it is."""
@@ -35,7 +35,7 @@ class State(Enum):
 
 
 class Side(Enum):
-    """Which end we are: the one who dialled, and speaks first, or the one who accepted."""
+    """The role of our end: the dialler, which sends HELLO first, or the accepter."""
 
     DIALLER = auto()
     ACCEPTER = auto()
@@ -60,15 +60,15 @@ class Connection:
 
     Args:
         side: whether we dialled or accepted.
-        local: who we are. A dialler's ``to`` is checked against the answer; an accepter's HELLO is given to ``send``
-            and may say more, but node and cluster are checked against this one.
+        local: our HELLO. A dialler checks the answer against its ``to``. An accepter may send another HELLO with more
+            fields, whose node and cluster are checked against this one.
         limits: sizes of frames.
 
     Attributes:
-        local_state: how far our end has come.
-        remote_state: how far the other end has come.
-        is_open: whether both ends may say what they like.
-        remote: the other end's HELLO, None before it came.
+        local_state: the state of our end.
+        remote_state: the state of the other end.
+        is_open: whether both ends may send messages.
+        remote: the other end's HELLO; None before it came.
     """
 
     def __init__(self, side: Side, local: Hello, limits: Limits | None = None) -> None:
@@ -85,18 +85,18 @@ class Connection:
 
     @property
     def half_bytes(self) -> int:
-        """How many bytes came of a frame that is not whole yet."""
+        """The number of received bytes of an incomplete frame."""
         return len(self._frames)
 
     def forget(self) -> None:
-        """Forget what came of a frame that is not whole: its rest is not going to be read."""
+        """Discard the bytes of an incomplete frame, the rest of which will not be read."""
         self._frames.clear()
 
     def receive_data(self, data: bytes) -> None:
-        """Store bytes that came from the other end; ``b""`` means that its half of the stream ended.
+        """Store bytes from the other end; ``b""`` means that its half of the stream has ended.
 
         Raises:
-            LocalProtocolError: the stream had ended already.
+            LocalProtocolError: the stream had ended before.
         """
         if self._ended:
             raise LocalProtocolError("bytes cannot come after the end of the stream")
@@ -106,10 +106,10 @@ class Connection:
             self._ended = True
 
     def receive_messages(self, data: bytes) -> list[bytes]:
-        """Store bytes that came from the other end; return the messages at their beginning.
+        """Store bytes from the other end, and return the messages at their beginning.
 
-        Messages are the most frequent events, and change no state. The events after them come by ``next_event``, if
-        ``has_more``.
+        Messages are the most frequent events, and change no state. If ``has_more``, ``next_event`` returns the events
+        after them.
 
         Raises:
             LocalProtocolError: as ``receive_data``.
@@ -121,15 +121,15 @@ class Connection:
 
     @property
     def has_more(self) -> bool:
-        """Whether ``next_event`` has something to look at: bytes, the end of the stream, or a broken rule."""
+        """Whether ``next_event`` has input: bytes, the end of the stream, or an earlier protocol error."""
         return self._frames.holds_any or self._ended or self._failure is not None
 
     def next_event(self) -> Event | None:
-        """Return the next thing that the other end did, or None when more bytes are needed.
+        """Return the next event of the other end, or None if more bytes are needed.
 
         Raises:
-            RemoteProtocolError: the other end broke the protocol. Send its ``answer`` and close; asking again raises
-                again, with nothing to answer.
+            RemoteProtocolError: the other end broke the protocol. The caller sends the error's ``answer`` and closes;
+                later calls raise the error without an answer.
         """
         if self._failure is not None:
             raise RemoteProtocolError(self._failure.code, self._failure.message)
@@ -150,11 +150,11 @@ class Connection:
         return event
 
     def send(self, event: Event) -> bytes:
-        """Make one move of our own and return the bytes that tell the other end.
+        """Change the state of our end by an event, and return the bytes to send.
 
         Raises:
-            LocalProtocolError: the state of the connection does not allow it, or the event is over a limit. Nothing
-                has changed.
+            LocalProtocolError: the state of the connection does not allow the event, or its frame exceeds a limit. The
+                state is unchanged.
         """
         state = self._move(self.local_state, event)
         self._check_order(event)
@@ -164,7 +164,7 @@ class Connection:
         return data
 
     def send_data(self, payload: bytes) -> bytes:
-        """Return the bytes of one message: ``send(Data(payload))``, past the tables where they change nothing.
+        """Return the bytes of one message, as ``send(Data(payload))`` does, without the tables on an open connection.
 
         Raises:
             LocalProtocolError: as ``send``.
@@ -174,7 +174,7 @@ class Connection:
         return self.send(Data(payload))
 
     def send_data_head(self, size: int) -> bytes:
-        """Return the bytes before the payload of one message of ``size`` bytes.
+        """Return the frame's head for a message of ``size`` bytes.
 
         Raises:
             LocalProtocolError: as ``send``.
@@ -193,7 +193,7 @@ class Connection:
         return Closed()
 
     def _take(self, event: Event) -> None:
-        """Move the remote end by one event."""
+        """Change the remote end's state by one event."""
         try:
             state = self._move(self.remote_state, event)
         except LocalProtocolError as error:
@@ -223,7 +223,7 @@ class Connection:
             raise LocalProtocolError(f"{_name(event)} is not possible: the other end is in {self.remote_state.name}")
 
     def _check_wiring(self, remote: Hello) -> None:
-        """Find out whether these two should talk; a mistake in a configuration must be a clear error at both ends."""
+        """Check that the two ends belong together; a mistake in a configuration must be a clear error at both ends."""
         local = self.local
         any_cluster = (local.role == "client" and local.cluster is None) or (
             remote.role == "client" and remote.cluster is None
@@ -258,7 +258,7 @@ class Connection:
             self._frames.limit = self._limits.frame_bytes_max
 
     def _answer(self, error: RemoteProtocolError) -> bytes:
-        """Close our end because of their mistake, and return what there is left to say about it."""
+        """Close our end because the other end broke the protocol, and return the bytes of a GOODBYE, if allowed."""
         self.remote_state = State.CLOSED
         self.is_open = False
         if Goodbye not in TRANSITIONS[self.local_state]:

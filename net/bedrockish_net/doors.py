@@ -1,8 +1,9 @@
-"""The strangers at a node's door, counted by address, so that no address can fill the door for others. Pure, but for
-its callers.
+"""Limits the connections to a node by address, so that one address cannot take all places. Pure, except that it calls
+its callers' functions.
 
-A stranger has connected and said nothing. When there are too many, the oldest one of the address that has most of them
-makes room. A caller that has said HELLO is no longer a stranger, however long its admission takes.
+A stranger is a connection that has not sent HELLO. If there are too many strangers, the oldest one of the address that
+has most of them is disconnected. A caller that has sent HELLO is no longer a stranger, however long its admission
+takes.
 """
 
 import math
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from bedrockish_net.errors import Code, RefusedError
 
 STRANGERS_MAX = 64
-SPEAKERS_MAX = 256  # who have said HELLO and are being looked at
+SPEAKERS_MAX = 256  # callers that have sent HELLO and are being admitted
 CLIENTS_MAX = 2_000
 CLIENTS_PER_ADDRESS_MAX = 1_000
 
@@ -21,10 +22,10 @@ class Doors:
     """The callers of one node.
 
     Args:
-        strangers_max: how many may be connected and silent.
-        clients_max: how many clients may be in.
-        clients_per_address_max: how many of them from one address.
-        files_max: how many files may be open here, sockets among them, when a client comes in; members still may.
+        strangers_max: the greatest number of strangers.
+        clients_max: the greatest number of admitted clients.
+        clients_per_address_max: the greatest number of admitted clients from one address.
+        files_max: the number of open files, sockets included, from which on clients are refused; members are not.
     """
 
     def __init__(
@@ -38,18 +39,18 @@ class Doors:
         self._strangers_max, self._clients_max = strangers_max, clients_max
         self._per_address_max = clients_per_address_max
         self._strangers: OrderedDict[int, tuple[str, Callable[[], None]]] = OrderedDict()  # oldest first
-        self._silent: Counter[str] = Counter()  # of each address
+        self._silent: Counter[str] = Counter()  # the number of strangers of each address
         self._speakers = 0
         self._clients: Counter[str] = Counter()
         self._count = 0
 
     def come(self, address: str, leave: Callable[[], None]) -> tuple[int, str]:
-        """Admit a stranger to the door. Return its number, and a note on the stranger that made room for it, or an
-        empty text.
+        """Add a stranger. Return its number, and a log text about a stranger that was disconnected for it, or an empty
+        text.
 
         Args:
-            address: where it comes from.
-            leave: sends it away; called at most once, and not after ``speak`` or ``go``.
+            address: the stranger's address.
+            leave: disconnects the stranger; called at most once, and not after ``speak`` or ``go``.
         """
         self._count += 1
         self._strangers[self._count] = address, leave
@@ -64,10 +65,10 @@ class Doors:
         return self._count, f"more than {self._strangers_max} connections without HELLO; closed the oldest of {crowd}"
 
     def speak(self, number: int) -> None:
-        """A stranger has said HELLO.
+        """Record that a stranger has sent HELLO.
 
         Raises:
-            RefusedError: too many are being looked at.
+            RefusedError: too many callers are being admitted.
         """
         self.go(number)
         if self._speakers >= SPEAKERS_MAX:
@@ -75,11 +76,11 @@ class Doors:
         self._speakers += 1
 
     def answered(self) -> None:
-        """One of those who have said HELLO was let in, or not."""
+        """Record that the admission of a caller has ended, whether it was admitted or refused."""
         self._speakers -= 1
 
     def go(self, number: int) -> None:
-        """A stranger is one no more, or has gone; doing it twice is fine."""
+        """Remove a stranger, which has sent HELLO or has gone; a second call has no effect."""
         found = self._strangers.pop(number, None)
         if found is not None:
             address = found[0]
@@ -88,17 +89,17 @@ class Doors:
                 del self._silent[address]
 
     def is_crowded(self, number: int) -> bool:
-        """Whether a stranger with a descriptor of this number is turned away: even members could find no place.
+        """Return whether to refuse a stranger with this descriptor, because too few files are left even for members.
 
-        A system gives the lowest number that is free, so that it tells how many files are open.
+        The system uses the lowest free number, so the number shows how many files are open.
         """
         return number >= self._files_max + self._strangers_max
 
     def enter(self, address: str, number: int = 0) -> None:
-        """A client comes in, with a descriptor of this number.
+        """Add an admitted client with the descriptor ``number``.
 
         Raises:
-            RefusedError: there are too many, of this address or of all, or too many open files.
+            RefusedError: there are too many clients, of this address or in total, or too many open files.
         """
         if number >= self._files_max:
             raise RefusedError(
@@ -120,7 +121,7 @@ class Doors:
         self._clients[address] += 1
 
     def leave(self, address: str) -> None:
-        """A client has gone."""
+        """Remove a client that has gone."""
         self._clients[address] -= 1
         if not self._clients[address]:
             del self._clients[address]

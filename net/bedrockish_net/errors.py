@@ -1,7 +1,7 @@
 """All errors that net raises on purpose, named by the end that caused them.
 
-A protocol error is *Local* when our own code asked for an illegal move, and *Remote* when the other end made one; the
-remote kind carries the bytes to answer before closing. The rest are the ways in which a link cannot be had or ends.
+A protocol error is *Local* if our own code sent an illegal event, and *Remote* if the other end did; a remote error has
+the bytes to answer before closing. The other errors are reasons why a link cannot be opened, or ends.
 """
 
 from collections.abc import Mapping
@@ -10,35 +10,35 @@ from typing import Any
 
 
 class Code(StrEnum):
-    """Why an end closes a link: the stable word in a GOODBYE. Newer programs may send words that are not here."""
+    """The reason why an end closes a link, as a stable word in a GOODBYE. Newer programs may send other words."""
 
     SHUTDOWN = "shutdown"  # nothing is wrong
-    MALFORMED = "malformed"  # bytes that are not what they should be
+    MALFORMED = "malformed"  # bytes that cannot be decoded
     TOO_LARGE = "too_large"  # a frame over the limit
     UNKNOWN_KIND = "unknown_kind"  # a frame kind that this version does not have
     UNEXPECTED = "unexpected"  # a known frame at the wrong moment
-    PROTOCOL = "protocol"  # a HELLO of something else than bedrockish
+    PROTOCOL = "protocol"  # a HELLO of another protocol than bedrockish's
     VERSION = "version"  # the two ends speak different versions
     CLUSTER = "cluster"  # the two ends belong to different clusters
     WRONG_NODE = "wrong_node"  # the dialler meant another node
     TRUNCATED = "truncated"  # the stream ended inside a frame
-    REFUSED = "refused"  # the accepter does not want this one
-    UNKNOWN_MEMBER = "unknown_member"  # a peer that is not of the cluster
+    REFUSED = "refused"  # the accepter refuses this caller
+    UNKNOWN_MEMBER = "unknown_member"  # a peer that is not a member of the cluster
     CERTIFICATE = "certificate"  # the certificate is of another node
     REVOKED = "revoked"  # the certificate is on the list of revoked ones
     AUTHENTICATION = "authentication"  # a wrong password, or none
     TIMEOUT = "timeout"  # too slow, or silent
     OVERFLOW = "overflow"  # the outbox is full
     REPLACED = "replaced"  # a newer link of the same node took over
-    LOST = "lost"  # the stream broke; never sent, only told
+    LOST = "lost"  # the stream broke; only in our own errors, never sent
 
 
 class NetError(Exception):
-    """Base of everything that net raises on purpose. Anything else that comes out is a bug of ours."""
+    """Base of all errors that net raises on purpose. Any other exception is a bug."""
 
 
 class ProtocolError(NetError):
-    """Base of the two protocol errors; never raised itself, because it would not tell whose fault it is."""
+    """Base of the two protocol errors. It is never raised itself, because it does not name the end at fault."""
 
     def __init__(self, message: str) -> None:
         if type(self) is ProtocolError:
@@ -47,15 +47,15 @@ class ProtocolError(NetError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Raised when our own code asks a connection for a move its state does not have. Nothing was sent."""
+    """Raised when our own code sends an event that the state of the connection does not allow. Nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
     """Raised when the other end breaks the protocol. The connection is over: send ``answer``, then close.
 
     Attributes:
-        code: the stable word that the answer tells.
-        answer: bytes to send before closing; empty when there is nothing to say any more.
+        code: the stable word in the answer.
+        answer: bytes to send before closing; empty if no answer is allowed.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -95,7 +95,7 @@ class VersionMismatchError(RemoteProtocolError):
 
     Attributes:
         local: the version this end speaks.
-        remote: what the other end said it speaks, as text.
+        remote: the version of the other end, as text.
     """
 
     def __init__(self, local: int, remote: str) -> None:
@@ -106,7 +106,7 @@ class VersionMismatchError(RemoteProtocolError):
 
 
 class WiringError(RemoteProtocolError):
-    """Raised when both ends speak well but should not be connected: another cluster, or another node than was meant.
+    """Raised when both ends keep the protocol but do not belong together: another cluster, or not the dialled node.
 
     Attributes:
         expected: the name that this end expected.
@@ -119,11 +119,11 @@ class WiringError(RemoteProtocolError):
 
 
 class LinkClosedError(NetError):
-    """Raised when a link is over and something more is asked of it. Unsent messages are lost.
+    """Raised by operations on a link that has ended. Unsent messages are lost.
 
     Attributes:
-        code: the stable word.
-        reason: why it is over, for people.
+        code: the stable word of the reason.
+        reason: the reason for people.
     """
 
     def __init__(self, code: str, reason: str) -> None:
@@ -138,18 +138,18 @@ class DialError(NetError):
 
 
 class TlsError(DialError):
-    """Raised when the other end answers, but TLS with it cannot be had: a certificate is missing, unknown or of another
+    """Raised when the other end answers but the TLS handshake fails: a certificate is missing, unknown or of another
     name, or only one end speaks TLS.
     """
 
 
 class RefusedError(NetError):
-    """Raised when the other end answered our HELLO with a GOODBYE; and by an accepter's own rule, to refuse someone.
+    """Raised when the other end answers our HELLO with a GOODBYE, and by an accepter's callback to refuse a caller.
 
     Attributes:
-        code: the stable word.
-        message: what the refusing end says about it.
-        info: what else it says, for a program.
+        code: the stable word of the reason.
+        message: the reason of the refusing end, for people.
+        info: further information of the refusing end, for programs.
     """
 
     def __init__(self, code: str, message: str, info: Mapping[str, Any] | None = None) -> None:
@@ -158,4 +158,4 @@ class RefusedError(NetError):
 
 
 class ListenError(NetError):
-    """Raised when an address cannot be listened on. The text says what to do."""
+    """Raised when the node cannot listen on an address. The text says what to do."""

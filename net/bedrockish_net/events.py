@@ -14,7 +14,7 @@ Role = Literal["peer", "client"]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first thing each end says: who it is, and whom it believes to talk to."""
+    """The first event of each end: its own name, and the name of the node that it expects at the other end."""
 
     node: str
     """Name of the node; a client gives any name by which logs can tell it."""
@@ -37,25 +37,25 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Are you there? Answer with ``response()``."""
+    """A request for a sign of life. The receiver answers with ``response()``."""
 
     token: bytes = b""
 
     def response(self) -> "Pong":
-        """Return the answer that is owed."""
+        """Return the answer, with the same token."""
         return Pong(self.token)
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """I am here."""
+    """The answer to a Ping."""
 
     token: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The last thing an end says, with its reason. Only the end of the stream may follow."""
+    """The last event of an end, with its reason. Only the end of the stream may follow."""
 
     code: str
     message: str = ""

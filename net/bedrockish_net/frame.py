@@ -1,7 +1,7 @@
-"""Frames: how one stream of bytes becomes separate messages.
+"""Frames, which separate the messages in a stream of bytes.
 
 A frame is the length of its payload (4 bytes, big-endian), its kind (1 byte) and the payload. The length comes first so
-that a reader knows, before it keeps anything, whether it wants the rest.
+that a reader can refuse a frame that is too long before it stores any of it.
 """
 
 from enum import IntEnum
@@ -11,12 +11,12 @@ from bedrockish_net.errors import Code, FrameTooLargeError, RemoteProtocolError,
 
 HEADER = Struct(">IB")
 LENGTH_BYTES = 4
-SHORT_BYTES = 4 << 10  # of a payload that is copied twice sooner than a view of it is made
-KEPT_BYTES = 1 << 20  # that were given out and are still in the buffer, at most
+SHORT_BYTES = 4 << 10  # up to this size, copying a payload twice is faster than a memoryview
+KEPT_BYTES = 1 << 20  # limit of returned bytes that are still in the buffer
 
 
 class Kind(IntEnum):
-    """The kind of a frame. Zero is left out so that a run of zero bytes is nothing."""
+    """The kind of a frame. Zero is not a kind, so that a run of zero bytes is malformed."""
 
     HELLO = 1
     DATA = 2
@@ -40,19 +40,19 @@ def encode_head(kind: Kind, size: int) -> bytes:
 
 
 class FrameReader:
-    """Takes bytes as they come and gives frames as they were sent.
+    """Splits a stream of bytes into frames.
 
     Attributes:
-        limit: longest payload taken, in bytes; may be changed between frames.
+        limit: the longest allowed payload, in bytes; may be changed between frames.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._buffer = bytearray()
-        self._at = 0  # everything before it was given out already
+        self._at = 0  # the offset of the first byte that was not returned yet
 
     def __len__(self) -> int:
-        """Bytes held that were not given out."""
+        """Return the number of buffered bytes that were not returned yet."""
         return len(self._buffer) - self._at
 
     @property
@@ -61,19 +61,19 @@ class FrameReader:
         return len(self._buffer) > self._at
 
     def feed(self, data: bytes) -> None:
-        """Store more bytes; look at none of them."""
-        if self._at:  # once a read, not once a frame: many small frames cost one move of the rest
+        """Store more bytes without parsing them."""
+        if self._at:  # once per read instead of once per frame, so that many small frames cost one move of the rest
             del self._buffer[: self._at]
             self._at = 0
         self._buffer += data
 
     def take_data(self, data: bytes) -> list[bytes]:
-        """Store more bytes; return the payloads of the first frames, as long as these are DATA, whole and not too long.
+        """Store more bytes, and return the payloads of the first frames that are complete DATA frames within the limit.
 
         All bytes from the first other frame on stay in the buffer.
         """
         size = len(data)
-        if not self._buffer and size >= _HEADER_BYTES:  # most reads bring one whole frame, which need not be stored
+        if not self._buffer and size >= _HEADER_BYTES:  # most reads return one whole frame, which need not be buffered
             length, kind = HEADER.unpack_from(data)
             if kind == _DATA and length == size - _HEADER_BYTES and length <= self.limit:
                 return [data[_HEADER_BYTES:]]
@@ -90,11 +90,11 @@ class FrameReader:
         self._buffer, self._at = bytearray(), 0
 
     def next_frame(self) -> tuple[Kind, bytes] | None:
-        """Return the next whole frame, or None when more bytes are needed.
+        """Return the next whole frame, or None if more bytes are needed.
 
         Raises:
-            FrameTooLargeError: the next frame announces more than ``limit``; known from its first 4 bytes.
-            UnknownKindError: its kind is not one of ours.
+            FrameTooLargeError: the next frame announces more than ``limit`` bytes, in its first 4 bytes.
+            UnknownKindError: the frame's kind is unknown.
         """
         buffer, start = self._buffer, self._at
         held = len(buffer) - start
@@ -114,7 +114,7 @@ class FrameReader:
         return kind, self._give(start + HEADER.size, end)
 
     def next_data(self) -> bytes | None:
-        """Return the payload of the next frame if it is a whole DATA frame within the limit; else leave it there."""
+        """Return the payload of the next frame if it is a whole DATA frame within the limit; else None, keeping it."""
         buffer, first = self._buffer, self._at + _HEADER_BYTES
         held = len(buffer)
         if held < first:
@@ -133,23 +133,23 @@ class FrameReader:
             with memoryview(buffer) as view:  # one copy, not two
                 payload = bytes(view[start:end])
         self._at = end
-        if end > KEPT_BYTES:  # whoever says nothing more after a long frame would have it kept here
+        if end > KEPT_BYTES:  # free a long frame now, because the other end may not send another one
             del buffer[:end]
             self._at = 0
         return payload
 
     def check_end(self) -> None:
-        """Take the end of the stream.
+        """Check that the stream does not end inside a frame.
 
         Raises:
-            RemoteProtocolError: it came inside a frame.
+            RemoteProtocolError: the stream ends inside a frame.
         """
         if len(self):
             raise RemoteProtocolError(Code.TRUNCATED, f"the stream ended inside a frame, {len(self)} bytes into it")
 
 
 def _foreigner(start: bytes) -> str:
-    """Say which well-known protocol these first bytes are of, because such a mistake is common and hard to see."""
+    """Return a hint if the first bytes are TLS or HTTP, a common mistake that is hard to see; else an empty text."""
     if start[:2] == b"\x16\x03":
         return "; these bytes are TLS: one end uses it and the other does not"
     if start in (b"GET ", b"POST", b"HEAD", b"PUT ", b"HTTP", b"OPTI"):

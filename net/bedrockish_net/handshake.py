@@ -1,6 +1,6 @@
-"""Handshake: from an open stream, or only an address, to two ends that know each other; or to a clear refusal.
+"""The handshake: opens a stream to an address, or takes an open one, and exchanges HELLOs, or refuses with a reason.
 
-On any failure the stream is closed, after the other end was told the reason if the link still allowed it.
+On any failure the stream is closed, after a GOODBYE with the reason if the stream still allows it.
 """
 
 import socket
@@ -48,14 +48,14 @@ async def dial(
     trust: Trusts = lambda _: None,
     recognise: Recognises = lambda _: None,
 ) -> tuple[trio.abc.Stream, Connection]:
-    """Connect, say HELLO and wait for the answer. Raises what ``Link.dial`` says.
+    """Connect, send HELLO and wait for the answer. Return the stream and the connection; raise as ``Link.dial``.
 
-    ``trust`` is shown the stream, and ``recognise`` the HELLO that answers; both raise RefusedError. Without TLS
-    nothing leaves this machine.
+    ``trust`` checks the stream, and ``recognise`` the answering HELLO; both may raise RefusedError. Without TLS only
+    ends on this machine are dialled.
     """
     where = address_text(host, port)
     if is_path(host):
-        ssl_context = None  # it does not leave the machine
+        ssl_context = None  # a Unix socket does not leave the machine
     with trio.move_on_after(seconds):
         try:
             stream: trio.abc.Stream = await _open_stream(host, port)
@@ -83,11 +83,11 @@ async def dial_on(
     trust: Trusts = lambda _: None,
     recognise: Recognises = lambda _: None,
 ) -> Connection:
-    """Say HELLO on a stream that is open, and wait for the answer; on an error, closing it is the caller's.
+    """Send HELLO on an open stream, wait for the answer, and return the connection. On an error the caller closes it.
 
     Raises:
-        RefusedError: the answer was a GOODBYE, or came with a certificate of another node, or one that is not trusted.
-        RemoteProtocolError: the answer was nonsense, or of someone else; it was told so.
+        RefusedError: the answer is a GOODBYE, or comes with a certificate of another node, or an untrusted one.
+        RemoteProtocolError: the answer is malformed, or from another node than expected; a GOODBYE was sent.
         trio.BrokenResourceError: the stream ended.
     """
     connection = Connection(Side.DIALLER, hello, limits)
@@ -99,7 +99,7 @@ async def dial_on(
         raise
     if isinstance(event, Goodbye):
         trust(stream)
-        if hello.role == "peer" and hello.to is not None:  # what a peer accuses us of counts only if it is that peer
+        if hello.role == "peer" and hello.to is not None:  # a peer's reason counts only with that peer's certificate
             check_certificate(stream, hello.to)
         raise RefusedError(event.code, f"the other end refused: {event.message or event.code}", event.info)
     if not isinstance(event, Hello):
@@ -124,9 +124,9 @@ async def accept(
     trust: Trusts = lambda _: None,
     admit: Admits | None = None,
 ) -> tuple[trio.abc.Stream, Connection]:
-    """Wait for a HELLO and answer it. Raises what ``Link.accept`` says.
+    """Wait for a HELLO and answer it. Return the stream and the connection; raise as ``Link.accept``.
 
-    ``trust`` is shown the stream. ``admit`` is shown everyone's HELLO too, and may take its time. Both raise
+    ``trust`` checks the stream. ``admit`` checks the stream and the HELLO, and may take long. Both may raise
     RefusedError.
     """
     if ssl_context is not None:
@@ -144,7 +144,7 @@ async def accept(
         answer = error.answer
         raise
     except RefusedError as error:
-        with suppress(LocalProtocolError):  # we may be past the moment for a GOODBYE
+        with suppress(LocalProtocolError):  # the state may no longer allow a GOODBYE
             answer = connection.send(Goodbye(error.code, str(error), error.info))
         raise
     except BROKEN as error:
@@ -182,10 +182,10 @@ async def _next_event(stream: trio.abc.Stream, connection: Connection) -> Event:
 
 
 async def hang_up(stream: trio.abc.Stream, farewell: bytes, seconds: float) -> None:
-    """Say the last bytes and close, waiting at most so long, cancelled or not.
+    """Send the last bytes and close the stream, within ``seconds``, even if the task is cancelled.
 
-    Closing a socket on which unread bytes are waiting resets it, and the other end then loses our last words; so we
-    say that we are done and read on until the other end is done too.
+    Closing a socket with unread bytes resets it, and the other end then loses our last bytes. So this end closes its
+    half and reads until the other end has closed its half, too.
     """
     with trio.move_on_after(seconds, shield=True), suppress(*BROKEN):
         if farewell:
@@ -199,7 +199,7 @@ async def hang_up(stream: trio.abc.Stream, farewell: bytes, seconds: float) -> N
 
 
 def stays_here(stream: trio.abc.Stream) -> bool:
-    """Whether the other end of a stream is on this machine.
+    """Return whether the other end of a stream is on this machine.
 
     Raises:
         OSError: the other end has hung up already.
@@ -215,13 +215,13 @@ def stays_here(stream: trio.abc.Stream) -> bool:
 
 
 def is_local(stream: trio.abc.Stream) -> bool:
-    """Whether the other end of a stream is a program that has come by the node's Unix socket."""
+    """Return whether a stream is a connection to the node's Unix socket."""
     return isinstance(stream, trio.SocketStream) and stream.socket.family == socket.AF_UNIX
 
 
 async def _open_stream(host: str, port: int) -> trio.SocketStream:
     if not is_path(host):
-        stream = await trio.open_tcp_stream(host, port)  # it sets TCP_NODELAY
+        stream = await trio.open_tcp_stream(host, port)  # Trio sets TCP_NODELAY
         _keep_unsent_here(stream)
         return stream
     made = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -242,7 +242,7 @@ def _keep_unsent_here(stream: trio.abc.Stream) -> None:
 
 
 def host_of(stream: trio.abc.Stream) -> str:
-    """Return the address at the other end, without its port; empty if it has gone, or is a file's."""
+    """Return the address of the other end without its port; empty if it has hung up, or for a Unix socket."""
     raw: Any = stream
     while isinstance(raw, trio.SSLStream):
         raw = raw.transport_stream

@@ -1,16 +1,16 @@
 """Limits the memory for incomplete messages of all clients together.
 
-Each may be as long as a frame, so some dozen clients that send most of one and no more would take all memory. When
-more than a share of it is kept, only the longest of these messages comes in further, and short ones do; the senders of
-others wait, as for any slow reader. If that one does not come to its end, its sender is the one to go.
+A message may be as long as a frame, so some dozen clients that send most of a message and stop would take all memory.
+If the incomplete messages exceed a limit, only the longest one and short ones are read further; the senders of the
+others wait, as for any slow reader. If the longest message is not completed in time, its sender is disconnected.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
-SHORT_BYTES = 256 << 10  # shorter messages are never held back
-HELD_BACK_SECONDS = 10.0  # how long others wait for the longest message, at most
-SILENT_SECONDS = 1.0  # and how long if nothing comes of it
+SHORT_BYTES = 256 << 10  # the sender of a shorter message never waits
+HELD_BACK_SECONDS = 10.0  # the longest time that others wait for the longest message
+SILENT_SECONDS = 1.0  # the longest time that others wait if the longest message does not grow
 
 
 class Sender(Protocol):
@@ -21,18 +21,18 @@ class Sender(Protocol):
 
     @property
     def silent_seconds(self) -> float:
-        """For how long nothing has come of a message that has begun."""
+        """The time since the last bytes of an incomplete message came."""
 
 
 class Inflow:
-    """Counts it, and says who may send more.
+    """Counts the bytes of incomplete messages, and decides which links may read on.
 
     Args:
-        most: bytes above which others wait for the longest.
-        now: a clock, in seconds.
+        most: the limit in bytes, above which other senders wait for the longest message.
+        now: returns the time in seconds.
 
     Attributes:
-        total: bytes that are kept now.
+        total: the bytes of all incomplete messages.
     """
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
@@ -43,7 +43,7 @@ class Inflow:
         self._since = 0.0  # when the first reader began to wait, or the last message completed
 
     def note(self, sender: Sender, size: int) -> None:
-        """So many bytes are kept of a message of this sender; nothing, when it is whole or given up."""
+        """Record the size of a sender's incomplete message; 0 if it was completed or discarded."""
         before = self._sizes.pop(sender, 0)
         if size:
             self._sizes[sender] = size
@@ -55,7 +55,7 @@ class Inflow:
                 one.read_on()
 
     def has_to_wait(self, sender: Sender) -> bool:
-        """Whether a sender's link may not read now; it is told when it may ask again."""
+        """Return whether a sender's link must not read now; if so, ``read_on`` is called when it may ask again."""
         if self.total <= self.most or self._sizes.get(sender, 0) < SHORT_BYTES or sender is self._longest():
             self._waiting.discard(sender)
             return False
@@ -65,7 +65,7 @@ class Inflow:
         return True
 
     def late(self) -> Sender | None:
-        """Return the connection that has made others wait for too long; None if no connection has."""
+        """Return the sender that has made others wait for too long; None if there is no such sender."""
         longest = self._longest() if self._waiting else None
         if longest is None:
             return None
@@ -73,7 +73,7 @@ class Inflow:
         return longest if is_late else None
 
     def size(self, sender: Sender) -> int:
-        """Return how many bytes are kept of a sender's message."""
+        """Return the number of bytes of a sender's incomplete message."""
         return self._sizes.get(sender, 0)
 
     def _longest(self) -> Sender | None:

@@ -1,4 +1,4 @@
-"""Every number a link is bounded by, in one place, so that tests and configurations can name them."""
+"""All limits of a link in one place, so that tests and configurations can set them."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much, and for how long, one link may take.
+    """The limits of one link in bytes and seconds.
 
     Attributes:
-        frame_bytes_max: longest payload of one frame once both ends have said HELLO.
-        hello_bytes_max: longest payload before that, and so the most that a stranger can make us keep.
-        outbox_bytes_max: largest queue for a slow reader at the other end.
-        inbox_bytes_max: largest queue for our own consumer; above it, we stop reading from the stream.
-        hello_seconds: how long a handshake may take, connecting included.
-        ping_seconds: after so much silence we ask whether the other end is alive.
-        silence_seconds: the link ends after so much silence in which the other end accepted no bytes either.
-        goodbye_seconds: how long closing may wait for the last bytes to leave.
+        frame_bytes_max: the longest payload of a frame after both ends have sent HELLO.
+        hello_bytes_max: the longest payload before that, and so the most memory that a stranger can occupy.
+        outbox_bytes_max: the largest queue for a slow reader at the other end.
+        inbox_bytes_max: the largest queue for our own consumer; above it, the link stops reading from the stream.
+        hello_seconds: the longest time of a handshake, connecting included.
+        ping_seconds: the silence of the other end after which a Ping is sent.
+        silence_seconds: the silence after which the link ends, if the other end has accepted no bytes either.
+        goodbye_seconds: the longest time that closing waits for the last bytes to be sent.
     """
 
     frame_bytes_max: int = 64 * MIB

@@ -1,5 +1,5 @@
-"""Sizes of reads and texts of errors for links with and without an event loop. Pure, so that a program whose threads
-wait for their own sockets imports no event loop.
+"""Sizes of reads and texts of errors for links with and without an event loop. The module is pure, so that a program
+whose threads wait for their own sockets imports no event loop.
 """
 
 import ssl
@@ -31,8 +31,8 @@ WAY_TO_TLS = (
 def broken_off(where: str, error: Exception, hello: Hello, ssl_context: ssl.SSLContext | None) -> DialError:
     """Return the error for a link that broke off before the other end had said HELLO."""
     said = error_text(error)
-    # A door that wants something else says nothing: it cannot know what would be understood. The reason goes to clients
-    # only, whose reader is a person; peers get their certificates from the operator.
+    # An end that expects TLS, or plain text, breaks off without a reason, because it cannot know which form the other
+    # end would understand. Only clients get the hint, since a person reads their errors; an operator sets up peers.
     hint = "" if hello.role != "client" else f"; {MAY_BE_TLS if ssl_context is None else MAY_WANT_CERTIFICATE}"
     if isinstance(error.__cause__ or error, ssl.SSLError):
         if "certificate has expired" in said:
@@ -40,16 +40,16 @@ def broken_off(where: str, error: Exception, hello: Hello, ssl_context: ssl.SSLC
         if "CERTIFICATE_EXPIRED" in said:
             return TlsError(f"no TLS with {where}: the certificate of this end has expired; {NEW_CERTIFICATE}")
         if isinstance(error.__cause__ or error, ssl.SSLEOFError):
-            # No alert came, so TLS was not refused: a process that ends, or begins again, leaves its links like that.
+            # Without an alert, TLS was not refused: a process that stops or restarts breaks its links off like that.
             return DialError(f"{where} hung up during the TLS handshake: {said}{hint}")
         return TlsError(f"no TLS with {where}: {said}{hint if 'CERTIFICATE_REQUIRED' in said else ''}")
     return DialError(f"{where} hung up before it said HELLO: {said}{hint}")
 
 
 def error_text(error: BaseException) -> str:
-    """Return what the operating system or trio says, in the words nearest to the cause."""
+    """Return the operating system's or Trio's text for the innermost cause of an error."""
     cause = error.__cause__ or error
-    while isinstance(cause, BaseExceptionGroup):  # one for each address of a name; people want to read one
+    while isinstance(cause, BaseExceptionGroup):  # an error for each address of a name; the first one is enough
         cause = cause.exceptions[0]
     if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, ssl.SSLError):
         is_repeated = cause.strerror.startswith("Error connecting to ")  # Trio's text has the address, as the caller's
@@ -58,7 +58,7 @@ def error_text(error: BaseException) -> str:
 
 
 def address_text(host: str, port: int) -> str:
-    """Return an address as people write it; the path of a Unix socket is one by itself."""
+    """Return host and port as one text; for a Unix socket, its path."""
     if is_path(host):
         return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,6 +1,6 @@
-"""Unix sockets: how programs of one machine reach its node. Access is by the permissions of the socket's file.
+"""Unix sockets, by which programs reach the node on their machine. The permissions of the socket's file control access.
 
-A path may be longer than the system's structure for the address of a socket; then the folder is named by a descriptor.
+A path may be too long for the system's socket address; then a descriptor stands for its folder.
 """
 
 import os
@@ -8,17 +8,17 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-PATH_BYTES_MAX = 100  # of 108, with room for what the system adds
+PATH_BYTES_MAX = 100  # the address has 108 bytes, some of which the system may need
 
 
 def is_path(host: str) -> bool:
-    """Whether a host names a Unix socket: by its absolute path."""
+    """Return whether a host is the absolute path of a Unix socket."""
     return host.startswith("/")
 
 
 @contextmanager
 def short_path(path: str) -> Iterator[str]:
-    """Give a path that fits into an address, as long as the block lasts."""
+    """Yield a path for the same file that fits into a socket address; it is valid inside the block."""
     if len(os.fsencode(path)) <= PATH_BYTES_MAX:
         yield path
         return
@@ -31,9 +31,9 @@ def short_path(path: str) -> Iterator[str]:
 
 
 def listen(path: str, mode: int) -> socket.socket:
-    """Return a socket that listens at a path with these permissions; a socket that an ended process left is replaced.
+    """Return a socket that listens at a path with the permissions ``mode``, replacing the socket of an ended process.
 
-    The caller makes sure that no other process listens there.
+    The caller makes sure that no other process listens at the path.
 
     Raises:
         OSError: the path cannot be used.
@@ -42,7 +42,7 @@ def listen(path: str, mode: int) -> socket.socket:
     try:
         with suppress(FileNotFoundError):
             os.unlink(path)
-        os.fchmod(listener.fileno(), mode)  # before the file is there: nobody may connect to it with other permissions
+        os.fchmod(listener.fileno(), mode)  # before bind creates the file, so that it never has other permissions
         with short_path(path) as short:
             listener.bind(short)
         os.chmod(path, mode)
@@ -58,8 +58,8 @@ def connect(path: str, seconds: float) -> socket.socket:
     """Return a socket that is connected to a path.
 
     Raises:
-        OSError: nobody listens there, or not for this user.
-        TimeoutError: nobody answered in time.
+        OSError: no process listens at the path, or this user has no permission.
+        TimeoutError: the connection was not accepted in time.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

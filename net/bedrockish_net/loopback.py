@@ -4,7 +4,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address, as text, can be reached from its own machine only."""
+    """Return whether a name or address can be reached only from its own machine."""
     if host.lower() in ("localhost", "localhost."):
         return True
     try:

@@ -1,7 +1,7 @@
-"""Mesh: one node's links to all its peers, and its open door.
+"""The mesh: a node's links to all its peers, and its listener for peers and clients.
 
-To each peer there is one link that we dialled, for sending only; what the peer sends comes over the link that it
-dialled. So every node redials what it needs itself, and two nodes never have to agree which of two links is the one.
+A node dials one link to each peer and only sends on it; the peer sends on the link that it has dialled itself. So each
+node redials the links that it needs, and two nodes never have to agree on which of two links to keep.
 """
 
 import math
@@ -29,26 +29,26 @@ from bedrockish_net.tls import certificate_end
 
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 2.0
-ALONE_SECONDS_MIN = 1.0  # how long a peer is left alone that sends nonsense again; doubled each time …
-ALONE_SECONDS_MAX = 60.0  # … up to this
-INFLOW_BYTES = 256 << 20  # for incomplete messages of all clients, unless the caller sets another limit
-FORGIVEN_SECONDS = 600.0  # without nonsense: what was before does not count any more
+ALONE_SECONDS_MIN = 1.0  # for this time the links of a peer are refused that sends malformed messages again; doubled …
+ALONE_SECONDS_MAX = 60.0  # … each time, up to this
+INFLOW_BYTES = 256 << 20  # limit of incomplete messages of all clients, unless the caller sets another one
+FORGIVEN_SECONDS = 600.0  # after this time without malformed messages, earlier ones no longer count
 
-LOCAL = "(local)"  # instead of an address: a program that has come by the Unix socket
+LOCAL = "(local)"  # the address of a program that uses the Unix socket
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Our own link to a peer is open: what is sent now goes out."""
+    """The link that we dialled to a peer is open; messages to the peer are sent from now on."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class PeerDown:
-    """Our own link to a peer is over: what is sent is dropped until the next ``PeerUp``."""
+    """The link that we dialled to a peer has ended; messages to the peer are dropped until the next ``PeerUp``."""
 
     node: str
     reason: str
@@ -64,7 +64,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """A peer refused our link; told once for each reason."""
+    """A peer refused our link. The event comes once for each reason."""
 
     node: str
     code: str
@@ -82,12 +82,12 @@ class _Peer:
     def __init__(self, address: Address) -> None:
         self.address = address
         self.started = False
-        self.scope = trio.CancelScope()  # of the task that dials
-        self.hurry = trio.Event()  # it is known to be alive: do not wait with the next attempt
+        self.scope = trio.CancelScope()  # cancels the task that dials
+        self.hurry = trio.Event()  # set when the peer is known to be alive: dial again without waiting
         self.outgoing: Link | None = None
         self.incoming: Link | None = None
-        self.trouble = ""  # why the last attempt failed, told once
-        self.nonsense = 0  # how often it sent what cannot be read, lately
+        self.trouble = ""  # the reason why the last attempt failed, which is logged once
+        self.nonsense = 0  # how often the peer has lately sent malformed messages
         self.nonsense_at = -math.inf
         self.alone_until = -math.inf  # until then its links are refused
 
@@ -106,28 +106,30 @@ class Mesh:
     Why so large: Most attributes are the arguments below, each a decision that the network leaves to its user.
 
     Args:
-        hello: who we are; ``to`` is filled in for each peer.
-        peers: where each other member listens. An entry for ourselves is ignored.
+        hello: our HELLO; ``to`` is filled in for each peer.
+        peers: the address of each other member. An entry for this node is ignored.
         on_event: called with PeerUp, PeerDown, Received and TurnedAway, in order; must not block or raise.
-        judge: shown the HELLO of each peer that dials us, a member by its name; raises RefusedError to turn it away.
-        recognise: shown the HELLO of each peer that answers us; raises RefusedError to hang up again.
-        on_client: runs for each client, beside the running link; the link is closed when it returns. A
-            LinkClosedError that it raises is taken as the client's leaving.
-        on_fault: called with the operation and its unexpected exception; only that link ends, unless this raises. By
-            default it stops the mesh.
-        host: address to listen on; None for all of this machine.
+        judge: checks the HELLO of each member that dials us; raises RefusedError to refuse the link.
+        recognise: checks the HELLO of each peer that answers us; raises RefusedError to end the link.
+        on_client: runs for each client while the link runs; the link is closed when it returns. If it raises
+            LinkClosedError, the client has left.
+        on_fault: called with the operation and its unexpected exception; only that link ends, unless this function
+            raises. By default it stops the mesh.
+        host: address to listen on; None for all addresses of this machine.
         port: port to listen on; 0 for a free one, see ``addresses``.
-        draw: luck between 0 and 1, for the jitter of redialling.
-        on_log: told, in words, of refusals and of peers that cannot be reached.
+        draw: returns a random number between 0 and 1, for the jitter of redialling.
+        on_log: called with a text about each refusal and each peer that cannot be reached.
         limits: sizes and times of each link.
-        doors: how many may be at the door, and in.
-        inflow: what may be kept of messages of clients that are not whole.
+        doors: limits the numbers of strangers and clients.
+        inflow: limits the memory for incomplete messages of clients.
         dial_context: TLS for links that we dial.
         listen_context: TLS for links that we accept.
-        trust: shown each stream, dialled or accepted, when the other end has spoken; raises RefusedError to end it.
-        admit: shown the stream and the HELLO of each who comes; raises RefusedError to turn it away.
-        tell_client: given the info of a client's HELLO, returns that of the answer; by default our whole one.
-        local_socket: listens for programs of this machine, who need no TLS; closed at the end. None: there is none.
+        trust: checks each stream, dialled or accepted, after the other end has sent its first event; raises
+            RefusedError to end the link.
+        admit: checks the stream and the HELLO of each caller; raises RefusedError to refuse it.
+        tell_client: takes the info of a client's HELLO and returns the info of the answer; by default the info of
+            ``hello``.
+        local_socket: listens for programs of this machine, which need no TLS; closed at the end. None: no such socket.
     """
 
     def __init__(
@@ -177,23 +179,23 @@ class Mesh:
 
     @property
     def up(self) -> frozenset[str]:
-        """The peers that ``send`` reaches now."""
+        """The peers to which our link is open."""
         return frozenset(node for node, peer in self._peers.items() if peer.outgoing is not None)
 
     @property
     def unreachable(self) -> dict[str, str]:
-        """The reasons why the last attempts to open a link failed, by peer; without the peers that ``send`` reaches."""
+        """The reason of the last failed attempt to open a link, for each peer to which no link is open."""
         return {node: peer.trouble for node, peer in self._peers.items() if peer.trouble and peer.outgoing is None}
 
     @property
     def peers(self) -> dict[str, Address]:
-        """Where each peer listens."""
+        """The address of each peer."""
         return {node: peer.address for node, peer in self._peers.items()}
 
     def send(self, node: str, payload: bytes) -> bool:
-        """Queue one message to a peer, without waiting; return whether there was a link to queue it on.
+        """Queue one message to a peer, without waiting; return whether a link to the peer is open.
 
-        True promises nothing: the link may break before the message arrives.
+        Even then the link may break before the message arrives.
 
         Raises:
             LocalProtocolError: the message is longer than a frame may be.
@@ -201,10 +203,10 @@ class Mesh:
         return self.send_many(node, (payload,))
 
     def send_many(self, node: str, payloads: Iterable[bytes], *, bulk: bool = False) -> bool:
-        """Queue messages to a peer that leave together, or, if they are ``bulk``, after all others; see ``send``.
+        """Queue messages to a peer that are sent together, or, if they are ``bulk``, after all others; see ``send``.
 
         Raises:
-            LocalProtocolError: one is longer than a frame may be; none was queued.
+            LocalProtocolError: a message is longer than a frame may be; none was queued.
         """
         peer = self._peers.get(node)
         if peer is None or peer.outgoing is None:
@@ -216,10 +218,11 @@ class Mesh:
         return True
 
     def reject(self, node: str, reason: str) -> None:
-        """End the link on which a peer sent what cannot be read, telling it why.
+        """End the link on which a peer sent a malformed message, with the reason.
 
-        One that does so again within ten minutes is left alone for a while, which doubles each time: reading and
-        refusing the same over and over would cost a healthy node more than the peer is worth.
+        If the peer does so again within ten minutes, its links are refused for a time that doubles with each
+        repetition.
+        Otherwise a healthy node would read and refuse the same messages over and over.
         """
         peer = self._peers.get(node)
         if peer is None or peer.incoming is None:
@@ -238,21 +241,23 @@ class Mesh:
 
     @property
     def clients(self) -> list[Link]:
-        """The links of all clients that are in."""
+        """The links of all admitted clients."""
         return list(self._clients)
 
     def waiting_bytes(self) -> int:
-        """Return how many bytes wait to be read at other ends, clients and peers together."""
+        """Return the bytes in the send buffers of all links, to clients and peers."""
         peers = (peer.outgoing.waiting_bytes for peer in self._peers.values() if peer.outgoing is not None)
         return sum(link.waiting_bytes for link in self._clients) + sum(peers)
 
     def drop_slowest(self, held: Callable[[Link], int], least: int, stuck_seconds: float = 0.0) -> bool:
-        """End the link of the client for which most is kept, if that is ``least`` bytes or more; whether there is one.
+        """Disconnect the client that occupies most memory, if it occupies at least ``least`` bytes.
+
+        Return whether a client was disconnected.
 
         Args:
-            held: bytes that the node holds for a client, not counting the send buffer of its link.
-            least: in bytes.
-            stuck_seconds: only one that has read nothing for so long.
+            held: returns the bytes that the node holds for a client, without the send buffer of its link.
+            least: the bytes, including the send buffer.
+            stuck_seconds: only clients that have read nothing for this long are disconnected.
         """
         stuck = [link for link in self._clients if link.closed is None and link.stuck_seconds >= stuck_seconds]
         slowest = max(stuck, key=lambda link: link.waiting_bytes + held(link), default=None)
@@ -267,11 +272,11 @@ class Mesh:
         return waiting >= least
 
     def drop_half_sent(self, least: int, silent_seconds: float) -> None:
-        """End the links of clients that have begun a message and do not go on with it.
+        """Disconnect clients that have sent a part of a message and then stopped.
 
         Args:
-            least: bytes of it that must be here.
-            silent_seconds: for how long nothing has come. The one that others wait for has less time.
+            least: the least size of the part.
+            silent_seconds: the time since its last bytes. A client for which others wait has less time.
         """
         late = self.inflow.late()
         for link in [link for link in self._clients if link.closed is None]:
@@ -283,32 +288,32 @@ class Mesh:
 
     @property
     def left_alone(self) -> dict[str, float]:
-        """The peers whose links are refused for a while because they sent nonsense: seconds that are left."""
+        """The peers whose links are refused for a time because of malformed messages, each with the seconds left."""
         now = trio.current_time()
         return {node: peer.alone_until - now for node, peer in self._peers.items() if peer.alone_until > now}
 
     def describe(self) -> dict[str, dict[str, float]]:
-        """Return which peers are left alone, and when the certificates end that peers have shown, as plain values."""
+        """Return the peers whose links are refused, and the expiry of each peer's certificate, as plain values."""
         links = {node: peer.outgoing for node, peer in self._peers.items() if peer.outgoing is not None}
         ends = {node: certificate_end(link.stream) for node, link in links.items()}
         shown = {node: end for node, end in ends.items() if end is not None}
         return {"left_alone": self.left_alone, "peer_certificates": shown}
 
     def use_certificates(self, dial: ssl.SSLContext, listen: ssl.SSLContext) -> None:
-        """Show and ask for other certificates from now on, and end the links that are no longer trusted."""
+        """Use other TLS contexts for new links, and end the links that are no longer trusted."""
         self._dial_context, self._listen_context = dial, listen
         links = [link for peer in self._peers.values() for link in (peer.outgoing, peer.incoming)]
         for link in [*filter(None, links), *self._clients]:
             try:
                 self._trust(link.stream)
             except trio.BrokenResourceError:
-                continue  # its reader finds that out, too, and ends the link
+                continue  # the link's reader gets this error, too, and ends the link
             except RefusedError as error:
                 self._on_log(f"ended the link to {link.remote.node}: {error}")
                 link.drop(error.code, error.message)
 
     def set_peers(self, peers: Mapping[str, Address]) -> None:
-        """Change who belongs to the mesh. Links to and from nodes that left are closed; unchanged ones stay."""
+        """Change the peers of the mesh. Links to and from removed peers are closed; links of unchanged peers stay."""
         wanted = {node: address for node, address in peers.items() if node != self.hello.node}
         for node, peer in list(self._peers.items()):
             if wanted.get(node) == peer.address:
@@ -331,10 +336,10 @@ class Mesh:
         self._start_dialling()
 
     async def run(self, *, task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen, dial and serve until cancelled; says GOODBYE to everyone on the way out.
+        """Listen, dial and serve until cancelled; then send GOODBYE on all links.
 
         Raises:
-            ListenError: the address cannot be listened on.
+            ListenError: the node cannot listen on the address.
         """
         listeners = await self._listen()
         self.addresses = [listener.socket.getsockname()[:2] for listener in listeners]
@@ -378,7 +383,7 @@ class Mesh:
         with peer.scope:
             while True:
                 began = trio.current_time()
-                peer.hurry = trio.Event()  # from here on: a peer that calls during our attempt counts too
+                peer.hurry = trio.Event()  # before the attempt: a call of the peer during the attempt counts, too
                 link = None
                 try:
                     link = await self._dial(node, peer)
@@ -387,7 +392,7 @@ class Mesh:
                 except Exception as error:
                     self._on_fault(f"the link to {node}", error)
                 if link is not None:
-                    if trio.current_time() - began > RETRY_SECONDS_MAX:  # one that works, not one that is thrown out
+                    if trio.current_time() - began > RETRY_SECONDS_MAX:  # the link worked and was not refused at once
                         delay = RETRY_SECONDS_MIN
                     peer.hurry = trio.Event()
                 with trio.move_on_after(delay * (0.5 + self._draw() / 2)):
@@ -403,7 +408,7 @@ class Mesh:
             )
         except NetError as error:
             trouble = str(error)
-            if trouble != peer.trouble:  # said once, not at every attempt
+            if trouble != peer.trouble:  # logged once, not at every attempt
                 peer.trouble = trouble
                 self._on_log(f"no link to {node}: {trouble}")
                 if isinstance(error, RefusedError):
@@ -413,7 +418,7 @@ class Mesh:
         return Link(*shaken, limits)
 
     async def _hold(self, node: str, peer: _Peer, link: Link) -> None:
-        """Offer an open link for sending until it is over."""
+        """Use an open link for sending until it ends."""
         peer.outgoing = link
         self._on_event(PeerUp(node))
         try:
@@ -423,7 +428,7 @@ class Mesh:
                     await link.receive()
                     link.drop(Code.UNEXPECTED, f"{node} talks on the link that is ours to talk on")
         finally:
-            if peer.outgoing is link:  # else set_peers has told it already
+            if peer.outgoing is link:  # else set_peers has emitted PeerDown already
                 peer.outgoing = None
                 self._on_event(PeerDown(node, str(link.closed)))
 
@@ -443,7 +448,7 @@ class Mesh:
             self._on_fault(f"serving {caller}", error)
 
     async def _take_in(self, stream: trio.SocketStream, caller: str, file: int) -> None:
-        """Find out who has come; a stranger costs us this task, and at most one HELLO of memory and time."""
+        """Do the handshake with a caller, and serve it. A stranger costs this task, and memory and time for a HELLO."""
         link = None
         address = caller.rpartition(":")[0]
         with trio.CancelScope() as scope:
@@ -490,7 +495,7 @@ class Mesh:
                 await self._serve(link, address, file)
 
     async def _serve(self, link: Link, address: str, file: int) -> None:
-        """Let a client in, if there is room, until it goes."""
+        """Admit a client, if the limits allow it, and serve it until it leaves."""
         try:
             self._doors.enter(address, file)
         except RefusedError as error:
@@ -502,7 +507,7 @@ class Mesh:
         try:
             await self._on_client(link)
         except* LinkClosedError:
-            pass  # a client that hangs up is nothing special
+            pass  # the client hung up, which is not an error
         finally:
             self._clients.discard(link)
             self._doors.leave(address)
@@ -526,10 +531,10 @@ class Mesh:
         return replace(self.hello, to=remote.node)
 
     async def _listen_to(self, link: Link, caller: str) -> None:
-        """Pass on what a peer says."""
+        """Emit the messages of a peer as events."""
         node = link.remote.node
         peer = self._peers.get(node)
-        if peer is None:  # it left while it shook hands
+        if peer is None:  # the peer was removed during the handshake
             link.drop(Code.UNKNOWN_MEMBER, f"{node} is no longer a member")
             return
         if peer.incoming is not None:
@@ -548,7 +553,7 @@ class Mesh:
             self._peers[node].incoming = None
 
     def _is_incoming(self, node: str, link: Link) -> bool:
-        """Whether this is still the link on which a member talks to us: not replaced, and the member not removed."""
+        """Return whether this is still the link on which a member sends: not replaced, and the member not removed."""
         peer = self._peers.get(node)
         return peer is not None and peer.incoming is link
 
@@ -564,7 +569,7 @@ def _caller(stream: trio.SocketStream) -> str:
 
 
 def _process_of(stream: trio.SocketStream) -> int:
-    """Return the id of the process at the other end of a Unix socket; 0 where the system does not tell it."""
+    """Return the id of the process at the other end of a Unix socket; 0 if the system does not provide it."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return 0

@@ -1,10 +1,8 @@
 """One task that reads all plain sockets of a node, or of a program's clients.
 
-All available bytes of all sockets of a node are read before anybody acts on them.
-
-A task for each link is woken, armed and put to sleep by trio for every read, which costs more than the read. Here one
-``epoll`` knows all sockets and trio waits for that alone. The node's driver is called once all available bytes have
-been read, so it can act in the same task on all messages that arrived together.
+With a task for each link, Trio would wake the task and register its socket for every read, which costs more than the
+read. Here one ``epoll`` has all sockets, and Trio waits only for the ``epoll``. The node's driver is called after all
+available bytes of all sockets have been read, so it can act in the same task on all messages that arrived together.
 """
 
 import logging
@@ -16,7 +14,7 @@ import trio
 logger = logging.getLogger(__name__)
 
 Reader = Callable[[float], None]
-READY_MAX = 256  # sockets that are read before others of the node's tasks get their turn
+READY_MAX = 256  # sockets that are read before other tasks of the node run
 
 
 def _nothing() -> None:
@@ -24,16 +22,15 @@ def _nothing() -> None:
 
 
 class ReadLoop:
-    """Calls whoever reads a socket when there is something on it.
+    """Calls the reader of each socket that is readable.
 
     Args:
-        on_fault: takes what was being done and an exception that no reader was expected to raise; the socket is not
-            read any more.
-        before: called when something has come, before it is read.
-        after: called when all of it has been read. Neither must block or raise.
+        on_fault: called with the operation and an unexpected exception of a reader, whose socket is then removed.
+        before: called when sockets are readable, before they are read; must not block or raise.
+        after: called after the sockets were read; must not block or raise.
 
     Attributes:
-        works: whether this system has what it needs; if not, each link reads in a task of its own.
+        works: whether this system has ``epoll``; if not, each link reads in its own task.
     """
 
     works = hasattr(select, "epoll")
@@ -50,20 +47,20 @@ class ReadLoop:
         self._epoll = select.epoll()
 
     def add(self, file: int, reader: Reader) -> None:
-        """Call ``reader`` whenever there is something to read on a socket, or it is broken, until it is removed.
+        """Call ``reader`` whenever a socket is readable or broken, until ``remove``.
 
         Args:
-            file: the number of the socket, which must stay open until it is removed.
-            reader: reads some of it; is given the time of trio's clock; must not block.
+            file: the socket's descriptor, which must stay open until ``remove``.
+            reader: called with the time of Trio's clock; reads from the socket, and must not block.
         """
         assert file not in self._readers
         if self._epoll.closed:
-            return  # the node is leaving
+            return  # the node is shutting down
         self._epoll.register(file, select.EPOLLIN)
         self._readers[file] = reader
 
     def remove(self, file: int) -> None:
-        """Read a socket no more; before it is closed, since its number may be another one's then."""
+        """Stop reading a socket. Call this before closing it, because its descriptor may then be reused."""
         if self._readers.pop(file, None) is not None:
             self._epoll.unregister(file)
 
@@ -83,12 +80,12 @@ class ReadLoop:
             self._epoll.close()
 
     def read_now(self) -> None:
-        """Read what has come, if anything has; whoever calls this acts on it."""
+        """Read all readable sockets now; the caller acts on the messages."""
         if self._epoll.closed:
-            return  # the node is leaving
+            return  # the node is shutting down
         now, readers = trio.current_time(), self._readers
         for file, _ in self._epoll.poll(0, READY_MAX):
-            reader = readers.get(file)  # None: it was removed by a reader before it
+            reader = readers.get(file)  # None: an earlier reader has removed it
             if reader is None:
                 continue
             try:
@@ -102,7 +99,7 @@ _of_clients: trio.lowlevel.RunVar[ReadLoop] = trio.lowlevel.RunVar("the loop tha
 
 
 def loop_of_clients() -> ReadLoop | None:
-    """Return the loop that reads all links of the clients in this run of trio; None where no loop can."""
+    """Return the loop that reads all clients' links in this run of Trio; None on a system without ``epoll``."""
     if not ReadLoop.works:
         return None
     try:
@@ -115,5 +112,5 @@ def loop_of_clients() -> ReadLoop | None:
 
 
 def _log_fault(doing: str, error: Exception) -> None:
-    """Log an exception; the link on which it came has ended, and its owner raises the exception."""
+    """Log an exception; its link has ended, and the link's owner raises the exception."""
     logger.error("while %s", doing, exc_info=error)

@@ -1,6 +1,6 @@
-"""A link on a plain socket, for programs without an event loop: whoever uses it waits for the socket by itself.
+"""A link on a plain socket, for programs without an event loop.
 
-Nothing here waits but ``dial``: a socket that has no room, or nothing to read, is for the caller to poll.
+Only ``dial`` waits. The caller polls the socket when its buffer is full or it has nothing to read.
 """
 
 import socket
@@ -23,9 +23,9 @@ class SocketLink:
     """An open link; both ends have said HELLO. Get one from ``dial``. One thread at a time may use it.
 
     Attributes:
-        over: why the link ended; None while it is open.
-        heard: time in seconds at which the other end last sent or accepted bytes.
-        remote: HELLO of the other end.
+        over: the reason why the link ended; None while it is open.
+        heard: the time in seconds at which the other end last sent or accepted bytes.
+        remote: the HELLO of the other end.
     """
 
     def __init__(self, sock: socket.socket, connection: Connection, limits: Limits, remote: Hello) -> None:
@@ -34,24 +34,24 @@ class SocketLink:
         self._unsent: deque[bytes] = deque()
         self.over: LinkClosedError | None = None
         self.heard = self._asked = monotonic()
-        self._most = READ_FIRST_BYTES  # that is read at once
+        self._most = READ_FIRST_BYTES  # size of the next read
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         sock.setblocking(False)
 
     def fileno(self) -> int:
-        """Return the socket's number, to poll it by."""
+        """Return the socket's descriptor, for polling."""
         return self._sock.fileno()
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the send buffer holds bytes that the socket did not accept yet."""
+        """Whether the send buffer has bytes that the socket did not accept yet."""
         return bool(self._unsent)
 
     def send(self, payload: bytes) -> None:
         """Send one message, as far as the socket has room; ``flush`` sends the rest.
 
         Raises:
-            LocalProtocolError: it is longer than a frame may be.
+            LocalProtocolError: the message is longer than a frame may be.
         """
         self._write(self._connection.send_data(payload))
 
@@ -64,7 +64,7 @@ class SocketLink:
             self._unsent.append(data)
 
     def _push(self, data: bytes) -> bytes:
-        """Give the socket what it takes; return the rest."""
+        """Send as many bytes as the socket accepts; return the rest."""
         try:
             while data:
                 data = data[self._sock.send(data) :]
@@ -76,12 +76,12 @@ class SocketLink:
         return data
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket has room now."""
+        """Send buffered bytes, as many as the socket accepts now."""
         while self._unsent and self.over is None:
             waiting = self._unsent[0]
             rest = self._push(waiting)
             if len(rest) < len(waiting):
-                self.heard = monotonic()  # a ping waits behind it: that some of it is taken is a sign of life
+                self.heard = monotonic()  # a Ping would queue behind these bytes, so accepting some is a sign of life
             if rest:
                 self._unsent[0] = rest
                 return
@@ -89,7 +89,7 @@ class SocketLink:
                 self._unsent.popleft()
 
     def receive(self) -> list[bytes]:
-        """Return the messages that have come; none if the socket has nothing now, or the link is over."""
+        """Return the messages that have come; none if the socket is not readable, or the link has ended."""
         found: list[bytes] = []
         while self.over is None:
             try:
@@ -103,7 +103,7 @@ class SocketLink:
             self._most = READ_FIRST_BYTES if len(data) < self._most else READ_BYTES
             self._take(data, found)
             if not self._is_tls:
-                break  # what else has come is told by the next poll; what TLS holds back is not
+                break  # the next poll reports further bytes of a plain socket, but not bytes that TLS has buffered
         return found
 
     def _take(self, data: bytes, found: list[bytes]) -> None:
@@ -120,7 +120,7 @@ class SocketLink:
                     case Closed():
                         self._end(Code.LOST, f"{self._name} hung up without a goodbye")
                     case _:
-                        pass  # a Pong was heard, which is all that it is for
+                        pass  # a Pong only counts as a sign of life, which is recorded already
         except RemoteProtocolError as error:
             self._push(error.answer)
             self._end(error.code, f"{self._name} broke the protocol: {error}")
@@ -136,7 +136,7 @@ class SocketLink:
                 self._write(self._connection.send(Ping()))
 
     def wake_at(self) -> float:
-        """Return when to call ``tend`` if nothing is heard before."""
+        """Return the time at which to call ``tend`` if no bytes come before."""
         return max(self.heard, self._asked) + self._limits.ping_seconds
 
     def excuse(self, now: float) -> None:
@@ -144,7 +144,7 @@ class SocketLink:
         self.heard = max(self.heard, now - self._limits.ping_seconds)
 
     def close(self) -> None:
-        """Say GOODBYE, if there is room, and close the socket. Closing twice is fine."""
+        """Send GOODBYE, if the socket accepts it, and close the socket. A second call has no effect."""
         if self.over is None:
             if not self._unsent:
                 self._push(self._connection.send(Goodbye(Code.SHUTDOWN, f"{self._connection.local.node} left")))
@@ -152,7 +152,7 @@ class SocketLink:
         self._sock.close()
 
     def abandon(self) -> None:
-        """Close this process's copy of the socket without a word: after a fork the link is the parent's."""
+        """Close this process's copy of the socket without a GOODBYE: after a fork the link belongs to the parent."""
         self._end(Code.SHUTDOWN, "the link belongs to the parent process")
         self._sock.close()
 
@@ -165,12 +165,12 @@ class SocketLink:
 def dial(
     host: str, port: int, hello: Hello, seconds: float, limits: Limits, ssl_context: ssl.SSLContext | None
 ) -> SocketLink:
-    """Connect, say HELLO and wait for the answer, in the calling thread.
+    """Connect, send HELLO, wait for the answer in the calling thread, and return the link.
 
     Raises:
         DialError: no answer came in time.
-        RefusedError: the other end said GOODBYE instead; its reason is in it.
-        RemoteProtocolError: what answered does not speak the protocol, or is not whom we meant.
+        RefusedError: the other end sent GOODBYE instead, with its reason.
+        RemoteProtocolError: the other end does not speak the protocol, or is not the expected node.
         TlsError: TLS failed, or is missing although the other end is on another machine.
     """
     where, until = address_text(host, port), monotonic() + seconds
@@ -182,7 +182,7 @@ def dial(
         raise DialError(f"cannot connect to {where}: {error_text(error)}") from error
     try:
         if is_path(host):
-            ssl_context = None  # it does not leave the machine
+            ssl_context = None  # a Unix socket does not leave the machine
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if ssl_context is not None:

@@ -1,9 +1,8 @@
-"""Link: a connection on a trio stream.
+"""Link: a connection on a Trio stream.
 
-Three small tasks, all inside ``run()``: one reads, one writes, one asks for signs of life. A node's links on plain
-sockets are read by its ``ReadLoop`` instead of a task. However a link ends (a GOODBYE from either end, a broken stream,
-nonsense, silence, a full outbox, cancellation), it ends through ``_end``, with one code and one reason, and the first
-one counts.
+``run()`` has three small tasks: one reads, one writes, one sends Pings. A node's links on plain sockets are read by its
+``ReadLoop`` instead of a task. Every end of a link (a GOODBYE from either end, a broken stream, a protocol error,
+silence, a full outbox, cancellation) calls ``_end`` with a code and a reason, and the first call counts.
 """
 
 import itertools
@@ -26,22 +25,22 @@ from bedrockish_net.limits import Limits
 from bedrockish_net.link_texts import READ_BYTES, READ_FIRST_BYTES, error_text
 from bedrockish_net.read_loop import ReadLoop
 
-MESSAGE_OVERHEAD_BYTES = 64  # an empty message takes room too
-SLICE_BYTES = 256 << 10  # of a long message, after each of which it is known that the other end reads
+MESSAGE_OVERHEAD_BYTES = 64  # memory of an empty message
+SLICE_BYTES = 256 << 10  # a long message is sent in slices; each accepted slice is a sign of life of the other end
 
 
 class Link:
-    """Both ends have said HELLO; now messages go both ways, in order, until the link is over.
+    """A link after the handshake, which carries messages in both directions, in order, until it ends.
 
-    Make one with ``dial`` or ``accept``, then start ``run`` in a nursery: nothing moves without it.
+    Create a link with ``dial`` or ``accept``, then start ``run`` in a nursery, which moves the messages.
 
-    Why so large: Both directions of a socket end together, and hold each other back. A layer between them would cost a
+    Why so large: Both directions of a socket end together, and throttle each other. A layer between them would cost a
     call for each message.
 
     Attributes:
-        remote: who the other end is.
-        local: who we said we are.
-        fault: an exception of the callback that took messages, which ended the link where a loop reads it.
+        remote: the HELLO of the other end.
+        local: our HELLO.
+        fault: an exception of the callback for messages, which ended the link, if a loop reads the link.
     """
 
     def __init__(self, stream: trio.abc.Stream, connection: Connection, limits: Limits) -> None:
@@ -50,25 +49,25 @@ class Link:
         self.remote: Hello = connection.remote
         self.local: Hello = connection.local
         self.stream = stream
-        # A plain socket can be written to without a task's help as long as the kernel has room.
+        # A plain socket can be written to outside a task as long as the kernel's buffer has room.
         self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else -1
         self._is_torn = False  # the kernel accepted only a part of the last write
         self._on_messages: Callable[[list[bytes]], None] | None = None
         self.fault: Exception | None = None
         self._inflow: Inflow | None = None
-        self._half_bytes = 0  # of a message that is not whole, as it was told
+        self._half_bytes = 0  # bytes of an incomplete message, as ``_inflow`` knows them
         self._read_loop: ReadLoop | None = None
-        self._is_watched = False  # by it, now
-        self._most = READ_FIRST_BYTES  # that the next read takes
+        self._is_watched = False  # whether the loop reads the socket now
+        self._most = READ_FIRST_BYTES  # size of the next read
         self._is_paused = False
         self._connection = connection
         self._limits = limits
         self._inbox: deque[bytes] = deque()
         self._inbox_bytes = 0
         self._outbox: list[bytes | tuple[bytes, ...]] = []  # a long message is a tuple of its parts
-        self._bulk: deque[bytes] = deque()  # frames that let all others go first
-        self._outbox_bytes = 0  # those that send_all has in its hands count too
-        self._moved = 0.0  # when the other end has last taken something, or something began to wait
+        self._bulk: deque[bytes] = deque()  # frames that are sent after all others
+        self._outbox_bytes = 0  # including the bytes that send_all is sending
+        self._moved = 0.0  # when the other end last accepted bytes, or bytes began to wait
         self._is_sending = False
         self._is_finishing = False
         self._is_hanging_up = False
@@ -92,23 +91,23 @@ class Link:
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes wait for the other end to read them."""
+        """The number of unsent bytes."""
         return self._outbox_bytes
 
     @property
     def stuck_seconds(self) -> float:
-        """For how long something has been waiting for the other end, which took nothing."""
+        """The time for which unsent bytes have waited and the other end has accepted none; 0 without unsent bytes."""
         return trio.current_time() - self._moved if self._outbox_bytes else 0.0
 
     @property
     def silent_seconds(self) -> float:
-        """For how long the other end has sent nothing of a message that it has begun."""
+        """The time since the other end last sent bytes of an incomplete message; 0 without such a message."""
         is_due = self._connection.half_bytes and not self._is_held_up()
         return trio.current_time() - self._heard if is_due else 0.0
 
     @property
     def closed(self) -> LinkClosedError | None:
-        """Why the link is over; None while it is not."""
+        """The reason why the link has ended; None while it is open."""
         return self._over
 
     @classmethod
@@ -122,20 +121,20 @@ class Link:
         limits: Limits | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> "Link":
-        """Connect, say HELLO and wait for the answer.
+        """Connect, send HELLO, wait for the answer, and return the link.
 
         Args:
-            host: a name or an address, IPv4 or IPv6; of several addresses the first that answers is taken.
-            port: where the other end listens.
-            hello: our own HELLO; if it has ``to``, only that node may answer.
-            timeout: seconds for all of it; None for ``limits.hello_seconds``.
+            host: a name or an address, IPv4 or IPv6; of several addresses the first that answers is used.
+            port: the port of the other end.
+            hello: our HELLO; if it has ``to``, only that node may answer.
+            timeout: seconds for connecting and handshake; None for ``limits.hello_seconds``.
             limits: sizes and times of the link.
-            ssl_context: speak TLS, as ``bedrockish_net.tls`` makes it.
+            ssl_context: the TLS context, made by ``bedrockish_net.tls``; None: no TLS.
 
         Raises:
             DialError: no answer came in time.
-            RefusedError: the other end said GOODBYE instead; its reason is in it.
-            RemoteProtocolError: what answered does not speak the protocol, or is not whom we meant.
+            RefusedError: the other end sent GOODBYE instead, with its reason.
+            RemoteProtocolError: the other end does not speak the protocol, or is not the expected node.
         """
         limits = limits or Limits()
         seconds = limits.hello_seconds if timeout is None else timeout
@@ -151,25 +150,26 @@ class Link:
         limits: Limits | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> "Link":
-        """Wait for a HELLO and answer it. On any failure the stream is closed before this raises.
+        """Wait for a HELLO, answer it, and return the link. On a failure the stream is closed before the error is
+        raised.
 
         Args:
-            stream: as a listener gives it.
-            local: who we are.
-            welcome: is given the dialler's HELLO and returns the answer; raises RefusedError to refuse.
+            stream: an accepted stream.
+            local: our HELLO.
+            welcome: takes the dialler's HELLO and returns the answer; raises RefusedError to refuse the dialler.
             limits: sizes and times of the link.
-            ssl_context: speak TLS, as ``bedrockish_net.tls`` makes it.
+            ssl_context: the TLS context, made by ``bedrockish_net.tls``; None: no TLS.
 
         Raises:
-            RefusedError: ``welcome`` refused it, it took too long, or the dialler itself said GOODBYE.
-            RemoteProtocolError: it does not speak the protocol, or should not be connected here; it was told so.
-            LinkClosedError: it hung up.
+            RefusedError: ``welcome`` refused the dialler, the HELLO took too long, or the dialler sent GOODBYE.
+            RemoteProtocolError: the dialler does not speak the protocol, or belongs elsewhere; a GOODBYE was sent.
+            LinkClosedError: the dialler hung up.
         """
         limits = limits or Limits()
         return cls(*await handshake.accept(stream, local, welcome or (lambda _: local), limits, ssl_context), limits)
 
     async def run(self) -> None:
-        """Move messages until the link is over, then close the stream. Raises nothing; ask ``closed`` why it ended."""
+        """Move messages until the link ends, then close the stream. Raise no error; ``closed`` has the reason."""
         assert self._scope is None, "run() may be started once"
         try:
             async with trio.open_nursery() as nursery:
@@ -179,23 +179,23 @@ class Link:
                 if self._read_loop is None:
                     nursery.start_soon(self._read)
                 else:
-                    self._take_rest()  # what came with the HELLO
+                    self._take_rest()  # bytes that came together with the HELLO
                     self._read_on()
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._keep_alive)
         finally:
             self._end(Code.SHUTDOWN, f"{self.local.node} is stopping")
-            self._outbox = []  # whoever still knows the link keeps none of this
+            self._outbox = []  # free the memory, even if the link is still referenced
             self._bulk.clear()
             self._connection.forget()
             self._note_half(0)
             await self._close_stream()
 
     def send_nowait(self, payload: bytes) -> None:
-        """Send one message, or queue it if the kernel has no room for it now.
+        """Send one message, or queue it if the kernel's buffer is full.
 
         Raises:
-            LinkClosedError: the link is over; also when this very message overflows the outbox, which ends the link.
+            LinkClosedError: the link has ended, or this message overflows the outbox, which ends the link.
             LocalProtocolError: the message is longer than a frame may be.
         """
         if self._over is not None or self._is_finishing:
@@ -206,13 +206,14 @@ class Link:
         self._queue(frame)
 
     def send_many_nowait(self, payloads: Iterable[bytes], *, bulk: bool = False) -> None:
-        """Queue messages that leave together; see ``send_nowait``.
+        """Queue messages that are sent together; see ``send_nowait``.
 
-        ``bulk``: they leave one by one, each as soon as nothing else waits: what is queued later may leave earlier.
+        With ``bulk``, they are sent one by one, each when no other message waits; so messages that are queued later may
+        be sent earlier.
 
         Raises:
             LinkClosedError: as ``send_nowait``.
-            LocalProtocolError: as ``send_nowait``; none of them was queued.
+            LocalProtocolError: as ``send_nowait``; no message was queued.
         """
         if self._over is not None or self._is_finishing:
             self._refuse()
@@ -228,7 +229,7 @@ class Link:
             self._queue(data)
 
     def send_parts_nowait(self, parts: Sequence[bytes]) -> None:
-        """Queue one message that is given in parts, of which long ones are not copied as a whole; see ``send_nowait``.
+        """Queue one message that is given in parts, without copying long parts as a whole; see ``send_nowait``.
 
         Raises:
             LinkClosedError: as ``send_nowait``.
@@ -244,32 +245,32 @@ class Link:
         self._writer.unpark_all()
 
     async def send(self, payload: bytes) -> None:
-        """Queue one message as soon as the outbox has room for it. Cancelled, it was not queued.
+        """Queue one message as soon as the outbox has room for it. If this is cancelled, the message was not queued.
 
         Raises:
-            LinkClosedError: the link is over.
+            LinkClosedError: the link has ended.
             LocalProtocolError: the message is longer than a frame may be.
         """
         await self.wait_for_room(len(payload), self._limits.outbox_bytes_max // 2)
         self.send_nowait(payload)
 
     async def wait_for_room(self, size: int, most: int) -> None:
-        """Return when nothing waits, or less than ``most`` bytes with so many more; or when the link is over."""
+        """Wait until the outbox is empty, or has room for ``size`` bytes up to ``most``, or the link ends."""
         await trio.lowlevel.checkpoint()
         while not self._over and self._outbox_bytes and self._outbox_bytes + size > most:
             await self._senders.park()
 
     def deliver_to(self, on_messages: Callable[[list[bytes]], None]) -> None:
-        """From now on hand messages to a callback as they are read, instead of keeping them for ``receive``.
+        """Pass messages to a callback as they are read, instead of queueing them for ``receive``.
 
-        Messages that already wait are delivered at once. The callback must not block or raise.
+        Messages in the queue are delivered at once. The callback must not block or raise.
         """
         self._on_messages = on_messages
         if self._inbox:
             on_messages(self._take_inbox())
 
     def read_by(self, loop: ReadLoop) -> None:
-        """Let a loop read, if that can be, instead of a task of the link's; before it runs."""
+        """Have a loop read the socket instead of a task, if the stream is a plain socket. Call this before ``run``."""
         assert self._scope is None
         if self._fd >= 0:
             self._read_loop = loop
@@ -279,27 +280,27 @@ class Link:
         self._inflow = inflow
 
     def read_on(self) -> None:
-        """Others may have come to an end of theirs."""
+        """Resume reading, because ``inflow`` may allow it now."""
         self._read_on()
 
     def pause(self) -> None:
-        """Read nothing more until ``resume``: the other end will have to wait."""
+        """Stop reading until ``resume``, so that the other end has to wait."""
         self._is_paused = True
 
     def resume(self) -> None:
-        """Read on, if it was told to pause."""
+        """Resume reading after ``pause``."""
         if self._is_paused:
             self._is_paused = False
             self._read_on()
 
     async def wait_closed(self) -> LinkClosedError:
-        """Return why the link is over, as soon as it is."""
+        """Wait until the link ends, and return the reason."""
         while self._over is None:
             await self._consumers.park()
         return self._over
 
     def _put(self, messages: list[bytes]) -> None:
-        """Deliver messages, or keep them for ``receive``."""
+        """Deliver messages to the callback, or queue them for ``receive``."""
         if self._on_messages is not None:
             self._on_messages(messages)
             return
@@ -308,10 +309,12 @@ class Link:
         self._consumers.unpark_all()
 
     async def receive_many(self) -> list[bytes]:
-        """Return all received messages, at least one; wait for one if the queue is empty. Cancelled, nothing is lost.
+        """Return all received messages, at least one; wait for one if the queue is empty.
+
+        No message is lost if this is cancelled.
 
         Raises:
-            LinkClosedError: the link is over, and everything that came before was returned already.
+            LinkClosedError: the link has ended, and all messages that came before were returned.
         """
         await self._wait_for_message()
         batch = self._take_inbox()
@@ -325,7 +328,7 @@ class Link:
         return batch
 
     async def receive(self) -> bytes:
-        """Return the next message; like ``receive_many`` in all else."""
+        """Return the next message; otherwise like ``receive_many``."""
         await self._wait_for_message()
         payload = self._inbox.popleft()
         self._inbox_bytes -= len(payload) + MESSAGE_OVERHEAD_BYTES
@@ -336,7 +339,7 @@ class Link:
         return self
 
     async def __anext__(self) -> bytes:
-        """Return the next message; stop when either end closed the link because it was done with it."""
+        """Return the next message; stop if the link was closed in order (``SHUTDOWN``) by either end."""
         try:
             return await self.receive()
         except LinkClosedError as error:
@@ -345,13 +348,13 @@ class Link:
             raise
 
     def drop(self, code: str, reason: str) -> None:
-        """End the link now, telling the other end why if that is possible; what is queued is lost."""
+        """End the link now, with a GOODBYE if possible; queued messages are lost."""
         self._end(code, reason)
 
     async def aclose(self) -> None:
-        """Send what is queued, say GOODBYE and close; each takes at most ``limits.goodbye_seconds``.
+        """Send queued messages, send GOODBYE and close; each takes at most ``limits.goodbye_seconds``.
 
-        On cancellation it drops the queued messages.
+        If this is cancelled, queued messages are dropped.
         """
         self._is_finishing = True
         self._writer.unpark_all()
@@ -361,7 +364,7 @@ class Link:
                     await self._gone.wait()
         finally:
             self._end(Code.SHUTDOWN, f"{self.local.node} closed the link")
-            if self._scope is None:  # run() did not start yet, and has no writer that could have sent it
+            if self._scope is None:  # only run() has a writer that sends the GOODBYE
                 self._farewell = b"".join([*self._waiting(), *self._bulk]) + self._farewell
                 self._outbox.clear()
                 self._bulk.clear()
@@ -382,7 +385,7 @@ class Link:
         raise LinkClosedError(Code.SHUTDOWN, f"{self.local.node} is closing the link")
 
     def _check_room(self, size: int) -> None:
-        """End the link if more would wait on it than may."""
+        """End the link if ``size`` more bytes would exceed the limit of the outbox."""
         if self._outbox_bytes and self._outbox_bytes + size > self._limits.outbox_bytes_max:
             self._end(
                 Code.OVERFLOW, f"{self.remote.node} reads too slowly: {self._outbox_bytes} bytes are waiting for it"
@@ -390,12 +393,12 @@ class Link:
             self._refuse()
 
     def _queue(self, data: bytes) -> None:
-        """Give the kernel what it takes now, without waking a task, if nothing is before it; the rest waits."""
+        """Write bytes to the socket now, without waking a task, if no other bytes wait; queue the rest."""
         if not self._outbox and not self._is_sending and self._fd >= 0 and self._scope is not None:
             try:
                 taken = os.write(self._fd, data)
             except OSError:
-                taken = 0  # no room, or the stream is broken: the writer will wait, or say so
+                taken = 0  # the buffer is full, or the stream is broken; the writer waits or ends the link
             if taken == len(data):
                 return
             self._is_torn = taken > 0
@@ -410,7 +413,7 @@ class Link:
         self._outbox_bytes += size
 
     def _end(self, code: str, reason: str, farewell: bytes | None = None) -> None:
-        """End the link, once; everyone who waits on it is woken, and ``run`` closes the stream."""
+        """End the link, once; wake all waiting tasks, and have ``run`` close the stream."""
         if self._over is not None:
             return
         self._over = LinkClosedError(code, reason)
@@ -424,10 +427,10 @@ class Link:
             self._scope.cancel()
 
     async def _close_stream(self) -> None:
-        if self._is_hanging_up:  # run() and aclose() can both come here; the first one does it
+        if self._is_hanging_up:  # run() and aclose() may both call this; the first call counts
             return
         self._is_hanging_up = True
-        torn = self._is_sending or self._is_torn  # half a frame is out: a GOODBYE now would be read as the rest of it
+        torn = self._is_sending or self._is_torn  # after half a frame, a GOODBYE would be read as the frame's rest
         await hang_up(self.stream, b"" if torn else self._farewell, self._limits.goodbye_seconds)
         self._gone.set()
 
@@ -451,14 +454,14 @@ class Link:
                 self._end(Code.LOST, f"the stream to {self.remote.node} broke: {error_text(error)}")
                 return
             finally:
-                parts = (part := b"",)  # an error on its way keeps this frame for a while
+                parts = (part := b"",)  # an error's traceback would keep the frame in memory
             self._is_sending = self._is_torn = False
 
     def _waiting(self) -> Iterable[bytes]:
         return itertools.chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in self._outbox)
 
     def _take_out(self) -> tuple[bytes, ...]:
-        """Take what leaves next out of the outbox: the parts of one message, or all before the next such message."""
+        """Remove and return the next bytes to send: the parts of a long message, or all messages before it."""
         outbox = self._outbox
         first = outbox[0]
         if isinstance(first, tuple):
@@ -473,15 +476,16 @@ class Link:
         return (b"".join(whole),)
 
     def _took(self, size: int) -> None:
-        """The stream has taken bytes."""
+        """Record that the stream has accepted bytes."""
         self._outbox_bytes -= size
         self._moved = trio.current_time()
         self._senders.unpark_all()
 
     async def _receive(self, most: int) -> bytes:
-        """Return what comes next, up to ``most`` bytes; nothing at the end of the stream.
+        """Return the next bytes, up to ``most``; empty at the end of the stream.
 
-        The socket is asked when it has something: trying before that, as the stream does, fails nearly always.
+        The socket is read only when it is readable; an attempt before that, as the stream makes it, nearly always
+        fails.
 
         Raises:
             OSError, trio.BrokenResourceError, trio.ClosedResourceError: the stream is broken or closed.
@@ -490,13 +494,13 @@ class Link:
             return bytes(await self.stream.receive_some(most))
         while True:
             await trio.lowlevel.wait_readable(self._fd)
-            if self._over is not None:  # the stream may be closed by now, and its number that of another one
+            if self._over is not None:  # the stream may be closed, and its descriptor reused
                 raise trio.ClosedResourceError
             with suppress(BlockingIOError):
                 return os.read(self._fd, most)
 
     async def _read(self) -> None:
-        self._take_rest()  # what came with the HELLO
+        self._take_rest()  # bytes that came together with the HELLO
         while self._over is None:
             while self._is_held_up():
                 await self._reader.park()
@@ -509,7 +513,7 @@ class Link:
             self._take_read(data, trio.current_time())
 
     def _read_on(self) -> None:
-        """Read again, if nothing speaks against it any more."""
+        """Resume reading, if the link is open and not held up."""
         if self._read_loop is None:
             self._reader.unpark_all()
         elif self._scope is not None and not (self._is_watched or self._over or self._is_held_up()):
@@ -524,7 +528,7 @@ class Link:
             self._read_loop.remove(self._fd)
 
     def _read_now(self, now: float) -> None:
-        """Read what there is, for the loop."""
+        """Read the available bytes; the loop calls this."""
         try:
             data = os.read(self._fd, self._most)
         except BlockingIOError:
@@ -540,7 +544,7 @@ class Link:
             raise
 
     def _take_read(self, data: bytes, now: float) -> None:
-        """Act on what was read at a time."""
+        """Process bytes that were read at the time ``now``."""
         self._heard = now
         self._most = READ_FIRST_BYTES if len(data) < self._most else READ_BYTES
         messages = self._connection.receive_messages(data)
@@ -552,7 +556,7 @@ class Link:
             self._look_whether_held_up()
 
     def _take_rest(self) -> None:
-        """Act on the other events, and count the bytes of a message that is not whole."""
+        """Process the remaining events, and record the bytes of an incomplete message."""
         self._take_events()
         if self._inflow is not None:
             self._note_half(self._connection.half_bytes)
@@ -571,13 +575,13 @@ class Link:
         self._end(Code.LOST, f"the stream from {self.remote.node} broke: {error_text(error)}")
 
     def _is_held_up(self) -> bool:
-        """Whether this end has paused reading, so that a silent peer is not at fault."""
+        """Return whether this end has paused reading, so that the other end's silence is not its fault."""
         if self._is_paused or self._inbox_bytes > self._limits.inbox_bytes_max:
             return True
         return self._half_bytes > 0 and self._inflow is not None and self._inflow.has_to_wait(self)
 
     def _take_events(self) -> None:
-        """Take the events in order: deliver messages, and answer pings."""
+        """Process the events in order: deliver messages, and answer Pings."""
         messages: list[bytes] = []
         try:
             while (event := self._connection.next_event()) is not None:
@@ -599,7 +603,7 @@ class Link:
             case Closed():
                 self._end(Code.LOST, f"{self.remote.node} hung up without a goodbye", b"")
             case Ping() | Pong() | Hello() | Data():
-                pass  # a Pong was heard, which is all that it is for; the table lets no second Hello through
+                pass  # a Pong only counts as a sign of life, which is recorded; a second HELLO is a protocol error
 
     async def _keep_alive(self) -> None:
         limits = self._limits
@@ -607,11 +611,11 @@ class Link:
             wake = trio.current_time() + limits.ping_seconds
             await trio.sleep_until(wake)
             now = trio.current_time()
-            stalled = now - wake > limits.ping_seconds  # our own loop stood still: what was sent to us is unread yet
+            stalled = now - wake > limits.ping_seconds  # our event loop stood still, so received bytes may be unread
             if stalled or self._is_held_up():
                 self._heard = now
-            # A ping queues behind other data, and a busy reader answers late. So accepted bytes count as a sign of
-            # life, too.
+            # A Ping queues behind other data, and a busy reader answers late. So accepted bytes are a sign of life,
+            # too.
             if now - max(self._heard, self._moved) >= limits.silence_seconds:
                 self._end(Code.TIMEOUT, f"{self.remote.node} was silent for {limits.silence_seconds:g} s")
                 return

@@ -1,8 +1,9 @@
-"""TLS: between nodes, both ends show a certificate; a client may do without one if it has a password instead.
+"""TLS: between nodes, both ends need a certificate; a client may use a password instead.
 
-A certificate stands for a node, not for an address: it must carry the node's name, as a DNS name among its subject
-alternative names or as its common name. So a node may move to another machine, and a stolen address is worth nothing.
-A client knows no names of nodes; it looks for the name or address that it has dialled, as a browser does.
+A certificate stands for a node, not for an address: it must have the node's name, as a DNS name among its subject
+alternative names or as its common name. So a node may move to another machine, and taking over its address is not
+enough to impersonate it. A client does not know the names of nodes, and checks the name or address that it has dialled,
+as a browser does.
 """
 
 import ssl
@@ -29,17 +30,17 @@ def dial_context(ca: str, cert: str, key: str) -> ssl.SSLContext:
         key: path of a PEM file with its private key, without a password.
 
     Raises:
-        CertificateError: a file is missing or not what it should be.
+        CertificateError: a file is missing or malformed.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the name that counts is the node's, in its HELLO: see check_certificate
+    context.check_hostname = False  # check_certificate compares the node's name in its HELLO instead
     return _loaded(context, ca, cert, key)
 
 
 def listen_context(ca: str, cert: str, key: str, *, optional: bool = False) -> ssl.SSLContext:
-    """Return the context for links that we accept; same arguments and errors as ``dial_context``.
+    """Return the context for links that we accept; arguments and errors as in ``dial_context``.
 
-    With ``optional``, a client may come without a certificate; a peer never may, see ``check_certificate``.
+    With ``optional``, a client needs no certificate; a peer always needs one, see ``check_certificate``.
     """
     context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ca, cert, key)
     if optional:
@@ -51,12 +52,12 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
     """Return the context for a client's links: the node must have a certificate for the name that was dialled.
 
     Args:
-        ca: path of the certificates that sign the nodes'; None for those that this machine trusts.
-        cert: path of a certificate of the client, None for none.
-        key: path of its private key.
+        ca: path of the certificates that sign the nodes' certificates; None for those that this machine trusts.
+        cert: path of the client's certificate; None: the client has no certificate.
+        key: path of the certificate's private key.
 
     Raises:
-        CertificateError: a file is missing or not what it should be.
+        CertificateError: a file is missing or malformed.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if cert is not None and key is not None:
@@ -65,10 +66,10 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
 
 
 def read_revoked(text: str) -> frozenset[int]:
-    """Read a list of revoked certificates: a serial number a line, in hexadecimal, and a comment after ``#``.
+    """Return the serial numbers of a list of revoked certificates: one per line, in hexadecimal, with ``#`` comments.
 
     Raises:
-        CertificateError: a line is something else.
+        CertificateError: a line is malformed.
     """
     found = set()
     for number, line in enumerate(text.splitlines(), 1):
@@ -84,26 +85,26 @@ def read_revoked(text: str) -> frozenset[int]:
 
 
 def _shown(stream: "trio.abc.Stream") -> Mapping[str, Any] | None:
-    """Return the certificate that the other end has shown, empty if none; None for a stream without TLS.
+    """Return the other end's certificate; empty if it has none, and None for a stream without TLS.
 
     Raises:
-        BrokenResourceError: the connection broke, so that OpenSSL has forgotten the handshake.
+        BrokenResourceError: the connection broke, so that OpenSSL no longer has the certificate.
     """
-    import trio  # not with the module: a program without an event loop makes contexts only
+    import trio  # not at the top, because a program without an event loop only creates contexts
 
     if not isinstance(stream, trio.SSLStream):
         return None
     try:
         return stream.getpeercert() or {}
-    except ValueError as error:  # "handshake not done yet": no code of ours asks before the handshake
+    except ValueError as error:  # "handshake not done yet": the connection broke, as our code asks after the handshake
         raise trio.BrokenResourceError from error
 
 
 def check_revoked(stream: "trio.abc.Stream", revoked: AbstractSet[int]) -> None:
-    """Make sure that the certificate of the other end, if it has one, is not on a list of revoked ones.
+    """Check that the other end's certificate, if it has one, is not revoked.
 
     Raises:
-        RefusedError: it is.
+        RefusedError: the certificate is revoked.
         BrokenResourceError: the connection broke.
     """
     certificate = _shown(stream)
@@ -115,14 +116,14 @@ def check_revoked(stream: "trio.abc.Stream", revoked: AbstractSet[int]) -> None:
 
 
 def has_certificate(stream: "trio.abc.Stream") -> bool:
-    """Whether the other end of a TLS stream has shown a certificate; it is a valid one then."""
+    """Return whether the other end of a TLS stream has a certificate; TLS has checked that it is valid."""
     return bool(_shown(stream))
 
 
 def certificate_end(stream: "trio.abc.Stream") -> float | None:
-    """Return when the certificate ends that the other end has shown, in seconds since 1970.
+    """Return the time at which the other end's certificate expires, in seconds since 1970.
 
-    None if it showed none, or if the connection broke just now.
+    Return None if it has no certificate, or if the connection has just broken.
     """
     import trio
 
@@ -134,9 +135,9 @@ def certificate_end(stream: "trio.abc.Stream") -> float | None:
 
 
 def certificate_holders(stream: "trio.abc.Stream") -> list[str]:
-    """Return whose certificate the other end of a TLS stream has shown: its common name first, and all other names.
+    """Return the names in the other end's certificate: its common name first, then all other names.
 
-    Empty if it has shown none; an empty text for a certificate without names.
+    The list is empty without a certificate, and has an empty text for a certificate without names.
     """
     certificate = _shown(stream)
     if not certificate:
@@ -174,7 +175,7 @@ def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
 
 
 def certificate_names(certificate: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names that a certificate, as ``getpeercert`` gives it, is for."""
+    """Return the names in a certificate that ``getpeercert`` returned."""
     names = {value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"}
     for part in certificate.get("subject", ()):
         names.update(value for key, value in part if key == "commonName")
@@ -182,10 +183,10 @@ def certificate_names(certificate: Mapping[str, Any]) -> frozenset[str]:
 
 
 def check_certificate(stream: "trio.abc.Stream", node: str) -> None:
-    """Make sure that a peer on a TLS stream is the node that it says it is.
+    """Check that a peer on a TLS stream has a certificate with the name of its HELLO.
 
     Raises:
-        RefusedError: the certificate is of another node.
+        RefusedError: the peer has no certificate, or that of another node.
     """
     shown = _shown(stream)
     if shown is None:

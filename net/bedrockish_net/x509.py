@@ -1,6 +1,6 @@
-"""Serial number and end of a certificate, as far as the standard library does not tell them of our own. Pure.
+"""Reads serial number and expiry of our own certificate, which the standard library does not provide. Pure.
 
-``ssl`` shows only the certificates of others, so the first levels of DER are read here: RFC 5280, section 4.1.
+``ssl`` decodes only certificates of other ends, so the first levels of DER are decoded here (RFC 5280, section 4.1).
 """
 
 import ssl
@@ -10,7 +10,7 @@ _SEQUENCE, _INTEGER, _UTC_TIME, _TIME, _VERSION = 0x30, 0x02, 0x17, 0x18, 0xA0
 
 
 def read_certificate(pem: str) -> tuple[int, datetime]:
-    """Return serial number and end of validity of the first certificate of a PEM text.
+    """Return serial number and expiry of the first certificate of a PEM text.
 
     Raises:
         ValueError: the text has no certificate.
@@ -25,7 +25,7 @@ def read_certificate(pem: str) -> tuple[int, datetime]:
         _, signed = _take(signed, _VERSION)
     serial, rest = _take(signed, _INTEGER)
     _, rest = _take(rest, _SEQUENCE)  # the algorithm
-    _, rest = _take(rest, _SEQUENCE)  # who signed it
+    _, rest = _take(rest, _SEQUENCE)  # the issuer
     validity, _ = _take(rest, _SEQUENCE)
     _, rest = _take(validity)
     ends, _ = _take(rest)
@@ -37,7 +37,7 @@ def _take(der: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
     if len(der) < 2 or tag not in (None, der[0]):
         raise ValueError("this is not a certificate")
     length, start = der[1], 2
-    if length & 0x80:  # then it is the number of bytes of the length
+    if length & 0x80:  # the other bits are the number of bytes of the length
         start += length & 0x7F
         length = int.from_bytes(der[2:start], "big")
     if start + length > len(der):

@@ -1,6 +1,6 @@
 """A running node: the event loop that feeds the core and performs its effects, client sessions, plugins.
 
-``bedrockish.node()`` starts one as a child process: this package can be called, as ``bedrockish.embedded.node``.
+``bedrockish.node()`` starts a node as a child process: a call of this package calls ``bedrockish.embedded.node``.
 """
 
 import sys

@@ -62,13 +62,13 @@ logger = logging.getLogger(__name__)
 
 Done = Callable[[Answer | BedrockishError], None]
 Rest = Callable[[], Awaitable[Answer]]
-NODE = "node:"  # before the name of a node that has come with its certificate
+NODE = "node:"  # prefix of the name of a node that has connected with its certificate
 IN_FLIGHT_MAX = 128
 AT_ONCE_S = 0.02  # how long the calls of one read may run where they are read; then other links have their turn
 AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
 LARGE_BYTES = 1 << 20  # a longer call is refused when all memory is used
 STAY_S = 1.0  # between two looks at whether a client that came with a token may stay
-LEAVE_LOOKS = 100  # at the end of the calls that it had begun
+LEAVE_LOOKS = 100  # checks whether the calls that such a client had begun are answered; then its link ends
 WAITING_BYTES = 4 << 20  # with more bytes on their way to a client, or kept for it, its further calls are not begun
 
 
@@ -79,7 +79,7 @@ class Submits(Protocol):
         """Run a command to its end.
 
         Raises:
-            BedrockishError: it did not happen, or (OutcomeUnknownError, DamagedError) it cannot be told.
+            BedrockishError: the command did not happen, or (OutcomeUnknownError, DamagedError) its outcome is unknown.
         """
 
     def status(self) -> dict[str, Any]:
@@ -89,10 +89,10 @@ class Submits(Protocol):
         """Return the node's latest messages sent and received, after a number that an earlier reply had."""
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
-        """Tell what each statement of a text would read and write; with ``columns``, only the columns of the first one.
+        """Return the reads and writes of a text's statements; with ``columns``, the first one's result columns only.
 
         Raises:
-            BedrockishError: it cannot run.
+            BedrockishError: the text cannot run.
         """
 
     async def outcome(self, command: str, user: str) -> Answer | None:
@@ -121,14 +121,14 @@ class Transacts(Protocol):
 
 
 class CommitPrepared(Protocol):
-    """Commits a transaction that a program has executed; ``is_nodes``: a node asks for a program of its own."""
+    """Commits a transaction that a program has executed; ``is_nodes``: a node sends it for a program of its machine."""
 
     def __call__(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | Rest:
         """Return the answer, or an awaitable for it."""
 
 
 class Loan:
-    """The copy, one at most, that a client has on its link."""
+    """The copy of the node's file that a client fetches on its link; a link has at most one copy."""
 
     def __init__(self, donor: Donor | None) -> None:
         self._donor = donor
@@ -146,7 +146,7 @@ class Loan:
         return self._donor
 
     async def copy(self) -> dict[str, Any]:
-        """Have a copy made, instead of an earlier one."""
+        """Make a copy in place of an earlier one, and return its size and digest."""
         self.close()
         self._lent = await self.donor.copy()
         return {"size": self._lent.size, "sha256": self._lent.digest}
@@ -158,14 +158,14 @@ class Loan:
         return await self._lent.read(offset)
 
     def close(self) -> None:
-        """Give the copy back."""
+        """Give the copy back to the donor."""
         if self._lent is not None:
             self._lent.close()
             self._lent = None
 
 
 Begin = Callable[[Request, Done], None]
-Caught = Callable[[str, Exception], BedrockishError]  # takes what was not expected, and says what to answer
+Caught = Callable[[str, Exception], BedrockishError]  # takes an unexpected exception, and returns the error to answer
 
 
 async def serve_client(
@@ -184,20 +184,20 @@ async def serve_client(
     why_out: Callable[[], str] | None = None,
     commit_prepared: "CommitPrepared | None" = None,
 ) -> None:
-    """Answer one client until its link is over; commands that it began go on. Another task must run the link.
+    """Answer one client until its link ends; its running commands go on. Another task must run the link.
 
     Args:
-        link: to the client.
-        node: answers it.
+        link: the client's link.
+        node: answers the client.
         in_flight_max: calls that run at the same time.
         donor: gives copies of the file to nodes that join.
         begin: runs a command and calls back, without a task for each; None: ``node.submit`` is awaited.
         transactions: keeps interactive transactions, which end with the link.
         upkeep: performs an operator's orders.
         memory: is told how many bytes are kept for the link.
-        user: the client's user; empty if the node required none when it came.
+        user: the client's user; empty if the node required none when the client connected.
         access: the users' rights.
-        why_out: tells why the client may not stay, empty if it may; None: it may for as long as it likes.
+        why_out: returns why the client may not stay, empty if it may; None: the client may always stay.
         commit_prepared: commits a transaction that a program of the machine has executed on the node's file.
         caught: takes damage, or an exception that no call was expected to raise, and returns the answer to that call.
     """
@@ -222,16 +222,16 @@ async def serve_client(
 
 
 class _Session:
-    """One client's calls.
+    """The waiting and running calls of one client.
 
     Why so large: Ten attributes are parts of the node that a call may need; the others count the calls that are
     under way.
 
     Attributes:
-        user: the client's user; empty if the node required none when it came.
+        user: the client's user; empty if the node required none when the client connected.
         commit_prepared: commits a transaction that a program of the machine has executed.
         access: the users' rights.
-        why_out: tells why the client may not stay.
+        why_out: returns why the client may not stay.
     """
 
     user = ""
@@ -255,11 +255,11 @@ class _Session:
         self._in_flight_max, self._caught = in_flight_max, caught
         self._in_flight = self._kept = 0  # calls; bytes of answers that wait for room on the link
         self._backlog: deque[bytes] = deque()
-        self._begun: deque[tuple[Call, int, Rest | None]] = deque()  # those whose task was started and has not run yet
-        self._until: float | None = None  # calls are being begun, and may run at once until then
+        self._begun: deque[tuple[Call, int, Rest | None]] = deque()  # calls whose task was started and has not run yet
+        self._until: float | None = None  # while calls are being started: until when they may run without a task
 
     def begin(self, nursery: trio.Nursery) -> None:
-        """Run calls in a nursery."""
+        """Set the nursery in which calls run."""
         self._nursery = nursery
 
     def forget(self) -> None:
@@ -297,7 +297,7 @@ class _Session:
 
     def _go_on(self) -> None:
         if self._until is not None:
-            return  # one of them is answered, and the next is begun below
+            return  # a call was answered while calls are being started: the loop below starts the next
         self._until = time.monotonic() + AT_ONCE_S
         try:
             while self._backlog and self._in_flight < self._in_flight_max and self._kept <= WAITING_BYTES:
@@ -376,7 +376,7 @@ class _Session:
             kept: list[Reply] = [reply]
             self._nursery.start_soon(self._send_kept, kept, size)
             return
-        try:  # noqa: SIM105  for each answer, which is too often for a context
+        try:  # noqa: SIM105  a context manager for each answer would cost time
             self._link.send_nowait(encode_reply(reply))
         except LinkClosedError:
             pass
@@ -388,10 +388,10 @@ class _Session:
             self._go_on()
 
     async def _run_next(self) -> None:
-        """Run the call that came first of those that have not begun.
+        """Run the oldest call that has not begun, whichever call this task was started for.
 
-        Trio runs the tasks of one turn in any order, and the end of a stream or transaction whose client has given it
-        up may come in one read with its beginning: who would run it first would find nothing to end.
+        Trio runs the tasks of one turn in any order, but a client may begin a stream or transaction and give it up in
+        the same read. If the end ran first, it would find nothing to end.
         """
         call, asked, rest = self._begun.popleft()
         reply: Reply
@@ -414,7 +414,7 @@ class _Session:
         await self._send_kept([reply], size)
 
     def _failed(self, call: Call, error: Exception) -> BedrockishError:
-        """Return what to answer a call that has failed."""
+        """Return the error with which to answer a failed call."""
         if isinstance(error, BedrockishError) and not isinstance(error, DamagedError):
             return error
         return self._caught(f"{_what(call)} of client {self._link.remote.node}", error)
@@ -425,7 +425,7 @@ class _Session:
         is_nodes = False
         if call.owner is not None:
             is_nodes = True
-            if not (self.user.startswith(NODE) or not self.user):  # without a name: nodes themselves come without one
+            if not (self.user.startswith(NODE) or not self.user):  # empty: nodes without certificates have no user
                 raise UnsupportedError("only a node asks for a program of another user; leave the field 'for' out")
             call = replace(call, request=replace(call.request, user=call.owner))
         if call.prepared:
@@ -455,9 +455,9 @@ class _Session:
         self._memory.hold(self._link, size)
 
     async def _send_kept(self, replies: list[Reply], size: int) -> None:
-        """Send an answer, the only one of the list, as soon as there is room for it.
+        """Send an answer, the only item of ``replies``, as soon as there is room for it.
 
-        It is taken out of the list, and encoded only then, so that there is no more than one of it.
+        The answer is taken out of the list and encoded only then, so that the memory never holds two copies of it.
         """
         number = replies[0].id
         is_out = False
@@ -482,12 +482,12 @@ class _Session:
                 self._link.send_parts_nowait(encode_reply_parts(reply))
             else:
                 self._link.send_nowait(encode_reply(reply))
-        except LocalProtocolError as error:  # longer than a frame
+        except LocalProtocolError as error:  # the answer is longer than a frame
             self._link.send_nowait(encode_reply(Failed(reply.id, _too_large(reply, error))))
 
 
 def _long(payload: bytes) -> int:
-    """Return how many bytes a call has, if they are so many that they are counted."""
+    """Return the size of a call in bytes if it is large enough to be counted, else 0."""
     return len(payload) if len(payload) > AT_ONCE_BYTES else 0
 
 

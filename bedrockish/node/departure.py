@@ -24,7 +24,7 @@ DRAIN_S = 5.0  # for requests under way
 LONG_S = 1.0  # for those in a background worker: other nodes can execute them from the beginning
 FLUSH_S = 1.0  # for answers that links and HTTP still have to send
 POLL_S = 0.01
-LOOKS = 2  # that find a condition gone
+LOOKS = 2  # checks in a row that must find a condition false
 
 
 class Departure:
@@ -34,7 +34,7 @@ class Departure:
         scope: the scope in which the node runs; its cancellation ends the node.
         drain: the function that answers the requests under way; None while the node does not serve.
         reload: the function that reads certificates again, on SIGHUP.
-        has_answered: True from the moment on in which the clients have their last word; who comes later has it at once.
+        has_answered: whether the clients were sent the last message; a client that connects later gets it at once.
     """
 
     def __init__(self) -> None:
@@ -82,12 +82,13 @@ async def drain(runtime: Runtime, departure: Departure) -> None:
 
 
 async def _poll(holds: Callable[[], bool], seconds: float) -> None:
-    """Return when a condition does not hold twice in a row, or after some seconds.
+    """Return when a condition was found false twice in a row, or after some seconds.
 
-    A loop that was held up for long finds messages unread that renew the condition: it reads them between the two.
+    After a stall of the loop, messages that are still unread may make the condition true again. The loop reads them
+    between the two checks.
     """
     idle = 0
     with trio.move_on_after(seconds):
-        while idle < LOOKS:  # its parts are many, and a stop is rare: nothing tells when it changes
+        while idle < LOOKS:  # polled, because nothing signals the changes of its many parts, and a stop is rare
             idle = 0 if holds() else idle + 1
             await trio.sleep(POLL_S)

@@ -1,13 +1,13 @@
-"""The node as a program: feeds events to the core, performs its effects, and lets no output leave too early.
+"""A node's event loop: feeds events to the core, performs the core's effects, and keeps output until it is durable.
 
-One loop. It takes the events that have arrived, lets the core step, performs the core's effects in one open SQLite
-transaction, and keeps the resulting messages and answers. When no sync is running, the transaction is committed and
-synced; then the kept output leaves. A sync runs in a thread, so all events that arrive while a disk is busy share the
-next one; but where the disk is quick and nothing else waits, it runs in the loop, for the way to a thread and back
-would take longer.
+Each turn of the loop takes the events that have arrived, lets the core step, performs the core's effects in one open
+SQLite transaction, and keeps the resulting messages and answers. When no sync is running, the loop commits and syncs
+the transaction; then the kept output leaves. A sync runs in a thread, so that all events that arrive during it share
+the next sync. Where the disk is quick and nothing else waits, the sync runs in the loop, because switching to a thread
+and back would take longer.
 
-Input from links is acted on where it is read, without waking the loop's own task (``act``). That task handles long
-work, events from elsewhere, and timers.
+``act`` takes a turn where input is read from links, without waking the loop's own task. That task handles long work,
+other events, and timers.
 """
 
 import logging
@@ -137,8 +137,8 @@ class Runtime:
         self.waiters = Waiters(engine.memory, latency, statements, self.faults, self._comparison.unpack)
         self._checkpoints = Checkpoints(engine, self.faults)
         self._groups = GroupTimer(lambda: self.core.state.commit_s, lambda: self.core.coordinator.together.size)
-        self._failed = False  # in the middle of a step, or by damage
-        self.is_leaving, self.http_calls = False, 0  # new requests are refused; requests of HTTP under way
+        self._failed = False  # whether the loop has failed: in the middle of a step, or by damage
+        self.is_leaving, self.http_calls = False, 0  # whether new requests are refused; running HTTP requests
         self._executions = Executions(self, self._groups)
         self._nursery: trio.Nursery | None = None
 
@@ -158,11 +158,11 @@ class Runtime:
         self._direct.begin_turn()
 
     def read_links(self, read: Callable[[], None]) -> None:
-        """Have links read before each turn."""
+        """Set the function that reads links before each turn."""
         self._loop.read = read
 
     def read_by(self, loop: ReadLoop) -> None:
-        """Act on all that a loop of links has read, and have it tell the ends of syncs, too; before ``run``."""
+        """Act on the input of a read loop of links, which also reports the ends of syncs. Call this before ``run``."""
         loop.before, loop.after = self.gather, self.act
         self.read_links(loop.read_now)
         self.gate.fsync.tell_by(loop)
@@ -178,7 +178,7 @@ class Runtime:
     ) -> None:
         """Run a command to its end and call ``done`` with the answer, which must not block or raise.
 
-        ``owner``: the request's owner; one with many requests lets others go between. By default, it has no other one.
+        ``owner``: the request's owner; the queue serves owners in turn. By default, the owner has no other request.
         """
         try:
             self.engine.memory.check()
@@ -191,7 +191,7 @@ class Runtime:
         if request.change is not None and asks_the_living(request.change):
             self._start(self._begin_when_heard, request, done, owner)
             return
-        # Behind other requests of its owner a read keeps its place.
+        # A read does not overtake queued requests of its owner.
         if prepare is None and not once and not self._asked.has(owner) and self._answer_directly(request, done, owner):
             return
         self._enqueue(request, done, prepare, once=once, owner=owner)
@@ -212,7 +212,11 @@ class Runtime:
             self._reads.look()
 
     def _answer_directly(self, request: Request, done: Done, owner: object) -> bool:
-        """Answer a short read from the last durable batch, or keep a strict one; return False if the core has to."""
+        """Answer a short read from the last durable batch, or queue a strict read.
+
+        Returns:
+            False if the core has to answer the request.
+        """
         if request.read == STRICT:
             taken = self._strict.take(request, done, owner)
             if taken:
@@ -233,7 +237,13 @@ class Runtime:
         self._enqueue(read.request, read.done, None, once=False, owner=read.owner)
 
     async def submit(self, request: Request, prepare: Prepare | None = None, *, once: bool = False) -> Answer:
-        """Run a command to its end; ``prepare`` executes it, if it is given, ``once`` if the same each time."""
+        """Run a command to its end, and return its answer.
+
+        Args:
+            request: the command.
+            prepare: executes the command in place of the engine, if it is given.
+            once: whether the command cannot be executed again, because ``prepare`` returns the same each time.
+        """
         found, over = list[Answer | BedrockishError](), trio.Event()
 
         def done(answer: Answer | BedrockishError) -> None:
@@ -241,18 +251,18 @@ class Runtime:
             over.set()
 
         self.begin(request, done, prepare, once=once)
-        if not found:  # a read may have been answered at once; its caller waits for its link anyway
+        if not found:  # a read may have been answered already: without a checkpoint, but its caller waits for its link
             await over.wait()
         if isinstance(found[0], BedrockishError):
             raise found[0]
         return found[0]
 
     async def outcome(self, command: str, user: str = "") -> Answer | None:
-        """Return the answer of a command that happened, as far as this node knows."""
+        """Return the answer of a command that happened; None if this node does not know of it."""
         return await self.faults.stopping("an outcome", outcome_of(self.engine, self.durable, command, user))
 
     async def explain(self, statement: Statement, user: str, *, columns: bool = False) -> list[dict[str, Any]]:
-        """Return the reads and writes of each statement of a text, or the ``columns`` of the first one's result."""
+        """Return the reads and writes of a text's statements; with ``columns``, the first one's result columns only."""
         if not self.core.state.health.reads:
             raise UnavailableError(self.core.state.trouble)
         if self.engine.is_away:
@@ -278,7 +288,7 @@ class Runtime:
         return self.watch.read(after)
 
     def _compare_rows(self, transaction: Transaction) -> str | None:
-        """Tell the core why a transaction was not made of our rows: small ones at once, others in a thread."""
+        """Return why a transaction was not made of our rows, empty if it was; None while a thread compares them."""
         compare = (
             self.engine.entries.why_rows_differ if len(transaction.changes) <= LONG_BYTES else self._comparison.compare
         )
@@ -349,7 +359,7 @@ class Runtime:
             nursery.start_soon(self._take_turns)
 
     async def _take_turns(self) -> None:
-        """Take turns until the node ends; in a task of its own, which is woken without going through its callers."""
+        """Take turns until the node ends. The loop has its own task, so that waking it resumes no chain of callers."""
         with self.gate.fsync:
             await self._loop.run()
 
@@ -359,19 +369,19 @@ class Runtime:
         return self.gate.has_work
 
     def _expects_company(self) -> bool:
-        """Whether a write is going to be executed, and others are likely to come that can share its transaction."""
+        """Whether a write is about to be executed, and further writes are likely that can share its transaction."""
         is_likely = self._writes.count and (self._groups.together > 1 or len(self.waiters.open) > 1)
         return bool(is_likely) and self._has_writes
 
     def _cycle(self) -> Turn:
         yield from self._turn()
-        self.publisher.look()  # before any batch of a node that serves no more is written
+        self.publisher.look()  # a node that has stopped serving says so before it writes another batch
         yield from self.gate.pass_on()
 
     @property
     def _has_writes(self) -> bool:
-        """Whether to execute the short writes that wait. While a sync runs, a write would only wait for its end: it is
-        executed after that, with the writes that arrive until then, because they can share a transaction.
+        """Whether to execute the waiting short writes now. While a sync runs, the answer of a write would have to wait
+        for the next sync anyway. So writes are executed when the sync has ended, because they can share a transaction.
         """
         return not self.gate.is_syncing and self._groups.is_due(self._writes.count)
 
@@ -502,7 +512,7 @@ class Runtime:
     # -- durability ------------------------------------------------------------------------------------------------
 
     def _deadline(self) -> float | None:
-        """Return when there is something to do by itself."""
+        """Return the time of the next work that no event begins; None if there is not any."""
         gathered = self._groups.due_at() if self._writes.count and not self.gate.is_syncing else None
         return min(filter(None, (self.core.deadline(), self.gate.deadline, gathered)), default=None)
 
@@ -534,7 +544,7 @@ class Runtime:
             mark.set()
 
     def synced(self, batches: int) -> None:
-        """Tell peers how many batches are durable, and give the answers of reads that rest on them."""
+        """Note how many batches are durable, for each HELLO, and release the answers of reads that rest on them."""
         self.output.info["batches"] = batches
         if self._reads.unsynced:
             self._reads.synced(batches)
@@ -586,9 +596,9 @@ class Runtime:
             if not self._failed:
                 raise
             logger.exception("while the node left")
-        if not self._failed:  # else the core's account of them may be wrong
+        if not self._failed:  # after a failure the core may be wrong about which requests can still happen
             self.give_up()
-        for waiter in list(self.waiters.open.values()):  # whoever is told may ask for more at once
+        for waiter in list(self.waiters.open.values()):  # a copy: a client that is answered may ask again at once
             text = "the node is leaving; ask another one with the same command id"
             self.waiters.end(waiter, OutcomeUnknownError(text, command=waiter.request.command))
 

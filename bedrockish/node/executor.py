@@ -49,7 +49,7 @@ LONG_CHANGE_S = 0.2  # if the trial of a schema change takes as long, its result
 # The delay of such a change: some seconds, and many times the time of the trial, because half of the time is for other
 # work, and other machines may be slower.
 BUILD_S, BUILD_FACTOR = 2.0, 20
-TRIAL_FACTOR = 2  # an FTS5 index takes so many times its trial, which merges no segments
+TRIAL_FACTOR = 2  # building an FTS5 index takes so many times as long as its trial, which merges no segments
 SHORT = 50  # the most statements of a request that may share a transaction with others
 WRITES = "this request may only read, and it writes; nothing happened: send it as one that writes"
 
@@ -178,7 +178,7 @@ class Executions:
         return found
 
     def _prepare(self, request_id: int, waiter: Waiter, clock: int, others: list[Request]) -> Prepared | None:
-        """Return the effects of a request, with those of others if it is short; None if a worker delivers them."""
+        """Execute a request, and ``others`` with it if it is short; return the result, None if a worker delivers it."""
         node, request = self._node, waiter.request
         if waiter.prepare is not None:
             return _checked(request, waiter.prepare())
@@ -206,7 +206,7 @@ class Executions:
         return None
 
     def _in_worker(self, request: Request, workspace: Workspace) -> Prepared:
-        """Run a request in a workspace; a change of the schema that takes long comes into force later."""
+        """Run a request in a workspace, and return the result; a slow schema change is delayed to come into force."""
         began = time.monotonic()
         prepared = _checked(request, workspace.execute(request))
         took_s = time.monotonic() - began
@@ -223,10 +223,10 @@ class Executions:
         return replace(prepared, delay_ms=round(1000 * (BUILD_S + BUILD_FACTOR * took_s)))
 
     async def explain(self, statement: Statement, user: str, *, columns: bool) -> list[dict[str, Any]]:
-        """Return the effects of a text, found by running it in a worker: it may take long, or run for ever.
+        """Return the reads and writes of a text, found by running it in a worker, because it may run for ever.
 
-        The columns of a result are found without running the text. So they are found in the loop, unless that took long
-        before.
+        The columns of a result are found without running the text. This is done in the loop, unless it took long for
+        the same text before.
         """
         node, sql = self._node, statement.sql
         if columns and not node.workers.expects(sql):
@@ -259,8 +259,8 @@ class Executions:
                 raise TooLargeError(f"what command {command.name} returns takes more than {room} bytes; return less")
             prepared = replace(work.finish(), result=result)
             if processed and prepared.readonly:
-                # A command that wrote no row is led all the same: sent again after a lost answer, it must not answer
-                # that it had no work while its first run commits elsewhere.
+                # A command that wrote no row is committed all the same. If its answer is lost and a client sends it
+                # again, the second run must not answer that it had no work while the first one commits elsewhere.
                 prepared = replace(prepared, readonly=False, changes=encode_changes([]))
             return _checked(request, prepared)
 

@@ -1,4 +1,4 @@
-"""Values of a node's own in its file, kept also while a thread has the writer."""
+"""A node's own values in its file. A value that is set while a thread has the writer is written afterwards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ class OwnValues:
         ring: begins a turn, in which ``save`` is called.
 
     Attributes:
-        unsaved: what came to be kept while a thread had the writer.
+        unsaved: the values that were set while a thread had the writer: name -> value.
     """
 
     def __init__(self, engine: Engine, ring: Callable[[], None]) -> None:
@@ -22,7 +22,7 @@ class OwnValues:
         self.unsaved: dict[str, Any] = {}
 
     def keep(self, name: str, value: Any) -> None:
-        """Keep a value; links do not wait for a thread that has the writer, the value does."""
+        """Write a value, or remember it while a thread has the writer, since links must not wait for that thread."""
         if self._engine.is_away:
             self.unsaved[name] = value
             self._ring()
@@ -31,6 +31,6 @@ class OwnValues:
             self._engine.set_meta(name, value)
 
     def save(self) -> None:
-        """Write what has waited for the writer."""
+        """Write the values that have waited for the writer."""
         while self.unsaved:
             self._engine.set_meta(*self.unsaved.popitem())

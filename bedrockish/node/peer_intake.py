@@ -43,7 +43,7 @@ class PeerIntake:
     """A converter of the mesh's reports into events of the core.
 
     Attributes:
-        astray: members at whose address another program answers, and why it is not the member.
+        astray: members at whose address a program refuses this node or is not the member: node -> reason.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PeerIntake:
     def _judge_membership(self) -> None:
         """Take no requests while most of the other voters do not know this node: it was removed while it was down.
 
-        The journal, in which it would read that, is not sent to it any more.
+        The node cannot read of its removal in the journal, because no member sends it the journal any more.
         """
         state = self._core.state
         others = {node for node in state.roster.voters if node != state.me}
@@ -119,7 +119,7 @@ class PeerIntake:
             self._output.mesh.reject(peer, reason)
 
     def _accused(self, node: str, code: str, reason: str, info: Mapping[str, Any]) -> None:
-        """Pass on that a peer accuses our file of lost writes, if the peer is of our cluster and can be right."""
+        """Post ``Accused`` for a peer that says our file lost writes, if it is of our cluster and can be right."""
         ours = self._output.info
         is_foreign = ours[ID] and info.get(ID) != ours[ID]
         why_not = "it is not of this cluster" if is_foreign else disbelieve(info, ours, self._engine.batches)

@@ -24,7 +24,7 @@ from bedrockish_net.mesh import Mesh
 
 logger = logging.getLogger(__name__)
 
-PROMISES_NOTHING = frozenset({Fetch, Want, Piece})  # these need not wait until anything is durable
+PROMISES_NOTHING = frozenset({Fetch, Want, Piece})  # messages that need not wait until the open batch is durable
 
 
 class PeerOutput:
@@ -44,7 +44,7 @@ class PeerOutput:
         self.mesh: Mesh | None = None
         self.on_members: Callable[[], None] = lambda: None
         self._encoded: tuple[Message | None, bytes] = (None, b"")
-        self._told_reserved = False  # our last gossip told a reservation
+        self._told_reserved = False  # whether our last gossip told a reservation
 
     def send(self, peer: str, message: Message) -> None:
         """Send a message when the open batch is durable, or at once if it promises nothing."""
@@ -71,7 +71,7 @@ class PeerOutput:
         logger.debug("%s", describe_said(state.me, applied.get(state.me, 0), state.roster.membership.nodes, said))
 
     def set_members(self, known: Incarnations, nursery: trio.Nursery | None) -> None:
-        """Tell and link the present members; a nursery lets former ones hear that they are out."""
+        """Update the facts for each HELLO to the present members, and the links, too, if the node runs."""
         self._tell_cluster()
         self.on_members()
         if self.mesh is not None and nursery is not None:

@@ -1,7 +1,7 @@
 """The modules that a node's configuration names: commands, and functions and collations for SQLite.
 
-All nodes should have the same ones. Nothing forces them to while an update is rolled out, so each tells the others what
-it has, and differences are shown.
+All nodes should have the same modules. While an update is rolled out the modules may differ, so each node tells the
+others its modules, and the status shows the differences.
 """
 
 import hashlib
@@ -27,15 +27,15 @@ class Plugins:
 
     Attributes:
         commands: by name.
-        digests: of each module's source.
-        others: by node: digest of each module, and the names of the commands.
+        digests: the digest of each module's source, by name.
+        others: by node: the digest of each module, and the names of the commands.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.commands: dict[str, Command] = {}
         self.digests: dict[str, str] = {}
         self.others: dict[str, tuple[dict[str, str], frozenset[str]]] = {}
-        self._modules: dict[str, frozenset[str]] = {}  # for vectors, of other nodes
+        self._modules: dict[str, frozenset[str]] = {}  # names of vector modules, by node
         self._registers: list[tuple[str, Callable[[apsw.Connection], object]]] = []
         self._warned: dict[str, str] = {}
         for name in names:
@@ -67,7 +67,7 @@ class Plugins:
         """Register the modules' additions with a connection.
 
         Raises:
-            ConfigError: one of them fails to.
+            ConfigError: a module's ``register`` fails.
         """
         for name, register in self._registers:
             try:
@@ -98,10 +98,10 @@ class Plugins:
         self._warned[node] = difference
 
     def check_modules(self, statements: Iterable[str], others: Iterable[str]) -> None:
-        """Check that other members have the modules for vectors that statements make tables with.
+        """Check that other members have the vector modules of the tables that statements create.
 
         Raises:
-            UnsupportedError: one lacks a module, or has not told yet.
+            UnsupportedError: a member lacks a module, or has not told its modules yet.
         """
         for module in needed(statements):
             for node in sorted(others):
@@ -119,7 +119,7 @@ class Plugins:
         return "; ".join(parts)
 
     def describe(self) -> dict[str, Any]:
-        """Return the part of a node's status."""
+        """Return the part of the node's status about modules."""
         differ = {node: text for node in sorted(self.others) if (text := self.difference(node))}
         missing = {
             node: sorted(self.commands.keys() - commands)
@@ -129,10 +129,10 @@ class Plugins:
         return {"modules": dict(self.digests), "commands": sorted(self.commands), "differ": differ, "missing": missing}
 
     def find(self, name: str, me: str) -> Command:
-        """Return a command.
+        """Return the command with this name.
 
         Raises:
-            CommandError: this node has none of that name.
+            CommandError: this node has no such command.
         """
         found = self.commands.get(name)
         if found is not None:
@@ -148,7 +148,7 @@ class Plugins:
 
 
 def _digest(module: ModuleType) -> str:
-    """Return the digest of a module's source, of a package's whole folder."""
+    """Return the digest of a module's source; for a package, of all Python files in its folder."""
     digest = hashlib.sha256()
     paths = [Path(place) for place in getattr(module, "__path__", ())]
     files = sorted(file for place in paths for file in place.rglob("*.py"))

@@ -32,7 +32,7 @@ class Publisher:
         self._page: Page | None = None
 
     def begin(self) -> None:
-        """Create the page, and say on it what the node does: all batches of the engine are durable."""
+        """Create the page, and write the node's mode to it. All batches of the engine must be durable."""
         engine = self._engine
         try:
             page = Page(engine.publication.path, engine.batches, PAGE_MODE)
@@ -50,7 +50,7 @@ class Publisher:
         return SERVING if self._state.health.writes else READING
 
     def look(self) -> None:
-        """Tell at once if the node does something else than the page says."""
+        """Update the page at once if the node's mode has changed."""
         if self._page is not None and self._page.mode != self._mode:
             self._beat(self._page)
 
@@ -58,7 +58,7 @@ class Publisher:
         page.beat(self._mode, self._state.clock.safe)
 
     async def beat(self) -> None:
-        """Tell twice a second that the node runs, until cancelled."""
+        """Write a heartbeat to the page twice a second, until cancelled."""
         while self._page is not None:
             self._beat(self._page)
             await trio.sleep(BEAT_S)

@@ -1,4 +1,4 @@
-"""Which role of a user each call needs that is not SQL, at every door alike."""
+"""The role that each call other than SQL requires of its user, whichever way the call arrives."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,10 @@ UPKEEP_OF_READERS = frozenset({"activity", "statements", "digest", "anchor"})  #
 
 
 def check_call(access: Access, call: Call, user: str) -> None:
-    """Make sure that a user may make a call; rights for its SQL, and for members, are checked when it runs.
+    """Check that a user may make a call; rights for SQL, and for changes of members, are checked when the call runs.
 
     Raises:
-        ForbiddenError: it may not.
+        ForbiddenError: the user may not.
     """
     rights = access.of(user)
     if rights is None:
@@ -37,10 +37,10 @@ def check_call(access: Access, call: Call, user: str) -> None:
 
 
 def check_call_by_token(call: Call) -> None:
-    """Make sure that a client that came in with a token asks for nothing that would outlive the token.
+    """Check that a client that connected with a token asks for nothing that would outlive the token.
 
     Raises:
-        ForbiddenError: the call would outlive it.
+        ForbiddenError: the call makes something that would outlive the token.
     """
     match call:
         case Execute(_, request) if request.change is not None and request.change.action in USER_ACTIONS:
@@ -53,33 +53,33 @@ def check_call_by_token(call: Call) -> None:
 
 
 def check_seeing(access: Access, user: str) -> None:
-    """Make sure that a user may see the nodes' messages and activity: keys and statements are data.
+    """Check that a user may see the nodes' messages and activity, which contain keys and statements.
 
     Raises:
-        ForbiddenError: it may not.
+        ForbiddenError: the user may not.
     """
     access.require(user, READER, "what nodes say and do has data in it")
 
 
 def check_upkeep(access: Access, asked: Mapping[str, Any], user: str) -> None:
-    """Make sure that a user may give an order.
+    """Check that a user may give an order.
 
     Raises:
-        ForbiddenError: it may not.
+        ForbiddenError: the user may not.
     """
     order = str(asked.get("do"))
     if order == "token" and asked.get("user") == user and access.users.get(user) is not None:
-        return  # of the own
+        return  # a token for the user itself
     role = READER if order in UPKEEP_OF_READERS and not asked.get("reset") else ADMIN
     access.require(user, role, f"the order {order!r} {'shows data' if role == READER else 'changes a node'}")
 
 
 def check_change(access: Access, change: MemberChange, user: str) -> None:
-    """Make sure that a user may change members or users; each user may change their own password.
+    """Check that a user may change members or users; each user may change their own password.
 
     Raises:
-        ForbiddenError: it may not.
+        ForbiddenError: the user may not.
     """
     if change.action == RAISE or (change.action == USER_PASSWORD and change.node == user):
-        return  # each node makes the first by itself, when all are ready for it
+        return  # a node raises the release level by itself, as soon as all members support it
     access.require(user, ADMIN, "this changes members or users")

@@ -1,7 +1,7 @@
 """The callers of a node, and the share of its bounds that each may have.
 
-A caller is a user, and without a login the address from which it has come. It may have three times as many as are free:
-alone three quarters, so that the first request of another caller finds room.
+A caller is a user or, without a login, an address. A caller may have three times as many as are free. So a caller that
+is alone may have three quarters of a bound, and the first request of another caller finds room.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ RULE = "one user or address may have three times as many as are free"
 
 
 class Owner:
-    """An owner of transactions and streams that has no link, and ends when it is told to.
+    """An owner of transactions and streams that has no link; its maker ends it.
 
     Args:
         host: the address from which its caller has come.
@@ -27,8 +27,8 @@ def caller_of(owner: object, user: str) -> str:
     """Return the name by which a caller's shares are counted.
 
     Args:
-        owner: what its work belongs to: a link, or another object that knows its ``host``.
-        user: its user; empty at a node without logins.
+        owner: the owner of its work: a link, or another object with a ``host``.
+        user: the caller's user; empty at a node without logins.
     """
     if user in ("", TOKEN):
         return str(getattr(owner, "host", ""))
@@ -39,10 +39,10 @@ def fits(most: int, taken: int, own: int, more: int = 1) -> bool:
     """Return whether a caller may take more.
 
     Args:
-        most: how much there is for all.
-        taken: how much of it all have.
-        own: how much of that is the caller's.
-        more: how much it asks for.
+        most: the bound for all callers together.
+        taken: how much all callers have.
+        own: how much this caller has.
+        more: how much this caller asks for.
     """
     return taken + more <= most and own + more <= SHARE * (most - taken)
 
@@ -52,8 +52,8 @@ def has_room(most: int, callers: Iterable[str], caller: str) -> bool:
 
     Args:
         most: how many may be open.
-        callers: whose the open ones are.
-        caller: who asks.
+        callers: the caller of each open one.
+        caller: the caller that asks.
     """
     found = list(callers)
     return fits(most, len(found), found.count(caller))

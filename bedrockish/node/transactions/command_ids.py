@@ -31,7 +31,7 @@ def check_removed(access: Access, removed: tuple[str | None, bytes], request: Re
     Args:
         access: the rights of all users.
         removed: the user and the digest that are kept of the command.
-        request: has its id.
+        request: the request that was sent under the command's id.
 
     Raises:
         ForbiddenError: the cluster does not know the user.
@@ -47,7 +47,7 @@ def check_removed(access: Access, removed: tuple[str | None, bytes], request: Re
 
 
 def check_digest(kept: bytes, command: str, digest: bytes) -> None:
-    """Make sure that a command was a request with this digest; ``kept`` is that of the command, empty if unknown.
+    """Check that a command was a request with this digest; ``kept``: the digest kept of it, empty if unknown.
 
     Raises:
         CommandIdError: it was another request.
@@ -89,7 +89,7 @@ def check_owner(access: Access, owner: str | None, command: str, user: str, reas
 
     Raises:
         ForbiddenError: the cluster does not know the user.
-        CommandIdError: it is another user's.
+        CommandIdError: the command is another user's.
     """
     rights = access.of(user)
     if rights is None:

@@ -12,7 +12,7 @@ class ContestedRows(Others):
         self._state = state
 
     def is_writing(self, key: bytes, base: Base | None) -> bool:
-        """Whether a transaction that is pending here writes a key, or a commit has that is not in ``base``."""
+        """Whether a key is written by a transaction that is pending here, or by a commit that is not in ``base``."""
         state = self._state
         if state.votes.pending.is_writing(key):
             return True
@@ -20,7 +20,7 @@ class ContestedRows(Others):
         return base is not None and any(state.commit_window.conflicts(AccessSet(frozenset({key})), dict(base)))
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:
-        """Return our place among the nodes that have met at a table or its indexes, and how many they are."""
+        """Return our place among the nodes that contend for a table or its indexes, and the number of these nodes."""
         state = self._state
         nodes = sorted(state.contests.rivals(objects, state.clock.now.seconds) | {state.me})
         return nodes.index(state.me), len(nodes)

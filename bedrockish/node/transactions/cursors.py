@@ -1,8 +1,8 @@
 """The streamed results that are open at this node: their readers, their limits of time, their end.
 
-A stream goes by the id of its command, belongs to one client's link and ends with it. It reads on its own snapshot, in
-helper threads, and a batch only when it is asked for: a client that does not read costs one connection and nothing
-else, and not for long, because the write-ahead log cannot start over while its snapshot is there.
+A stream is named by the id of its command, belongs to one client's link and ends with the link. It reads on its own
+snapshot, in helper threads, and only when its client asks for a batch: a client that does not read costs nothing but
+one connection. Its time is limited, because the write-ahead log cannot start over while the snapshot is open.
 """
 
 import logging
@@ -55,15 +55,15 @@ class Stream:
 
     Attributes:
         name: the id of its command.
-        owner: the link, or whatever else it belongs to.
-        caller: the user or the address whose share it is of.
-        columns: of its rows.
+        owner: the link, or another object, that it belongs to.
+        caller: the user or the address to whose share it counts.
+        columns: the names of its columns.
         token: the state that it sees.
         snapshot: the snapshot that it reads.
         batches: its rows.
-        since: seconds at which it began.
-        touched: seconds at which a batch was last taken.
-        rows: how many were taken.
+        since: when it began, in seconds.
+        touched: when a batch was last taken, in seconds.
+        rows: the number of rows that were taken.
         error: why it ended; None while it is open.
     """
 
@@ -87,11 +87,11 @@ class Streams:
 
     Args:
         interactive: compiles statements, and has the connections that read.
-        core: of the node.
-        submit: leads a read to its end.
-        snapshots: of the applied entries.
-        bounds: how many, and how long.
-        damaged: told of an error after which the node must stop.
+        core: the node's core.
+        submit: runs a read to its end.
+        snapshots: takes snapshots of the applied entries.
+        bounds: the limits of their number and their time.
+        damaged: called with an error after which the node must stop.
         workers: compile long texts.
     """
 
@@ -209,10 +209,10 @@ class Streams:
         return Prepared(dict(base), schema, True, ROWS, access_set, b"", NOTHING)
 
     async def _is_current(self, request: Request, read: Prepared) -> bool:
-        """Whether a majority knows of nothing newer than a strict read.
+        """Return whether a strict read is current: a majority knows of no newer commit that conflicts with it.
 
-        They are asked about this very snapshot. One that is merely taken after they were asked about another may have
-        a commit that is newer than one that it lacks.
+        The majority is asked about this very snapshot. A snapshot that is merely taken after a question about another
+        one may have a commit and lack an older one.
         """
         try:
             await self._submit(replace(request, statements=()), lambda: read, once=True)
@@ -221,7 +221,7 @@ class Streams:
         return True
 
     async def _compile(self, request: Request) -> tuple[Piece, tuple[Any, ...], ReadPlan]:
-        """Compile the statement on a schema that is good enough for a refusal, too.
+        """Compile the statement; refuse it only if the schema is as current as the level of the read requires.
 
         Raises:
             UsageError: as ``compile_read``.
@@ -255,7 +255,7 @@ class Streams:
         """Return the next rows, as an encoded result, and whether there may be more; without more it is over.
 
         Raises:
-            BedrockishError: the stream is over, and why.
+            BedrockishError: the reason why the stream is over.
         """
         async with stream.turn:
             if stream.error is not None:
@@ -307,7 +307,7 @@ class Streams:
         self._snapshots.give_back(stream.snapshot)
 
     def end_owner(self, owner: object) -> None:
-        """A client has gone: its streams go with it."""
+        """End the streams of a client that has gone."""
         self._opening = {name: one for name, one in self._opening.items() if one[0] is not owner}
         for stream in [stream for stream in self._open.values() if stream.owner is owner]:
             self.end(stream, UnavailableError("the client has gone"))
@@ -323,6 +323,6 @@ class Streams:
                 self.end(stream, DeadlineError(f"nobody read from the stream for {idle_s:g} s (idle_stream_ms)"))
 
     def close(self) -> None:
-        """End all of them: the node leaves."""
+        """End all streams: the node leaves."""
         for stream in list(self._open.values()):
             self.end(stream, UnavailableError("the node is leaving"))

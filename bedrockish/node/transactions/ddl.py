@@ -25,13 +25,13 @@ DRAFTS_MAX = 4  # each may take much memory
 
 
 class SchemaTransactions:
-    """Those of one node.
+    """The open transactions of one node that change the schema.
 
     Args:
-        engine: whose file is copied.
+        engine: has the file that is copied.
         interactive: the code shared with other open transactions.
-        durable: returns when all that the node has written so far is.
-        boundary: when a copy can begin.
+        durable: returns when all that the node has written so far is durable.
+        boundary: runs an action between two batches, where a copy can begin.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class SchemaTransactions:
         self._open: set[Session] = set()
 
     async def run(self, session: Session, statement: Statement, room: int) -> tuple[Result, int]:
-        """Run one text; the first one makes the transaction one that changes the schema.
+        """Run one text; the first call makes the transaction's private copy.
 
         Returns:
             the result of its last statement, and about how many bytes the results take.
@@ -98,11 +98,11 @@ class SchemaTransactions:
         self._open.add(session)
         session.lent = True
         try:
-            # Its client is going to be told of its contents.
+            # The client is told contents of the copy, so its commits must be durable.
             await self._boundary.begin(partial(self._begin, session, draft), self._durable, is_open=self._engine.dirty)
         finally:
             self._back(session)
-        self._draft(session)  # by an operator, it may have been ended while it waited
+        self._draft(session)  # an operator may have ended the transaction while it waited
         log = session.take_log()
         await self._in_thread(session, lambda: draft.open(log, room))
 
@@ -120,10 +120,10 @@ class SchemaTransactions:
         self._interactive.forget(session)
 
     def _draft(self, session: Session) -> Draft | TemporaryTransaction:
-        """Return a transaction's copy, if it has one and that is still of the schema in force.
+        """Return a transaction's copy, if the copy still has the schema in force.
 
         Raises:
-            ConflictError: it is not.
+            ConflictError: the schema has changed.
             UnavailableError: the transaction has ended.
         """
         if session.draft is None:

@@ -1,7 +1,7 @@
 """The interactive transactions that are open at this node: their owners, their limits of time, their end.
 
-A transaction goes by the id of the command of its COMMIT. It belongs to one client's link and ends with it. Its
-effects so far are in memory only; COMMIT hands it to the core, as something that cannot be executed again.
+A transaction is named by the command id of its COMMIT. It belongs to one client's link and ends with the link. Its
+effects are in memory only, until COMMIT hands it to the core, which cannot execute it again.
 """
 
 import logging
@@ -79,12 +79,12 @@ from bedrockish_journal.model.vector import Vector, covers
 
 logger = logging.getLogger(__name__)
 
-SHOWN_MAX, TOLD_MAX = 200, 50  # characters of a statement that are told, and transactions
-USED_S = 1.0  # since its last step
+SHOWN_MAX, TOLD_MAX = 200, 50  # for operators: characters of a statement, and transactions
+USED_S = 1.0  # a transaction counts as used for so long after its last step
 ENDED_MAX = 1_000  # transactions whose end is remembered, to tell a client why
-TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before others get their turn
-AGAIN_S = 0.005  # a read that was quicker is done again if its rows were written in the moment before
-REDO_S = 5e-6  # per row: a turn lasts longer than to do the rows again that it begins with
+TURN_S, TURN_S_MAX = 0.02, 0.2  # how long a list of statements may run before other tasks get their turn
+AGAIN_S = 0.005  # a quicker read is repeated on a newer snapshot if its rows were written after the older one
+REDO_S = 5e-6  # seconds per changed row, which each turn must redo first: a turn is at least as long
 
 
 class Transactions:
@@ -129,7 +129,7 @@ class Transactions:
 
     @property
     def size(self) -> int:
-        """About how many bytes the node keeps for all of them."""
+        """About how many bytes the node keeps for all open transactions."""
         return sum(one.session.kept for one in self._open.values())
 
     # -- what the runtime does -------------------------------------------------------------------------------------
@@ -158,14 +158,14 @@ class Transactions:
         return is_open or self.streams.is_used(now_s - USED_S)
 
     def end_owner(self, owner: object) -> None:
-        """A client has gone: its transactions and streams go with it."""
+        """End the transactions and streams of a client that has gone."""
         self.streams.end_owner(owner)
         for one in [one for one in self._open.values() if one.owner is owner]:
             self._end(one, UnavailableError("the client has gone; it did not happen"))
         self._temporary.end_owner(owner)
 
     def close(self) -> None:
-        """End all of them: the node leaves."""
+        """End all transactions and streams: the node leaves."""
         self._is_closed = self.programs.is_closed = True
         self.streams.close()
         for one in list(self._open.values()):
@@ -205,8 +205,8 @@ class Transactions:
             request: names the transaction by its command, and brings the statements.
 
         Raises:
-            BedrockishError: what went wrong; after a usage error the transaction is still open, unless its details
-                say ``ended``.
+            BedrockishError: the operation failed; after a usage error the transaction is still open, unless the
+                error's details say ``ended``.
         """
         return await steps.run(self._handle(owner, op, request))
 
@@ -248,7 +248,7 @@ class Transactions:
                 one.turn.release()
         except DamagedError as error:
             self.boundary.fail(error)
-            yield self._durable  # which never comes: the node's loop ends instead
+            yield self._durable  # never returns: the node's loop ends before
             raise
         except BedrockishError as error:
             if one.session.over:
@@ -260,7 +260,7 @@ class Transactions:
             elif op == BEGIN:
                 error.details = {**error.details, BEGUN: True}
             raise
-        except Exception as error:  # an unknown part of the statement is in it: it must not be committed
+        except Exception as error:  # a statement was executed in part, so the transaction must not be committed
             fault = self._faults.caught(f"a step of transaction {request.command}", error)
             self._end(one, fault)
             raise fault from error
@@ -286,10 +286,10 @@ class Transactions:
         Args:
             owner: the client's link.
             command: the id of the transaction.
-            statement: one that is not run.
+            statement: the statement, which is not run.
 
         Raises:
-            BedrockishError: it cannot be compiled, or there is no such transaction.
+            BedrockishError: the statement cannot be compiled, or no such transaction is open.
         """
         return await steps.run(self._columns(owner, command, statement))
 
@@ -330,7 +330,7 @@ class Transactions:
                 f"node {self._core.state.me} has {len(self._open)} open transactions; its limit is {most} "
                 f"(open_transactions_max), of which {RULE}: end some, or try again"
             )
-        # A BEGIN whose answer was lost is sent again, maybe to this node. The transaction of the first is unused.
+        # A BEGIN whose answer was lost is sent again, maybe to this node. The transaction of the first BEGIN is unused.
         earlier = self._open.get(request.command)
         if earlier is not None and earlier.owner is owner:
             raise UsageError(f"the transaction {request.command} is open already; give each its own id")
@@ -346,7 +346,7 @@ class Transactions:
         if self._is_new(request):
             return Answer(NOTHING, request.token)
         one.busy += 1
-        one.turn.acquire_nowait()  # statements that came with it wait for it
+        one.turn.acquire_nowait()  # the statements that came with BEGIN wait for its end
         try:
             empty = replace(request, read=SESSION, statements=(), digest=OPEN)
             answer = yield from steps.wait(partial(self._submit, empty, self._nothing, once=True))
@@ -368,8 +368,8 @@ class Transactions:
         return answer
 
     def _is_new(self, request: Request) -> bool:
-        """Whether a transaction can begin without waiting: nothing is missing here that its session has seen, and its
-        command has not happened, as far as anybody could know.
+        """Whether a transaction can begin without waiting: this node has all commits that its session has seen, and
+        its journal shows that the command has not happened.
         """
         state, engine = self._core.state, self._engine
         if state.trouble or engine.is_away or not state.has_seen(request.token):
@@ -399,7 +399,7 @@ class Transactions:
         """End a transaction if rights of its user were taken away, before the next step that rests on them.
 
         Raises:
-            ForbiddenError: they were.
+            ForbiddenError: a right was taken away.
         """
         try:
             one.check_kept(self._engine.access)
@@ -408,7 +408,7 @@ class Transactions:
             raise
 
     def _end(self, one: Open, why: BedrockishError) -> None:
-        """Forget a transaction that is not to be committed."""
+        """End a transaction without a commit, and remember why."""
         if self._close(one):
             self._ended[one.name] = why
             while len(self._ended) > ENDED_MAX:
@@ -456,7 +456,7 @@ class Transactions:
         except BedrockishError as error:
             failed = error
         if failed is not None and self._open.get(one.name) is one:
-            self._check_share(one)  # a statement that failed is kept, too
+            self._check_share(one)  # the session's log keeps a failed statement, too
         yield from self._rest(one)
         if request.statements:
             took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
@@ -468,10 +468,10 @@ class Transactions:
         return Answer(encode(results), self._token(one))
 
     def _alike(self, one: Open, statements: Sequence[Statement], first: int, results: list[Result]) -> tuple[int, int]:
-        """Run statements of one text at once, and add their results.
+        """Run consecutive statements with the same text together, and add their results.
 
         Returns:
-            how many were run, and the place before which the next ones are to be run one by one.
+            the number of statements that were run, and the place before which statements are to be run one by one.
         """
         session = one.session
         found, tried = self._runner.run_alike(session, statements, first)
@@ -488,7 +488,7 @@ class Transactions:
         """Raise the error of a transaction that has grown beyond its caller's share of the memory."""
         error = over_share(one, self._open.values(), self._engine.memory, self._bounds.open_transactions_max)
         if error is not None:
-            self._end(one, error)  # after other refusals for size it would stay open, with all that it keeps
+            self._end(one, error)  # other refusals for size leave a transaction open, and its memory in use
             raise error
 
     def _check_writes(self, session: Session) -> None:
@@ -551,7 +551,7 @@ class Transactions:
                 last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
             self._find(one.owner, one.name)
             if was_current and time.monotonic() - began < AGAIN_S and not self._is_current(session):
-                # The transaction would lose as soon as it writes.
+                # Other transactions have written these rows: this one would lose to them as soon as it writes.
                 if self._engine.dirty:
                     yield self._durable
                     self._find(one.owner, one.name)
@@ -563,7 +563,7 @@ class Transactions:
         return last, taken
 
     def _is_current(self, session: Session) -> bool:
-        """Whether nothing has been written since that a serializable transaction has read on its snapshot."""
+        """Whether no commit after the snapshot of a serializable transaction has written anything that it has read."""
         if session.snapshot is None or session.behind or session.clock or not session.serializable:
             return False
         applied, sets = self._engine.applied, session.sets
@@ -577,10 +577,10 @@ class Transactions:
         return not session.behind
 
     def _takes_newer_snapshot(self, session: Session, before: Vector) -> bool:
-        """Let a transaction that has only read go on with the last batch's state; return whether it can.
+        """Move a transaction that has only read to a snapshot of the last batch; return whether that is possible.
 
-        ``before``: the vector applied when none of its reads was overwritten yet, except for the last one, which is
-        done again. No later entry, also during a wait for a batch, may touch anything that it has read.
+        ``before``: the vector that was applied when all reads but the last one were still current; the last read is
+        repeated. No entry applied after it, even during a wait for the batch, may touch anything that was read.
         """
         engine, flushed = self._engine, self._engine.flushed
         if engine.is_away or engine.dirty or flushed.schema != session.schema or session.snapshot is None:
@@ -613,7 +613,7 @@ class Transactions:
         yield self._durable
         yield taken.wait
         if self._open.get(one.name) is not one:
-            self._interactive.end(one.session)  # it has ended, and nothing else refers to its snapshot
+            self._interactive.end(one.session)  # the transaction has ended, and nothing else refers to its snapshot
             self._find(one.owner, one.name)
         if one.session.snapshot is None:
             raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
@@ -626,14 +626,14 @@ class Transactions:
             self._interactive.take_snapshot(session)
         except UnavailableError as error:
             logger.warning("%s", error)
-        except Exception as error:  # the transaction finds that it has none
+        except Exception as error:  # the waiting step finds that the session has no snapshot
             self._faults.caught(f"taking a snapshot for transaction {session.command}", error)
         taken.set()
 
     def _rest(self, one: Open) -> steps.Steps[None]:
-        """Wait until everything that this client is going to be told rests on durable commits.
+        """Wait until the client's answer rests on durable commits only.
 
-        It does so now if no part of it would differ without the commits here that are not durable yet.
+        The answer needs no wait if it would be the same without the commits here that are not durable yet.
         """
         session, state, durable = one.session, self._core.state, self._engine.durable
         base = session.base
@@ -641,7 +641,7 @@ class Transactions:
             return
         on_snapshot = session.snapshot is not None and not session.wrote
         seen = base if on_snapshot else self._engine.applied
-        if state.clock.value > state.clock.ceiling:  # it may have been told a clock
+        if state.clock.value > state.clock.ceiling:  # the answer may contain a value of the clock
             yield self._durable
         elif covers(durable, seen):
             one.told = base
@@ -652,7 +652,7 @@ class Transactions:
             yield self._durable
 
     def _is_the_same(self, session: Session, seen: Vector, durable: Vector) -> bool:
-        """Whether a transaction would have been told the same without the commits that are not durable."""
+        """Whether a transaction's results would be the same without the commits that are not durable."""
         newer = self._core.state.commit_window.newer_than(durable)
         if newer is None or session.sets is None or session.draft is not None or session.looked_behind:
             return False
@@ -680,7 +680,7 @@ class Transactions:
             prepare = checked(engine.access, begun.user, lambda: replace(drafted, base=dict(engine.applied)))
             try:
                 return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
-            except UsageError as error:  # the data forbade it when it was to come into force
+            except UsageError as error:  # the data forbade the schema change when it was to come into force
                 raise type(error)(error.message, **{**error.details, "ended": True}) from error
         prepared = self._interactive.finish(session)
         self._check_readonly(begun, prepared)
@@ -697,12 +697,12 @@ class Transactions:
             raise UsageError("the transaction was begun to read only, and it has written; roll it back")
 
     def _commit_temporary(self, one: Open, running: TemporaryTransaction, last: Request) -> steps.Steps[Answer]:
-        """Commit a transaction of a session with TEMP objects, which keep its rows if it happens."""
+        """Commit a transaction of a session with TEMP objects; TEMP tables keep its rows if it happens."""
         prepared = yield from steps.wait(partial(self._temporary.finish, one.session))
         self._find(one.owner, one.name)
         self._check_readonly(one.request, prepared)
         answer = Answer(prepared.result, self._token(one))
-        one.session.draft = None  # else it would be rolled back there
+        one.session.draft = None  # else ``_close`` would roll back its rows in TEMP tables
         self._close(one)
         is_led = not prepared.readonly or one.request.read == STRICT
         prepare = checked(self._engine.access, last.user, lambda: prepared)
@@ -714,7 +714,7 @@ class Transactions:
 
         Raises:
             CommandIdError: the command is another user's, or was another request.
-            BedrockishError: it cannot be told.
+            BedrockishError: the outcome cannot be told.
         """
         one = self._open.get(request.command)
         if one is not None:
@@ -730,7 +730,7 @@ class Transactions:
             return Prepared(dict(engine.applied), engine.schema_version, False, ROWS, AccessSet(), changes, NOTHING)
 
         answer = await self._submit(replace(request, statements=(), read=SESSION, digest=SETTLED), empty, once=True)
-        if request.digest and answer.results != NOTHING:  # else it was settled now or earlier
+        if request.digest and answer.results != NOTHING:  # else the command was settled, now or earlier
             entry = self._engine.journal.find_command(request.command)
             if entry is not None:
                 check_digest(entry.transaction.digest_of(request.command), request.command, request.digest)

@@ -1,4 +1,4 @@
-"""A node's record of a transaction that is open at it."""
+"""A node's record of an open transaction."""
 
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +15,7 @@ from bedrockish.engine.statements.rights import Access, Rights
 from bedrockish.errors import ForbiddenError, MemoryFullError
 from bedrockish.node.transactions.callers import RULE, fits
 
-OPEN_PARTS = 2  # open transactions may take one of so many parts of the memory
+OPEN_PARTS = 2  # all open transactions may take memory_max divided by this number
 
 
 @dataclass(slots=True, eq=False)
@@ -25,17 +25,17 @@ class Open:
     Attributes:
         request: its BEGIN.
         owner: the link that it belongs to.
-        caller: the user or the address whose share it is of.
+        caller: the user or the address to whose share it counts.
         session: its work so far.
-        since: seconds at which it began.
-        touched: seconds of its last statement's end.
-        rights: of its user at its last step; None: those to do everything.
-        config: the version of the membership that told these rights.
-        busy: steps that run, or wait for their turn.
+        since: when it began, in seconds.
+        touched: when its last statement ended, in seconds.
+        rights: the rights of its user at its last step; None: all rights.
+        config: the version of the membership that grants these rights.
+        busy: the number of steps that run, or wait for their turn.
         last: the beginning of its last statement.
-        told: the durable commits that its client's answers rest on; None: it was told nothing.
-        id: a random text by which the transaction is shown and ended, since its command's id is its user's only.
-        turn: has room for the step that runs.
+        told: the durable commits that its client's answers rest on; None: the client was told nothing.
+        id: a random text that names it to operators, who must not learn its command id, which belongs to its user.
+        turn: the semaphore that one step at a time acquires.
     """
 
     request: Request
@@ -58,10 +58,10 @@ class Open:
         return self.request.command
 
     def check_kept(self, access: Access) -> None:
-        """Make sure that its user has kept the rights of its last step; those of now are the ones to keep then.
+        """Check that its user still has the rights of its last step; note the present rights for the next check.
 
         Raises:
-            ForbiddenError: a part of them was taken away; the transaction is to be ended.
+            ForbiddenError: a right was taken away; the transaction must be ended.
         """
         try:
             access.check_kept(self.request.user, self.rights)
@@ -85,13 +85,13 @@ class Open:
 def over_share(one: Open, everyone: Collection[Open], memory: Memory, transactions_max: int) -> MemoryFullError | None:
     """Return the error of a transaction that takes more than its caller's share of the memory, else None.
 
-    A caller with more than its share loses the transactions that grow, and not those of the average size, so that it
-    can end by itself. The statements kept in case the schema changes go first.
+    If a caller has more than its share, only its growing transactions above the average size are ended, so that the
+    others can still commit. Before that, the log of statements, kept for a later schema change, is dropped.
 
     Args:
-        one: has run a statement.
+        one: the transaction, which has just run a statement.
         everyone: all open transactions, this one among them.
-        memory: the node's.
+        memory: the node's memory.
         transactions_max: how many may be open.
     """
     most = memory.max_bytes // OPEN_PARTS
@@ -120,7 +120,7 @@ def _kept_of(caller: str, everyone: Collection[Open]) -> tuple[int, int]:
 
 
 def checked(access: Access, user: str, prepare: Callable[[], Prepared]) -> Callable[[], Prepared]:
-    """Return what makes a transaction to lead, and checks that its user has kept the rights of now."""
+    """Return ``prepare`` with a check, each time, that the user still has the rights of this moment."""
     before = access.of(user)
 
     def prepare_checked() -> Prepared:

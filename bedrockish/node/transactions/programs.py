@@ -1,7 +1,7 @@
 """Transactions that programs of this machine have executed on the node's file: their COMMITs, and the ids they lease.
 
-Only voters lead transactions. A learner checks what its programs send, and has a voter commit it, as the same user and
-under the same id; then it waits until its own file shows the rows, so that the program reads them there at once.
+Only voters lead transactions. A learner checks a transaction of its programs, and has a voter commit it, as the same
+user and under the same id. Then the learner waits until its own file has the rows, so that the program can read them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,7 +28,7 @@ from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import checked
 
-Ids = Callable[[str, int, int], list[int]]  # leases so many of a table, above one
+Ids = Callable[[str, int, int], list[int]]  # leases ids: of a table, above an id, so many
 LEASE_MAX = 1_000  # ids that a program gets at a time
 LEASE_S = 10.0
 SHOWN_S = 5.0  # how long a learner waits until its own file shows a commit
@@ -50,7 +50,7 @@ class Voters:
         self._why: BedrockishError | None = None
 
     async def run(self) -> None:
-        """Hold the session from when it is first wanted, until cancelled; its client finds voters that come later."""
+        """Open the session when it is first needed, and keep it until cancelled; its client finds later voters."""
         while True:
             await self._wanted.wait()
             try:
@@ -86,7 +86,7 @@ class Voters:
         return self._client
 
     async def step(self, step: Step) -> Answer:
-        """Do a step at a voter; its answer, or error, is the voter's."""
+        """Do a step at a voter; return the voter's answer, or raise its error."""
         answered = await (await self.reach())._call(step, step.request.timeout_s)
         assert isinstance(answered, Answered)
         return answered.answer
@@ -96,7 +96,7 @@ class Programs:
     """A node's work for the programs that have its file open.
 
     Attributes:
-        is_closed: the node leaves.
+        is_closed: whether the node leaves.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Programs:
         return None if self._core.state.roster.is_voter(self._core.state.me) else self._voters
 
     def begin(self, request: Request, data: bytes, *, is_nodes: bool) -> Answer | steps.Rest[Answer]:
-        """Commit a transaction that a program has executed; ``is_nodes`` if another node asks for a program of its own.
+        """Commit a transaction that a program has executed; ``is_nodes``: a learner sends it for its own program.
 
         Returns:
             the answer; or an awaitable for it, if the operation has to wait.
@@ -147,7 +147,7 @@ class Programs:
             self._check(prepared, request)
         elsewhere = None if prepared.readonly or is_nodes else self._elsewhere
         if elsewhere is not None:
-            # The voter may lack what this node has applied, and waits for it.
+            # The token makes the voter wait for entries that this node has applied and the voter has not.
             asked = replace(request, statements=(), token=Token(prepared.base))
             step = Step(0, asked, COMMIT, data, request.user)
             return (yield from steps.wait(partial(self._commit_elsewhere, elsewhere, step)))
@@ -188,10 +188,10 @@ class Programs:
         except UnavailableError as error:
             if error.details.get("command") != request.command:
                 raise
-            return Answer(NOTHING, Token())  # it never will
+            return Answer(NOTHING, Token())  # the command never will happen
 
     async def lease(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Lease ids of a table to a program of this machine, whose transactions give them to rows, or take some back.
+        """Lease ids of a table to a program of this machine, for rows of its transactions, or take unused ids back.
 
         Raises:
             UsageError: the table has no ids, or the order has another form.

@@ -22,7 +22,7 @@ from bedrockish.node.transactions.steps import Steps, wait
 
 
 class StatementRunner:
-    """Runs them; ``budget_s`` is how long one may take in the loop, in seconds."""
+    """The runner of statements; ``budget_s``: how long a statement may take in the loop, in seconds."""
 
     def __init__(
         self, engine: Engine, core: Node, interactive: Interactive, workers: WorkerPool, budget_s: float
@@ -37,7 +37,7 @@ class StatementRunner:
 
         Raises:
             ConflictError: data on which the transaction rests has changed.
-            BedrockishError: as there.
+            BedrockishError: as ``Interactive.run``.
         """
         session.looked_behind = session.looked_behind or piece.looks_behind
         if not self._workers.expects(piece.sql):
@@ -54,10 +54,10 @@ class StatementRunner:
         return (yield from wait(partial(self._on_overlay, session, request, (piece, params))))
 
     def run_alike(self, session: Session, statements: Sequence[Statement], first: int) -> tuple[list[Result], int]:
-        """Run statements of one text at once, from a place on.
+        """Run consecutive statements with the same text together, from the one at ``first`` on.
 
         Returns:
-            their results, none if they are to be run one by one; and how many were tried.
+            their results, empty if they are to be run one by one; and the number of statements that were tried.
 
         Raises:
             BedrockishError: as ``Interactive.run_alike``.
@@ -76,7 +76,7 @@ class StatementRunner:
         """Return whether a text is to be compiled in a worker.
 
         Raises:
-            TooLargeError: it may not be compiled anywhere.
+            TooLargeError: the text is too large to be compiled at all.
         """
         return self._interactive.parts.executor.is_long(statement)
 
@@ -100,7 +100,7 @@ class StatementRunner:
             session.lent = False
             if session.ended:
                 self._interactive.end(session)
-        if session.snapshot is not None:  # else it has ended, and its reads are not asked for any more
+        if session.snapshot is not None:  # else the transaction has ended, and nothing needs its reads
             session.saw(piece, params, rows, session.snapshot.query)
             assert session.sets is not None
             session.sets.lock(scope.take_locked())
@@ -109,7 +109,7 @@ class StatementRunner:
     async def _on_overlay(
         self, session: Session, request: Request, statement: Statement | tuple[Piece, tuple[Any, ...]]
     ) -> tuple[Result, int]:
-        """Run it on a newer snapshot, after the transaction's own changes, if nothing has changed that it rests on."""
+        """Redo the transaction's changes on a newer snapshot, if no commit conflicts with it, and run a statement."""
         self._interactive.step_out(session)
         begun = Begun(list(session.changes), session.lastrowid, session.clock)
         serializable = session.serializable
@@ -123,7 +123,7 @@ class StatementRunner:
         try:
             resumed = await self._workers.run(request, resume)
         finally:
-            if session.ended:  # while it was resumed: nothing else knows of the rows that it has locked since
+            if session.ended:  # it ended while it was resumed, so only this code can release the rows it then locked
                 self._engine.locks.release(session.command)
         done, sets = resumed.session, session.sets
         assert sets is not None
@@ -145,10 +145,10 @@ class StatementRunner:
         return resumed.result, sum(len(row) for row in resumed.result.rows)
 
     def _move(self, session: Session, done: Session) -> None:
-        """Let the transaction rest on the present commits, if that makes no difference to it.
+        """Move the transaction's base to the present commits, if none of them conflicts with it.
 
         Raises:
-            ConflictError: it does.
+            ConflictError: a commit conflicts with it, or the schema has changed.
         """
         assert session.sets is not None
         assert done.sets is not None

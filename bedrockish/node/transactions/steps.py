@@ -1,7 +1,7 @@
 """Operations that run without a task up to their first wait, and go on in a task only if they have to wait.
 
-*Steps* are a generator. It yields awaitables, and is sent their results; so the same code runs where a call is read, to
-its end as a rule, and in a task otherwise.
+An operation is a generator, ``Steps``, which yields awaitables and is sent their results. As a rule it runs to its end
+where the call is read; if it has to wait, the same generator goes on in a task.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -16,7 +16,7 @@ Rest = Callable[[], Awaitable[T]]
 
 
 def wait(wanted: Callable[[], Awaitable[T]]) -> Steps[T]:
-    """Wait for something, and return its result."""
+    """Wait for an awaitable, and return its result."""
     found: T = yield wanted
     return found
 

@@ -40,8 +40,8 @@ class _Held:
     """The TEMP objects of one session.
 
     Attributes:
-        caller: the user or the address whose share they are of.
-        touched: seconds at which its last transaction began.
+        caller: the user or the address to whose share they count.
+        touched: when the session's last transaction began, in seconds.
     """
 
     owner: object
@@ -56,8 +56,8 @@ class TemporaryObjects:
     Args:
         engine: has the file on which their transactions run.
         interactive: the code shared with other open transactions.
-        durable: returns when all that the node has written so far is.
-        boundary: when a snapshot can begin.
+        durable: returns when all that the node has written so far is durable.
+        boundary: runs an action between two batches, where a snapshot can begin.
         workers: gives threads values of the clock.
         bounds: the node's limits.
     """
@@ -85,12 +85,12 @@ class TemporaryObjects:
         Args:
             owner: the client's link.
             session: the transaction.
-            name: that of the TEMP objects.
+            name: the name of the session's TEMP objects.
 
         Raises:
             TemporaryLostError: the session's TEMP objects are gone.
-            UnavailableError: the node has no room for those of another session.
-            ConflictError: what the transaction rests on has changed.
+            UnavailableError: the node has no room for TEMP objects of another session.
+            ConflictError: data or a schema on which the transaction rests has changed.
         """
         self._interactive.check_schema(session)
         held = self._find(owner, name, caller_of(owner, session.user))
@@ -101,7 +101,7 @@ class TemporaryObjects:
         running = session.draft = TemporaryTransaction(held.workspace, session, tick)
         session.lent = True
         try:
-            # Its client is going to be told of its contents.
+            # The client is told contents of the snapshot, so its commits must be durable.
             await self._boundary.begin(
                 partial(self._begin, session, running), self._durable, is_open=self._engine.dirty
             )
@@ -136,11 +136,12 @@ class TemporaryObjects:
     async def settle(running: TemporaryTransaction, submit: Callable[[], Awaitable[T]] | None, read: T) -> T:
         """End a prepared transaction, and return its answer.
 
-        Its rows in TEMP tables stay if it happens, and go if it does not. If that is unknown, all TEMP objects go.
+        If the transaction commits, its rows in TEMP tables stay. If it fails, they are rolled back. If its outcome is
+        unknown, all TEMP objects of the session are lost.
 
         Args:
             running: the transaction.
-            submit: has it decided; None: it has only read.
+            submit: commits the transaction; None: it has only read.
             read: the answer if it has only read.
 
         Raises:
@@ -158,7 +159,7 @@ class TemporaryObjects:
 
     @staticmethod
     def of(session: Session) -> TemporaryTransaction | None:
-        """Return an open transaction's part in the workspace of its session; None: it is not there."""
+        """Return an open transaction's part in the workspace of its session; None if it does not run there."""
         return session.draft if isinstance(session.draft, TemporaryTransaction) else None
 
     def end_late(self) -> None:

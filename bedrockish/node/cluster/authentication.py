@@ -43,10 +43,10 @@ from bedrockish_net.x509 import read_certificate
 
 logger = logging.getLogger(__name__)
 
-TRIES_MAX = 10  # wrong passwords of one user from one address …
-ADDRESS_TRIES_MAX = 100  # … and of all users from it …
+TRIES_MAX = 10  # wrong passwords of one user from one address in WINDOW_S
+ADDRESS_TRIES_MAX = 100  # wrong passwords of all users from one address in WINDOW_S
 USER_CHARACTERS_MAX = 100
-WINDOW_S = 60.0  # … in so many seconds
+WINDOW_S = 60.0
 ADDRESSES_MAX = 10_000
 AT_ONCE = 2
 USER, PASSWORD, GIVEN_TOKEN = "user", "password", "token"
@@ -56,12 +56,12 @@ class Credentials:
     """A node's TLS credentials, and its demands on peers' credentials: read from files, and read again on request.
 
     Attributes:
-        takes_passwords: a client may come without a certificate, if it has a password; counts from ``reload`` on.
+        takes_passwords: whether a client may have a password in place of a certificate; valid from ``reload`` on.
         dial_context: for links that the node dials; None without TLS.
-        listen_context: for those that it accepts.
+        listen_context: for links that it accepts.
         reads: how often the files were read.
         ends: when the node's certificate and its authority's end: file -> seconds since 1970.
-        revoked: serial numbers of the certificates that count no more.
+        revoked: serial numbers of the revoked certificates.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -97,15 +97,15 @@ class Credentials:
         self.revoked, self.ends, self.reads = revoked, ends, self.reads + 1
 
     def trust(self, stream: trio.abc.Stream) -> None:
-        """Make sure that the certificate of the other end of a stream is not revoked.
+        """Check that the certificate of the other end of a stream is not revoked.
 
         Raises:
-            RefusedError: it is.
+            RefusedError: the certificate is revoked.
         """
         check_revoked(stream, self.revoked)
 
     def entry(self, target: Target | None = None) -> Entry:
-        """Return how this node comes in where it asks like a client: as itself, and as the user of a URL if it has one.
+        """Return the credentials with which this node connects as a client: its own, and the user of a URL, if any.
 
         Raises:
             ConfigError: the URL names a file that cannot be used.
@@ -134,11 +134,11 @@ def _end_of(path: str) -> float:
 
 
 class Gate:
-    """Lets clients in.
+    """The admission of clients.
 
     Args:
-        config: has the users.
-        credentials: those of the node.
+        config: has the configured users.
+        credentials: the node's credentials.
         access: has the users of the cluster.
         moment: returns the id of the cluster, and its clock's time in milliseconds since 1970.
     """
@@ -151,8 +151,8 @@ class Gate:
         moment: Callable[[], tuple[str, int]] = lambda: ("", 0),
     ) -> None:
         self._moment = moment
-        self._let_in: WeakKeyDictionary[trio.abc.Stream, str] = WeakKeyDictionary()  # as which user each has come
-        self._tokens: WeakKeyDictionary[trio.abc.Stream, str] = WeakKeyDictionary()  # of those who came with one
+        self._let_in: WeakKeyDictionary[trio.abc.Stream, str] = WeakKeyDictionary()  # the user of each client
+        self._tokens: WeakKeyDictionary[trio.abc.Stream, str] = WeakKeyDictionary()  # of clients that have a token
         self._config, self._access = config.users, access
         access.bootstrap = frozenset(config.users)
         self._credentials = credentials
@@ -175,14 +175,14 @@ class Gate:
         return None if said is None else read_hash(said.secret)
 
     async def admit(self, stream: trio.abc.Stream, hello: Hello) -> None:
-        """Let a link in: a peer's, which the mesh has judged, or a client's.
+        """Admit a link: a peer's, which the mesh has judged, or a client's.
 
         A client may have a certificate, a password or a token, or only want to know which cluster this is.
 
         Raises:
-            RefusedError: it has none of them.
+            RefusedError: the client has none of these, or a wrong one.
         """
-        if is_local(stream):  # access to the socket is access to the file: a user that is named narrows the rights
+        if is_local(stream):  # access to the socket is access to the file: naming a user only narrows the rights
             named = hello.info.get(USER)
             self._let_in[stream] = named[:USER_CHARACTERS_MAX] if isinstance(named, str) else LOCAL
             return
@@ -208,7 +208,7 @@ class Gate:
         self._let_in[stream] = user
 
     def caller(self, stream: trio.abc.Stream) -> str:
-        """Return the name of a client that was let in: its certificate's, else its user; empty if none was asked."""
+        """Return the name of an admitted client: its certificate's, else its user; empty where neither is required."""
         names = certificate_holders(stream)
         if names:
             node = {one.lower(): one for one in self._access.nodes}
@@ -220,7 +220,7 @@ class Gate:
         return self._let_in.get(stream, "")  # the name in a HELLO was not checked where clients need no user
 
     def comes_with_token(self, stream: trio.abc.Stream) -> bool:
-        """Whether a client was let in for its token, which ends some time."""
+        """Whether a client was admitted for its token, which expires."""
         return stream in self._tokens
 
     def why_out(self, stream: trio.abc.Stream) -> str:
@@ -238,7 +238,7 @@ class Gate:
         """Make a token for a user of the cluster, as an operator asks.
 
         Raises:
-            UsageError: there is no such user, or it cannot be for so long.
+            UsageError: the user does not exist, or the time is too long.
         """
         user, seconds = asked.get("user"), asked.get("for_s")
         said = self._access.users.get(user) if isinstance(user, str) else None
@@ -255,12 +255,12 @@ class Gate:
         return {"token": make_token(token, said.secret, cluster_id), "user": user, "until_ms": token.until_ms}
 
     def admit_token(self, given: str, address: str, user: str | None = None) -> str:
-        """Return the user whom a token lets in.
+        """Check a token, and return its user.
 
         Args:
             given: the token.
-            address: where it comes from, for the log; empty for a token that was good before.
-            user: whose it is said to be.
+            address: the client's address, for the log; empty for a token that was checked before.
+            user: the user that the client names; None: the token's.
 
         Raises:
             AuthenticationError: the token is not valid.
@@ -281,12 +281,12 @@ class Gate:
         return token.user
 
     async def judge(self, user: str, password: str, address: str) -> str:
-        """Return why a user may not come in, or nothing.
+        """Return why a user is not admitted; empty if the user is admitted.
 
         Args:
             user: a name.
             password: the password given for that user, or a token.
-            address: where it comes from.
+            address: the client's address.
         """
         if read_token(password) is not None:
             try:
@@ -296,7 +296,7 @@ class Gate:
             return ""
         found = self._hash_of(user)
         kept = found or self._nobody
-        text = f"{kept}:{len(user)}:{user}{password}"  # a match with one hash must not count for the next one
+        text = f"{kept}:{len(user)}:{user}{password}"  # a seal must not match after the hash was changed
         seal = hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256")
         if found is not None and hmac.compare_digest(self._known.get(user, b""), seal):
             return ""
@@ -307,7 +307,7 @@ class Gate:
             if len(wrong) >= tries_max:
                 whose = f" of user {user[:USER_CHARACTERS_MAX]!r}" if tries_max == TRIES_MAX else ""
                 return f"too many wrong passwords{whose} from {address}; wait {WINDOW_S:.0f} s and try again"
-        # Counted before it is known, so that many tries at once are as few as many in a row.
+        # A try is counted before its outcome is known, so that the limits also hold for tries at the same time.
         for name, _ in counted:
             recent = [moment for moment in self._wrong.get(name, ()) if moment > now - WINDOW_S]
             self._wrong[name] = [*recent, now]

@@ -1,7 +1,8 @@
 """The data for a new node: the facts of the cluster, and a copy of the donor's own file, piece by piece.
 
-A copy is lent to one client at a time, and removed when its link is over. It leaves only after all its contents are
-durable here, or a commit that this node loses in a power cut could live on elsewhere under the same name.
+A donor lends one copy at a time, to one client, and removes it when the client's link ends. The copy is sent only after
+all its contents are durable here: else a commit that this node loses in a power cut could survive at the new node, and
+another commit would get the same name.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ class Copy:
         """Return the piece at an offset; empty at the end.
 
         Raises:
-            UsageError: the copy is shorter than that.
+            UsageError: the offset is beyond the end of the copy.
         """
         if not 0 <= offset <= self.size:
             raise UsageError(f"the copy has {self.size} bytes; there is nothing at {offset}")
@@ -66,10 +67,10 @@ class Donor:
         self._busy = False
 
     async def facts(self) -> dict[str, Any]:
-        """Return the durable facts that a new node needs: the members at first and now, and the committed entries.
+        """Return the durable facts that a new node needs: the first and the present membership, and the vector.
 
         Raises:
-            UnavailableError: this node does not know itself.
+            UnavailableError: this node is out of service.
         """
         state = self._core.state
         self._check()

@@ -32,16 +32,16 @@ MEMBERS = "members"  # another key: the members' names
 OLDER_RELEASE = "older_release"  # the code of a refusal
 ASK_S = 2.0  # how long one member may take to answer
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between two rounds of asking
-SAY_S = 10.0  # between two lines in the log while no member answers …
-QUIET_S = 3.0  # … and before the first: nodes that are started together do not find each other at once
+SAY_S = 10.0  # between two lines in the log while no member answers
+QUIET_S = 3.0  # before the first such line: nodes that are started together do not find each other at once
 
 
 def judge_identity(hello: Hello, membership: Membership) -> Refusal | None:
-    """Return why a peer is not of this cluster, or cannot take part in it; None if it is and can.
+    """Return the refusal of a peer that is not of this cluster or cannot take part in it; None for other peers.
 
     Args:
-        hello: the peer's, as dialler or as accepter.
-        membership: ours.
+        hello: the peer's HELLO, as dialler or as accepter.
+        membership: our membership.
     """
     node, ours = hello.node, membership.cluster_id
     theirs, level, store = hello.info.get(ID, ""), hello.info.get(LEVEL_KEY, 1), hello.info.get("store")
@@ -80,14 +80,14 @@ def info_for_clients(info: Mapping[str, Any], asks: Mapping[str, Any]) -> dict[s
 
 
 async def find_cluster(config: Config, entry: Entry) -> tuple[str, int]:
-    """Return the id and the release level of the cluster for which a node without a file makes one.
+    """Return the id and the release level of the cluster, for a node that has to make its file.
 
-    The running members tell it. If no member can tell it, the first in name order founds it; all others wait
-    for it, because each of them would found one of its own.
+    Running members tell the id. If no member can tell it, the first member in name order founds the cluster. The other
+    members wait for it, because each of them would found a cluster of its own.
 
     Args:
         config: names the members.
-        entry: how this node comes in at the others.
+        entry: this node's credentials for links to the others.
 
     Raises:
         ConfigError: the cluster is at a higher release level than this program, or has other members.

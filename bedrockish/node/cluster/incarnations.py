@@ -1,9 +1,10 @@
-"""A node's memory of the others' files, so that a voter that has lost its own cannot vote as if it had not.
+"""A node's memory of its peers' files, by which it refuses a voter that has lost a part of its file.
 
 A voter's promises are in its file. On an empty or an older file it would break them without knowing, and two
 transactions that conflict could both be committed. So each node remembers, durably, the random id of every peer's file,
-how many batches it had written, and at which start of its process; and it turns a voter away that comes with another
-file, or with one that lacks some of that. The votes of such a node reach no peer, and it learns why.
+the number of its batches, and the start of the process that wrote them. It refuses a voter that connects with another
+file, or with a state of its file that lacks some of these batches. The votes of such a voter reach no peer, and the
+voter is told why.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +20,9 @@ PREFIX = "seen:"
 STEP = 100
 
 # The codes of the refusal.
-AMNESIA = "amnesia"  # another file; whoever has not heard yet of a change of the members can be wrong there
-REPLACED = "replaced"  # a learner's name is another file's now; the same
-OLDER_FILE = "older_file"  # an older state of the same file; that is certain, and stays so
+AMNESIA = "amnesia"  # another file; a peer that has not applied a change of the members yet can be wrong here
+REPLACED = "replaced"  # the name of a learner belongs to another file now; a peer can be wrong in the same way
+OLDER_FILE = "older_file"  # an older state of the same file; this is certain, and final
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,10 @@ class Incarnations:
     def judge(self, node: str, info: Mapping[str, object], membership: Membership) -> Refusal | None:
         """Check a peer's statements about its file when it comes; return a Refusal if it must be turned away.
 
-        A learner promises nothing, so it may come with an older state of its file. That state is remembered from then
-        on: it must not count against the node when it is a voter. But two files with one name would take each other's
-        links for ever: the one that was let in last is valid.
+        A learner promises nothing, so it may come with an older state of its file. From then on this state is
+        remembered in place of the newer one, which must not count against the node when it is a voter. But a learner
+        is refused if the membership records another file: two files with one name would take each other's links for
+        ever, and the file that was admitted last is valid.
         """
         member, store, batches = membership.members.get(node), info.get("store"), info.get("batches")
         if not isinstance(store, str) or not isinstance(batches, int) or member is None:
@@ -80,7 +82,7 @@ class Incarnations:
             code = AMNESIA
             reason = f"{node} comes with another file (its id is {store}) than the one it voted with (id {known})"
         elif member.store and store != member.store:
-            return Refusal(  # not in ``refused``: the one that is meant by that name may be well
+            return Refusal(  # not in ``refused``: the valid member of that name may be well
                 REPLACED,
                 f"another file (id {member.store}) was let in as {node}, at {member.address}, and this one (id "
                 f"{store}) is no member any more: stop it, or let it join on an empty file and under another name",
@@ -102,7 +104,7 @@ class Incarnations:
         return Refusal(code, reason, {"store": known, "start": seen.start, "batches": seen.batches})
 
     def learn(self, node: str, store: str, batches: int) -> None:
-        """Remember that a file has grown; it is still the process that came that writes to it."""
+        """Remember that a peer's file has grown; the process that writes to it is still the same."""
         seen = self._seen.get(node, Seen())
         self._learn(node, Seen(store, batches, seen.start if store == seen.store else b""))
 
@@ -125,7 +127,7 @@ class Incarnations:
             self._keep(PREFIX + node, None)
 
     def save(self) -> None:
-        """Keep everything as it is now."""
+        """Write all remembered facts that are not in the file yet."""
         for node, seen in self._seen.items():
             if self._durable.get(node) != seen:
                 self._write(node)
@@ -136,13 +138,14 @@ class Incarnations:
 
 
 def disbelieve(said: Mapping[str, object], own: Mapping[str, object], batches: int) -> str:
-    """Return why a member's statement about our file cannot be true, or nothing if it can.
+    """Return why a member's statement about our file cannot be true; empty if it can be true.
 
-    Else an impostor could tell a member of a file that never existed, and the member's refusal would bar us for ever.
+    Without this check an impostor could tell a member of a state of our file that never existed, and the member's
+    refusal would stop us for ever.
     Args:
         said: the ``info`` of its refusal.
-        own: this node's file, as its HELLO tells it.
-        batches: how many it has now.
+        own: the facts of this node's file in its HELLO.
+        batches: the number of batches in the file now.
     """
     store, start, seen = said.get("store"), said.get("start"), said.get("batches")
     starts = read_starts(own.get(STARTS))

@@ -1,8 +1,8 @@
 """The way of a new node into the cluster: it is admitted as a learner, gets the data, and may be promoted.
 
-Two ways to the data: a copy of a member's file, which is quick, or the whole journal, fetched from several nodes by the
-same means by which a node catches up at any time. Either way the file says what the cluster was founded with and has
-every commit since, and the node answers nothing before it has caught up with the moment of its admission.
+The data is a copy of a member's file, which is quick, or the whole journal, fetched from several nodes in the way in
+which any node catches up. Either way the file has the founding of the cluster and every commit since, and the node
+answers no request before it has caught up with the moment of its admission.
 """
 
 import errno
@@ -52,7 +52,7 @@ from bedrockish_net.limits import Limits
 logger = logging.getLogger(__name__)
 Call = Callable[[Ask | AskChunk], Awaitable[Any]]
 
-FACTS_S = 20.0  # how long a node may take to hear that we were taken in
+FACTS_S = 20.0  # how long a member may take to hear of our admission
 AGAIN_S = 0.5
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAIT_FOR = ("behind", "silent", "quorum", "mode")  # reasons that pass by themselves
@@ -83,7 +83,7 @@ async def calls(address: Address, hello: Hello, entry: Entry) -> AsyncIterator[C
 
             yield call
             nursery.cancel_scope.cancel()
-    except* (NetError, BedrockishError) as errors:  # one clause for both: two that raise would make a group of it
+    except* (NetError, BedrockishError) as errors:  # one clause: two clauses that raise would raise a group
         found = _meant(errors)
         if isinstance(found, NetError):
             why = explain_end(found)
@@ -102,16 +102,16 @@ def _meant(group: BaseExceptionGroup[NetError | BedrockishError]) -> NetError | 
 
 
 async def join(config: Config, url: str, *, replay: bool) -> None:
-    """Have this node taken in as a learner and make its file; it can be served then.
+    """Have this node admitted as a learner, and make its file; then the node can be started.
 
     Args:
-        config: the new node's; its address is the one that ``peers`` gives for itself, or ``listen``.
+        config: the new node's configuration; the node's address is its own in ``peers``, or ``listen``.
         url: nodes of the cluster.
         replay: fetch the journal when the node runs, instead of a copy of a file now.
 
     Raises:
         ConfigError: the node has a file already, or no address that others could use.
-        MembershipError: the cluster does not take it in.
+        MembershipError: the cluster does not admit the node.
         BedrockishError: no node could be asked, or none could give a copy.
     """
     target, path, address = parse_url(url), _place(config), config.peers[config.node]
@@ -158,12 +158,12 @@ def _place(config: Config) -> Path:
 
 
 def _turns(config: Config, target: Target) -> list[Address]:
-    """Whom to ask for the data: the nodes of the URL."""
+    """Return the addresses to ask for the data: the nodes of the URL, without this node."""
     return [address for address in target.addresses if address != config.peers[config.node]]
 
 
 async def _insist(change_members: Callable[..., Awaitable[Any]], change: MemberChange) -> None:
-    """Make a change, once, until its outcome is known."""
+    """Make a change under one command id, and retry while its outcome is unknown."""
     command = new_command()
     for _ in range(4):
         try:
@@ -175,7 +175,7 @@ async def _insist(change_members: Callable[..., Awaitable[Any]], change: MemberC
 
 
 async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -> tuple[Joining, bytes, str]:
-    """Ask until the node that is asked knows that we were taken in; with why its journal cannot be replayed, if so."""
+    """Ask a node until it knows of our admission; return its facts, its founding, and why it cannot be replayed."""
     with trio.move_on_after(FACTS_S):
         while True:
             packed = await call(Ask(1, JOIN))
@@ -193,10 +193,10 @@ async def _facts(call: Callable[[Ask], Awaitable[Any]], node: str, store: str) -
 
 
 async def _check_whole(config: Config, target: Target, entry: Entry) -> None:
-    """Refuse a replay that cannot be, before the cluster has taken us in.
+    """Refuse a replay that is impossible, before the cluster has admitted us.
 
     Raises:
-        UsageError: the journal is not all that there is.
+        UsageError: the journal does not have all data of the cluster.
     """
     for donor in _turns(config, target):
         with suppress(UnavailableError):
@@ -224,9 +224,9 @@ def _begin(path: Path, config: Config, bootstrap: bytes, store: str, joining: by
 async def _copy(call: Call, path: Path, node: str, store: str, joining: bytes) -> None:
     """Fetch a copy of the other node's file, and make it ours.
 
-    The copy includes rows that are damaged at the source; and two voters that have the same wrong row approve each
-    other's results from it, and are a majority of three. So the node only reads until it has compared its tables with
-    its journal (``Healer.prove``). That takes much longer than the copy, and the node serves while it runs.
+    The copy includes rows that are damaged at the source. Two voters with the same wrong row would approve each other's
+    results from it, and they are a majority of three. So the node only reads until it has compared its tables with its
+    journal (``Healer.prove``). The comparison takes much longer than the copy, and the node serves reads during it.
     """
     unfinished = path.with_name(path.name + ".joining")
     await download(call, unfinished)
@@ -244,7 +244,7 @@ async def _copy(call: Call, path: Path, node: str, store: str, joining: bytes) -
 async def download(call: Call, unfinished: Path, check_room: Callable[[int], None] = lambda _: None) -> int:
     """Fetch a copy of the other node's file, check it, and return how many bytes it has; it is durable then.
 
-    Nothing of it is left if that fails. ``check_room`` raises if so many bytes are too many.
+    If that fails, the unfinished copy is removed. ``check_room`` raises an error if the disk lacks room for the copy.
     """
     promised = await call(Ask(1, SNAPSHOT))
     if not isinstance(promised, Mapping) or type(promised.get("size")) is not int:
@@ -309,7 +309,7 @@ async def back_up(url: str, path: Path) -> int:
 
 
 async def promote_when_ready(url: str, config: Config) -> None:
-    """Have a learner, this node, promoted as soon as it has caught up; whoever cannot be asked is asked again.
+    """Have this node, a learner, promoted as soon as it has caught up; retry while the cluster cannot be asked.
 
     Raises:
         BedrockishError: the cluster refuses, for a reason that does not pass by itself.

@@ -1,7 +1,7 @@
-"""A node's part in changing the membership: what it knows of the members, the change made into a transaction, and the
-links as the membership wants them.
+"""A node's part in changing the membership: it collects the facts about members, makes a change into a transaction, and
+keeps links to the present members.
 
-The rules are in ``core.membership``; here they are told the facts.
+The rules are in ``core.membership``; this module gives them the facts.
 """
 
 import logging
@@ -48,7 +48,7 @@ from bedrockish_net.mesh import Mesh
 
 logger = logging.getLogger(__name__)
 
-FAREWELL_S = 2.0  # how long a link to a node that left is kept, so that it hears of that
+FAREWELL_S = 2.0  # how long a link to a removed node is kept, so that the node hears of its removal
 LEVEL_S = 1.0  # between two looks at whether the release level can be raised
 LEVEL_TIMEOUT_S = 10.0
 SILENT_MS_MIN = 2_000  # a member that was heard of since then counts as alive, whatever the suspicion time is
@@ -56,7 +56,7 @@ HEAR_S = 0.02  # between two looks at whether a member was heard of since an ord
 
 
 def addresses(membership: Membership) -> dict[str, tuple[str, int]]:
-    """Return where each member listens."""
+    """Return the address at which each member listens."""
     found = {}
     for node, member in membership.members.items():
         address = parse_address(member.address, where=f"member {node}", any_port=True)
@@ -65,7 +65,7 @@ def addresses(membership: Membership) -> dict[str, tuple[str, int]]:
 
 
 def set_members(mesh: Mesh, core: Node, known: Incarnations, nursery: trio.Nursery) -> None:
-    """Keep links to the present members; former members get a moment to hear that they are out."""
+    """Keep links to the present members; former members get a moment to hear of their removal."""
     now, before = addresses(core.state.roster.links()), mesh.peers
     known.forget(core.state.roster.links())
     logger.info("members: %s", ", ".join(f"{node} at {host}:{port}" for node, (host, port) in sorted(now.items())))
@@ -80,10 +80,10 @@ async def _part(mesh: Mesh, core: Node) -> None:
 
 
 def recognise(core: Node, hello: Hello) -> None:
-    """Look at a peer that comes, or that answers us.
+    """Check the cluster and the release of a peer that connects, or that answers us.
 
     Raises:
-        RefusedError: it is of another cluster, or of a release that cannot take part in this one.
+        RefusedError: the peer is of another cluster, or of a release that cannot take part in this one.
     """
     refusal = judge_identity(hello, core.state.roster.links())
     if refusal is not None:
@@ -91,10 +91,10 @@ def recognise(core: Node, hello: Hello) -> None:
 
 
 def judge(core: Node, known: Incarnations, hello: Hello) -> None:
-    """Check a peer that comes, and remember its statements about its file.
+    """Check a peer that connects, and remember its statements about its file.
 
     Raises:
-        RefusedError: it is not to be recognised, or it is a voter that has forgotten its promises.
+        RefusedError: ``recognise`` or ``Incarnations.judge`` refuses the peer.
     """
     recognise(core, hello)
     membership = core.state.roster.membership
@@ -113,7 +113,7 @@ def begin_on_file(engine: Engine, start: bytes) -> dict[str, object]:
     starts = add_start(engine.get_meta(STARTS).get(STARTS), start, engine.batches)
     engine.set_meta(STARTS, starts)
     engine.flush()
-    engine.sync()  # also the writes of a killed process
+    engine.sync()  # makes the writes of a killed process durable, too
     store = engine.get_meta("store")["store"]
     return {"store": store, "batches": engine.batches, STARTS: read_starts(cbor2.loads(starts))}
 
@@ -150,7 +150,7 @@ def _alive(core: Node, now: Now) -> list[str]:
 
 
 def asks_the_living(change: MemberChange) -> bool:
-    """Return whether a change is refused or made by which members are alive."""
+    """Return whether the outcome of a change depends on the members that are alive."""
     return change.action in (ADDRESS, DEMOTE, PROMOTE, REMOVE, REPLACE)
 
 
@@ -198,7 +198,7 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
         now: the clocks.
 
     Raises:
-        MembershipError: it is refused.
+        MembershipError: the change is refused.
     """
     known = replace(facts(core, stores, now), void=frozenset(map(str, engine.entries.void)))
     membership = change_members(core.state.roster.membership, change, known)

@@ -1,9 +1,9 @@
-"""The starts of a node's process on its file: by them others tell whether the file is all that it was.
+"""The starts of a node's process on its file, by which peers recognise an older state of the file.
 
-How much a file has had written to it tells no more than how long it is. One that was put back from a copy, and was
-written to since, may be as long as the one that is gone, or longer. So each start of the process puts a random id into
-the file, and how long the file was then: one that was put back lacks the last start of the one that is gone, or goes
-on from where that one was shorter.
+The number of batches in a file is not enough: a file that was restored from a copy, and was written to since, may have
+as many batches as the lost file, or more. So each start of the process writes to the file a random id, and the number
+of batches at that moment. A restored file lacks the last start of the lost file, or has a later start at a smaller
+number of batches than the lost file had.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import cbor2
 
-STARTS = "starts"  # the name under which a file keeps them, and under which others are told
-STARTS_MAX = 256  # of which a file keeps the last
+STARTS = "starts"  # the key of the starts in a file and in a HELLO
+STARTS_MAX = 256  # a file keeps so many of its last starts
 
 Start = tuple[bytes, int]  # its id, and the batches in the file when it began
 
@@ -23,8 +23,8 @@ class Seen:
 
     Attributes:
         store: random id of the file; empty if none was seen.
-        batches: how many were durable in it.
-        start: id of the start of the process that had written the last of them; empty if it did not say.
+        batches: the number of durable batches in it.
+        start: id of the start of the process that had written the last of them; empty if unknown.
     """
 
     store: str = ""
@@ -48,14 +48,14 @@ def read_starts(told: object) -> list[Start]:
 
 
 def lacks(starts: Sequence[Start], batches: int, seen: Seen) -> bool:
-    """Return whether a file that has these starts and batches lacks something that was seen of it.
+    """Return whether a file with these starts and batches lacks batches that were seen in it.
 
     A file that was seen before the first of the starts that it still keeps is accepted: it cannot be checked.
     """
     if batches < seen.batches:
         return True
     if not starts or not seen.start:
-        return False  # one of both programs is from before there were starts
+        return False  # a program of a release without starts has written the file, or has seen it
     place = next((place for place, (start, _) in enumerate(starts) if start == seen.start), None)
     if place is None:
         return starts[0][1] < seen.batches

@@ -1,1 +1,1 @@
-"""A node's handling of damaged tables: it finds them, tells whether it is alone with them, and fills itself again."""
+"""A node's repair of damaged tables: it finds them, decides whether others have the same, and fills its file again."""

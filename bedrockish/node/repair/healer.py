@@ -1,5 +1,5 @@
-"""The way of a node with damaged tables to become whole again: it asks the others, finds the truth, and fills its file
-again from a copy that was proven, or from its own journal. It keeps its name, its votes and its promises.
+"""The repair of a node with damaged tables: the node asks the other members, decides which tables are right, and fills
+its file again from a proven copy, or from its own journal. The node keeps its name, its votes and its promises.
 """
 
 import logging
@@ -36,18 +36,18 @@ from bedrockish_net.events import Hello
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0  # between two looks at the others' answers
-LOOK_AGAIN_S = 5.0  # and once it is known that an entry fits nowhere
+LOOK_AGAIN_S = 5.0  # the same, once it is known that an entry fits at no node
 PROVE_AGAIN_S = 30.0  # when room was lacking to compare a copy with its journal
 RESOLVE_TRIES = 10
 OWN_JOURNAL, OWN_TABLES = "its own journal", "its own tables, with new indexes"
-NAMED = ("entry", "txid", "table", "key", "page")  # the fields of a damage that the status has
+NAMED = ("entry", "txid", "table", "key", "page")  # the details of a damage that are kept, and shown in the status
 
 
 class RestartError(Exception):
     """Raised to restart the node on its file, or on another one that takes its place.
 
     Attributes:
-        copy: the file that takes the place of the node's; None: it stays as it is.
+        copy: the file that takes the place of the node's file; None: the node keeps its file.
     """
 
     def __init__(self, why: str, copy: Path | None = None) -> None:
@@ -61,8 +61,8 @@ class Healer:
     Args:
         core: has the alarms, and knows the members.
         engine: has the file.
-        config: says whether it may begin by itself.
-        entry: how this node comes in at others.
+        config: says whether the repair may begin without an order.
+        entry: returns this node's credentials for links to other members.
         scrubber: compares tables.
         prepare: adds the plugins' parts to a connection.
         durable: returns when everything written so far is durable.
@@ -82,7 +82,7 @@ class Healer:
     ) -> None:
         self._core, self._engine, self._config, self._entry = core, engine, config, entry
         self._scrubber, self._prepare, self._durable, self._restart = scrubber, prepare, durable, restart
-        self._ordered: str | None = None  # by an operator: the node to copy from, or empty for any
+        self._ordered: str | None = None  # the source that an operator has ordered: a node, or empty for any
         self._wake = trio.Event()
         self._said = ""
 
@@ -95,7 +95,7 @@ class Healer:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     async def entry(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``entry``: this node's knowledge of a transaction, and the work that the node still does.
+        """Answer the order ``entry``: return the outcome of a transaction as known here, and the node's mode.
 
         Raises:
             UsageError: the order names no transaction.
@@ -111,7 +111,7 @@ class Healer:
             return VOIDED
         if self._engine.find_places(txid):
             return COMMITTED
-        # Not yet what we give up ourselves: others may have had our promise before, and commit it.
+        # A transaction that only this node gives up is not rolled back: others may have our promise, and commit it.
         over = state.votes.outcomes.get(txid) is False or txid.clock <= state.clock.safe
         return ROLLED_BACK if over else UNKNOWN
 
@@ -119,7 +119,7 @@ class Healer:
         """Answer the order ``repair``: begin now, if the tables or the journal are damaged.
 
         Raises:
-            UsageError: it names a node that is no other member.
+            UsageError: the order names a node that is not another member.
         """
         state = self._core.state
         source = asked.get("from", "")
@@ -140,7 +140,7 @@ class Healer:
         return {"node": state.me, "mode": state.health.mode.label, "reason": state.health.reason}
 
     async def resolve(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``resolve``: apply an entry that fits nowhere as nothing, here, from now on.
+        """Answer the order ``resolve``: from now on, skip the changes of an entry that fits at no node.
 
         Raises:
             UsageError: the entry stops no node, or a node may have applied and acknowledged it.
@@ -169,7 +169,7 @@ class Healer:
         """Refuse to decide on an entry that stops no node, or that may have been acknowledged."""
         state = self._core.state
         words, silent = await self._ask(txid)
-        for _ in range(RESOLVE_TRIES):  # one that has just followed the same order is beginning again
+        for _ in range(RESOLVE_TRIES):  # a node that has just followed the same order is restarting
             if not silent or force:
                 break
             await trio.sleep(1.0)
@@ -235,7 +235,7 @@ class Healer:
             logger.info("the tables of the copy are what its journal makes of them")
 
     async def _look_again(self, txid: Txid) -> None:
-        """Ask whether an entry that fitted nowhere fits at others now: then these tables are wrong, or this machine."""
+        """Ask whether an entry that fitted at no node fits at others now; if so, restart: this node is damaged."""
         words, _ = await self._ask(txid)
         fits = [node for node, word in words.items() if word.has_it]
         if fits:
@@ -256,7 +256,7 @@ class Healer:
         return words, [node for node in others if node not in words]
 
     async def examine(self) -> tuple[Verdict, Report | None]:
-        """Find out whether these tables alone are damaged."""
+        """Return the verdict on this node's tables, and the comparison with the others, if there was one."""
         state, txid = self._core.state, self._txid
         details = state.health.alarms[DAMAGED_TABLES].details
         words: dict[str, Word] = {}
@@ -269,7 +269,7 @@ class Healer:
         if txid is not None:
             words, silent = await self._ask(txid)
             own = self._outcome(txid)
-        # Rows are compared by their tables alone, so a page of an index would never be missed there.
+        # The comparison reads tables only, so it does not notice a damaged page of an index.
         fault = await self._find_fault() if "page" in details else ""
         try:
             report = await self._scrubber.compare(list(state.roster.peers))
@@ -278,7 +278,7 @@ class Healer:
             report, agrees, why = None, None, f"there is nobody to compare with: {error.message}"
         if fault:
             agrees, why = False, f"its file is damaged: {fault}"
-        elif not agrees:  # the journal knows better than any majority, where it is whole
+        elif not agrees:  # a whole journal is better evidence than any majority
             agrees, why = await self._agrees_with_journal(agrees, why)
         what = f"{details.get('entry', txid)} ({txid})" if txid is not None else ""
         return judge(what, own, words, silent, agrees, why), report
@@ -304,7 +304,7 @@ class Healer:
         return True, f"its tables are those of {', '.join(node for node in agreeing if node != me)}"
 
     async def _agrees_with_journal(self, agrees: bool | None, why: str) -> tuple[bool | None, str]:
-        """Ask this node's own journal, where the others do not tell, or say that most have something else."""
+        """Compare the tables with this node's own journal; if it is not whole, return the result of the others."""
         try:
             same = await trio.to_thread.run_sync(
                 refill.fits_journal, self._config.database, self._prepare, trio.from_thread.check_cancelled
@@ -339,7 +339,7 @@ class Healer:
             await self._refill(report)  # an operator has named the source, and so has decided
 
     async def _refill(self, report: Report | None) -> None:
-        """Make a file that takes the place of this one, from the first source that is proven."""
+        """Make a new file from the first source that works, and restart the node on it."""
         why = []
         for source in self._sources(report):
             try:
@@ -349,7 +349,7 @@ class Healer:
                 why.append(f"{source}: {error}")
                 logger.warning("not filled from %s: %s", source, error)
                 with suppress(OSError):
-                    remove(refill.refill_path(self._config.database))  # it has the room that is missing elsewhere
+                    remove(refill.refill_path(self._config.database))  # the next source needs its room
                 continue
             logger.warning("filling the tables again from %s", source)
             self._restart(RestartError(f"filled again from {source}", copy))
@@ -361,7 +361,7 @@ class Healer:
             return [self._ordered]
         wrong = {node for one in report.differences for node in one.minority} if report is not None else set[str]()
         serving = [node for node, peer in self._core.state.roster.peers.items() if peer.up and peer.mode < Mode.DAMAGED]
-        # A damaged page does not show that its rows are wrong, so they are better than none.
+        # A damaged page does not show that rows of the tables are wrong, so these tables are the last source.
         is_page = "page" in self._core.state.health.alarms[DAMAGED_TABLES].details
         return [*sorted(node for node in serving if node not in wrong), OWN_JOURNAL, *[OWN_TABLES] * is_page]
 
@@ -384,11 +384,11 @@ class Healer:
         return target
 
     async def _prove(self, source: str, copy: Path, report: Report | None) -> None:
-        """Make sure that a copy is better than this node's file: by its journal, or else by a majority.
+        """Check that the tables of a copy are right: by the copy's journal, or else by a majority.
 
         Raises:
             DamagedError: its tables differ from the result of its journal.
-            JournalError: its journal does not tell, nor does a majority.
+            JournalError: its journal is not whole, and no majority has the same tables.
         """
         try:
             await trio.to_thread.run_sync(refill.prove_copy, copy, self._prepare, trio.from_thread.check_cancelled)
@@ -397,9 +397,9 @@ class Healer:
                 raise
 
     def _proven(self, source: str, report: Report | None) -> bool:
-        """Whether the tables of a source are those of a majority: of others, for this node's are damaged.
+        """Whether the tables of a source equal those of a majority, in which this damaged node does not count.
 
-        Not if another node has stumbled, too: then the rows in question are just those that were not compared.
+        If another node is damaged, too, this is false: the rows in question are then those that were not compared.
         """
         state = self._core.state
         if report is None or report.skipped or source not in report.nodes:
@@ -431,7 +431,7 @@ class Healer:
         return target
 
     async def _block(self, txid: Txid, why: str) -> None:
-        """Go on with sound tables, read-only, without the entry that fits nowhere."""
+        """Restart with sound tables, read-only, without the entry that fits at no node."""
         state = self._core.state
         reason = (
             f"{why}. The cluster only reads until an operator decides: read docs/operating.md, then run "
@@ -456,7 +456,7 @@ class Healer:
 
 
 def note_damage(engine: Engine, damage: DamagedError) -> None:
-    """Keep in the file, durably, that its tables are damaged; the node begins with that."""
+    """Write to the file, durably, that its tables are damaged; the node reads this at its next start."""
     kept = {name: str(damage.details[name]) for name in NAMED if damage.details.get(name)}
     engine.set_meta(ALARM + DAMAGED_TABLES, encode_alarm(Alarm(Mode.DAMAGED, damage.message, kept)))
     engine.flush()

@@ -1,7 +1,7 @@
 """The scrub of indexes: in the background a node looks its rows up in the indexes of their tables.
 
-The scrub of tables compares rows, wherever they are found, so it never misses one in an index; a read by that index
-does, and so does a UNIQUE constraint. The node's own tables are looked at, too: by the indexes of its journal it knows
+The scrub of tables reads rows from tables, so it does not notice that an index lacks a row; but queries and UNIQUE
+constraints use the index. The node's own tables are scrubbed, too, because the node uses indexes of its journal to know
 which commands have happened.
 """
 
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 class IndexScrubber:
-    """That of one node.
+    """The scrub of indexes at one node.
 
     Args:
         core: knows whether the node reads.
         engine: has the tables.
-        config: the pace, which is that of the scrub of tables.
+        config: has the pace, which is the same as for the scrub of tables.
         prepare: registers the plugins' additions with a connection.
         damaged: called when an index lacks a row.
     """
@@ -49,11 +49,11 @@ class IndexScrubber:
         self._wake.set()
 
     def status(self) -> dict[str, Any]:
-        """Return the part of the node's status that is about this."""
+        """Return the part of the node's status about the scrub of indexes."""
         return {"index_scrub": dict(self._last)}
 
     async def watch(self) -> None:
-        """Look again and again, at the pace that is configured, until cancelled; once as fast as can be when told."""
+        """Scrub again and again at the configured pace, until cancelled; after ``hurry``, once without pauses."""
         told = self._config.repair
         wait_s = FIRST_S if told.scrub_rows_per_second else float("inf")
         while self._core.state.health.reads:
@@ -91,7 +91,7 @@ class IndexScrubber:
                 self._engine.rebuild_indexes(corrupt)
         except DamagedError as error:
             return rows, error
-        except UnavailableError as error:  # the next time, it may be better
+        except UnavailableError as error:  # the next pass may succeed
             logger.info("the indexes could not be looked at: %s", error.message)
         return rows, None
 

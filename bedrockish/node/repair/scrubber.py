@@ -1,4 +1,4 @@
-"""The scrub: in the background a node compares its tables with the others', and so finds changes without a command."""
+"""The scrub: in the background a node compares its tables with the others', and finds rows that no command changed."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -36,17 +36,17 @@ from bedrockish_net.events import Hello
 
 logger = logging.getLogger(__name__)
 
-FIRST_S = 10.0  # after its start a node does not ask the others for so long
+FIRST_S = 10.0  # from the start of a node to its first comparison
 AGAIN_S = 30.0  # when no other node could be compared with
 RANGE_ROWS = 500
-DOUBT_S = 1.0  # between two looks at whether a voter has met other rows than its own
+DOUBT_S = 1.0  # between two looks at whether this voter has met a transaction made of other rows than its own
 ORDER_S = 5.0  # an order to compare at once is followed at most so often
 Call = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
 
 @asynccontextmanager
 async def peer_calls(core: Node, config: Config, entry: Entry, nodes: list[str]) -> AsyncIterator[dict[str, Call]]:
-    """Open links to other members on which they can be told to do something; to those that can be reached."""
+    """Open links to the members that can be reached, and yield a function for each that sends it orders."""
     members = core.state.roster.membership.members
     async with AsyncExitStack() as stack:
         found: dict[str, Call] = {}
@@ -75,7 +75,7 @@ def _one_at_a_time(node: str, call: Callable[[Ask], Awaitable[Any]]) -> Call:
 
 
 def ask_range(call: Call) -> AskRange:
-    """Return how a node is asked for the digest of a range over a link."""
+    """Return a function that asks a node for the digest of a range over a link."""
 
     async def ask(asked: Range, beyond: Vector | None) -> RangeDigest:
         try:
@@ -92,14 +92,14 @@ class Scrubber:
     Args:
         core: knows the members.
         engine: has the tables.
-        config: the pace.
-        entry: how this node comes in at others.
+        config: has the pace.
+        entry: returns this node's credentials for links to other members.
         prepare: registers the plugins' additions with a connection.
         damaged: called when this node's rows are found to differ from most others'.
 
     Attributes:
         found: the result of the last comparison, as text.
-        on_hurry: called with each order to compare now that is followed.
+        on_hurry: called when an order to compare now is followed.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Scrubber:
         self._core, self._engine, self._config, self._entry = core, engine, config, entry
         self._prepare, self._damaged = prepare, damaged
         self._limiter = trio.CapacityLimiter(1)
-        self._replays = trio.CapacityLimiter(1)  # which take long; others ask for digests in parallel
+        self._replays = trio.CapacityLimiter(1)  # replays take long, and must not delay the digests for others
         self._wake = trio.Event()
         self._ordered_at = -ORDER_S
         self.found: list[str] = []
@@ -127,7 +127,7 @@ class Scrubber:
         """Answer the order ``digest``.
 
         Raises:
-            UsageError: it asks for no range.
+            UsageError: the order does not name a valid range.
         """
         try:
             what, beyond = unpack_range(asked)
@@ -136,26 +136,26 @@ class Scrubber:
         return pack_digest(await self.own(what, beyond))
 
     async def own(self, asked: Range, beyond: Vector | None) -> RangeDigest:
-        """Return this node's rows in a range, as of its last batch."""
+        """Return the digest of this node's rows in a range, as of its last batch."""
         read = partial(digest_range, self._engine.background.open_reader, asked, beyond)
         return await trio.to_thread.run_sync(read, limiter=self._limiter)
 
     async def hurry(self, _asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the order ``scrub``: begin a comparison now."""
-        if trio.current_time() - self._ordered_at > ORDER_S:  # two that find each other must not do so for ever
+        if trio.current_time() - self._ordered_at > ORDER_S:  # two nodes that order each other must not do so for ever
             self._ordered_at = trio.current_time()
             self._wake.set()
             self.on_hurry()
         return {"node": self._core.state.me}
 
     def status(self) -> dict[str, Any]:
-        """Return the part of the node's status that is about this."""
+        """Return the part of the node's status about the scrub."""
         return {"scrub": {**self._last, "differences": list(self.found)}}
 
     # -- comparing -------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Compare again and again, at the pace that is configured, until cancelled; at once when there is a doubt."""
+        """Compare again and again at the configured pace, until cancelled; at once after an order or a doubt."""
         told, state = self._config.repair, self._core.state
         wait_s = FIRST_S if told.scrub_rows_per_second else float("inf")
         while state.health.reads:
@@ -174,7 +174,7 @@ class Scrubber:
             wait_s = next_s if told.scrub_rows_per_second else float("inf")
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for the next comparison: its time, an order, or a voter that has met other rows than its own."""
+        """Wait for the time of the next comparison, an order, or a doubt: a transaction made of rows unlike ours."""
         doubts = self._core.state.doubts
         with trio.move_on_after(seconds):
             while self._core.state.doubts == doubts and not self._wake.is_set():
@@ -191,7 +191,7 @@ class Scrubber:
         """Compare this node's tables with those of others.
 
         Raises:
-            UnavailableError: no other one can be asked.
+            UnavailableError: no other node can be asked.
         """
         state = self._core.state
         async with peer_calls(self._core, self._config, self._entry(), nodes) as links:
@@ -223,10 +223,10 @@ class Scrubber:
             return
         async with peer_calls(self._core, self._config, self._entry(), sorted(others)) as links:
             for call in links.values():
-                await call({"do": "scrub"})  # whoever is damaged finds the same, and heals
+                await call({"do": "scrub"})  # the damaged node finds the same, and repairs itself
 
     async def fits_journal(self) -> bool | None:
-        """Whether these tables are what this node's journal makes of them; None if it is not whole."""
+        """Return whether the tables equal a replay of this node's journal; None if the journal is not whole."""
         try:
             return await trio.to_thread.run_sync(
                 refill.fits_journal,
@@ -246,5 +246,5 @@ class Scrubber:
 
 
 def differs(me: str, found: Difference) -> DamagedError:
-    """Return the error with which a node stops serving tables of which most others have another content."""
+    """Return the error with which a node stops serving tables that differ from most others'."""
     return DamagedError(f"node {me} is damaged: {found}", table=found.table, key=found.key)

@@ -40,8 +40,8 @@ class WaitingNode:
     """The answers of a node that waits.
 
     Args:
-        config: of the node.
-        room: knows why it waits.
+        config: the node's configuration.
+        room: knows why the node waits.
     """
 
     def __init__(self, config: Config, room: Room) -> None:
@@ -132,8 +132,8 @@ async def wait_in_the_open(
     """Answer with the reason until the node's file can be written.
 
     Args:
-        config: of the node.
-        credentials: for links and HTTP.
+        config: the node's configuration.
+        credentials: the node's credentials, for links and HTTP.
         room: knows the reason.
         serve_http: answers HTTP with the reason, until cancelled; None: the node has none.
     """

@@ -29,9 +29,9 @@ class Slice:
     Attributes:
         at_ms: Unix time of its end.
         seconds: how long it was.
-        commits: that this node led.
-        conflicts: rejects that it heard for the sake of another transaction.
-        times: how many answers took how long, by the bounds of ``Histogram``.
+        commits: transactions that this node led to a commit.
+        conflicts: rejects that it received because of another transaction.
+        times: the number of answers in each bucket of ``Histogram``.
     """
 
     at_ms: int
@@ -52,8 +52,8 @@ class Activity:
 
     Args:
         counts: returns how many transactions it has led to a commit, and how many conflicts it has heard of.
-        latency: how long its answers took.
-        clock: returns seconds that only grow.
+        latency: the histogram of the times of its answers.
+        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(

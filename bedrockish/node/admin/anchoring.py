@@ -17,7 +17,7 @@ from bedrockish_journal.model.anchor import Signature, Statement, read_statement
 from bedrockish_journal.storage.store import heads, open_readonly
 from bedrockish_journal.verify.anchored import founders_hash, head_hash
 
-WALL_MS_MAX = 300_000  # by which the time in a statement may differ from this node's
+WALL_MS_MAX = 300_000  # how far the time in a statement may differ from this node's time
 
 
 class Anchoring:
@@ -34,11 +34,11 @@ class Anchoring:
         self._limiter = trio.CapacityLimiter(1)
 
     async def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the order ``anchor``: with a ``statement``, its signature; else, the facts that a statement can name.
+        """Answer the order ``anchor``: sign a ``statement``, or, without one, return the facts for a statement.
 
         Raises:
             UsageError: the text is not a statement, or the statement is not true here.
-            UnavailableError: this node has not seen all of it yet, or cannot sign.
+            UnavailableError: this node lacks entries that the statement names, or cannot sign.
         """
         text = asked.get("statement")
         if text is None:

@@ -1,4 +1,4 @@
-"""Ends the links of clients that have a node keep more than there is room for, and gives back unused memory."""
+"""Bounds a node's memory for clients: ends the links of clients that do not read, and gives back unused memory."""
 
 import ctypes
 import gc
@@ -14,12 +14,12 @@ from bedrockish_net.mesh import Mesh
 
 logger = logging.getLogger(__name__)
 
-MEMORY_S = 0.25  # between two looks at the bytes that others keep
+MEMORY_S = 0.25  # between two looks at the bytes that transactions and links keep
 WAITING_BYTES_MIN = 1 << 20  # a client with fewer bytes waiting does not count as one that does not read
 STUCK_S = 5.0  # a client that has read nothing for so long loses its link when half of the memory is used
-STUCK_S_MIN = 1.0  # and when all of it is used
+STUCK_S_MIN = 1.0  # the same for a caller of HTTP, and for the slowest client, when all memory is used
 IDLE_S = 15.0  # a node that has been idle for so long gives memory back
-IDLE_LOOKS = 10  # and again so often: it drops its record of commits a minute or two later
+IDLE_LOOKS = 10  # how often it does so: an idle node drops its record of commits a minute or two later
 
 
 class Caller(Protocol):
@@ -30,7 +30,7 @@ class Caller(Protocol):
         """For how long it has not read the bytes sent to it."""
 
     def cut(self) -> None:
-        """End it at once."""
+        """End the connection at once."""
 
 
 class Sized(Protocol):
@@ -38,7 +38,7 @@ class Sized(Protocol):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The number of these bytes."""
 
 
 class Timed(Protocol):
@@ -81,10 +81,10 @@ async def watch_memory(node: Keeping) -> None:
 
 
 async def _bound(node: Keeping) -> None:
-    """Add up what others keep, and end the links of clients that do not read, or do not end what they have begun to
-    send: the sooner, the more is taken.
+    """Add up the bytes that transactions and links keep, and end the links of clients that do not read their answers,
+    or do not finish a message that they have begun to send. The more memory is taken, the sooner a link is ended.
 
-    When all is taken, one that has read nothing for a second goes before one that only reads slowly.
+    When all memory is taken, a client that has read nothing for a second loses its link before a slow reader does.
     """
     memory, patience_s = node.engine.memory, node.config.limits.idle_stream_ms / 1000
     while True:

@@ -34,15 +34,15 @@ LOOK_S = 10.0  # between two looks at the journal's length
 PACK_LOOK_S = 60.0  # between two looks for entries that have become old enough to be packed
 PACKED_MS = 3_600_000  # entries younger than an hour are not packed
 PACKING_S = 60.0  # packing runs at most so long before the journal's length and the file's size are looked at again
-PACK_REST = 4.0  # after a pack, for so many times as long as it took, nothing is packed
+PACK_REST = 4.0  # after each pack, packing pauses for so many times the duration of the pack
 SLICE, SLICE_BYTES = 200, 4 << 20  # entries removed at a time, and bytes of their bodies: some milliseconds
-FREE_MAX, FREE_KEPT = 0.25, 0.1  # parts of a file: with more free pages than that it shrinks, until so many are left
+FREE_MAX, FREE_KEPT = 0.25, 0.1  # a file with more than FREE_MAX of its pages free shrinks, until FREE_KEPT are free
 FREE_PAGES_MAX = 4_096  # so few free pages (16 MiB) are never worth the work
-SHRINK_PAGES = 100  # given back at a time: some milliseconds
+SHRINK_PAGES = 100  # pages that are given back at a time: some milliseconds
 NAME_CHARACTERS_MAX = 100
 COMMANDS_KEPT_MS = 7 * 24 * 3_600_000  # an id is remembered for at least so long after it was made
 HOLDS_MAX = 100
-HOLD_NAMES_MAX = 1_000  # a released name is remembered, or an older word of another node would bring the hold back
+HOLD_NAMES_MAX = 1_000  # a released name is remembered: else an older message of a node would bring the hold back
 
 
 def follows_wall(engine: Engine, config: Config) -> bool:
@@ -60,7 +60,7 @@ def start_core(
 ) -> Node:
     """Return the core of a node, based on its file."""
     follows = follows_wall(engine, config)
-    # Where the clock only counts it does not tell how much of the journal is recent: what is above safe time has to do.
+    # A clock that only counts does not tell which entries are recent: the entries above safe time have to suffice.
     recovered = engine.recover(config.timings.conflict_window_ms if follows else 0)
     gc.disable()  # the objects read here are not garbage, and collecting again and again would take as long as reading
     try:
@@ -87,8 +87,8 @@ class Bound:
     """How far the journal may be removed.
 
     Attributes:
-        clock: nothing later than this.
-        held: no tick above these; None: no such bound.
+        clock: the latest clock of an entry that may be removed.
+        held: the last tick of each leader that may be removed; None: no such bound.
         why: reasons for keeping more, for people.
     """
 
@@ -101,11 +101,11 @@ class Upkeep:
     """The upkeep of one node.
 
     Args:
-        core: of the node.
-        engine: its file.
-        config: its configuration at the start.
-        clocks: the machine's.
-        post: puts an event before the core.
+        core: the node's core.
+        engine: has the node's file.
+        config: the node's configuration at its start.
+        clocks: the machine's clocks.
+        post: queues an event for the core.
         durable: returns when all that was written so far is durable.
 
     Attributes:
@@ -127,16 +127,16 @@ class Upkeep:
         self.reports: list[Callable[[], dict[str, Any]]] = []
         self.orders: dict[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {}
         self._pruning = trio.Lock()
-        self._shortened = trio.Event()  # a part of the journal was removed
+        self._shortened = trio.Event()  # set when a part of the journal was removed
         self._removed = 0
         engine.scope.tick, engine.scope.skip = self.tick, self.skip
 
     def tick(self) -> int:
-        """Return a new value of the clock, for a statement that asks; durably so before it can leave."""
+        """Return a new value of the clock for a statement; its ceiling is durable before an answer can leave."""
         return self._told(self._core.tick(self._clocks.lately()))
 
     def skip(self, count: int) -> int:
-        """Advance the clock by so many values, which then belong to the caller, and return its value."""
+        """Advance the clock by ``count`` values, which then belong to the caller; return the clock's new value."""
         clock = self._core.state.clock
         clock.adjust(clock.value + count)
         return self._told(clock.value)
@@ -147,7 +147,7 @@ class Upkeep:
         return value
 
     def status(self) -> dict[str, Any]:
-        """Return the part of the node's status that is about all this."""
+        """Return the part of the node's status about its clock and its journal."""
         state = self._core.state
         holds = {name: clock for name, (_, clock) in state.holds.items() if clock != RELEASED}
         return {
@@ -162,7 +162,7 @@ class Upkeep:
         """Perform an operator's order; see the methods for each ``do``.
 
         Raises:
-            UsageError: it is nothing that can be done.
+            UsageError: the order is unknown, or its arguments are wrong.
         """
         match asked.get("do"):
             case "clock":
@@ -183,7 +183,7 @@ class Upkeep:
 
     async def set_clock(self, to: object) -> dict[str, Any]:
         """Let the clock follow the wall (``on``), only count (``off``), or do as configured
-        (``default``); None only asks. It is kept over restarts.
+        (``default``); None only asks. The setting survives restarts.
         """
         if to not in (None, "on", "off", "default"):
             raise UsageError(f"the clock can be set to on, off or default, not {to!r}")
@@ -200,7 +200,7 @@ class Upkeep:
     # -- the journal -----------------------------------------------------------------------------------------------
 
     async def hold(self, name: object, after: object, *, release: bool) -> dict[str, Any]:
-        """Keep the journal after a cursor for a reader, here and, once they hear of it, at all nodes; or no longer."""
+        """Hold the journal after a cursor for a reader, or release it; all nodes do so as soon as they hear of it."""
         state = self._core.state
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
             raise UsageError(f"a reader's name should be a text of 1 to {NAME_CHARACTERS_MAX} characters")
@@ -236,7 +236,7 @@ class Upkeep:
             clock = needed
             why.append("the last minutes before safe time may still be asked for")
         scheduled = state.schema.scheduled
-        if scheduled is not None and scheduled.txid.clock <= clock:  # it is run from the journal
+        if scheduled is not None and scheduled.txid.clock <= clock:  # the change is run from the journal
             clock = scheduled.txid.clock - 1
             why.append("a change of the schema is not in force yet")
         if force:
@@ -255,11 +255,11 @@ class Upkeep:
         return Bound(clock, held, why)
 
     async def prune(self, older_than_s: float | None, larger_than_mb: float | None, *, force: bool) -> dict[str, Any]:
-        """Remove entries older than so many seconds, and the oldest ones while the journal is larger than so much.
+        """Remove entries that are too old, and the oldest entries while the journal is too large; return a report.
 
         Args:
-            older_than_s: by the cluster's clock; None: no entry is too old.
-            larger_than_mb: of labels and transactions, in millions of bytes; None: no size is too large.
+            older_than_s: the limit of age in seconds, by the cluster's clock; None: no limit.
+            larger_than_mb: the limit of the size of labels and transactions, in millions of bytes; None: no limit.
             force: also remove entries that a member or a reader still needs; such a member must then be refilled.
         """
         async with self._pruning:
@@ -282,7 +282,7 @@ class Upkeep:
         return {"node": state.me, "removed": removed, "upto": upto, "kept": bound.why, "entries": journal.size.entries}
 
     async def _reach_writer(self) -> None:
-        """Return when no thread has the writer: whoever asks for it then holds up the loop, and links with it."""
+        """Wait until no thread has the writer: to ask for it earlier would block the loop, and links with it."""
         while self._engine.is_away:
             await self._durable()
 
@@ -293,7 +293,7 @@ class Upkeep:
             journal.remove(upto, SLICE, SLICE_BYTES)
             before, gone = gone, journal.removed
             if gone == before:
-                break  # it ends in a pack that cannot be read
+                break  # the removal has reached a pack that cannot be read
             self._post(Shortened(gone))
             await self._durable()
         return sum(gone.values()) - sum(first.values())
@@ -312,7 +312,7 @@ class Upkeep:
         """
         state = self._core.state
         if not state.clock.follows_wall or DISK_FULL in state.health.alarms:
-            return False  # each pack writes the log, and the rest of the disk is kept for others' transactions
+            return False  # a pack writes to the log, and the rest of the disk is reserved for others' transactions
         oldest = max(0, moved(state.clock.safe, -max(PACKED_MS, 2 * state.settings.conflict_window_ms)))
         ends = trio.current_time() + PACKING_S
         while True:
@@ -349,7 +349,7 @@ class Upkeep:
                 await self._durable()
                 before, room = room, journal.room
                 if room.free >= before.free:
-                    break  # others take the free pages as fast
+                    break  # other writes take the free pages as fast
                 given += before.free - room.free
         logger.info("gave %d free pages of the file back to the disk; %d are left", given, room.pages)
         return given

@@ -117,7 +117,7 @@ def _kept(core: Node) -> dict[str, int]:
 
 
 def _mode(state: State, name: str, refused: str, *, is_up: bool, now: Now) -> str:
-    """Return a member's mode, or that it is away: its last report from before its silence is not true any more."""
+    """Return a member's mode; ``AWAY`` if the member is silent, because its last report may be outdated."""
     if refused.startswith(IT_WAITS):
         return WAITING
     peer = state.roster.peers.get(name)
@@ -156,7 +156,7 @@ def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
 
 
 def clock_trouble(state: State, name: str) -> str | None:
-    """Return what to say of a peer whose clock is further ahead than we follow; None if it is not."""
+    """Return the trouble of a peer whose clock is ahead by more than we follow; None for other peers."""
     peer = state.roster.peers.get(name)
     if peer is None or not peer.ahead_ms:
         return None
@@ -167,7 +167,7 @@ def clock_trouble(state: State, name: str) -> str | None:
 
 
 def mode_trouble(state: State, name: str) -> str | None:
-    """Return what to say of a peer that does not do all of its work, as it says itself; None if it does."""
+    """Return the trouble of a peer that reports another mode than serving; None for other peers."""
     peer = state.roster.peers.get(name)
     if peer is None or peer.mode is Mode.SERVING:
         return None

@@ -1,8 +1,8 @@
 """The messages about transactions that a node lately sent and received, for the dashboard.
 
 Nothing is noted unless a reader has asked within ``PATIENCE_S``: an unwatched node pays one comparison for an event. A
-busy one notes a part of the transactions, those of the first moments of every second by their own clocks, so that all
-nodes choose the same ones without asking each other.
+busy node notes only the transactions of the first moments of every second, by the clocks of the transactions, so that
+all nodes choose the same transactions without asking each other.
 Each node knows only its own side; a page that joins the events of several nodes can draw arrows.
 """
 
@@ -26,7 +26,7 @@ from bedrockish_journal.model.transaction import Txid, decode_transaction
 
 EVENTS_MAX = 2_000  # some hundred bytes each
 PATIENCE_S = 15.0
-EVENTS_A_SECOND = 600  # more are not all noted
+EVENTS_A_SECOND = 600  # with more events, only a part of the transactions is noted
 REPLY_EVENTS_MAX = 1_000
 
 
@@ -36,11 +36,11 @@ class Seen:
 
     Attributes:
         number: counts up in the life of this process.
-        wall_ms: when, by this node's wall clock.
+        wall_ms: its time by this node's wall clock.
         kind: the message's name in lower case, or ``apply``.
-        txid: of the transaction.
+        txid: the id of the transaction.
         origin, target: its sender and its receiver; the same node for an ``apply``.
-        line: the printer's text.
+        line: the event as a line of text.
         more: facts for the page, such as the reason of a reject.
     """
 
@@ -54,7 +54,7 @@ class Seen:
     more: dict[str, str]
 
     def pack(self) -> list[Any]:
-        """Return it as plain data, short because there are many."""
+        """Return the event as plain data: a list, which is shorter than a map."""
         return [self.number, self.wall_ms, self.kind, self.txid, self.origin, self.target, self.line, self.more]
 
 
@@ -75,7 +75,7 @@ class TraceBuffer:
         """Return the events after a number, the latest if they are many, and go on noting for a while."""
         self._until = time.monotonic() + PATIENCE_S
         self.is_on = True
-        if after > self._number:  # of an earlier process
+        if after > self._number:  # a number of an earlier process
             after = 0
         found = [seen.pack() for seen in self._seen if seen.number > after][-REPLY_EVENTS_MAX:]
         return {
@@ -87,7 +87,7 @@ class TraceBuffer:
         }
 
     def note(self, what: on.Event | do.Effect) -> None:
-        """Remember it if it is about a transaction. Call it only while ``is_on``."""
+        """Note an event or effect if it is about a transaction. Call this only while ``is_on``."""
         match what:
             case do.Send(peer, message):
                 self._message(self._state.me, peer, message)

@@ -1,7 +1,7 @@
 """The table of everything that can be wrong with a node or its cluster: how to see it, and an operator's remedy.
 
-``bedrockish status`` names the troubles first and ends with 1, ``/readyz`` says no for those that make a node useless,
-each is a metric, and each has an alert rule: all of them ask this table, and docs/troubles.md and docs/alerts.yml
+``bedrockish status`` names the troubles first and exits with 1, ``/readyz`` fails for those that make a node useless,
+and each trouble has a metric and an alert rule. All of these use this table, and docs/troubles.md and docs/alerts.yml
 are printed from it. Pure: a trouble is found in the node's status, and the time is an argument.
 """
 
@@ -13,16 +13,16 @@ from bedrockish.core.protocol.health import UNPROVEN, Mode
 
 Status = Mapping[str, Any]
 
-BEHIND_MAX = 200  # commits that one has and another has not: under load there are always some
+BEHIND_MAX = 200  # commits that a node may lack: under load some are always on their way
 SILENT_MS_MAX = 3_000
 IN_DOUBT_MS_MAX = 10_000
 SAFE_LAG_MS_MAX = 10_000
-SLOW_MS_MAX = 3_000  # how old what a node closes may be when it comes here
+SLOW_MS_MAX = 3_000  # how late a voter's closed time may arrive here
 SKEW_MS_MAX = 1_000
 SYNC_MS_MAX = 1_000  # how long the disk may take for a sync, on average
-CLOCK_AHEAD_S_MAX = 10.0  # above clock_offset_ms: so far a single node may be ahead of the others
-DISK_FREE_PARTS = 10  # a disk that is freer than one part in so many …
-DISK_FREE_BYTES = 5 << 30  # … or than this is not about to be full
+CLOCK_AHEAD_S_MAX = 10.0  # more than clock_offset_ms, by which a single node may be ahead of the others
+DISK_FREE_PARTS = 10  # a disk is nearly full if less than one part in so many is free,
+DISK_FREE_BYTES = 5 << 30  # and less than so many bytes
 CERTIFICATE_DAYS = 30
 DAY_S = 86_400
 OUT_OF_SERVICE = (Mode.DAMAGED.label, Mode.REPAIRING.label)
@@ -36,9 +36,9 @@ class Kind:
         code: a stable word for programs.
         title: its meaning, as a phrase.
         do: what to do about it.
-        find: returns the trouble in a status, with the facts; empty without one.
-        useless: the node should be sent no requests: ``/readyz`` says no.
-        after_s: how long it must have been so before it is told, in seconds.
+        find: returns the text of the trouble, with its facts, from a status; empty without the trouble.
+        useless: whether clients should send the node no requests; ``/readyz`` fails then.
+        after_s: how long the trouble must last before it is reported, in seconds.
     """
 
     code: str
@@ -54,7 +54,7 @@ class Kind:
 
 
 def reaches(node: Mapping[str, Any]) -> bool:
-    """Whether a member can be reached, itself included."""
+    """Return whether a member can be reached; the node itself always can."""
     return bool(node["up"]) and node["silent_ms"] < SILENT_MS_MAX
 
 
@@ -92,7 +92,7 @@ def _read_only(status: Status) -> str:
     if status.get("mode") != Mode.READ_ONLY.label or status["trouble"]:
         return ""
     if set(alarms) == {UNPROVEN} and status["nodes"].get(status["node"], {}).get("role") == "learner":
-        return ""  # it would take no writes anyhow
+        return ""  # a learner would take no writes anyway
     reasons = _each(str(alarm.get("reason")) for alarm in alarms.values())
     return f"this node takes no writes: {reasons}"
 
@@ -154,7 +154,7 @@ def _own_offset_ms(status: Status) -> float:
 
 
 def _comes_late(node: Mapping[str, Any]) -> bool:
-    """Whether a node's messages are as old as its clock seems to be behind: the clock is right, and the node is slow.
+    """Whether a node's messages are as old as its clock seems to be behind: then its clock is right, and it is slow.
 
     A message has the time at which it was made, and leaves when its node's disk has synced.
     """
@@ -228,7 +228,7 @@ def _workers(status: Status) -> str:
 
 
 def _half_heard(node: Mapping[str, Any]) -> bool:
-    """Whether a member comes to us, and does not answer at its address."""
+    """Whether a member connects to us, and does not answer at its address."""
     return not node["up"] and 0 < node["silent_ms"] < SILENT_MS_MAX and not node["trouble"]
 
 
@@ -563,7 +563,7 @@ class Troubles:
         """Return the troubles, in the order in which to deal with them, as plain data.
 
         Args:
-            status: of the node.
+            status: the node's status.
             now_s: a clock that only goes forward, in seconds.
         """
         found = []
@@ -579,5 +579,5 @@ class Troubles:
 
 
 def not_ready(status: Status) -> list[str]:
-    """Return why a node should be sent no requests; nothing if it should."""
+    """Return the reasons not to send requests to a node; empty if the node is ready."""
     return [str(one["text"]) for one in status.get("troubles", ()) if one["useless"]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from bedrockish.engine.storage.wal import FRAME_BYTES
 
-HELD_FRAMES_MIN = 96_000  # of a log that is used again in time there are about 32,000, and at most 64,000
+HELD_FRAMES_MIN = 96_000  # a log that no reader holds back has about 32,000 frames, and at most 64,000
 READERS_MAX = 5
 READ_LOCKS = range(123, 128)  # bytes of the -shm file, one of which a reader locks; see SQLite's file wal.c
 
@@ -27,7 +27,7 @@ def describe_held_wal(database: str, held_frames: int) -> dict[str, Any] | None:
 def readers_of(database: str) -> list[str]:
     """Return the other processes that read a database's file now, by number and name; at most ``READERS_MAX``.
 
-    The -shm file is not opened for that: to close it would drop the locks of SQLite in this process.
+    The -shm file is not opened for that: closing it would drop SQLite's locks in this process.
     """
     try:
         found = os.stat(f"{database}-shm")

@@ -15,7 +15,7 @@ from bedrockish.engine.storage.scratch_files import reserve, room_on_disk, why_n
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-FILES_MAX, RESERVE_FILES = 1 << 20, 200  # of open files; those kept for members, SQLite, and the watcher
+FILES_MAX, RESERVE_FILES = 1 << 20, 200  # the most open files; files reserved for members, SQLite, and the watcher
 
 
 def files_max() -> int:
@@ -43,8 +43,8 @@ async def watch_disk(path: str, health: Health, look: Callable[[str], dict[str, 
 
     Args:
         path: the database file.
-        health: of the node.
-        look: tells how much room there is.
+        health: the node's health.
+        look: returns the free bytes and all bytes of the disk of a path.
     """
     while True:
         room = look(path)
@@ -80,7 +80,7 @@ def why_no_room(path: str) -> str:
 
 
 class Room:
-    """Whether the file of a node that waits can be written again.
+    """The check, for a node that waits, whether its file can be written again.
 
     Attributes:
         why: why it cannot, for people.
@@ -104,7 +104,7 @@ class Room:
 
 
 async def tell_troubles(status: Callable[[], Mapping[str, Any]]) -> None:
-    """Look every few seconds, so that how long a trouble has been is known, and log those that come and go."""
+    """Check for troubles every few seconds, so that their duration is known, and log their begin and end."""
     known: dict[str, str] = {}
     while True:
         found = {one["code"]: one for one in status()["troubles"]}

@@ -1,4 +1,4 @@
-"""The application: which path is answered how. All in the node's loop; a long piece of JSON is handled in a thread."""
+"""The HTTP application: paths and their handlers. Handlers run in the node's loop; a thread handles long JSON."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -45,9 +45,9 @@ from bedrockish_net.limits import Limits
 
 logger = logging.getLogger(__name__)
 
-BODY_BYTES_MAX = Limits().frame_bytes_max  # as much as any client can send
-WRITERS = trio.CapacityLimiter(2)  # each has an answer as bytes, as rows and as text
-IN_THREAD_BYTES = 256 << 10  # a body of this size takes milliseconds
+BODY_BYTES_MAX = Limits().frame_bytes_max  # the same bound as for a message of other clients
+WRITERS = trio.CapacityLimiter(2)  # threads that write JSON; each holds an answer as bytes, as rows and as text
+IN_THREAD_BYTES = 256 << 10  # longer JSON takes milliseconds, and is handled in a thread
 PAGE = {
     "index.html": "text/html",
     "style.css": "text/css",
@@ -78,7 +78,7 @@ OPERATIONS = (  # method, path, handler
     ("GET", "/livez", "alive"),
     ("GET", "/metrics", "metrics"),
 )
-NOT_FOR_HEAD = {"ask", "ask_stream", "changes"}  # HEAD would do it all, and throw the answer away
+NOT_FOR_HEAD = {"ask", "ask_stream", "changes"}  # HEAD would do all the work, and discard the answer
 
 Handler = Callable[[Request], Awaitable[Reply]]
 
@@ -87,8 +87,8 @@ class Routes:
     """The endpoints of a node by method and path.
 
     Args:
-        handlers: answers the operations.
-        found: other endpoints.
+        handlers: has the handlers of the operations.
+        found: the handlers of other endpoints, by method and path.
     """
 
     def __init__(self, handlers: "Handlers", found: Mapping[tuple[str, str], Handler]) -> None:
@@ -103,7 +103,7 @@ class Routes:
             (self._named if brace else self._exact)[method, start] = getattr(handlers, name)
 
     async def answer(self, request: Request) -> Reply:
-        """Answer a request, or say what is wrong with it."""
+        """Answer a request, with an error if it is wrong."""
         try:
             handler = self._exact.get((request.method, request.path)) or self._find(request)
             return await handler(request)
@@ -136,7 +136,7 @@ class _Page:
         self._files, self._name = files, name
 
     async def show(self, request: Request) -> Reply:
-        """Return the file that is asked for."""
+        """Return the requested file."""
         name = self._name or request.name
         if name not in self._files:
             raise StatusError(404, f"there is nothing at {request.path}; docs/http.md lists the paths")
@@ -147,14 +147,14 @@ class _Page:
 def make_app(
     node: Runtime, token: str, hosts: frozenset[str], gate: Gate, credentials: Credentials
 ) -> tuple[Guard, Pipelines]:
-    """Return what answers the callers of a node, and the keeper of its libSQL streams, whose ``watch`` the caller runs.
+    """Return the guard that serves a node's requests, and its libSQL endpoints, whose ``watch`` the caller runs.
 
     Args:
         node: the node that answers.
         token: the bearer token that callers must send; empty: none is needed.
         hosts: names under which the node may be called if callers need no login.
         gate: knows the users.
-        credentials: how the node comes in at its peers.
+        credentials: the node's credentials for links to its peers.
     """
     admission = Admission(token, gate)
     declared = DeclaredTypes(node, lambda: node.engine.schema_version)
@@ -193,11 +193,11 @@ class Handlers:
         return await self._one(request, *self._question(request))
 
     async def stream(self, request: Request) -> Reply:
-        """Run one statement that only reads, and write its rows as they come."""
+        """Run one statement that only reads, and write its rows as they are read."""
         return await self._streamed(request, *await self._command(request, read_only=True))
 
     async def ask_stream(self, request: Request) -> Reply:
-        """Run the statement in the URL, which only reads, and write its rows as they come."""
+        """Run the statement in the URL, which only reads, and write its rows as they are read."""
         return await self._streamed(request, *self._question(request))
 
     async def _streamed(self, request: Request, command: Command, objects: bool) -> Reply:
@@ -260,24 +260,24 @@ class Handlers:
         )
 
     async def status(self, _request: Request) -> Reply:
-        """Say what the node says about itself."""
+        """Return the node's status."""
         return json_reply(self._node.status())
 
     async def nodes(self, _request: Request) -> Reply:
-        """Say what the node knows of the members."""
+        """Return the part of the node's status about the members."""
         return json_reply(self._node.status()["nodes"])
 
     async def events(self, request: Request) -> Reply:
-        """Say what was lately said and heard."""
+        """Return the messages that the node lately sent and received."""
         check_seeing(self._node.engine.access, request.user)
         return json_reply(self._node.events(_number(dict(_pairs(request)).get("after", "0"))))
 
     async def changes(self, request: Request) -> Reply:
-        """Say what was committed, transaction by transaction."""
+        """Return the change feed, transaction by transaction."""
         return await changes(self._node, request)
 
     async def cluster(self, request: Request) -> Reply:
-        """Say what all nodes say."""
+        """Return the status and the latest messages of all nodes."""
         check_seeing(self._node.engine.access, request.user)
         after = {}
         for part in filter(None, dict(_pairs(request)).get("after", "").split(",")):
@@ -288,7 +288,7 @@ class Handlers:
         return json_reply(await whole_cluster(self._node, after, self._entry(request)))
 
     def _entry(self, request: Request) -> Entry:
-        """Return the login of this node at the others: without certificates, that of the caller."""
+        """Return the credentials for links to peers: this node's, and the caller's login where logins are required."""
         entry = self._credentials.entry()
         if not self._gate.users:
             return entry
@@ -297,12 +297,12 @@ class Handlers:
         return replace(entry, user=user, password=password)
 
     async def activity(self, request: Request) -> Reply:
-        """Say what all nodes did in the last hour."""
+        """Return the activity of all nodes in the last hour."""
         check_seeing(self._node.engine.access, request.user)
         return json_reply(await whole_activity(self._node, self._entry(request)))
 
     async def end_transaction(self, request: Request) -> Reply:
-        """End an open transaction, at whichever node it is."""
+        """End an open transaction at any node."""
         check_upkeep(self._node.engine.access, {"do": "end"}, request.user)
         asked = read_json(await _json_body(request))
         names = asked if isinstance(asked, dict) else {}
@@ -312,18 +312,18 @@ class Handlers:
         return json_reply(await end_transaction(self._node, node, transaction, self._entry(request)))
 
     async def alive(self, _request: Request) -> Reply:
-        """Say that the loop runs."""
+        """Answer at once: this shows that the loop runs."""
         return json_reply({"alive": True})
 
     async def ready(self, _request: Request) -> Reply:
-        """Say whether requests should be sent here."""
+        """Return whether clients should send requests to this node."""
         status = self._node.status()
         why_not = not_ready(status)
         body = {"ready": not why_not, "reasons": why_not, "troubles": status["troubles"]}
         return json_reply(body, 503 if why_not else 200)
 
     async def metrics(self, _request: Request) -> Reply:
-        """Say all numbers."""
+        """Return all metrics."""
         return Reply(metrics_text(self._node), 200, {"content-type": CONTENT_TYPE, **NOT_KEPT})
 
     @property
@@ -355,7 +355,7 @@ class Handlers:
 
 
 def _by(user: str, command: Command) -> Command:
-    """Return a command with its settings and its user; at a node without logins, a command has none."""
+    """Return a command with its settings and its user; at a node without logins, a command has no user."""
     statements = with_settings_of(command.statements, SessionValues())
     if user or statements is not command.statements:
         command = replace(command, user=user, statements=statements)
@@ -383,9 +383,9 @@ async def read_body(request: Request) -> bytes:
     """Return the body of a request.
 
     Raises:
-        StatusError: it is encoded.
-        TooLargeError: it is longer than any client may send.
-        MemoryFullError: the node has no memory for it, or the caller has begun too many others.
+        StatusError: the body has a content encoding.
+        TooLargeError: the body is longer than any client may send.
+        MemoryFullError: the node has no memory for the body, or the caller has begun too many bodies.
     """
     coding = request.headers.get("content-encoding", "identity")
     if coding.strip().lower() != "identity":

@@ -1,6 +1,7 @@
 """The change feed over HTTP: a line of JSON for each transaction, or server-sent events, as fast as they are read.
 
-A page is read when the one before it has been written, and writing waits for the reader: a slow one delays no other.
+A page is read when the page before it has been written, and writing waits for the reader. So a slow reader delays no
+other reader.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -31,9 +32,9 @@ from bedrockish_journal.feed.json_form import as_data
 LINES, EVENTS = "application/x-ndjson", "text/event-stream"
 PAGE_ROWS = 100
 POLL_S = 0.05
-WAIT_S_MAX = 300  # of a long poll; a proxy in between gives up earlier
-IN_THREAD_VALUES = 2_000  # to write so many takes milliseconds
-ALIVE_S = 10.0  # how often a reader that waits hears that the node is there, and how far it has got
+WAIT_S_MAX = 300  # the longest wait of a long poll; a proxy in between gives up earlier
+IN_THREAD_VALUES = 2_000  # so many values take milliseconds to write, and are written in a thread
+ALIVE_S = 10.0  # how often a waiting reader is sent its place in the feed, which shows that the node is alive
 OPTIONS = ("after", "table", "follow", "wait", "limit", "hold")
 
 
@@ -43,12 +44,12 @@ class Asked:
 
     Attributes:
         after: the cursor.
-        tables: only changes of these; None: of all.
-        follow: go on until the reader leaves.
+        tables: the tables whose changes are wanted; None: all tables.
+        follow: whether to go on until the reader leaves.
         wait_s: how long to wait for the first transaction, in seconds.
-        limit: of transactions; 0: none.
+        limit: the most transactions; 0: no limit.
         hold: name under which the journal after ``after`` is kept for this reader.
-        as_events: server-sent events.
+        as_events: whether to write server-sent events in place of lines.
     """
 
     after: str | None
@@ -64,7 +65,7 @@ def read_asked(request: Request) -> Asked:
     """Read the options of a request.
 
     Raises:
-        UsageError: one is wrong.
+        UsageError: an option is wrong.
     """
     given: dict[str, str] = {}
     tables: list[str] = []
@@ -92,7 +93,7 @@ def read_asked(request: Request) -> Asked:
 
 
 async def changes(node: Runtime, request: Request) -> Reply:
-    """Return the response; what is wrong at once is an error, what goes wrong later ends the lines with one.
+    """Return the response. An error that occurs after the response has begun is its last line.
 
     Raises:
         BedrockishError: the feed cannot be read from there.
@@ -133,7 +134,7 @@ async def _page(node: Runtime, feed: Feed, user: str) -> list[Committed]:
 
 
 class _Reader:
-    """Writes the feed to one reader."""
+    """The output of the feed to one reader."""
 
     def __init__(self, node: Runtime, feed: Feed, asked: Asked, user: str) -> None:
         self._node, self._feed, self._asked, self._user = node, feed, asked, user
@@ -141,7 +142,7 @@ class _Reader:
         self._left = asked.limit or -1
 
     async def lines(self, page: list[Committed]) -> AsyncGenerator[bytes]:
-        """Yield what is written to the reader, page by page; ``page`` is the first."""
+        """Yield the lines or events for the reader, page by page; ``page`` is the first page."""
         try:
             found = False
             until = trio.current_time() + self._asked.wait_s
@@ -151,7 +152,7 @@ class _Reader:
                     yield await self._transaction(one)
                     self._left -= 1
                     if not self._left:
-                        yield self._end(one.cursor)  # of the page, no more was taken than this
+                        yield self._end(one.cursor)  # the rest of the page was not taken
                         return
                 if self._feed.is_last:
                     if not self._asked.follow and (found or trio.current_time() >= until):
@@ -170,7 +171,7 @@ class _Reader:
         return await trio.to_thread.run_sync(lambda: self._line(as_data(one), str(one.cursor)))
 
     def _end(self, taken: Cursor | None = None) -> bytes:
-        """Tell how far the feed was read, also past what a filter left out; or that only so much was taken."""
+        """Return a line with the reader's place: ``taken``, or the end of all read pages, filtered changes included."""
         place = taken or self._feed.cursor
         cursor = str(place) if place.clock else ""
         return self._line({"cursor": cursor, "safe": self._feed.safe}, cursor, "place")

@@ -1,4 +1,4 @@
-"""The data of the dashboard: the status of this node and of its peers, which the ordinary client asks.
+"""The data of the dashboard: the status of this node and of its peers, which are asked through the ordinary client.
 
 So one node's page shows the whole cluster, and peers need no HTTP of their own.
 """
@@ -27,7 +27,7 @@ async def whole_cluster(node: Runtime, after: Mapping[str, int], entry: Entry) -
     Args:
         node: this node.
         after: for each member, the number of the last event that the page has.
-        entry: how this node comes in at its peers.
+        entry: the credentials for links to the peers.
     """
 
     async def ask(name: str, client: Client) -> Facts:

@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 64 << 10
 IDLE_S = 75.0  # a caller's time for a whole head, for each part of a body, and for a short body
-BODY_BYTES_S = 16 << 10  # a long body has to come as fast as this in the mean
+BODY_BYTES_S = 16 << 10  # the least mean speed at which a long body must arrive
 LOOK_S = 1.0
 FAREWELL_S, FAREWELL_READS = 1.0, 64
-SAFETY = {  # on every reply: a page that lies in another site's page, or that guesses a type, gets nothing
+SAFETY = {  # on every reply: other sites cannot embed or read it, and browsers do not guess its type
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -41,7 +41,7 @@ SAFETY = {  # on every reply: a page that lies in another site's page, or that g
     "cross-origin-opener-policy": "same-origin",
 }
 _SAFETY = "".join(f"{name}: {value}\r\n" for name, value in SAFETY.items()).encode()
-RESET = struct.pack("ii", 1, 0)  # what waits in the kernel is thrown away, too
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER that discards the bytes that wait in the kernel
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 Serves = Callable[[Request, Write], Awaitable[None]]
@@ -51,7 +51,7 @@ class Connection:
     """One connection.
 
     Args:
-        stream: the bytes.
+        stream: the stream of bytes.
         serve: answers a request, by one call of the function that it gets as the second argument.
         leaves: tells whether the node is stopping, so that connections end after their answers.
 
@@ -63,14 +63,14 @@ class Connection:
         self._stream, self._serve, self._leaves = stream, serve, leaves
         self._plain = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
         self._parser = Parser(host_of(stream), self._read_body)
-        self._waits_since = math.inf  # a write
+        self._waits_since = math.inf  # since when a write waits for the caller
         self._request: Request | None = None  # the one that is being answered
         self._is_answered = self._is_last = False
-        self._since = 0.0  # its head was here
+        self._since = 0.0  # when the head of this request had arrived
         self.until = trio.current_time() + IDLE_S
 
     async def run(self) -> None:
-        """Serve the caller until it leaves, or has to."""
+        """Serve the caller until it leaves or is disconnected."""
         try:
             while await self._answer_next():
                 pass
@@ -97,7 +97,7 @@ class Connection:
         if self._is_last:
             await self._end()
         elif parser.requests:
-            await trio.lowlevel.checkpoint()  # one that sends many at once lets others go between
+            await trio.lowlevel.checkpoint()  # a caller that sends many requests at once lets others run in between
         return not self._is_last
 
     async def _read(self) -> bool:
@@ -108,11 +108,11 @@ class Connection:
         return bool(data)
 
     async def _receive(self) -> bytes:
-        """Receive from a plain socket: wait first, where ``receive_some`` tries first, though nothing can be there.
+        """Receive from a plain socket: wait first. ``receive_some`` reads first, though no bytes can be there yet.
 
         Raises:
             OSError: the connection is broken.
-            ClosedResourceError: it is closed here.
+            ClosedResourceError: the connection was closed here.
         """
         plain = self._plain.socket
         while True:
@@ -125,7 +125,7 @@ class Connection:
 
         Raises:
             CallerGoneError: the caller has gone.
-            UsageError: it sends no valid body.
+            UsageError: the body is not valid HTTP.
         """
         self._parser.check()
         request = self._request
@@ -145,7 +145,7 @@ class Connection:
 
         Raises:
             BrokenResourceError: the caller has gone, or does not read.
-            CallerGoneError: another reply has begun: its reader sees from the missing end that it is not whole.
+            CallerGoneError: another reply has begun; the caller sees from its missing end that it is not whole.
         """
         if self._is_answered:
             raise CallerGoneError("in the middle of a reply")
@@ -161,9 +161,9 @@ class Connection:
         await self.send(head if request is not None and request.method == "HEAD" else head + body)
 
     async def _write_pieces(self, reply: Reply, pieces: AsyncGenerator[bytes]) -> None:
-        """Write a body as fast as it is read, until it is over or its reader has gone.
+        """Write a body as fast as the caller reads it, until its end or until the caller has gone.
 
-        A reader sees from the missing end that an error has cut it.
+        If an error cuts the body short, the caller sees this from the missing end.
         """
         is_chunked = self._request is not None and not self._request.is_old
         self._is_last, is_last = True, self._is_last or not is_chunked
@@ -173,7 +173,7 @@ class Connection:
             nursery.start_soon(self._watch, nursery.cancel_scope)
             try:
                 async with aclosing(pieces):
-                    piece = await anext(pieces, None)  # a generator that never began would not end what it reads
+                    piece = await anext(pieces, None)  # only a begun generator ends the stream it reads
                     head = head_of(reply, b"transfer-encoding: chunked\r\n" if is_chunked else b"", is_last=is_last)
                     self._is_answered = True
                     await self.send(head)
@@ -194,13 +194,13 @@ class Connection:
         self._is_last = is_last
 
     async def _watch(self, writing: trio.CancelScope) -> None:
-        """End what is written to a reader that has gone; the head of its next request waits in the parser."""
+        """Cancel writing to a caller that has gone; the head of a further request of the caller waits in the parser."""
         if self._request is not None and not self._request.is_whole:
-            return  # nothing takes the rest of its body, which would be kept without a bound
+            return  # nothing would take the rest of the body, which would be kept without a bound
         with suppress(*BROKEN):
             while await self._read():
                 if self._parser.requests or self._parser.fault is not None:
-                    return  # it is there; the next write tells if it leaves now
+                    return  # the caller is there; if it leaves now, the next write fails
         writing.cancel()
 
     async def send(self, data: bytes) -> None:
@@ -217,9 +217,9 @@ class Connection:
         self._waits_since = math.inf
 
     def _send_now(self, data: bytes) -> bytes:
-        """Send as much as the kernel takes, without giving others their turn; return the rest.
+        """Send as much as the kernel takes, without a checkpoint; return the rest.
 
-        The next read does that: a turn for each reply as well is a tenth of the cost of a short request.
+        The next read has a checkpoint. A second one for each reply would be a tenth of the cost of a short request.
         """
         try:
             return data[os.write(self._plain.socket.fileno(), data) :]
@@ -243,13 +243,13 @@ class Connection:
 
     @property
     def stuck_seconds(self) -> float:
-        """For how long a slice has been waiting for its reader."""
+        """For how long a write has been waiting for the caller, in seconds."""
         return max(0.0, trio.current_time() - self._waits_since)
 
     def cut(self) -> None:
         """End the connection at once and wake its tasks; bytes that the caller has not read are thrown away."""
         if self._waits_since < math.inf:
-            with suppress(OSError):  # it is closed already
+            with suppress(OSError):  # the socket is closed already
                 self._plain.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._plain.socket.close()
 
@@ -293,11 +293,11 @@ async def serve_connections(
 
     Args:
         serve: answers a request.
-        listener: listens; it is closed at the end.
+        listener: the listening socket, which is closed at the end.
         tls: the encryption of connections; None: they are plain.
         patience_s: how long a caller may take for a part of an answer, in seconds.
-        connections: where the connections are while they are served.
-        leaves: whether the node is stopping.
+        connections: the set that has each connection while it is served.
+        leaves: returns whether the node is stopping.
     """
     most, by_host = files_max(), Counter[str]()
 

@@ -23,7 +23,7 @@ from bedrockish.node.cluster.authentication import Gate
 from bedrockish.node.event_loop import Runtime
 from bedrockish_net.handshake import BROKEN
 
-OPEN = ("/livez", "/", "/favicon.ico")  # and the page's files, in which no data is
+OPEN = ("/livez", "/", "/favicon.ico")  # paths without a login, as are the page's files: they contain no data
 OPEN_BELOW = "/page/"
 HOST_CHARACTERS_MAX = 300  # a name has 253, and a port 5
 
@@ -34,7 +34,7 @@ class Admission:
     """The logins that a node accepts.
 
     Args:
-        token: the bearer token that lets a caller in; empty: none does.
+        token: the bearer token that lets a caller in; empty: no such token does.
         gate: knows the users.
     """
 
@@ -49,8 +49,8 @@ class Admission:
     async def admit_bearer(self, given: str, address: str) -> str:
         """Return the user that a bearer token stands for; empty at a node without logins.
 
-        It is the node's ``http_token``, a token of a user's, or a user and a password as Basic authentication writes
-        them: clients of libSQL's protocol have nothing but a token to send.
+        The token is the node's ``http_token``, a user's token, or a user and a password as Basic authentication writes
+        them: clients of libSQL's protocol can send a token only.
 
         Raises:
             AuthenticationError: the token is not valid.
@@ -78,14 +78,14 @@ class Admission:
 
 
 class Guard:
-    """Lets through who may ask, and lets no bug out of one request.
+    """The guard of requests: checks their logins, and answers an unexpected exception as an internal error.
 
     Args:
-        answer: answers a request that may come in.
+        answer: answers an admitted request.
         admission: the logins.
         hosts: names under which the node may be called if callers need no login.
-        caught: makes an error of a bug.
-        purse: makes the account of one request.
+        caught: turns an unexpected exception into an error.
+        purse: makes the account of the memory of one request.
         node: counts the requests.
     """
 
@@ -126,7 +126,7 @@ class Guard:
         await write(await self._answer(request))
 
     def _challenge(self) -> dict[str, str]:
-        """Return by which schemes a caller can say who it is."""
+        """Return the header that names the accepted schemes of authentication."""
         basic = ['Basic realm="bedrockish", charset="UTF-8"'] if self._admission.gate.users else []
         return {"www-authenticate": ", ".join(["Bearer", *basic])}
 
@@ -194,7 +194,7 @@ def is_foreign(headers: Headers) -> bool:
 
 
 def is_near(host: str, known: frozenset[str]) -> bool:
-    """Whether a Host header is one that no foreign name server can have led here: an address, or a name of this net."""
+    """Whether no foreign name server can have led a caller here by this Host header: an address, or a local name."""
     return _is_near(host, known) if len(host) <= HOST_CHARACTERS_MAX else False
 
 

@@ -49,7 +49,7 @@ class Request:
         came_bytes: how much of the body has come.
         is_whole: whether the whole body has come.
         is_old: whether the caller speaks HTTP/1.0, which has no chunks.
-        is_upgrade: the caller offers another protocol for this connection.
+        is_upgrade: whether the caller offers another protocol for this connection.
         is_kept_alive: whether the caller wants to send another request on this connection.
     """
 

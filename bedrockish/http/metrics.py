@@ -14,7 +14,7 @@ from bedrockish.node.event_loop import Runtime
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REJECTED = "rejected_"
-COUNTERS = {  # of each count of the node: name and description here
+COUNTERS = {  # for each count of the node: name and description of its metric
     "commits": ("commits", "Commits applied, whoever led them."),
     "commits_led": ("commits_led", "Commits that this node led."),
     "executions": ("executions", "Runs of clients' requests, repeated ones included."),
@@ -28,11 +28,11 @@ COUNTERS = {  # of each count of the node: name and description here
     "disk_errors": ("disk_errors", "Requests and tasks at which the disk could not read or write."),
     "restarts": ("restarts", "How often the node began again from its file after its program had failed."),
 }
-CLOCKS = {  # of the node's status, in milliseconds there
+CLOCKS = {  # fields of the node's status, in milliseconds there
     "closing_lag": "How far behind its clock the node closes time.",
     "clock_ahead": "How far the cluster's clock is ahead of this machine's wall clock.",
 }
-GAUGES = {  # of the node's status
+GAUGES = {  # fields of the node's status
     "in_flight": ("in_flight", "Transactions of this node that are being decided."),
     "requests": ("requests_in_flight", "Requests that are under way at this node."),
     "wal_frames": ("wal_frames", "Frames in the write-ahead log."),

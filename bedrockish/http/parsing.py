@@ -1,5 +1,5 @@
 """Requests from the bytes of one connection, read by llhttp (``httptools``), with a bound on each part that is kept.
-Without input or output.
+This module does no input or output.
 
 llhttp refuses all that two servers could understand differently: two lengths, a length next to chunks, bare line ends.
 """
@@ -34,9 +34,9 @@ class Parser:
         self._address, self._more = address, more
         self.requests: deque[Request] = deque()
         self.fault: StatusError | None = None
-        self._current: Request | None = None  # its body is not whole
+        self._current: Request | None = None  # the request whose body is not whole yet
         self._url, self._headers, self._count = b"", dict[str, str](), 0
-        self._is_past_upgrade = False  # the head that is read was made up here
+        self._is_past_upgrade = False  # whether the head that is read comes from ``_pass_upgrade``
         self._stalled = 0  # bytes since the last head or part of a body
         self._parser = httptools.HttpRequestParser(self)
 
@@ -70,8 +70,8 @@ class Parser:
     def _pass_upgrade(self, request: Request) -> None:
         """Go on with HTTP/1.1 after a request that offers another protocol, as some clients do with their first one.
 
-        llhttp takes what follows for the other protocol; here it is the body, so a head with the same length comes
-        before it.
+        llhttp takes the bytes that follow for the other protocol, but here they are the body. So a new parser first
+        gets a made-up head with the same length.
         """
         self._parser, self._is_past_upgrade = httptools.HttpRequestParser(self), True
         names = ("content-length", "transfer-encoding")
@@ -79,10 +79,10 @@ class Parser:
         self._parser.feed_data(f"POST / HTTP/1.1\r\n{''.join(lengths)}\r\n".encode("latin-1"))
 
     def check(self) -> None:
-        """Make sure that the rest of a body can be read.
+        """Check that the rest of a body can be read.
 
         Raises:
-            UsageError: the caller has sent something else.
+            UsageError: the caller has sent invalid HTTP.
         """
         if self.fault is not None:
             raise UsageError(self.fault.text)
@@ -100,7 +100,7 @@ class Parser:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; those after a body are left out."""
+        """Take a header; headers after a body are ignored."""
         if self._current is not None:
             return
         self._count += 1

@@ -10,26 +10,26 @@ from bedrockish.engine.sqlite.limits import Memory
 from bedrockish.errors import MemoryFullError, TooLargeError
 from bedrockish.node.transactions.callers import RULE, fits
 
-WRITTEN = 2  # an answer is kept as it was given, or as text, which is longer
+WRITTEN = 2  # an answer counts so many times, because its text is longer than its encoding
 LOOK_BYTES = 1 << 20
-UNFINISHED_PARTS = 4  # bodies that are not whole may take one of so many parts of the memory
+UNFINISHED_PARTS = 4  # all bodies that are not whole may take memory_max divided by this number
 
 
 class Unfinished:
-    """The bytes of bodies that have not come to their end, each caller's with a bound of its own.
+    """The bytes of bodies that are not whole yet, with a bound for each caller.
 
     Args:
-        memory: the node's.
+        memory: the node's memory.
     """
 
     def __init__(self, memory: Memory) -> None:
         self._memory, self._held = memory, Counter[str]()
 
     def hold(self, caller: str, size: int) -> None:
-        """Count bytes of a caller's.
+        """Count bytes of a caller's bodies.
 
         Raises:
-            MemoryFullError: it has begun more than it may.
+            MemoryFullError: the caller has begun bodies beyond its share.
         """
         most, own = self._memory.max_bytes // UNFINISHED_PARTS, self._held[caller]
         if not fits(most, self._held.total(), own, size):
@@ -42,7 +42,7 @@ class Unfinished:
         self._held[caller] = own + size
 
     def give_back(self, caller: str, size: int) -> None:
-        """Count no more a body that has ended."""
+        """Stop counting a body that is whole or given up."""
         self._held[caller] -= size
         if not self._held[caller]:
             del self._held[caller]
@@ -52,9 +52,9 @@ class Purse:
     """The account of one request.
 
     Args:
-        memory: the node's.
+        memory: the node's memory.
         room: bytes that all its answers may take together.
-        unfinished: the bodies that have not come to their end.
+        unfinished: counts the bodies that are not whole yet.
 
     Attributes:
         answered: bytes of the answers so far.
@@ -89,7 +89,7 @@ class Purse:
         self._hold(WRITTEN * size)
 
     def check(self) -> None:
-        """Make sure that there is room for the answer of another statement.
+        """Check that there is room for the answer of another statement.
 
         Raises:
             TooLargeError: the answers are too long together.

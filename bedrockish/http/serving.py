@@ -23,7 +23,7 @@ BACKLOG = 100
 class ServerCertificate:
     """The node's certificate for HTTP, read again when that of its links is.
 
-    TLS looks at the context of each handshake after the first message, and takes another one if it is given one.
+    After the first message of each handshake, a callback of TLS may replace the context: ``_renew`` sets the new one.
 
     Args:
         config: the node's configuration.

@@ -1,4 +1,4 @@
-"""Results of any size over HTTP: a line of JSON for each row, written as fast as they are read."""
+"""Results of any size over HTTP: a line of JSON for each row, written as fast as the caller reads."""
 
 from collections.abc import AsyncGenerator
 
@@ -15,11 +15,12 @@ LINES = "application/x-ndjson"
 async def streamed(streams: Streams, owner: Owner, request: Request, cluster_id: str, *, objects: bool) -> Reply:
     """Return the response for a statement that reads.
 
-    Its first line has the columns, then each row is an array, or stands in an object as ``row``; the last line is an
-    object with ``rows``: how many there were, and maybe what went wrong. Without that line the result is not whole.
+    The first line has the columns. Then each line is a row: an array, or an object with the key ``row``. The last line
+    is an object with the number of rows, ``rows``, and with ``error`` if reading failed. Without that line the result
+    is not whole.
 
     Raises:
-        BedrockishError: it cannot be read.
+        BedrockishError: the stream cannot be opened.
     """
     stream = await streams.open(owner, request)
     return lines_reply(_lines(streams, stream, cluster_id, objects=objects), LINES)

@@ -1,7 +1,7 @@
-"""Hrana over HTTP: pipelines and cursors of requests on streams, which a baton holds together from call to call.
+"""Hrana over HTTP: pipelines and cursors of requests on streams. A baton names a stream from call to call.
 
-A baton is a random word, good for one call: each answer has another. An idle stream is closed after a while, and its
-open transaction is rolled back, since a node cannot tell that its client has gone.
+A baton is a random text that is valid for one call; each answer has a new baton. An idle stream is closed after a
+while, and its open transaction is rolled back, since a node cannot know that its client has gone.
 """
 
 import secrets
@@ -25,7 +25,7 @@ from bedrockish.node.transactions.callers import RULE, Owner, caller_of, has_roo
 
 IDLE_S = 10.0
 STREAMS_MAX = 1_000
-REQUESTS_MAX = 1_000  # of a pipeline
+REQUESTS_MAX = 1_000  # requests of one pipeline
 INFINITE = ResultUnsayableError()
 
 Body = Callable[[Request], Awaitable[bytes]]
@@ -38,8 +38,8 @@ class Kept:
 
     Attributes:
         session: the stream.
-        credentials: a digest of those of its caller; only that caller may go on with it.
-        caller: the user or the address whose share it is of.
+        credentials: the digest of its caller's credentials; only that caller may go on with the stream.
+        caller: the user or the address to whose share it counts.
     """
 
     session: Session
@@ -53,7 +53,7 @@ class Pipelines:
     def __init__(self, node: Runtime, declared: DeclaredTypes, body: Body) -> None:
         self._node, self._declared, self._body = node, declared, body
         self._kept: dict[str, Kept] = {}
-        self._late: deque[tuple[float, str]] = deque()  # when a baton is no longer good
+        self._late: deque[tuple[float, str]] = deque()  # the expiry of each baton, in order
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         """Return the endpoints by method and path, for versions 1 to 3."""
@@ -122,7 +122,7 @@ class Pipelines:
         return lines_reply(self._lines(kept, entries), JSON)
 
     async def _lines(self, kept: Kept, entries: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
-        """Write the answer of a cursor. Its baton is good as soon as its last line leaves."""
+        """Yield the lines of a cursor's answer. Its baton is valid as soon as the last line leaves."""
         baton, is_kept = secrets.token_urlsafe(24), False
         line = write_json({"baton": baton, "base_url": None}) + b"\n"
         try:
@@ -132,7 +132,7 @@ class Pipelines:
                     if entry["type"] == "row" and has_infinity({"rows": [entry["row"]]}):
                         entry = {"type": "error", "error": write_error(INFINITE)}
                     line = write_json(entry) + b"\n"
-            # Before the last line leaves: a client may send the baton, over another connection, once it has that line.
+            # Keep the stream before the last line leaves: with that line, a client may use the baton at once.
             is_kept = self._keep(kept, baton) is not None
             yield line
         finally:
@@ -153,7 +153,7 @@ class Pipelines:
         return found
 
     def _take(self, request: Request, baton: object) -> Kept:
-        """Return the stream that a baton stands for, or a new one; it is the request's alone until it is kept again."""
+        """Take the stream of a baton, or a new stream, and return it; only the caller uses it until ``_keep``."""
         self._close_late()
         credentials = sha256(request.headers.get("authorization", "").encode()).digest()
         if baton is None:
@@ -201,7 +201,7 @@ class Pipelines:
 
 
 def is_last_work(following: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a stream is closed by the requests that follow in its call, and nothing is run before that."""
+    """Return whether the following requests of a call close the stream, and run no statement before that."""
     kinds = list(takewhile(lambda kind: kind != "close", (one.get("type") for one in following)))
     return len(kinds) < len(following) and set(kinds) <= {"get_autocommit", "close_sql", "store_sql", "describe"}
 
@@ -210,7 +210,7 @@ async def _answer(session: Session, asked: dict[str, Any]) -> dict[str, Any]:
     """Return a stream's answer.
 
     Raises:
-        BedrockishError: the request failed, or JSON cannot say its result.
+        BedrockishError: the request failed, or JSON cannot represent its result.
     """
     response = await session.answer(asked)
     result = response.get("result", {})

@@ -1,9 +1,9 @@
 """One SQL stream of a libSQL client, the counterpart of a connection to a SQLite file.
 
 Outside of BEGIN and COMMIT each statement is a transaction of its own, which the node runs again by itself when it
-meets a conflict. A batch that is one whole transaction, as ``client.batch()`` sends it, is run as one request, with the
-same right to be run again. A transaction that a program leaves open between its calls is an open transaction of the
-node, and can be lost to a conflict: every statement says so until ROLLBACK.
+meets a conflict. A batch that is one whole transaction, as ``client.batch()`` sends it, is run as one request, which
+the node may run again, too. A transaction that a program leaves open between its calls is an open transaction of the
+node, and can lose to a conflict: then every statement raises that error until ROLLBACK.
 """
 
 import uuid
@@ -45,26 +45,26 @@ from bedrockish.sqltext.temporary import makes_temporary
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 TIMEOUT_S = 30.0
-TRIES = 20  # of a statement outside of BEGIN that meets conflicts, in a stream with TEMP objects
+TRIES = 20  # tries of a statement outside of BEGIN that meets conflicts, in a stream with TEMP objects
 KEYS_OFF, KEYS_ON = Statement("PRAGMA foreign_keys = OFF"), Statement("PRAGMA foreign_keys = ON")
 LAST = (
     "this call, in which nothing follows; send {} and what it is for in one batch, one executeMultiple(), migrate() or "
     "transaction()"
 )
 DECLARED_MAX = 500  # texts whose declared types are remembered
-READONLY = (["BEGIN", "READONLY"], ["BEGIN", "TRANSACTION", "READONLY"])  # libSQL's own way to begin what only reads
+READONLY = (["BEGIN", "READONLY"], ["BEGIN", "TRANSACTION", "READONLY"])  # libSQL's BEGIN of a read-only transaction
 _SEQUENCE = {"sequence", "execute", "batch", "describe", "store_sql", "close_sql", "get_autocommit"}
 
 
 class DeclaredTypes:
-    """The declared types of columns, asked once for a text. A schema change makes them be asked again."""
+    """The declared types of columns, asked once for each text and schema version."""
 
     def __init__(self, node: Runtime, schema_version: Callable[[], int]) -> None:
         self._node, self._schema_version = node, schema_version
         self._known: OrderedDict[tuple[int, str], list[str | None]] = OrderedDict()
 
     async def of(self, sql: str, user: str) -> list[str | None]:
-        """Return the type of each column of a statement's result; nothing if it has none or cannot be compiled."""
+        """Return the type of each column of a statement's result; empty without columns, or if it cannot compile."""
         key = (self._schema_version(), sql)
         if key not in self._known:
             try:
@@ -84,10 +84,10 @@ class Session:
     TEMP objects.
 
     Attributes:
-        closed: whether it is over.
-        purse: of the call that is answered now.
+        closed: whether the stream is closed.
+        purse: the account of the memory of the call that is answered now.
         user: the name of the caller; empty at a node without users.
-        ends: whether the stream ends with the request that is answered now, as the call that brought it says.
+        ends: whether the stream ends with the request that is answered now, by the rest of its call.
     """
 
     purse: Purse | None = None
@@ -100,18 +100,18 @@ class Session:
         self._token = Token()
         self._open: Request | None = None  # the transaction that BEGIN has opened
         self._is_uncommitted = False  # the last COMMIT has failed, and ROLLBACK may follow, as SQLite needs it
-        self._lost: BedrockishError | None = None  # why that one is over before the program ended it
-        self._keys = True  # PRAGMA foreign_keys, which is the connection's own
-        self._unchecked = False  # the open transaction has been told that it is off
-        self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
-        self._changes_schema = False  # the open transaction, so that the node knows less of its tables than itself
+        self._lost: BedrockishError | None = None  # why the open transaction is over before the program ended it
+        self._keys = True  # the value of PRAGMA foreign_keys outside of a transaction
+        self._unchecked = False  # whether foreign keys are off in the open transaction
+        self._is_switched = False  # whether PRAGMA foreign_keys was set in the open transaction
+        self._changes_schema = False  # whether the open transaction has changed the schema, so that only it knows it
         self._values = SessionValues()
         self._temporary = Temporary()
         self.closed = False
 
     @property
     def autocommit(self) -> bool:
-        """Whether no transaction is open. One that is lost counts as open until the program ends it."""
+        """Whether no transaction is open. A lost transaction counts as open until the program ends it."""
         return self._open is None and self._lost is None
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Session:
         """Answer one stream request.
 
         Raises:
-            BedrockishError: it failed; what it says of the outcome is true.
+            BedrockishError: the request failed; the error tells the outcome.
         """
         kind = asked.get("type")
         if self.closed and kind in _SEQUENCE:
@@ -177,7 +177,7 @@ class Session:
         is_own = self._is_own(sql)  # nodes see no such text
         try:
             columns = [] if is_own else (await self._columns(sql))["columns"]
-        except UnsupportedError:  # its text is right, and running it says why a node does not
+        except UnsupportedError:  # the text is valid SQL; running it raises the reason why a node refuses it
             columns = []
         return {
             "params": [{"name": name} for name in parameter_names(sql)],
@@ -194,7 +194,7 @@ class Session:
         return switched is not None and switched[1] is not None
 
     async def _columns(self, sql: str) -> dict[str, Any]:
-        """Return what the node says of a result's columns, inside of the open transaction if there is one."""
+        """Return the node's description of a result's columns, in the open transaction if there is one."""
         if self._open is None:
             (told,) = await self._node.explain(Statement(sql), self.user, columns=True)
         else:
@@ -202,7 +202,7 @@ class Session:
         return told
 
     async def _types(self, sql: str) -> list[str | None]:
-        """Return the declared types of a result's columns; nothing where they cannot be told."""
+        """Return the declared types of a result's columns; empty where they are unknown."""
         if self._open is None and self._temporary.name:
             return []  # another client's tables may have these names
         if not (self._changes_schema or self._temporary.name):
@@ -215,14 +215,14 @@ class Session:
     # -- statements ------------------------------------------------------------------------------------------------
 
     async def execute(self, statement: Statement, *, is_last: bool = False) -> Result:
-        """Run one statement: in the open transaction, or as one of its own.
+        """Run one statement, in the open transaction or as a transaction of its own, and return its result.
 
         Args:
             statement: a text with one statement.
-            is_last: the stream ends with it, so what it leaves open or set would have no effect.
+            is_last: whether the stream ends with it, so that a BEGIN or a setting would have no effect.
 
         Raises:
-            BedrockishError: it failed.
+            BedrockishError: the statement failed.
         """
         check_statement(statement.sql)
         asked = parse_begin(statement.sql)
@@ -316,13 +316,13 @@ class Session:
             return Result((), [])
         if self._open is None:
             self._keys = on
-        elif on == self._unchecked:  # else the transaction is so already
+        elif on == self._unchecked:  # else the transaction has this setting already
             await self._step(STATEMENTS, (KEYS_ON if on else KEYS_OFF,))
             self._unchecked, self._is_switched, self._changes_schema = not on, True, True
         return Result((), [])
 
     def _with_keys(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """Return statements, and before them what the node must know of foreign keys if they change the schema."""
+        """Return statements; with foreign keys off, statements that change the schema begin with the PRAGMA for it."""
         changes = any(kind_of(statement.sql) == SCHEMA for statement in statements)
         if self._keys or not changes or (self._open is not None and (self._unchecked or self._is_switched)):
             return statements
@@ -373,7 +373,7 @@ class Session:
         except BedrockishError as error:
             self._temporary.note(error)
             if not isinstance(error, UsageError) or error.details.get("ended"):
-                # After COMMIT the program knows that it is over; after anything else it has yet to say ROLLBACK.
+                # After a failed COMMIT the transaction is over; after another failure the program must send ROLLBACK.
                 self._open, self._lost = None, error if op == STATEMENTS else None
                 self._is_uncommitted = op == COMMIT
             raise
@@ -408,11 +408,11 @@ class Session:
         return self.entries(read_batch(asked, self._texts))
 
     async def entries(self, steps: Sequence[Step], *, streamed: bool = True) -> AsyncGenerator[dict[str, Any]]:
-        """Run the steps of a batch, one after the other, as they are read.
+        """Run the steps of a batch, one after the other, and yield the entries of their results as they are read.
 
         Args:
-            steps: what to run.
-            streamed: read the rows of a SELECT outside of a transaction in pieces, at the reader's pace.
+            steps: the steps.
+            streamed: whether to read the rows of a SELECT outside of a transaction in pieces, at the reader's pace.
         """
         whole = whole_transaction(steps) if self.autocommit and not self._temporary.name else None
         at_once = await self._at_once(steps, whole) if whole is not None else None
@@ -472,8 +472,9 @@ class Session:
     async def _at_once(self, steps: Sequence[Step], inner: range) -> list[dict[str, Any]] | None:
         """Run a batch that is a whole transaction as one request, which the node may run again.
 
-        None if a statement of it is at fault: then nothing happened, and the steps are run one by one, because clients
-        want the results of those before it. Any other failure is that of the first statement, which they look at first.
+        Return its entries; None if a statement is wrong: then nothing happened, and the caller runs the steps one by
+        one, because clients want the results of the steps before it. Any other failure is reported as the error of the
+        first statement, where clients look first.
         """
         nothing = Result((), [])
         commit = inner.stop
@@ -513,10 +514,10 @@ def parse_begin(sql: str) -> control.Control | None:
 
 
 def whole_transaction(steps: Sequence[Step]) -> range | None:
-    """Say which steps of a batch are the statements of one transaction that is the whole batch.
+    """Return the places of the statements in a batch that is one whole transaction; None for another batch.
 
-    That is BEGIN, then statements of which each is run if the one before it succeeded, then COMMIT in the same way, and
-    perhaps ROLLBACK for the case that COMMIT was not reached: what clients send for a list of statements.
+    Such a batch is BEGIN, then statements that each run if the step before succeeded, then COMMIT under the same
+    condition, and perhaps ROLLBACK unless COMMIT succeeded. Clients send it for a list of statements.
     """
     kinds = [parse_begin(step.statement.sql) for step in steps]
     if len(steps) < 3 or any(step.problem is not None for step in steps):

@@ -32,7 +32,7 @@ Json = Mapping[str, Any]
 
 
 class ResultUnsayableError(UsageError):
-    """Raised for a result with an infinite number, which JSON has no word for. The statement was run."""
+    """Raised for a result with an infinite number, which JSON cannot represent. The statement was run."""
 
     code = "result_unsayable"
 
@@ -47,8 +47,8 @@ class Step:
     """One step of a batch: a statement, and whether its rows are wanted.
 
     Attributes:
-        condition: tells from the outcomes of earlier steps whether it is run; None: it is.
-        problem: what is wrong with it, to be told as its own error.
+        condition: the condition, on the outcomes of earlier steps, under which it is run; None: it always is.
+        problem: the error of a malformed statement, which is answered as the error of this step.
     """
 
     statement: Statement
@@ -102,10 +102,10 @@ class Texts:
         self._texts.pop(_field(asked, "sql_id", int, where="close_sql"), None)
 
     def text(self, asked: Json, where: str) -> str:
-        """Return the text that a request gives, itself or by its number.
+        """Return the text that a request gives, directly or by its number.
 
         Raises:
-            UsageError: it gives none, or both.
+            UsageError: the request gives neither or both, or no text has this number.
         """
         sql = _field(asked, "sql", str, where=where, default=None)
         number = _field(asked, "sql_id", int, where=where, default=None)
@@ -172,15 +172,15 @@ def write_value(value: Any) -> dict[str, Any]:
 
 
 def has_infinity(result: Json) -> bool:
-    """Whether a written result has a number that JSON has no word for."""
+    """Whether a written result has an infinite number, which JSON cannot represent."""
     return any(v["type"] == "float" and math.isinf(v["value"]) for row in result["rows"] for v in row)
 
 
 def read_step(asked: object, texts: Texts, where: str = "stmt") -> Step:
-    """Return a statement that is to be run.
+    """Return the step of a statement object.
 
     Raises:
-        UsageError: it is malformed.
+        UsageError: the object is malformed.
     """
     if not isinstance(asked, Mapping):
         raise UsageError(f"{where} should be an object")
@@ -201,7 +201,7 @@ def read_step(asked: object, texts: Texts, where: str = "stmt") -> Step:
 
 
 def read_batch(asked: object, texts: Texts) -> list[Step]:
-    """Return the steps of a batch. One whose statement is malformed carries that as its problem.
+    """Return the steps of a batch. A step with a malformed statement has the error as its ``problem``.
 
     Raises:
         UsageError: the batch or a condition is malformed.
@@ -228,7 +228,7 @@ def check_condition(condition: object, place: int, where: str, depth: int = 0) -
     """Check the condition of a step.
 
     Raises:
-        UsageError: it is malformed, or speaks of a step that does not come before it.
+        UsageError: the condition is malformed, or refers to a step that does not come before.
     """
     if depth > DEPTH_MAX:
         raise UsageError(f"{where}: a condition has more than {DEPTH_MAX} others inside each other")
@@ -248,11 +248,11 @@ def check_condition(condition: object, place: int, where: str, depth: int = 0) -
 
 
 def holds(condition: Json | None, outcome: Callable[[int], bool | None], *, autocommit: bool) -> bool:
-    """Say whether a step is to be run.
+    """Return whether a step is to be run.
 
     Args:
-        condition: as ``check_condition`` has seen it.
-        outcome: of a step before it: True if it succeeded, False if it failed, None if it was skipped.
+        condition: a condition that ``check_condition`` has accepted.
+        outcome: returns the outcome of an earlier step: True if it succeeded, False if it failed, None if skipped.
         autocommit: whether no transaction is open.
     """
     if condition is None:
@@ -279,7 +279,7 @@ def write_columns(columns: Sequence[str], declared: Sequence[str | None]) -> lis
 
 
 def write_counts(result: Result) -> dict[str, Any]:
-    """Return what a statement has changed."""
+    """Return a statement's number of changed rows, and the rowid inserted last."""
     rowid = result.lastrowid
     return {
         "affected_row_count": max(0, result.rowcount),
@@ -299,14 +299,14 @@ _CONSTRAINTS = {
 
 
 def write_error(error: BedrockishError) -> dict[str, Any]:
-    """Return an ``Error``. Its code is SQLite's where SQLite has one, so that programs know what they know.
+    """Return an ``Error``, with SQLite's code where SQLite has one, because programs know these codes.
 
-    A transaction that lost to another one is ``SQLITE_BUSY``: it did not happen, and can be run again. One whose
-    outcome cannot be told is ``OUTCOME_UNKNOWN``, which no program takes for either.
+    A conflict is ``SQLITE_BUSY``: the transaction did not happen, and can be run again. An unknown outcome is
+    ``OUTCOME_UNKNOWN``, which no program takes for a commit or for a rollback.
     """
     match error:
         case ConstraintError():
-            is_key = "FOREIGN KEY" in error.message  # one that is checked at the end has no number
+            is_key = "FOREIGN KEY" in error.message  # a deferred foreign key has no extended result code
             number = error.details.get("sqlite", sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY if is_key else 0)
             return {"message": error.message, "code": _CONSTRAINTS.get(number, "SQLITE_CONSTRAINT")}
         case ConflictError():

@@ -20,7 +20,7 @@ from bedrockish.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
 PREFIX = "BEDROCKISH_"
-OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # read elsewhere
+OTHER_VARIABLES = frozenset({"URL", "DEBUG", "CONFIG", "HISTORY", "PASSWORD"})  # read in other modules
 NUMBER_MAX = 1 << 40
 LEAST = "least"  # metadata of a field: the smallest number that its key takes; by default 1
 OFF_AT_0 = {LEAST: 0}
@@ -37,21 +37,22 @@ class Bounds:
         changes_bytes_max: size of all rows that one command changes, before and after, in bytes.
         statement_ms_max: how long one statement may run, in milliseconds.
         connections_max: links of clients that are open at the same time.
-        connections_per_address_max: how many of them may come from one address.
+        connections_per_address_max: links of clients that may be open from one address.
         in_flight_max: calls of one client that run at the same time; further ones are not read yet.
         command_ms_max: how long the functions of one command that is called by name may run, in milliseconds.
         loop_ms_max: how long a request may run in the node's loop before it is run again in a worker, in milliseconds.
         workers_max: how many requests and commands run in background workers at the same time, each in a thread;
             others wait.
         open_transactions_max: interactive transactions that are open at the same time.
-        idle_transaction_ms: how long one may be idle before it is rolled back, in milliseconds; at most the conflict
-            window.
+        idle_transaction_ms: how long an interactive transaction may be idle before it is rolled back, in milliseconds;
+            at most the conflict window.
         temporary_max: sessions with TEMP objects at the same time; one link has at most a quarter of them.
         temporary_bytes_max: size of the TEMP tables of one session, in bytes.
-        idle_temporary_ms: how long they are kept between two uses, in milliseconds.
+        idle_temporary_ms: how long TEMP objects are kept between two uses, in milliseconds.
         streams_max: streamed results that are open at the same time.
-        idle_stream_ms: how long one may stay unread before it is ended, in milliseconds.
-        stream_ms_max: how long one may be read, in milliseconds; the write-ahead log cannot restart during that time.
+        idle_stream_ms: how long a streamed result may stay unread before it is ended, in milliseconds.
+        stream_ms_max: how long a streamed result may be read, in milliseconds; the write-ahead log cannot restart
+            during that time.
     """
 
     memory_max: int = 1 << 30
@@ -81,7 +82,7 @@ class Log:
     Attributes:
         level: the least important kind of line that is written: debug, info, warning or error.
         json: write each line as a JSON object.
-        slow_ms: a request that takes so long, in milliseconds from its arrival to its answer, is logged; 0: none is.
+        slow_ms: a request that takes so long, in milliseconds from its arrival to its answer, is logged; 0: no request.
     """
 
     level: str = "info"
@@ -94,8 +95,8 @@ class Clock:
     """The node's part of the cluster's clock.
 
     Attributes:
-        enable_cluster_clock: it follows the wall clock; False is the safety valve: it only counts.
-        wall_offset_ms: added to the machine's wall clock, in milliseconds; to try out what clocks that are wrong do.
+        enable_cluster_clock: whether the clock follows the wall clock; False is the safety valve: it only counts.
+        wall_offset_ms: added to the machine's wall clock, in milliseconds; to try out the effects of a wrong clock.
     """
 
     enable_cluster_clock: bool = True
@@ -104,7 +105,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How long the journal is.
+    """The length of the journal.
 
     Attributes:
         journal_prune: whether the node removes the beginning of its journal by itself, as far as no peer or reader
@@ -123,9 +124,9 @@ class Repair:
     """The detection of damaged tables, and the repair.
 
     Attributes:
-        scrub_rows_per_second: how fast it compares its tables with those of the other nodes in the background, and
+        scrub_rows_per_second: how fast a node compares its tables with those of the other nodes in the background, and
             looks its rows up in their indexes; 0: it does neither.
-        scrub_minutes: how long after the beginning of one such comparison the next begins, in minutes.
+        scrub_minutes: how long after the beginning of a comparison the next one begins, in minutes.
         repair_automatic: whether a node with damaged tables fills itself again as soon as the others say that it is
             alone; if not, it waits for 'bedrockish member repair'.
     """
@@ -137,7 +138,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All that a node is told from outside.
+    """The configuration of a node.
 
     Attributes:
         node: name of this node: a letter, then up to 15 letters, digits or _.
@@ -145,7 +146,7 @@ class Config:
         listen: where peers and clients connect, host:port. Port 0 takes a free one.
         cluster: name of the cluster; nodes of different clusters refuse each other.
         peers: the founding members and where they listen, this node included.
-        http: where HTTP is served and the dashboard is, host:port; None: nowhere.
+        http: where HTTP and the dashboard are served, host:port; None: nowhere.
         http_token: what a caller must send as a bearer token; empty: no token.
         users: names of users and the hashes of their passwords; empty: no login is required.
         plugins: Python modules with commands, and with functions and collations for SQLite; the same at all nodes.
@@ -153,8 +154,8 @@ class Config:
         limits: the limits of the node.
         log: the log.
         security: TLS and logins.
-        clock: its part of the cluster's clock.
-        journal: how long it is.
+        clock: the node's part of the cluster's clock.
+        journal: the length of the journal.
         repair: detection and repair of damaged tables.
     """
 
@@ -207,16 +208,16 @@ def build(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> Config:
-    """Put a configuration together.
+    """Build a configuration from its sources.
 
     Args:
         text: contents of the TOML file, None if there is none.
         file: its name, for error texts.
-        environment: all environment variables; those that begin with BEDROCKISH_ are looked at.
+        environment: all environment variables; only names that begin with BEDROCKISH_ are used.
         flags: key -> text, from the command line.
 
     Raises:
-        ConfigError: something in it is wrong, missing or unknown.
+        ConfigError: a key is unknown or missing, or a value is wrong.
     """
     given: dict[str, _Given] = {}
     if text is not None:
@@ -347,7 +348,7 @@ def _scalar(given: _Given, of: "dataclasses.Field[Any]") -> Any:
     """Read the value of a key.
 
     Raises:
-        ConfigError: it has not the type of the field's default, or is too small or too large.
+        ConfigError: the value has another type than the field's default, or is too small or too large.
     """
     value, default = given.value, of.default
     if isinstance(default, bool):
@@ -414,7 +415,7 @@ def _peers(given: _Given | None, node: str, listen: Address) -> dict[str, Addres
 
 
 def _check_together(timings: Settings, log: Log, given: Mapping[str, _Given]) -> None:
-    """Check what no key can know by itself."""
+    """Check the log level, and the keys that depend on each other."""
 
     def where(key: str) -> str:
         return given[key].where if key in given else key

@@ -38,7 +38,7 @@ class Security:
 
     @property
     def encrypts(self) -> bool:
-        """Say whether links are encrypted."""
+        """Whether links are encrypted with TLS, as the files of the configuration imply."""
         return bool(self.tls or self.tls_ca)
 
     def files(self, node: str) -> "Files":
@@ -55,14 +55,14 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where TLS is read from, and read again on SIGHUP.
+    """The files of TLS, which are read again on SIGHUP.
 
     Attributes:
         ca: the certificates that sign those of the nodes and clients.
-        certificate: that of this node.
-        key: its private key.
+        certificate: the certificate of this node.
+        key: the private key of that certificate.
         revoked: the list of revoked certificates; empty: none.
-        must_have_list: whether it is a mistake if that list is not there.
+        must_have_list: whether it is an error if that list does not exist.
     """
 
     ca: str
@@ -76,7 +76,7 @@ def read_users(value: object, where: str) -> Users:
     """Read the section of users: a map of names and hashes, or, from the environment, ``name=hash,name=hash``.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the value has another form, or a name or a hash in it is wrong.
     """
     if isinstance(value, str):
         pairs = dict(part.strip().partition("=")[::2] for part in value.split(",") if part.strip())
@@ -138,7 +138,7 @@ def check_security(config: Exposed) -> None:
     machines can be read, and replayed by an eavesdropper: that is refused.
 
     Raises:
-        ConfigError: it does not, or the configuration contradicts itself.
+        ConfigError: the node does not keep strangers out, or the configuration contradicts itself.
     """
     security = config.security
     files = {name: getattr(security, name) for name in ("tls_ca", "tls_certificate", "tls_key")}

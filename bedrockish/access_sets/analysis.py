@@ -1,8 +1,8 @@
-"""Gathers the reads and writes of a request, statement by statement and row by row, and bounds their size.
+"""Collects the reads and writes of a request, statement by statement and row by row, and limits their size.
 
 Every voter holds an access set until its transaction is decided, and for the conflict window after that. The access set
-of a bulk load would be larger than its rows. So where single keys of an object are many, the range from the first to
-the last stands for them: other databases call that lock escalation.
+of a bulk load would be larger than its rows. So if an object has too many keys, the range from the first to the last
+replaces them, like lock escalation in other databases.
 """
 
 from collections import Counter
@@ -23,19 +23,19 @@ from bedrockish.sqltext.session_settings import Settings, with_settings
 from bedrockish_journal.model.access_set import HIGH, AccessSet, Range
 from bedrockish_journal.model.changes import Change
 
-ROWS_MAX = 100_000  # rows that a statement or a request changes in one table, above which ...
-# ... it writes all rows from the first of them to the last, and all of the table's indexes
-POINTS_MAX = 100_000  # single keys of a transaction, above which ...
-GROUP_MAX = 10_000  # ... those of an object become a range if they are more than this
+ROWS_MAX = 100_000  # a request that changes more rows in one table counts as writing ...
+# ... the range from the first changed row to the last, and all of the table's indexes
+POINTS_MAX = 100_000  # if a transaction has more single keys, ...
+GROUP_MAX = 10_000  # ... the keys of each object with more than this many become a range
 _NO_TABLES = frozenset[str]()
-RANGES_MAX = 5_000  # ranges of a transaction, above which all of an object become one
-PLANS_BYTES = 64 << 20  # of all plans that are remembered together, of which ...
-ACCESS_BYTES = 1_000  # ... a point or range that depends on parameters takes about so many
-BYTES_MAX = 40 << 20  # of a transaction: it is sent in one frame, and the link has room for others next to it
+RANGES_MAX = 5_000  # if a transaction has more ranges, all ranges of an object become one
+PLANS_BYTES = 64 << 20  # limit for all cached plans together
+ACCESS_BYTES = 1_000  # approximate bytes of a point or range in a plan
+BYTES_MAX = 40 << 20  # limit of a transaction: it is sent in one frame, and the link needs room for other frames
 
 
 def tables_in_bulk(changes: Sequence[Change]) -> frozenset[str]:
-    """Return the tables of which so many rows change that their keys are not worth being made one by one."""
+    """Return the tables with more than ``ROWS_MAX`` changes, whose keys are not computed one by one."""
     if len(changes) <= ROWS_MAX:
         return _NO_TABLES
     counts = Counter(change.table for change in changes)
@@ -85,39 +85,39 @@ def _ranged(points: Set[bytes], ranges: Iterable[Range]) -> tuple[set[bytes], se
 
 
 class Compiled(Protocol):
-    """A statement as the analysis needs it."""
+    """The interface of a compiled statement for the analysis."""
 
     @property
     def sql(self) -> str:
-        """Its text."""
+        """The text of the statement."""
         ...
 
     @property
     def names(self) -> Sequence[str | None]:
-        """The name of each of its parameters, None for one without."""
+        """The name of each parameter; None for a parameter without a name."""
         ...
 
     @property
     def auto(self) -> object:
-        """Another text that may run instead of it, None if there is no such text."""
+        """Another text that may run in place of the statement; None if there is no such text."""
         ...
 
     @property
     def named(self) -> frozenset[str] | None:
-        """The tables that it names, as ``virtual_reads`` takes them; None if they are not known."""
+        """The tables that the statement names, for ``virtual_reads``; None if they are not known."""
         ...
 
     @property
     def settings(self) -> Settings:
-        """The settings of its session with which it runs."""
+        """The settings of the session with which the statement runs."""
         ...
 
 
 def plan_of(db: apsw.Connection, schema: Schema, piece: Compiled, check: Check = unlimited) -> ReadPlan:
-    """Return the plan of a statement's reads with its settings: a coarse one if ``check`` finds an exact one too dear.
+    """Return the plan of a statement's reads with its settings; a coarse plan if ``check`` ends the exact analysis.
 
     Raises:
-        apsw.Error: SQLite cannot prepare it.
+        apsw.Error: SQLite cannot prepare the statement.
     """
     sql, count = piece.sql, len(piece.names)
     with in_force(db, piece.settings):
@@ -125,7 +125,7 @@ def plan_of(db: apsw.Connection, schema: Schema, piece: Compiled, check: Check =
             found = analyse(db, schema, sql, count, check, is_what_runs=piece.auto is None, named=piece.named)
         except TooDearError:
             found = analyse_coarsely(db, schema, sql, count)
-    # The queries that resolve reads run without the settings, and know nothing of triggers that fire themselves.
+    # The auxiliary queries run without the settings, and do not account for recursive triggers.
     return replace(found, resolves=False) if piece.settings else found
 
 
@@ -133,13 +133,13 @@ class Analysis:
     """A cache of facts about statements and keys under one schema; replaced when the schema changes.
 
     Args:
-        db: where the statements run.
-        prepare: gives a connection the functions and collations that SQLite does not have.
-        known: the previous schema, or that of another connection, whose unchanged parts are reused.
+        db: the connection on which the statements run.
+        prepare: registers the functions and collations that SQLite does not have on a connection.
+        known: the previous schema, or another connection's schema, whose unchanged parts are reused.
         definitions: the definitions that the connection sees now, if they are known.
 
     Attributes:
-        patience: gives the check for a text that is to be analysed.
+        patience: returns the check that limits the analysis of a text.
     """
 
     patience: Callable[[str], Check]
@@ -153,13 +153,13 @@ class Analysis:
     ) -> None:
         self._db = db
         self._plans: dict[str, ReadPlan] = {}
-        self._weight = 0  # about how many bytes they take
+        self._weight = 0  # approximate bytes of the cached plans
         self.patience = lambda _: unlimited
         self.schema = read_schema(db, known, definitions)
         self.keys = WriteKeys(self.schema, prepare)
 
     def plan(self, piece: Compiled) -> ReadPlan:
-        """Return the plan of a statement's reads: a coarse one if an exact one takes too long."""
+        """Return the plan of a statement's reads; a coarse plan if the exact analysis takes too long."""
         sql = with_settings(piece.sql, piece.settings)
         known = self._plans.get(sql)
         if known is None:
@@ -172,7 +172,7 @@ class Analysis:
         return known
 
     def forget(self) -> None:
-        """Forget the plans: too many texts were seen."""
+        """Drop all cached plans, because they take more than ``PLANS_BYTES``."""
         self._plans.clear()
         self._weight = 0
 
@@ -189,13 +189,13 @@ class AccessSetBuilder:
         """Add the reads of a statement that is about to run with these parameters.
 
         Args:
-            plan: the statement's.
+            plan: the statement's plan.
             params: its parameters.
-            query: runs a query on what the statement will see. Without it, what depends on rows is a whole object.
+            query: runs a query on the statement's snapshot. Without it, dependent reads become whole objects.
 
         Returns:
-            reads to be given to ``complete`` once the statement has run, because they may depend on what it writes;
-            None: there is nothing to complete.
+            reads for ``complete`` after the statement has run, because they may depend on its writes; None if there is
+            nothing to complete.
         """
         if plan.dependents is None or query is None:
             if plan.reads_nothing:
@@ -229,13 +229,13 @@ class AccessSetBuilder:
 
         Args:
             changes: every row change.
-            blurred: tables of whose changes only the net effect is known; all of them counts as written.
+            blurred: tables with changes of which only the net effect is known; these tables count as written whole.
         """
         keys = self._analysis.keys
         writes: set[bytes] = set()
         write_ranges: set[Range] = set()
         if changes and not self._serializable:
-            # Snapshot isolation: plain reads are not certified, but the keys that constraints looked up are.
+            # Snapshot isolation: plain reads are not certified, only the keys that constraints looked up.
             self._points, self._ranges = set(), set()
         bulk = tables_in_bulk(changes)
         keys.gather(changes, bulk, (self._points, self._ranges), (writes, write_ranges))
@@ -246,5 +246,5 @@ class AccessSetBuilder:
         return access_set(self._points, self._ranges, writes, write_ranges)
 
     def spans(self, access_set: AccessSet, changes: Sequence[Change]) -> tuple[Range, ...]:
-        """Return the ``Prepared.spans`` of a request with that access set and these changes."""
+        """Return the ``Prepared.spans`` of a request with this access set and these changes."""
         return self._analysis.keys.spans(access_set.write_ranges, changes) if access_set.write_ranges else ()

@@ -1,14 +1,14 @@
-"""Lengths of values for which no single step of a statement takes long: SQLite cannot be interrupted within one.
+"""Limits on the lengths of values, so that no single step of a statement takes long: SQLite cannot interrupt a step.
 
-The time of most functions grows with the length of their values; that of a few with the product of two lengths, so one
-``trim(x, y)`` of two short books takes hours. A statement's program tells how many calls stand between two jumps at
-most: all of them. SQLite itself refuses a value above its limit. In the loop the statement is then run again in a
-worker; there the refusal is final, since nothing could end the call.
+The time of most functions grows with the length of their values. The time of a few grows with the product of two
+lengths, so that one ``trim(x, y)`` of two short books takes hours. All calls in a program are assumed to run between
+two interrupts. SQLite itself refuses a value above its limit. A statement refused in the node's loop is run again in a
+worker thread; there the refusal is final, because nothing could end the call.
 
-LIKE and GLOB try a pattern at each place of a text: the longer the pattern may be, by the statement's parameters and
-constants, the shorter the text.
+LIKE and GLOB try a pattern at each position of a text. So the longer the pattern may be, by the statement's parameters
+and constants, the shorter the text must be.
 
-The memory of a row is bounded in the same way: a program may name one long value a thousand times, and each mention is
+The memory of a row is limited in the same way: a program may name one long value a thousand times, and each mention is
 a copy, which no interrupt stops and no account of memory sees before the row is complete.
 """
 
@@ -25,23 +25,23 @@ from bedrockish.access_sets.search_costs import Searches, searches
 from bedrockish.errors import TooLargeError
 from bedrockish_journal.storage.packing import FUNCTION as UNPACKED
 
-LONGEST = 65 << 20  # bytes of a value of any statement
-LOOP_BYTES = 1 << 20  # of a value in the loop: about a millisecond for most functions
-LINE_BYTES = 4 << 20  # of all calls of a program together
-COPIES_BYTES = 32 << 20  # of all long values of a program in the loop, and ...
-WORKER_BYTES = 128 << 20  # ... of all that its calls make in a worker: about two seconds for most functions
-COPIED_BYTES = 256 << 20  # of all long values that it copies in a worker, which takes memory and hardly any time
-PATHS = 4  # arguments of a call with paths that take as long as a call
-INDEXED_BYTES = 64 << 10  # of a value in the loop that a virtual table takes, to be cut into words
-SCHEMA_BYTES = 64 << 10  # of a value in a schema statement in the loop, whose calls are unknown
+LONGEST = 65 << 20  # bytes of a value in any statement
+LOOP_BYTES = 1 << 20  # bytes of a value in the loop: about a millisecond for most functions
+LINE_BYTES = 4 << 20  # bytes of the values of all calls of a program in the loop, together
+COPIES_BYTES = 32 << 20  # bytes of all long values of a program in the loop, together
+WORKER_BYTES = 128 << 20  # bytes of all values made by calls in a worker: about two seconds for most functions
+COPIED_BYTES = 256 << 20  # bytes of all long values copied in a worker, which takes memory and hardly any time
+PATHS = 4  # so many path arguments of a call take as long as one call
+INDEXED_BYTES = 64 << 10  # bytes of a value written to a virtual table in the loop, where FTS5 cuts it into words
+SCHEMA_BYTES = 64 << 10  # bytes of a value in a schema statement in the loop, whose calls are unknown
 PATTERN_LOOP = 256  # bytes of a pattern of LIKE and GLOB in the loop; in a worker ...
 PATTERN_WORK = 1 << 30  # ... pairs of a byte of the text and one of the pattern: less than two seconds
-PATTERN, PATTERN_SHORT, PATTERN_LEAST = 1_000, 64, 16  # bytes: known; of a row or an expression; of none of these
-PATTERN_MORE = 8  # bytes that an expression adds to known ones: '%' || ? || '%'
-INDENT = 8  # characters of a constant indentation of json_pretty, in place of which four are assumed
-ARGUMENTS = 127  # of a function, each of which may go through another one
-_VARIADIC = 16  # ordinary calls that a call with paths counts for
-INSTRUCTIONS = 1_000_000  # of a program: a list of 300,000 values has as many
+PATTERN, PATTERN_SHORT, PATTERN_LEAST = 1_000, 64, 16  # bytes of a pattern: any; from a row or expression; the minimum
+PATTERN_MORE = 8  # bytes that an expression may add to a parameter, as in '%' || ? || '%'
+INDENT = 8  # a constant indentation of json_pretty of up to so many characters counts as the default of four
+ARGUMENTS = 127  # arguments of a function, each of which it may search
+_VARIADIC = 16  # a call with paths counts as so many ordinary calls
+INSTRUCTIONS = 1_000_000  # instructions of a program, as many as for a list of 300,000 values
 TOO_COMPLEX = "LIKE or GLOB pattern too complex"
 
 CALLS = frozenset(
@@ -57,7 +57,7 @@ _GROWING = frozenset(
     for count in (-1, 1, 2)
 )
 """Functions that write a character as six."""
-_GROWTH = 4  # ordinary calls that one of them counts for
+_GROWTH = 4  # a call of such a function counts as so many ordinary calls
 _LOADS = frozenset({"Variable", "Column", "VColumn", "Copy", "SCopy", "Param"})
 _COLUMNS = frozenset({"Column", "VColumn"})
 COSTLY = CALLS | _LOADS | {"String8", "Integer", "Concat"}
@@ -90,16 +90,16 @@ class Lengths:
     """The allowed lengths of a statement's values, in bytes.
 
     Attributes:
-        loop: in the node's loop.
-        in_worker: in another thread; 0: any length.
-        mentions: how many long values it may make or copy before it can be interrupted, if these bound ``in_worker``.
-        has_patterns: it calls LIKE or GLOB.
-        culprits: the functions because of which it may not be ``in_worker``, as a text.
-        is_brief: whatever is in the tables, it is over in a moment: it needs no watching.
-        constants: with patterns, bytes of its text constants that may be one; None: they are not known.
-        patterns: how many calls of LIKE and GLOB it has; negative if the pattern of one depends on a row.
-        has_calls: it calls a function, or may.
-        searches: the texts for which it searches with FTS5, if it does.
+        loop: the longest value in the node's loop.
+        in_worker: the longest value in a worker thread; 0 for any length.
+        mentions: how many long values it may make or copy before an interrupt, if that determines ``in_worker``.
+        has_patterns: whether it calls LIKE or GLOB.
+        culprits: the functions that limit ``in_worker``, as a text.
+        is_brief: whether it ends within a moment regardless of the tables' content, and needs no watchdog.
+        constants: the lengths of text constants that may be patterns; None if they are not known.
+        patterns: number of calls of LIKE and GLOB; negative if a pattern depends on a row.
+        has_calls: whether it calls a function, or may.
+        searches: the texts for which it searches with FTS5; None without a search.
     """
 
     loop: int
@@ -118,7 +118,7 @@ OF_SCHEMA = Lengths(SCHEMA_BYTES, 0, True)
 
 
 def lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
-    """Return how long the values may be of a statement that has these programs, its triggers' among them."""
+    """Return the allowed lengths of a statement's values, given its own program and those of its triggers."""
     found, searched = _lengths(programs), searches(programs)
     if any(op.name == "VUpdate" for program in programs for op in program):
         found = replace(found, loop=min(found.loop, INDEXED_BYTES))
@@ -126,7 +126,7 @@ def lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
 
 
 def _lengths(programs: Sequence[Sequence[Op]]) -> Lengths:
-    """Return the same as ``lengths``, without regard to virtual tables."""
+    """Return the same as ``lengths``, without the limits for virtual tables."""
     names = [name for program in programs for name in _names(program)]
     made = sum(map(_calls, programs))
     copied = sum(map(_copies, programs)) + max(0, _rows(programs) - 1)
@@ -171,12 +171,12 @@ def _names(program: Sequence[Op]) -> Iterator[str]:
 
 
 def _loop_cost(name: str) -> int:
-    """Return how many ordinary calls a function counts for in the loop."""
+    """Return as how many ordinary calls a call of this function counts in the loop."""
     return 0 if _is_brief_call(name) else _VARIADIC if _has_paths(name) else 1
 
 
 def _calls(program: Sequence[Op]) -> int:
-    """Return how many long values a program makes, one for each call and concatenation; paths count in part."""
+    """Return how many long values a program makes: one for each call, concatenation and ``PATHS`` path arguments."""
     found, paths, written = 0, 0, frozenset[int]()
     for op in program:
         if op.name == "Concat":
@@ -190,15 +190,15 @@ def _calls(program: Sequence[Op]) -> int:
 
 
 def _target(op: Op) -> int:
-    """Return the register that an instruction writes, as far as it may hold an argument of a call."""
+    """Return the register that an instruction writes, if it may hold an argument of a call."""
     return op.p3 if op.name in ("Column", "VColumn", "Concat", "Function", "PureFunc") else op.p2
 
 
 def _copies(program: Sequence[Op]) -> int:
-    """Return how often a program names its rows, parameters and registers again.
+    """Return how often a program repeats a load of a column, parameter or register.
 
-    The parameters, and the columns of one row, are together no longer than a value may be; each further row and each
-    further mention of all of them may be as long again.
+    The parameters together, and the columns of one row together, are no longer than one value may be. Each repetition
+    may be as long again.
     """
     most: Counter[tuple[str, int]] = Counter()
     for (name, first, _), count in Counter(
@@ -211,17 +211,17 @@ def _copies(program: Sequence[Op]) -> int:
 
 
 def _rows(programs: Sequence[Sequence[Op]]) -> int:
-    """Return on how many cursors the programs read columns."""
+    """Return the number of cursors from which the programs read columns."""
     return len({(number, op.p1) for number, program in enumerate(programs) for op in program if op.name in _COLUMNS})
 
 
 def _is_brief_call(name: str) -> bool:
-    """Return whether a function takes no time; that of packed entries gives back a value, or makes a short one."""
+    """Return whether a function takes hardly any time, such as the one that unpacks an entry's value."""
     return name in _BRIEF_CALLS or name.startswith(f"{UNPACKED}(")
 
 
 def _has_paths(name: str) -> bool:
-    """Return whether a function looks for any number of paths in a JSON text."""
+    """Return whether a function has a variable number of arguments with paths in a JSON text."""
     return name.startswith("json") and name.endswith("(-1)")
 
 
@@ -230,14 +230,14 @@ _BRIEF = Lengths(LOOP_BYTES, is_brief=True, has_calls=False)
 
 
 def _size(value: object) -> int:
-    """Return how many bytes a text or a blob has; 0 for any other value."""
+    """Return the number of bytes of a text or a blob; 0 for any other value."""
     if isinstance(value, str):
         return len(value) if len(value) > PATTERN or value.isascii() else len(value.encode(errors="replace"))
     return len(value) if isinstance(value, bytes) else 0
 
 
 def longest_pattern(lengths: Lengths, params: Sequence[object]) -> int:
-    """Return how many bytes a pattern of LIKE or GLOB may have in a worker; 0: it is not known."""
+    """Return how many bytes a pattern of LIKE or GLOB may have in a worker; 0 if it is not known."""
     if lengths.constants is None:
         return 0
     sizes = [size for size in (*lengths.constants, *map(_size, params)) if size <= PATTERN]
@@ -247,12 +247,12 @@ def longest_pattern(lengths: Lengths, params: Sequence[object]) -> int:
 
 
 def _beside_pattern(lengths: Lengths, params: Sequence[object]) -> int:
-    """Return how many bytes a value may have in a worker because of the longest pattern."""
+    """Return how many bytes a value may have in a worker, given the longest pattern."""
     return PATTERN_WORK // (longest_pattern(lengths, params) * max(1, abs(lengths.patterns)))
 
 
 def fits(lengths: Lengths, params: Sequence[object], *, in_loop: bool = False) -> bool:
-    """Return whether all texts that a statement searches for with FTS5 are short, for these parameters."""
+    """Return whether all texts that a statement searches for with FTS5 are short enough, for these parameters."""
     if lengths.searches is None:
         return True
     sizes = {place: _size(params[place]) for place in lengths.searches.params if place < len(params)}
@@ -260,7 +260,7 @@ def fits(lengths: Lengths, params: Sequence[object], *, in_loop: bool = False) -
 
 
 def shorten(db: apsw.Connection, lengths: Lengths, *, in_loop: bool, most: int, params: Sequence[object] = ()) -> None:
-    """Let values on a connection be as long as those of a statement that is about to run may be, at most ``most``."""
+    """Set a connection's limits to the lengths allowed for the statement about to run, at most ``most``."""
     length = (lengths.loop if in_loop else lengths.in_worker) or most
     if lengths.has_patterns:
         if in_loop:
@@ -275,14 +275,14 @@ def shorten(db: apsw.Connection, lengths: Lengths, *, in_loop: bool, most: int, 
 
 
 def restore(db: apsw.Connection, lengths: Lengths, *, most: int) -> None:
-    """Undo the effect of ``shorten``: the statement is over."""
+    """Undo the effect of ``shorten`` after the statement."""
     if lengths.has_patterns:
         db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
     db.limit(apsw.SQLITE_LIMIT_LENGTH, most)
 
 
 def bound(db: apsw.Connection, most: int) -> None:
-    """Give a new connection the limits of all statements: ``most`` bytes of a value, a pattern's, and a program's."""
+    """Set the limits of all statements on a new connection: of values (``most`` bytes), patterns and programs."""
     db.limit(apsw.SQLITE_LIMIT_LENGTH, most)
     db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
     db.limit(apsw.SQLITE_LIMIT_FUNCTION_ARG, ARGUMENTS)
@@ -290,7 +290,7 @@ def bound(db: apsw.Connection, most: int) -> None:
 
 
 def is_too_long(error: apsw.Error) -> bool:
-    """Return whether a statement has failed because a value or a pattern is too long."""
+    """Return whether a statement failed because a value or a pattern is too long."""
     return isinstance(error, apsw.TooBigError) or str(error) == TOO_COMPLEX
 
 

@@ -1,6 +1,6 @@
-"""A picture of the user's schema: what the analysis must know of tables, indexes and foreign keys, read once.
+"""The schema for the analysis: tables, indexes and foreign keys, read once for each schema version of a database.
 
-It is valid for one schema version of one database; whoever holds it builds a new one when the version changes.
+The owner of a ``Schema`` builds a new one when the schema's version changes.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ ROWID = -1
 
 _EXPRESSION = -2
 _CATALOGUE = "sqlite_schema"
-_HIDDEN, _VIRTUAL, _STORED = 1, 2, 3  # in PRAGMA table_xinfo: of a virtual table; the two kinds of generated columns
+_HIDDEN, _VIRTUAL, _STORED = 1, 2, 3  # PRAGMA table_xinfo: hidden columns of virtual tables; kinds of generated columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Column:
     """One column of a table.
 
     Attributes:
-        place: where its value is in a captured row; None for a generated column that is not stored.
+        place: position of its value in a captured row; None for a generated column that is not stored.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Index:
     """One index, or the primary key of a WITHOUT ROWID table.
 
     Attributes:
-        columns: numbers of the indexed columns (``ROWID`` for the rowid), then those that make entries unique.
-        specs: how each of them is compared.
-        declared: how many of them the user named; the rest only makes entries unique.
-        opaque: entries cannot be told from a row's values (expressions, VIRTUAL columns, foreign collations). Every
-            read of such an index is a read of all of it.
-        foreign: it has a collation that is not SQLite's own, so equal values cannot be told by their bytes.
+        columns: numbers of the indexed columns (``ROWID`` for the rowid), then of the columns that make entries unique.
+        specs: how each of these columns is compared.
+        declared: how many of these columns the user named; the rest only make entries unique.
+        opaque: whether entries cannot be computed from the stored values of a row alone (expressions, VIRTUAL columns,
+            collations other than SQLite's own).
+        foreign: whether it has a collation that is not SQLite's own, so that equal values may have different bytes.
         object: name of its key space.
-        sql: the statement that creates it; empty for one that belongs to a constraint.
-        stored: numbers of all the columns that an entry holds, in order; of a WITHOUT ROWID table, of the whole row.
+        sql: the statement that creates it; empty for the index of a constraint.
+        stored: numbers of all columns of an entry, in order; for a WITHOUT ROWID table, of the whole row.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """Columns of a child table that must name a row of a parent.
+    """Columns of a child table that must refer to a row of a parent.
 
     Attributes:
         parent: the parent's name as the schema spells it, or None when there is no such table.
@@ -94,8 +94,8 @@ class Table:
         columns: all columns, in order of their numbers.
         rowid_column: number of the INTEGER PRIMARY KEY column, or None.
         key: the primary key of a WITHOUT ROWID table, or None for a rowid table.
-        indexes: all its indexes; not ``key``.
-        sql: the statement that creates it.
+        indexes: all indexes but ``key``.
+        sql: the statement that creates the table.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Table:
 
     @property
     def object(self) -> str:
-        """Name of its key space."""
+        """Name of the table's key space."""
         return "t:" + self.name
 
     @property
@@ -118,7 +118,7 @@ class Table:
 
     @property
     def has_column_keys(self) -> bool:
-        """Whether changes of its rows say which columns they change: it has rowids, and all columns are captured."""
+        """Whether changes of its rows have column keys: the table has rowids, and all its columns are captured."""
         return self.key is None and all(column.place is not None for column in self.columns)
 
     @property
@@ -132,11 +132,11 @@ class Schema:
     """The schema that ``read_schema`` found.
 
     Attributes:
-        encoding: of texts in the file.
-        roots: root page -> the rowid table or index that has it; of a WITHOUT ROWID table, its primary key.
-        virtual: the virtual tables; those that own their rows are in ``tables``, too.
-        parents: the tables to which each table's foreign keys point, by folded names; also those that are not there.
-        definitions: the definitions that it was read from.
+        encoding: the encoding of texts in the file.
+        roots: root page -> its rowid table or index; for a WITHOUT ROWID table, the primary key.
+        virtual: the virtual tables; those that own their rows are also in ``tables``.
+        parents: table -> folded names of the tables to which its foreign keys point, including missing tables.
+        definitions: the definitions from which the schema was read.
     """
 
     version: int
@@ -148,7 +148,7 @@ class Schema:
     definitions: Definitions | None = field(default=None, compare=False, repr=False)
 
     def find(self, name: str) -> Table | None:
-        """Return a table, however its name is spelled."""
+        """Return the table with this name in any spelling of upper and lower case; None if none exists."""
         rows = self.definitions.by_table.get(folded(name), ()) if self.definitions is not None else ()
         return next((self.tables[row.name] for row in rows if row.kind == "table" and row.name in self.tables), None)
 
@@ -169,7 +169,7 @@ def columns_object(table: str) -> str:
 
 
 def stored_column(on: Table | Index, place: int) -> int | None:
-    """Return the number in the table of the column at a place in an entry; None if that place holds no column."""
+    """Return the table's number of the column at a position in an entry; None if an expression is there."""
     if place == ROWID:
         return ROWID
     if isinstance(on, Index):
@@ -189,9 +189,9 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
 
     Args:
         db: the connection.
-        known: the schema of before, or of another connection; only tables whose definition or whose parents' is another
-            one now are described again.
-        definitions: what the connection sees now, if that is known.
+        known: the previous schema, or another connection's schema; a table is described again only if its definition,
+            or that of a parent, has changed since.
+        definitions: the definitions that the connection sees now, if they are known.
     """
     before = known.definitions if known is not None else None
     definitions = definitions or Definitions(db, before)
@@ -226,7 +226,7 @@ def read_schema(db: apsw.Connection, known: Schema | None = None, definitions: D
 
 
 def _take_over(schema: Schema, known: Schema, gone: Iterable[Definition]) -> None:
-    """Start from the known schema, without the objects that had these definitions."""
+    """Copy the known schema, without the objects of these definitions."""
     schema.tables, schema.roots, schema.parents = dict(known.tables), dict(known.roots), dict(known.parents)
     for row in gone:
         if row.kind == "table":
@@ -264,7 +264,7 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, strict: boo
     ]
     key = next((index for index in indexes if index.primary), None) if without_rowid else None
     rowid_column = None
-    # INTEGER PRIMARY KEY DESC is the one spelling that makes an index instead of naming the rowid
+    # INTEGER PRIMARY KEY DESC is the only spelling that creates an index instead of an alias of the rowid.
     if not without_rowid and len(keys) == 1 and not any(index.primary for index in indexes):
         rowid_column = keys[0][0]
     rest = tuple(index for index in indexes if index is not key)
@@ -304,14 +304,14 @@ def _read_index(
 
 
 def _text_key(table: Table) -> Index:
-    """Return the key of a virtual table whose first column is a text by which its module finds rows."""
+    """Return the key of a virtual table whose module finds rows by the text in its first column."""
     stored = tuple(range(len(table.columns)))
     plain = (Spec("BINARY", False),)
     return Index("", table.name, True, False, True, (0,), plain, 1, False, "t:" + table.name, False, "", stored)
 
 
 def _read_foreign_keys(db: apsw.Connection, schema: Schema, name: str) -> None:
-    """Add a table's foreign keys to it; the tables to which they point are described already."""
+    """Add a table's foreign keys to it; all parent tables must have been described before."""
     table = schema.tables[name]
     grouped: dict[int, list[tuple[Any, ...]]] = {}
     for row in _rows(db, f"PRAGMA main.foreign_key_list({_quoted(name)})"):

@@ -30,12 +30,12 @@ Rows = dict[str, dict[int, Row]]
 
 @dataclass(slots=True)
 class Touched:
-    """Rows touched in a table whose rows the hook cannot show.
+    """Changed rows of a table whose rows the hook cannot show.
 
     Attributes:
-        rowids: which, in the order first touched.
-        changes: how many changes there were; more than rows means that some came and went.
-        chunks: shadow tables and rowids of written chunks, each with its bytes before; None if it is new.
+        rowids: their rowids, in the order of the first change.
+        changes: number of changes; if it is larger than the number of rows, some rows changed several times.
+        chunks: shadow table and rowid of each written chunk -> its bytes before; None for a new chunk.
     """
 
     rowids: dict[int, None] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class Touched:
 
 
 class Capture:
-    """Collects changes while a request runs; deaf otherwise.
+    """Collects row changes from ``start`` to ``stop``, and ignores all others.
 
     Attributes:
         failure: the error that ends the running statement.
-        has_temporary: the connection may have TEMP tables, whose rows are its own.
-        changed_temporary: rows of one have changed since ``start``.
+        has_temporary: whether the connection may have TEMP tables, whose rows are not replicated.
+        changed_temporary: whether rows of a TEMP table have changed since ``start``.
     """
 
     def __init__(self, db: apsw.Connection, limit_bytes: int) -> None:
@@ -68,9 +68,10 @@ class Capture:
 
     @contextmanager
     def put_away(self) -> Iterator[None]:
-        """Have no hook while statements of the node's own run; none deletes all rows, and none is kept compiled.
+        """Remove the hook while the node's own statements run, because SQLite would call it for each row.
 
-        For each row SQLite would call it, and it would have to wait for the interpreter.
+        Each call would wait for the interpreter's lock. The statements must not delete all rows of a table, and must
+        not be kept compiled.
         """
         assert self._log is None, "nobody listens"
         self._db.preupdate_hook(None)
@@ -90,7 +91,7 @@ class Capture:
 
     @contextmanager
     def noticing(self) -> Iterator[set[str]]:
-        """Gather the names of the tables whose rows change while the block runs."""
+        """Collect the names of the tables whose rows change in the block."""
         self._noticed = found = set[str]()
         try:
             yield found
@@ -98,41 +99,41 @@ class Capture:
             self._noticed = None
 
     def start(self, size: int = 0) -> None:
-        """Start to listen for a new request; ``size`` bytes count towards its limit already."""
+        """Start to collect changes for a new request; ``size`` bytes already count towards its limit."""
         self._log, self._touched, self._size, self.failure = [], {}, size, None
         self._searched_size = 0
         self.changed_temporary = False
 
     def stop(self) -> tuple[list[Change], dict[str, Touched]]:
-        """Stop listening; return the changes, and the rowids touched in tables whose rows the hook cannot show."""
+        """Stop collecting; return the changes, and the changed rows of tables whose rows the hook cannot show."""
         log, self._log, self.failure = self._log, None, None
         assert log is not None
         touched, self._touched = self._touched, {}
         return log, touched
 
     def deafen(self) -> None:
-        """Stop listening and discard the changes that were not taken: the request failed."""
+        """Stop collecting and discard the changes, because the request failed."""
         log, self._log, self._touched, self.failure = self._log, None, {}, None
-        while log:  # piece by piece: to free a million rows at once would hold up all other threads
+        while log:  # in pieces: freeing a million rows at once would block all other threads
             del log[-FREED_AT_ONCE:]
 
     @property
     def size(self) -> int:
-        """How many bytes the changes have so far, about."""
+        """Approximate number of bytes of the changes so far."""
         return self._size
 
     @property
     def count(self) -> int:
-        """How many changes there are so far."""
+        """Number of changes so far."""
         return len(self._log or ())
 
     def since(self, count: int) -> list[Change]:
-        """Return the changes that came after so many others."""
+        """Return the changes after the first ``count``."""
         return (self._log or [])[count:]
 
     @property
     def blind(self) -> list[str]:
-        """The tables touched whose rows the hook cannot show."""
+        """The changed tables whose rows the hook cannot show."""
         return list(self._touched)
 
     @property
@@ -195,7 +196,7 @@ class Capture:
         log.append(Change(table.name, table.columns, op, rowid, rowid_after, before, after))
 
     def _touch(self, table: str, update: apsw.PreUpdate) -> None:
-        """Note that a row has changed which the hook cannot show."""
+        """Note a change of a row that the hook cannot show."""
         touched = self._touched.setdefault(table, Touched())
         touched.changes += 1
         if update.op != INSERT:
@@ -204,7 +205,7 @@ class Capture:
             touched.rowids[update.rowid_new] = None
 
     def _touch_chunk(self, table: str, update: apsw.PreUpdate) -> None:
-        """Note that values of some rows of vec0 have changed, which it keeps by the thousand."""
+        """Note a change of a chunk of vec0, which holds the values of many rows."""
         chunks = self._touched.setdefault(table, Touched()).chunks
         place = update.table_name, update.rowid_new if update.op == INSERT else update.rowid
         if place not in chunks:
@@ -212,7 +213,7 @@ class Capture:
             chunks[place] = old[-1]
 
     def _find_in_chunks(self, table: str, touched: Touched) -> None:
-        """Touch the rows whose values in a chunk are others now. A row that comes or goes is touched already."""
+        """Note as changed the rows whose values in a chunk differ now. Inserted and deleted rows are noted already."""
         layout = f"SELECT size, rowids FROM {quote(table + '_chunks')} WHERE chunk_id = ?"
         for (name, chunk), old in touched.chunks.items():
             new: Any = self._db.execute(f"SELECT * FROM {quote(name)} WHERE rowid = ?", (chunk,)).fetchone()
@@ -220,7 +221,7 @@ class Capture:
             if old is None or new is None or found is None or new[-1] == old:
                 continue
             size, rowids = found[0], memoryview(found[1]).cast("q")
-            width = max(1, len(old) // size)  # bytes of a row, or the byte in which it has a bit
+            width = max(1, len(old) // size)  # bytes for each row; 1 if a row has only a bit
             for at in range(0, len(old), width):
                 if new[-1][at : at + width] != old[at : at + width]:
                     first = at * size // len(old)
@@ -228,9 +229,9 @@ class Capture:
         touched.chunks.clear()
 
     def blurred(self, touched: dict[str, Touched], before: Rows, after: Rows) -> list[str]:
-        """Return the tables of which some row may have come and gone, so that all of the table counts as written.
+        """Return the tables in which a row may have been inserted and deleted again; these count as written whole.
 
-        A virtual table has no other key than its rowid, and its module may write the shadow row of a row several times.
+        A virtual table has no other key than its rowid, and its module may write a row's shadow row several times.
         """
         found: list[str] = []
         for name, rows in touched.items():
@@ -243,10 +244,10 @@ class Capture:
         return found
 
     def read_rows(self, touched: dict[str, Touched]) -> Rows:
-        """Return the touched rows of tables whose rows the hook cannot show as they are now.
+        """Read the present values of the changed rows that the hook cannot show; return the rows.
 
         Raises:
-            TooLargeError: together they are over the limit.
+            TooLargeError: the changes are over the limit.
         """
         found: Rows = {}
         for name, rows_touched in touched.items():
@@ -280,7 +281,7 @@ class Capture:
         )
 
     def net_changes(self, before: Rows, after: Rows) -> Iterator[Change]:
-        """Yield the changes from ``before`` to ``after``, in an order in which no UNIQUE value ever exists twice."""
+        """Yield the changes from ``before`` to ``after``, in an order that never has a UNIQUE value twice."""
         for name, old_rows in before.items():
             table, new_rows = self._tables[name], after[name]
             both = [rowid for rowid in old_rows if rowid in new_rows]
@@ -301,7 +302,7 @@ class Capture:
 
 
 def _searched(indexes: list[list[int]], before: Row | None, after: Row | None) -> int:
-    """Return how many bytes FTS5 cuts into words for a row that changes: of each index, one of whose columns does."""
+    """Return how many bytes of a changed row FTS5 cuts into words: those of each index with a changed column."""
     found = 0
     for places in indexes:
         if before is None or after is None or any(before[place] != after[place] for place in places):
@@ -338,7 +339,7 @@ def _as_reals(table: Table, row: Row | None) -> Row | None:
 
 
 def row_bytes(row: Row) -> int:
-    """Return about how many bytes a row takes when it travels."""
+    """Return the approximate number of bytes of an encoded row."""
     size = _ROW_COST + 9 * len(row)
     for value in row:
         if type(value) is str or type(value) is bytes:

@@ -19,14 +19,14 @@ from bedrockish_journal.storage.vector_modules import Connection
 
 
 class Scratch:
-    """A private database in memory that holds copies of tables, made when the first is wanted."""
+    """A private in-memory database with empty copies of tables, created at the first use."""
 
     def __init__(self, encoding: str, prepare: Prepare) -> None:
         self._encoding, self._prepare = encoding, prepare
         self._db: apsw.Connection | None = None
 
     def columns(self, table: Table, sources: Sequence[str]) -> "ComputedColumns | None":
-        """Return the evaluator of these expressions of a table's rows; None if SQLite needs the file for it."""
+        """Return the evaluator of these expressions for a table's rows; None if SQLite cannot evaluate them here."""
         try:
             if self._db is None:
                 self._db = Connection(":memory:")
@@ -40,7 +40,7 @@ class Scratch:
 
 
 class ComputedColumns:
-    """Expressions on the rows of one table."""
+    """Evaluates expressions for rows of one table."""
 
     def __init__(self, db: apsw.Connection, table: Table, sources: Sequence[str]) -> None:
         self._db = db
@@ -61,11 +61,12 @@ class ComputedColumns:
         self._insert = f"INSERT OR ABORT INTO {name}({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         self._select = f"SELECT {', '.join(f'({source})' for source in sources)} FROM {name}"
         self._delete = f"DELETE FROM {name}"
-        db.execute(self._select)  # now it is known whether all functions are there
+        db.execute(self._select)  # fails if a function is missing
 
     def values(self, row: Row, rowid: int | None) -> Row | None:
-        """Return the values for a captured row; None if SQLite fails to compute one, as it may for a row that a partial
-        index leaves out.
+        """Return the values of the expressions for a captured row; None if SQLite fails to compute one.
+
+        It may fail for a row that a partial index leaves out.
         """
         values: list[Value] = [row[place] for place in self._places if place is not None]
         if self._has_rowid:
@@ -82,7 +83,7 @@ class ComputedColumns:
 
 
 def sources(index: Index, table: Table) -> dict[int, str] | None:
-    """Return the SQL text of each computed column of an index, by place in its columns; None if it cannot be told."""
+    """Return the SQL of each computed column of an index, by position; None if the index's SQL is not understood."""
     found: dict[int, str] = {}
     pieces: list[str] | None = None
     for place, number in enumerate(index.columns):
@@ -101,9 +102,9 @@ def sources(index: Index, table: Table) -> dict[int, str] | None:
 
 @lru_cache(maxsize=10_000)
 def told_columns(index: Index, table: Table) -> int:
-    """Return how many of the first columns of an index can be told by their bytes.
+    """Return the number of leading columns of an index whose values have comparable key bytes.
 
-    Not from one on that is compared by a collation of the application's, or whose expression is not found.
+    The first column with a collation of the application, or with an expression that is not understood, ends them.
     """
     if not index.opaque:
         return len(index.columns)

@@ -1,22 +1,22 @@
-"""Finds the probes of a program that only enforce constraints, and so are implied by the rows it changes.
+"""Finds the probes of a program that only enforce constraints, and so are implied by the rows that it changes.
 
-A row that was inserted shows by itself that its UNIQUE values were free and that its foreign keys had parents; the keys
-of changed rows say so exactly, where the bytecode often only says that a key was looked up. Such probes count as reads
-only of a statement that failed, whose changes are discarded.
+An inserted row implies that its UNIQUE values were free and that its foreign keys had parents. The keys of changed rows
+state this exactly, while the bytecode often shows only that some key was looked up. So such probes count as reads only
+if the statement failed, because its changes are then discarded.
 
-Only the exact shape that SQLite generates is recognised here; anything else stays an ordinary read.
+Only the exact sequences that SQLite generates are recognised here; any other sequence stays an ordinary read.
 """
 
 from bedrockish.access_sets.effort import Check, unlimited
 from bedrockish.access_sets.opcodes import CHANGES, FOREIGN_KEY_HALT, OPENS, POSITIONS, STEPS, UNIQUE_HALTS, Op
 
-_SELF_TESTS = frozenset({"IdxRowid", "Eq", "Rowid", "Column"})  # "is the row in the way the one being updated?"
+_SELF_TESTS = frozenset({"IdxRowid", "Eq", "Rowid", "Column"})  # test whether the row found is the one being updated
 
 
 def constraint_probes(program: list[Op], check: Check = unlimited, *, main: bool) -> set[int]:
     """Return the addresses of all positioning instructions that only enforce a constraint.
 
-    ``main`` tells the statement's own program from those of triggers and foreign-key actions.
+    ``main``: whether this is the statement's own program, and not that of a trigger or a foreign-key action.
     """
     writes = {op.p1 for op in program if op.name == "OpenWrite"}
     found: set[int] = set()
@@ -37,7 +37,7 @@ def constraint_probes(program: list[Op], check: Check = unlimited, *, main: bool
 
 
 def _ends_in_unique_halt(program: list[Op], address: int) -> bool:
-    """Return whether a probe that found a row leads only to the end of the statement with an error."""
+    """Return whether a probe that finds a row can only lead to a UNIQUE error."""
     for op in program[address + 1 : address + 4]:
         if op.name == "Halt":
             return op.p1 in UNIQUE_HALTS
@@ -76,5 +76,5 @@ def _child_scan(program: list[Op], counter: int) -> set[int]:
 
 
 def _is_foreign_key_action(program: list[Op]) -> bool:
-    """Return whether SQLite made a program for CASCADE and the like: a trigger's program says its name first."""
+    """Return whether a program is a foreign-key action such as CASCADE: a trigger's program begins with its name."""
     return bool(program) and program[0].name == "Init" and program[0].p4 is None and program[-1].name == "Halt"

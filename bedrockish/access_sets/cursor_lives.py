@@ -1,7 +1,7 @@
-"""Splits cursors that are opened again on another table or index: each of their lives gets a number of its own.
+"""Splits cursors that are opened several times on different tables or indexes: each use gets a number of its own.
 
-SQLite gives the terms of an OR one cursor, which it opens on the index of each term in turn. The cursor's position is
-in one index at a time, and that index follows from the paths of the program.
+SQLite uses one cursor for the terms of an OR, and opens it on the index of each term in turn. At each instruction the
+cursor is on one index, which follows from the paths through the program.
 """
 
 from collections.abc import Set
@@ -9,13 +9,13 @@ from collections.abc import Set
 from bedrockish.access_sets.effort import EVERY, Check, checked, unlimited
 from bedrockish.access_sets.opcodes import CURSORS, ENDS, OPENS, OPENS_PRIVATE, RESUMES, Op, may_jump
 
-_FIRST = 1 << 16  # above all numbers of cursors that SQLite gives
+_FIRST = 1 << 16  # above all cursor numbers of SQLite
 
 
 def lives_apart(program: list[Op], check: Check = unlimited) -> list[Op]:
-    """Return a program in which each cursor is opened in one place only, as far as the ways through the program tell.
+    """Return the program with a separate number for each opening of a cursor.
 
-    A cursor stays as it is if there is an instruction that its ways from different places lead to.
+    A cursor is left unchanged if an instruction that uses it can be reached from different openings.
     """
     opened: dict[int, list[int]] = {}
     used: dict[int, set[int]] = {}
@@ -28,7 +28,7 @@ def lives_apart(program: list[Op], check: Check = unlimited) -> list[Op]:
     several -= {cursor for op in program for cursor in named_otherwise(op)}
     if not several:
         return program
-    # A subroutine that leaves the cursor alone is skipped: its caller goes on with the cursor unchanged.
+    # A subroutine that does not open the cursor is skipped: its caller continues with the cursor unchanged.
     ways = _Ways(program, check)
     called = ways.reached([op.p2 for op in program if op.name == "Gosub"], returns=False)
     apart = list(program)
@@ -47,11 +47,11 @@ def lives_apart(program: list[Op], check: Check = unlimited) -> list[Op]:
 
 
 class _Ways:
-    """The ways through a program."""
+    """The paths through a program."""
 
     def __init__(self, program: list[Op], check: Check) -> None:
         self._program, self._check = program, check
-        # Where a subroutine or a coroutine may go on: behind its callers, and where there are no more rows.
+        # The addresses at which a subroutine or coroutine may continue: after its callers, and at the end of its rows.
         found: dict[int, None] = {}
         for op in checked(program, check):
             if op.name in RESUMES or op.name == "Gosub":
@@ -63,7 +63,7 @@ class _Ways:
         self._resumed = list(found)
 
     def uses(self, used: set[int], opens: set[int], start: int, *, returns: bool) -> set[int]:
-        """Return the addresses of the instructions that may use a cursor as it is opened at one of ``opens``."""
+        """Return the addresses of the instructions that may use a cursor as opened at ``start``, one of ``opens``."""
         ahead = self._following(self._program[start])
         if self._resumes(self._program[start], returns=returns):
             ahead += self._resumed
@@ -71,9 +71,9 @@ class _Ways:
         return {start} | ((reached & used) - opens)
 
     def reached(self, ahead: list[int], *, returns: bool, ends: Set[int] = frozenset()) -> set[int]:
-        """Return the addresses to which the program may come from some, not through ``ends``, and perhaps some more.
+        """Return at least the addresses that the program can reach from ``ahead`` without passing one of ``ends``.
 
-        With ``returns``, a subroutine goes on behind all its callers, and else a call goes on behind itself.
+        With ``returns``, a subroutine continues after each of its callers; otherwise a call continues after itself.
         """
         seen: set[int] = set()
         has_resumed = False
@@ -99,9 +99,9 @@ class _Ways:
 
     @staticmethod
     def _following(op: Op) -> list[int]:
-        """Return the addresses at which the program may go on after an instruction, but for those of ``_resumed``."""
+        """Return the addresses at which the program may continue after an instruction, except those of ``_resumed``."""
         if op.name == "Return":
-            return [op.address + 1] if op.p3 else []  # it does nothing where no call led to the subroutine
+            return [op.address + 1] if op.p3 else []  # with P3, it does nothing if the subroutine was not called
         found = [op.p1, op.p3] if op.name == "Jump" else []
         if may_jump(op) and op.p2:
             found.append(op.p2)
@@ -111,7 +111,7 @@ class _Ways:
 
 
 def named_otherwise(op: Op) -> tuple[int, ...]:
-    """Return the cursors that an instruction names elsewhere than first, where a number would not be changed."""
+    """Return the cursors that an instruction names in another operand than P1, in which numbers are not replaced."""
     if op.name in ("DeferredSeek", "SorterData"):
         return (op.p3,)
     return (op.p2,) if op.name in ("OpenDup", "RowCell") else ()

@@ -1,10 +1,10 @@
-"""Where the cursors of a bytecode program go: each move of a cursor as an interval of the keys of a table or index.
+"""Derives the reads of a bytecode program: each move of a cursor as an interval of the keys of a table or index.
 
-A seek gives one end of the interval. The other is given by the check that ends its loop, if every row passes it before
-any other instruction sees the row. A move that cannot be shown to be bounded reads the whole object.
+A seek gives one end of the interval. The check that ends its loop gives the other end, if every row passes the check
+before any other instruction uses the row. A move without a provable bound reads the whole object.
 
-Where a cursor goes by a column of another cursor's rows, as in a join, the interval is told twice: as far as the text
-and the parameters say (``Dependent.coarse``), and as it is once those rows are known (``Dependent.fine``).
+If a cursor is positioned by a column of another cursor's rows, as in a join, the read has two intervals: one from the
+text and the parameters alone (``Dependent.coarse``), and one that also uses those rows (``Dependent.fine``).
 """
 
 from collections import Counter
@@ -40,10 +40,10 @@ from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
 _NOT_TOLD = "index on a collation of the application, or on an expression that is not understood"
 _BEFORE_SEEK = frozenset({"IsNull", "Affinity", "Column", "Rowid", "IdxRowid", "SCopy", "Copy", "Variable", "Integer"})
-TEMPORARY = 1  # P3 of OpenRead and OpenWrite: the TEMP tables; higher: files that the connection has attached
+TEMPORARY = 1  # P3 of OpenRead and OpenWrite for TEMP tables; higher numbers are attached files
 REGISTER_ROOT = 0x10  # P5 of OpenRead and OpenWrite: the root page is in a register
 
-COLUMNS_MAX = 9  # columns of a row from which on a read of it is one of the whole row
+COLUMNS_MAX = 9  # a read of this many columns of a row, or more, is a read of the whole row
 _OF_COLUMNS = (
     POSITIONS - EXACT
     | STEPS
@@ -54,17 +54,17 @@ _OF_COLUMNS = (
 
 _SKIP_LOCKED = f"{SKIP_LOCKED}("  # as P4 of a call shows it
 
-# How every AUTOINCREMENT insert begins and ends.
+# The instructions with which every AUTOINCREMENT insert begins and ends.
 _SEQUENCE_READ = ("String8", "Null", "Rewind", "Column", "Ne", "Rowid", "Column", "AddImm", "Copy", "Goto", "Next")
 _SEQUENCE_WRITE = ("NotNull", "NewRowid", "MakeRecord", "Insert", "Close")
 
 
 @dataclass(frozen=True, slots=True)
 class FieldValues:
-    """One column of a key: all values it can have, and how it is compared.
+    """One column of a key: all values that it can have, and how it is compared.
 
     Attributes:
-        not_null: with NULL the program does not come to look for it.
+        not_null: whether the program skips the seek if the value is NULL.
     """
 
     atoms: frozenset[Atom]
@@ -81,14 +81,14 @@ class Access:
 
     Attributes:
         object: ``t:NAME`` or ``i:NAME``.
-        low: columns of its low end; none is the beginning of the object.
-        low_after: it begins after all keys that begin with ``low``.
-        high: columns of its high end; none is the end of the object.
-        high_after: it includes all keys that begin with ``high``.
-        exact: only keys that begin with one combination of the values of ``low`` are looked at, not those between.
-        equal: so many first columns have the same value at both ends, whichever of their values it is.
-        stop: where the loop may end before its range does.
-        columns: of the one row that it comes to, the columns that anything can depend on; None is the whole row.
+        low: columns of its low end; empty for the beginning of the object.
+        low_after: whether it begins after all keys that begin with ``low``.
+        high: columns of its high end; empty for the end of the object.
+        high_after: whether it includes all keys that begin with ``high``.
+        exact: whether only keys that begin with a combination of the values of ``low`` are read, and none in between.
+        equal: number of leading columns that have the same value at both ends, whichever of their values it is.
+        stop: where the loop may end before the end of the interval.
+        columns: the columns of the row on which the statement can depend, if the read is of one row; None for all.
     """
 
     object: str
@@ -103,17 +103,17 @@ class Access:
 
     @property
     def cells(self) -> frozenset[Cell]:
-        """The columns of other rows by which it goes."""
+        """The columns of other rows on which its ends depend."""
         return frozenset(atom.payload for one in (*self.low, *self.high) for atom in one.atoms if atom.kind == "column")
 
     @property
     def given(self) -> frozenset[str]:
-        """The tables by whose rows' new, automatic ids it goes."""
+        """The tables whose new rows' automatic ids its ends depend on."""
         return frozenset(atom.payload for one in (*self.low, *self.high) for atom in one.atoms if atom.kind == "new")
 
     @property
     def is_dynamic(self) -> bool:
-        """Return whether it depends on rows."""
+        """Return whether the ends of the interval depend on rows."""
         return any(atom.kind in ("column", "new") for one in (*self.low, *self.high) for atom in one.atoms)
 
 
@@ -122,9 +122,9 @@ class Dependent:
     """A read that depends on rows read before.
 
     Attributes:
-        coarse: what it reads at most, whatever those rows are.
-        fine: the same by columns of those rows.
-        reasons: why ``coarse`` is more than it may be, each with the object.
+        coarse: the interval that contains the read for any such rows.
+        fine: the narrower interval in terms of columns of those rows.
+        reasons: why ``coarse`` may be too wide, each with the object.
     """
 
     coarse: Access
@@ -133,7 +133,7 @@ class Dependent:
 
 
 def points_of(access: Access) -> Callable[[Iterable[bytes]], list[bytes]] | None:
-    """Return the function from the row keys of an access to its column keys; None: the row keys themselves count."""
+    """Return the function from the row keys of an access to its column keys; None if it reads whole rows."""
     if access.columns is None:
         return None
     size = len(object_prefix(access.object))
@@ -151,14 +151,14 @@ class ProgramReads:
     """The reads of one program.
 
     Attributes:
-        dependents: reads by columns of rows that other cursors, or the same one, come to.
-        rows: cursor -> where its rows come from: its own accesses, and cursors on the same rows.
-        on: cursor -> the one table or index that it is on.
+        dependents: reads that depend on columns of rows read by any cursor.
+        rows: cursor -> the sources of its rows: its own accesses, and cursors on the same rows.
+        on: cursor -> its table or index, if it is always on the same one.
         probes: reads that count only if the statement failed.
-        tables: names of the tables touched.
+        tables: names of the tables that the program opens.
         fallbacks: pairs of a reason and an object that is read as a whole for that reason.
-        everything: the program is not understood well enough to say even which objects are read.
-        locking: names of the tables of which it asks ``skip_locked()``.
+        everything: whether the program is not understood, so that it counts as reading the whole database.
+        locking: names of the tables for which it calls ``skip_locked()``.
     """
 
     reads: list[Access] = field(default_factory=list)
@@ -173,11 +173,11 @@ class ProgramReads:
 
     @property
     def by_column(self) -> bool:
-        """Return whether it reads single columns of some rows."""
+        """Return whether the program reads only some columns of some rows."""
         return any(one.columns is not None for one in (*self.reads, *(one.fine for one in self.dependents)))
 
     def narrowed(self, columns: Mapping[str, frozenset[str]]) -> "ProgramReads":
-        """Return these reads, with rows that are looked up by id narrowed to their needed columns, by object."""
+        """Return these reads, with exact reads narrowed to the needed columns; ``columns`` gives these by object."""
 
         def narrow(access: Access) -> Access:
             needed = columns.get(access.object)
@@ -194,7 +194,7 @@ class ProgramReads:
         )
 
     def relaxed(self, schema: Schema) -> "ProgramReads":
-        """Return these reads without those of tables in which it locks rows: only the locked rows count there."""
+        """Return these reads without those of tables in ``locking``, where only the locked rows count as read."""
         names = {name.lower() for name in self.locking}
         tables = [table for table in schema.tables.values() if table.name.lower() in names]
         objects = {table.object for table in tables} | {index.object for table in tables for index in table.indexes}
@@ -218,11 +218,11 @@ def statement_reads(
     """Return the reads of a statement's programs: its own, which is the first, and those of triggers and key actions.
 
     Args:
-        programs: as EXPLAIN shows them.
-        schema: the schema that they were compiled for.
-        check: raises when the analysis has taken its time.
-        with_stops: whether to look where loops end before their range does; only if just this program is going to run.
-        named: as ``virtual_reads`` takes it; None: not known, so that a read of a virtual table is one of everything.
+        programs: the programs, in the form of EXPLAIN.
+        schema: the schema for which they were compiled.
+        check: raises an error when the analysis has used up its time.
+        with_stops: whether to find where loops end before their range; only if exactly this program is going to run.
+        named: see ``virtual_reads``; None if unknown, so that a read of a virtual table is a read of everything.
     """
     readers = [
         _Reader(ops, schema, number, check, with_stops=with_stops, named=named) for number, ops in enumerate(programs)
@@ -235,10 +235,10 @@ def statement_reads(
 
 
 class _Reader:
-    """Reads the ranges of the cursors of one program.
+    """Derives the ranges of the cursors of one program.
 
-    Why so large: The tables of a program are made once, and the handling of each kind of instruction needs most of
-    them.
+    Why so large: The tables of facts about a program are built once, and the handling of each kind of instruction needs
+    most of them.
     """
 
     def __init__(
@@ -256,13 +256,13 @@ class _Reader:
         self._unknown: str | None = None
         self._sequences: set[int] = set()
         self._survey()
-        self._with_stops = self._with_stops and not self._temporary  # a query for the last key would not find its rows
+        self._with_stops = self._with_stops and not self._temporary  # the auxiliary query could not read TEMP tables
         self.program = Program(ops, self._cursors, self._private, self._temporary)
         self._constraints = constraint_probes(ops, check, main=number == 0)
         self._targets = jump_targets(ops)
-        self._steps: dict[int, list[Op]] = {}  # by cursor
+        self._steps: dict[int, list[Op]] = {}  # cursor -> its steps
         self._positions: dict[int, list[Op]] = {}
-        self._made: dict[int, list[Op]] = {}  # by the register that a record is made in
+        self._made: dict[int, list[Op]] = {}  # register -> the instructions that make a record in it
         for op in checked(ops, check):
             if op.name in STEPS:
                 self._steps.setdefault(op.p1, []).append(op)
@@ -306,9 +306,9 @@ class _Reader:
                 self._give_up(f"opcode {op.name}")
 
     def _keeps_sequence(self, op: Op) -> bool:
-        """Return whether an AUTOINCREMENT insert opens sqlite_sequence here, to look its row up or to write it back.
+        """Return whether an AUTOINCREMENT insert opens sqlite_sequence here, to read its row or to write it back.
 
-        It only chooses an id by it, and any id that is free is right. The cursor is the one of the table itself.
+        The insert uses the row only to choose an id, and any free id would be right, so the read does not count.
         """
         found = self._schema.roots.get(op.p2)
         if not isinstance(found, Table) or found.name != "sqlite_sequence":
@@ -352,7 +352,7 @@ class _Reader:
                 yield found.name if isinstance(found, Table) else found.table
 
     def columns(self) -> Iterator[tuple[str, frozenset[str]]]:
-        """Yield tables of which a cursor only reads some columns; that no other cursor reads more is not looked at."""
+        """Yield each table of which a cursor reads only some columns, with these; other cursors are not considered."""
         for (_, cursor), found in self._out.on.items():
             self._check()
             if not isinstance(found, Table) or not found.has_column_keys:
@@ -360,7 +360,7 @@ class _Reader:
             ops = [op for op in self._program if _names_cursor(op, cursor)]
             numbers = {stored_column(found, op.p2) for op in ops if op.name == "Column"}
             names = frozenset(found.columns[number].name for number in numbers if number is not None)
-            # With nearly all columns, a key for each costs more than it tells.
+            # For nearly all columns, the column keys would cost more than they gain.
             rest = len(found.columns) - (found.rowid_column is not None)
             if (
                 all(op.name in _OF_COLUMNS for op in ops)
@@ -370,15 +370,15 @@ class _Reader:
                 yield found.name, names
 
     def _names_of(self, register: int) -> set[str]:
-        """Return the texts that a register may hold, if it holds nothing else."""
+        """Return the text of a register if it can only hold one constant text; else no text."""
         atoms = self._registers.values(self._number, register) or ()
         values = [atom.payload[1] if atom.kind == "const" else None for atom in atoms]
         return {value for value in values if isinstance(value, str)} if len(values) == 1 else set()
 
     def _is_looked_into(self, cursor: int) -> bool:
-        """Return whether a join goes on to look for rows there.
+        """Return whether the program also positions this cursor elsewhere.
 
-        That the table is empty only spares it the way: each of its lookups, which are recorded, would find nothing.
+        Then the test for an empty table adds no read: it only skips lookups that are recorded, and would find nothing.
         """
         return any(
             (op.name in POSITIONS and op.p1 == cursor) or (op.name == "DeferredSeek" and op.p3 == cursor)
@@ -407,9 +407,9 @@ class _Reader:
             reads = self._exact(op, found[0])
         else:
             reads = self._range(op, found[0])
-        if is_probe:  # nothing but the error that it may end in depends on the row that it finds
+        if is_probe:  # only an error depends on the row that the probe finds
             self._out.probes += [read.coarse for read in reads]
-            if self._number:  # but in a key action, which goes on to change that row and may fire triggers with it
+            if self._number:  # a key action then changes the row that it finds, and may fire triggers with it
                 for read in reads:
                     self._comes_to(op.p1, read.fine)
             return
@@ -446,7 +446,7 @@ class _Reader:
         return [read]
 
     def _specs(self, found: Table | Index) -> tuple[Spec, ...]:
-        """Return how the columns of a key are compared, as far as their values tell its bytes."""
+        """Return the comparison of each leading column of a key whose values have comparable key bytes."""
         if isinstance(found, Table):
             return (ROWID_SPEC,)
         return found.specs[: told_columns(found, self._schema.tables[found.table])]
@@ -461,7 +461,10 @@ class _Reader:
         return list(range(made[0].p1, made[0].p1 + made[0].p2)) if len(made) == 1 else []
 
     def _only_known_rows(self, cursor: int, register: int, table: Table) -> list[Dependent] | None:
-        """Return the reads of a seek by rowids; rowids of known rows of this table add none. None: other sources."""
+        """Return the reads of a seek by rowid; None if the rowid may have an unknown source.
+
+        A rowid taken from a row of this table that was already read adds no read.
+        """
         atoms = self._registers.values(self._number, register)
         if atoms is None:
             return None
@@ -490,7 +493,7 @@ class _Reader:
     def _fields(
         self, registers: list[int], found: Table | Index, *, by_rows: bool = False, not_null: Set[int] = frozenset()
     ) -> Fields:
-        """Return the leading columns whose values are known, or, ``by_rows``, will be with the rows read before."""
+        """Return the leading columns whose values are known; with ``by_rows``, also from rows read before."""
         specs = self._specs(found)
         known = ("const", "param", "column", "new") if by_rows else ("const", "param")
         fields: list[FieldValues] = []
@@ -504,12 +507,12 @@ class _Reader:
         return tuple(fields)
 
     def _not_null(self, seek: Op) -> Set[int]:
-        """Return the registers that are checked right before a seek, which NULL does not pass."""
+        """Return the registers that are tested for NULL right before a seek, which is skipped if they are NULL."""
         found: set[int] = set()
         written: set[int] = set()
         for op in reversed(self._program[: seek.address]):
             if op.address + 1 in self._targets or op.name not in _BEFORE_SEEK:
-                break  # the seek can be come to another way
+                break  # the seek can be reached on another path
             if op.name == "IsNull" and op.p1 not in written:
                 found.add(op.p1)
             written |= {op.p2, op.p3} if op.name not in ("IsNull", "Affinity") else set()
@@ -549,7 +552,7 @@ class _Reader:
         return found if isinstance(found, Table) and found.key is None else None
 
     def _interval(self, op: Op, found: Table | Index, *, by_rows: bool) -> tuple[Access, list[int]]:
-        """Return where a loop goes; and, if it comes to the rows with one value in some columns, their registers."""
+        """Return the interval of a loop; and, if it reads rows with given values in some columns, their registers."""
         low: Fields = ()
         high: Fields = ()
         low_after, high_after = False, True
@@ -580,7 +583,7 @@ class _Reader:
         return Access(found.object, low, low_after, high, high_after, equal=equal), same
 
     def _equal(self, op: Op, registers: list[int], stop: list[int]) -> int:
-        """Return how many first columns are held to the values that they had at the seek, until the loop ends."""
+        """Return the number of leading columns that keep the seek's values until the loop ends."""
         last = max((one.address for one in self._steps.get(op.p1, ())), default=0)
         last = max(last, len(self._program) if last < op.address else last)
         count = 0
@@ -591,12 +594,12 @@ class _Reader:
         return count
 
     def _stop(self, op: Op, found: Table | Index) -> tuple[list[int], str] | None:
-        """Find the check that ends the loop which begins here: the registers it compares with, and its opcode."""
+        """Find the check that ends the loop begun by ``op``; return its registers and its opcode, None without one."""
         check = self._stop_check(op, found)
         return None if check is None else check[:2]
 
     def _stop_check(self, op: Op, found: Table | Index) -> tuple[list[int], str, int] | None:
-        """Return the same with the address of the check."""
+        """Return the same as ``_stop``, with the address of the check."""
         program = self._program
         first = op.address + 1
         while first < len(program) and (

@@ -1,8 +1,8 @@
-"""The definitions of a schema, as SQLite stores them, and the tables that they name: only changes are described again.
+"""The rows of ``sqlite_schema``, by table, so that only tables with changed definitions are described again.
 
-A description of thousands of tables takes seconds; a comparison of the rows of ``sqlite_schema`` with the previous ones
-takes milliseconds. The same text is the same table: SQLite's description of a table follows from the rows that have
-its name, except for foreign keys and triggers, which name others, and for virtual tables, to which others may belong.
+Describing thousands of tables takes seconds; comparing the rows of ``sqlite_schema`` with the previous ones takes
+milliseconds. SQLite's description of a table depends only on the rows with its name. The exceptions are foreign keys
+and triggers, which name other tables, and virtual tables, to which other tables may belong.
 """
 
 from collections.abc import Callable, Set
@@ -21,7 +21,7 @@ _SMALL = {ord(one): ord(one.lower()) for one in ascii_uppercase}
 
 
 class Definition(NamedTuple):
-    """A row of ``sqlite_schema``, with the name of the table that it is of in ``table``."""
+    """A row of ``sqlite_schema``; ``table`` is the name of the table to which the object belongs."""
 
     place: int
     kind: str
@@ -32,17 +32,17 @@ class Definition(NamedTuple):
 
 
 class Definitions:
-    """All of them, as a connection sees them now.
+    """All definitions that a connection sees now.
 
     Args:
         db: the connection.
-        known: some of before, or of another connection; what is the same is taken from them.
+        known: earlier definitions, or those of another connection; equal ones are taken over.
 
     Attributes:
-        by_table: those of each table, view and virtual table, whose names are as ``folded`` gives them.
-        latent: triggers and views, whose texts name tables that SQLite looks up only when they are used.
+        by_table: folded name of a table, view or virtual table -> its definitions.
+        latent: triggers and views; SQLite looks up the tables that they name only when they are used.
         virtual: the names of virtual tables.
-        system: the names of all that belongs to the database itself.
+        system: the names of the objects that belong to bedrockish itself.
     """
 
     _rows: dict[int, Definition]
@@ -54,7 +54,7 @@ class Definitions:
         found: list[Any] = db.execute(_ALL).fetchall()
         places = [row[0] for row in found]
         before = known._rows if known is not None else {}
-        # With thousands of rows it counts that no step of this loop is one of Python.
+        # With thousands of rows, this comparison must not run Python code for each row.
         fresh = [Definition(*row) for row in compress(found, map(ne, found, map(before.get, places)))]
         gone = [before[row.place] for row in fresh if row.place in before]
         gone += [before[place] for place in before.keys() - set(places)]
@@ -79,14 +79,14 @@ class Definitions:
 
     @property
     def are_many(self) -> bool:
-        """Whether SQLite itself takes long to read them, as it does on a connection that rolls a change back."""
+        """Whether SQLite itself takes long to read the schema, as it does after a schema change is rolled back."""
         return len(self._rows) > _MANY
 
     def changed_since(self, known: "Definitions | None") -> Set[str]:
         """Return the names, folded, of the tables and views whose definitions have changed."""
         if known is None:
             return self.by_table.keys()
-        if self.virtual or known.virtual:  # a virtual table may have made another one its own
+        if self.virtual or known.virtual:  # another table may have become a shadow table of a virtual one
             return self.by_table.keys() | known.by_table.keys()
         if self._since is not None and self._since[0]() is known:
             return self._since[1]
@@ -94,12 +94,12 @@ class Definitions:
         return {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
 
     def text_of(self, table: str) -> str:
-        """Return the statement that makes a table, by the name that the schema spells."""
+        """Return the CREATE TABLE statement of a table, given its name as the schema spells it; empty if unknown."""
         rows = self.by_table.get(folded(table), ())
         return next((row.sql or "" for row in rows if row.kind == "table" and row.name == table), "")
 
     def has_triggers(self, name: str) -> bool:
-        """Return whether a table or view has triggers, by its folded name."""
+        """Return whether a table or view, given its folded name, has triggers."""
         return any(row.kind == "trigger" for row in self.by_table.get(name, ()))
 
 
@@ -114,24 +114,24 @@ def _is_system(row: Definition) -> bool:
 def _names(
     known: frozenset[str], gone: list[Definition], fresh: list[Definition], wanted: Callable[[Definition], bool]
 ) -> frozenset[str]:
-    """Return the names of the rows that are wanted, of which some were known, some are gone and some are fresh."""
+    """Return the known names, without those of wanted rows in ``gone``, and with those of wanted rows in ``fresh``."""
     left = known - {row.name for row in gone if wanted(row)}
     return left | {row.name for row in fresh if wanted(row)}
 
 
 def folded(name: str) -> str:
-    """Return a name as SQLite compares it with others: only ASCII letters may be small or capital."""
+    """Return a name folded for comparison as in SQLite: only ASCII letters are folded to lower case."""
     return name.lower() if name.isascii() else name.translate(_SMALL)
 
 
 def listed(db: apsw.Connection, names: Set[str]) -> list[tuple[str, str, bool, bool]]:
-    """Return SQLite's spelling of these folded names of tables and views, as far as they exist.
+    """List the tables and views with these folded names, as far as they exist.
 
     Returns:
-        of each its name, its type, and whether it is WITHOUT ROWID and STRICT.
+        for each its name as the schema spells it, its type, and whether it is WITHOUT ROWID and STRICT.
     """
     found: list[Any] = []
-    if len(names) > _FEW:  # for a single one SQLite looks at all of them
+    if len(names) > _FEW:  # SQLite searches all tables for each single name
         found = db.execute(f"{_LISTED} pragma_table_list WHERE schema = 'main'").fetchall()
     else:
         for name in sorted(names):

@@ -1,4 +1,4 @@
-"""How long the analysis of one statement may take: past that, a coarser answer is worth more than an exact one."""
+"""The time limit of a statement's analysis, after which a coarser plan must do."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -11,15 +11,15 @@ EVERY = 256  # instructions between two checks
 
 
 class TooDearError(Exception):
-    """Raised by a ``Check`` when the analysis of a statement has taken as long as it may, wherever it runs."""
+    """Raised by a ``Check`` when the analysis of a statement has used up its time."""
 
 
 def unlimited() -> None:
-    """Let an analysis take as long as it takes."""
+    """Return without a check, so that the analysis has no time limit."""
 
 
 def checked(items: Iterable[T], check: Check) -> Iterator[T]:
-    """Yield items, with a check before every ``EVERY``-th; few items have none."""
+    """Yield items, and call ``check`` before every ``EVERY``-th item."""
     for number, item in enumerate(items, 1):
         if not number % EVERY:
             check()

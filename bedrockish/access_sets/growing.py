@@ -1,7 +1,7 @@
-"""The access set of a transaction that is still going on, statement by statement.
+"""The access set of an open transaction, which grows with each statement.
 
-It only grows, except that rows rolled back by ROLLBACK TO are no longer written. Having been there for a while, they
-have told something all the same: that their unique values were free and their parents there. So they turn into reads.
+Only ROLLBACK TO removes keys: rows that it rolls back are no longer written. But the transaction has learned from them
+that their unique values were free and their parents existed. So their written keys become reads.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,9 +17,9 @@ class Growing:
     """The reads and writes of a transaction so far.
 
     Args:
-        analysis: of the schema that it runs on.
-        serializable: its reads must still hold when it commits; otherwise only its writes and the keys that constraints
-            looked up count.
+        analysis: the analysis for the schema of the transaction.
+        serializable: whether its reads are certified at COMMIT; otherwise only its writes and the keys that constraints
+            looked up.
     """
 
     def __init__(self, analysis: Analysis, *, serializable: bool) -> None:
@@ -32,20 +32,20 @@ class Growing:
         self._write_ranges: set[Range] = set()
 
     def __len__(self) -> int:
-        """How many keys and ranges it has."""
+        """Return the number of keys and ranges."""
         points = len(self._reads) + len(self._probes) + len(self._writes)
         return points + len(self._read_ranges) + len(self._probe_ranges) + len(self._write_ranges)
 
     def read(self, piece: Compiled, params: tuple[object, ...], *, failed: bool = False) -> None:
-        """Add the reads of a statement with these parameters, or the keys that it looked up before it failed.
+        """Add the reads of a statement with these parameters; if it failed, also the keys that constraints looked up.
 
-        That decides what it failed with. Rows that it made before, and that SQLite rolled back, decide nothing else.
+        Its error depends on these keys. Rows that the failed statement changed, and SQLite rolled back, are not added.
         """
         plan = self._analysis.plan(piece)
         self._add(*(plan.bind_failed(params) if failed else plan.bind(params)))
 
     def resolve(self, piece: Compiled, params: tuple[object, ...], query: Query) -> ResolvedReads | None:
-        """Return the reads of a statement that is about to run; ``query`` sees the same data. None: no reads."""
+        """Resolve the reads of a statement about to run, with ``query`` on the same data; return None without reads."""
         plan = self._analysis.plan(piece)
         return None if plan.reads_nothing else plan.resolve(params, query)
 
@@ -55,7 +55,7 @@ class Growing:
             self._add(*resolved.complete(changes, blind))
 
     def saw(self, piece: Compiled, params: tuple[object, ...], query: Query) -> None:
-        """Add the reads of a statement that has changed nothing; ``query`` sees the same data."""
+        """Add the reads of a statement that has changed no row; ``query`` reads the same data."""
         plan = self._analysis.plan(piece)
         self._add(*(plan.bind(params) if plan.dependents is None else plan.resolve(params, query).keys()))
 
@@ -69,7 +69,7 @@ class Growing:
         self._reads.update(keys)
 
     def alone(self, piece: Compiled, params: tuple[object, ...]) -> "Growing":
-        """Return the reads of one statement, for itself."""
+        """Return a new access set with only the reads of this statement."""
         one = Growing(self._analysis, serializable=True)
         one.read(piece, params)
         return one
@@ -78,8 +78,8 @@ class Growing:
         """Add changes of rows.
 
         Args:
-            changes: every one that was made.
-            blurred: tables of whose changes only the net effect is known; all of them counts as written.
+            changes: every change that was made.
+            blurred: tables with changes of which only the net effect is known; these tables count as written whole.
         """
         keys = self._analysis.keys
         bulk = tables_in_bulk(changes)
@@ -90,14 +90,14 @@ class Growing:
             self._write_ranges.update(keys.in_bulk(name, changes))
 
     def cut(self, kept: Sequence[Change], blurred: Iterable[str]) -> None:
-        """Keep only these changes after a partial rollback. A key that is no longer written counts as read."""
+        """Keep only these changes after ROLLBACK TO; a key that is no longer written counts as read."""
         self._reads |= self._writes
         self._read_ranges |= self._write_ranges
         self._writes, self._write_ranges = set(), set()
         self.changed(kept, blurred)
 
     def merge(self, other: "Growing") -> None:
-        """Add the reads and writes of another one."""
+        """Add the reads and writes of another access set."""
         self._reads |= other._reads
         self._read_ranges |= other._read_ranges
         self._probes |= other._probes
@@ -106,25 +106,25 @@ class Growing:
         self._write_ranges |= other._write_ranges
 
     def looked_at(self) -> AccessSet:
-        """Return all keys that were read, looked up or written, as an access set of reads."""
+        """Return an access set whose reads are all keys that were read, looked up or written."""
         points, ranges = self._reads | self._probes | self._writes, {*self._read_ranges, *self._probe_ranges}
         return access_set(points, ranges | self._write_ranges, set(), set())
 
     def rests_on(self) -> AccessSet:
-        """Return the keys that no other transaction may have written since, as an access set of reads.
+        """Return an access set whose reads are all keys that no other transaction may have written since.
 
-        The transaction's own reads count only if it is serializable.
+        The transaction's reads belong to them only if it is serializable.
         """
         if self._serializable:
             return self.looked_at()
         return access_set(self._probes | self._writes, self._probe_ranges | self._write_ranges, set(), set())
 
     def conflicts_with(self, writer: AccessSet, *, reads: bool | None = None) -> bytes | None:
-        """Return a key that another transaction writes and this one rests on; None without a conflict.
+        """Return a key that another transaction writes and this transaction depends on; None without a conflict.
 
         Args:
-            writer: the reads and writes of the other one.
-            reads: whether the reads of this one count; by default as the isolation says.
+            writer: the access set of the other transaction.
+            reads: whether the reads of this transaction count; by default, if it is serializable.
         """
         with_reads = self._serializable if reads is None else reads
         for points in (self._writes, self._probes, self._reads) if with_reads else (self._writes, self._probes):

@@ -1,4 +1,4 @@
-"""The interface of clients and nodes: requests, the wire, values, URLs and rows.
+"""The interface between clients and nodes: requests, wire messages, values, URLs and rows.
 
-Pure: nothing here waits or opens anything.
+Pure: no module of this package does I/O.
 """

@@ -1,7 +1,7 @@
-"""JSON in and out: statements from the body of a request, options from its URL, answers and errors as bytes. Pure.
+"""The JSON of requests and answers: statements in a body, options in a URL, answers and errors as bytes. Pure.
 
-Values beyond JSON are objects with one key: ``{"base64": "…"}`` is a blob, ``{"float": "inf"}`` an infinite number.
-Integers are exact to 64 bits, as far as the reader of the JSON can hold them.
+Values that JSON lacks are objects with one key: ``{"base64": "…"}`` is a blob, ``{"float": "inf"}`` an infinite number.
+Integers are written exactly, with up to 64 bits; a reader of the JSON may round them.
 """
 
 import base64
@@ -53,14 +53,14 @@ EXAMPLE = '["SELECT 1", ["INSERT INTO t VALUES (?, ?)", 1, "one"]]'
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 
 
-# --- what comes in ---
+# --- requests ---
 
 
 def read_statements(body: bytes) -> tuple[Statement, ...]:
-    """Read the body of a request.
+    """Parse the body of a request; return its statements.
 
     Raises:
-        UsageError: it is not a list of statements.
+        UsageError: the body is not a list of statements.
     """
     value = read_json(body)
     if not isinstance(value, list) or not 0 < len(value) <= STATEMENTS_MAX:
@@ -69,10 +69,10 @@ def read_statements(body: bytes) -> tuple[Statement, ...]:
 
 
 def read_pairs(query: bytes) -> list[tuple[str, str]]:
-    """Read what stands behind the question mark of a URL, in which one name may be given several times.
+    """Parse the query of a URL; return its pairs of name and value, in which a name may be repeated.
 
     Raises:
-        UsageError: it is not UTF-8. Put in order by force, two ids of commands could become one.
+        UsageError: the query is not UTF-8. Replacing bad bytes could make two command ids equal.
     """
     if not query:
         return []
@@ -85,7 +85,7 @@ def read_pairs(query: bytes) -> list[tuple[str, str]]:
 
 
 def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[Statement, ...], list[tuple[str, str]]]:
-    """Read the one statement in a URL, and return it and the other options.
+    """Parse the single statement in a URL's options; return it, and the other options.
 
     Raises:
         UsageError: the statement is missing, or its parameters are wrong.
@@ -113,10 +113,10 @@ def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[Statement, ..
 
 
 def read_shape(pairs: Iterable[tuple[str, str]]) -> tuple[bool, list[tuple[str, str]]]:
-    """Return whether rows are wanted as objects, and the other options.
+    """Return whether the option ``rows`` asks for objects, and the other options.
 
     Raises:
-        UsageError: they are wanted as something else.
+        UsageError: the option is given twice, or has an unknown value.
     """
     shapes = [value for name, value in pairs if name == ROWS]
     if len(shapes) > 1:
@@ -127,10 +127,10 @@ def read_shape(pairs: Iterable[tuple[str, str]]) -> tuple[bool, list[tuple[str, 
 
 
 def read_args(body: bytes) -> list[Any] | dict[str, Any]:
-    """Read the arguments of a command: an array, an object, or nothing.
+    """Parse the arguments of a command from a body: an array, an object, or nothing.
 
     Raises:
-        UsageError: they are something else.
+        UsageError: the body is neither of them.
     """
     value = read_json(body) if body.strip() else []
     if not isinstance(value, list | dict):
@@ -140,7 +140,7 @@ def read_args(body: bytes) -> list[Any] | dict[str, Any]:
 
 
 def _arg(where: str, value: object) -> object:
-    """Return an argument with the extended forms replaced by their values, at any depth; ``read_json`` bounds that."""
+    """Return an argument with the special objects replaced by their values, at any depth (``read_json`` limits it)."""
     if isinstance(value, list):
         return [_arg(where, one) for one in value]
     if isinstance(value, dict) and not _is_special(value):
@@ -149,11 +149,12 @@ def _arg(where: str, value: object) -> object:
 
 
 def read_row(body: bytes) -> list[Any] | dict[str, Any]:
-    """Read a row: an array of values, or an object of them by name. A value without a form in SQLite is stored as JSON
-    text.
+    """Parse a row: an array of values, or an object with the names of columns.
+
+    Arrays and objects inside of the row, which SQLite has no type for, become JSON texts.
 
     Raises:
-        UsageError: it is neither, or has a number that SQLite cannot hold.
+        UsageError: the body is not a row, or has a number that SQLite cannot hold.
     """
     row = read_json(body)
     if isinstance(row, dict) and not _is_special(row):
@@ -170,14 +171,14 @@ def _cell(where: str, value: object) -> object:
 
 
 def read_json(body: bytes) -> Any:
-    """Return what a body of JSON says.
+    """Parse a JSON body; return its value.
 
     Raises:
-        UsageError: it is not JSON, or has an invalid text or an infinite number.
+        UsageError: the body is not JSON, or has an invalid text or an infinite number.
     """
     try:
         value = _decode(body.decode())
-        if b"\\u" in body:  # the only source of lone surrogates, which are not text
+        if b"\\u" in body:  # only escapes can make lone surrogates, which are not valid text
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise UsageError(f"the body is not UTF-8 text: {error}") from error
@@ -268,15 +269,15 @@ def read_request(
     """Return a checked request.
 
     Args:
-        work: from ``read_statements``, or a command and its arguments.
+        work: the statements of ``read_statements``, or a command and its arguments.
         pairs: the options in the URL.
         key: the header Idempotency-Key.
         fresh: the id of the command if none is given.
-        cluster_id: of the cluster that is asked, which a token has to name.
-        read_only: refuse it if it writes.
+        cluster_id: the id of this cluster, to which a token must belong.
+        read_only: whether the request is refused if it writes.
 
     Raises:
-        ForeignClusterError: the token is of another cluster.
+        ForeignClusterError: the token belongs to another cluster.
         UsageError: an option is wrong.
     """
     options: dict[str, str] = {}
@@ -323,11 +324,11 @@ def _token_bytes(text: str) -> bytes:
         raise UsageError("the token is not one that an earlier answer gave") from error
 
 
-# --- what goes out ---
+# --- answers ---
 
 
 def write_json(value: object) -> bytes:
-    """Return a value as JSON. A text of the database that is not Unicode is written with escapes."""
+    """Return a value as JSON. Lone surrogates in a text of the database are written as escapes."""
     return _encode(value).encode(errors="backslashreplace")
 
 
@@ -339,7 +340,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 
 def unique_names(columns: Sequence[str]) -> list[str]:
-    """Return the names of columns for objects, which have each only once: ``a``, ``a:2``, ``a:3``."""
+    """Return the names of columns as unique keys of an object: ``a``, ``a:2``, ``a:3``."""
     taken = dict[str, int]()
     names = []
     for column in columns:
@@ -363,7 +364,7 @@ def pack_answer(answer: Answer, cluster_id: str, *, objects: bool = False) -> di
 
 
 def pack_token(token: Token, cluster_id: str) -> str:
-    """Return a token of a cluster as a text."""
+    """Return a token, with the id of its cluster, as base64 text."""
     return base64.urlsafe_b64encode(seal_token(token, cluster_id)).decode().rstrip("=")
 
 
@@ -373,7 +374,7 @@ def pack_row(row: Sequence[Any]) -> list[Any]:
 
 
 def pack_value(value: Any) -> Any:
-    """Return what a command has returned as plain values, ready for ``write_json``."""
+    """Return the result of a command as plain values, ready for ``write_json``."""
     if isinstance(value, list | tuple):
         return [pack_value(one) for one in value]
     if isinstance(value, dict):
@@ -382,7 +383,7 @@ def pack_value(value: Any) -> Any:
 
 
 def pack_object(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-    """Return a row as an object, with names that ``unique_names`` gave."""
+    """Return a row as an object with the names of ``unique_names``."""
     return dict(zip(names, pack_row(row), strict=True))
 
 

@@ -1,7 +1,7 @@
-"""Large results, encoded in short steps.
+"""The encoding of large results in short steps.
 
-CBOR's encoder keeps Python's interpreter for a whole result: for one of 30 MB the event loop of a node, in another
-thread, would stand for 0.1 s. Each step here is short, so that the loop gets the interpreter in between.
+CBOR's encoder holds the interpreter's lock for a whole result: a result of 30 MB would block the event loop of a node,
+in another thread, for 0.1 s. The steps here are short, so that the event loop can run in between.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,21 +13,21 @@ import cbor2
 
 from bedrockish.api.requests import Result, encode_results
 
-LARGE_BYTES = 1 << 20  # of all values of the results
-STEP_BYTES = 256 << 10  # of the values that are encoded at a time, and of one that is encoded by itself
-GROUP = 255  # rows that are encoded at a time, at most: a list of so many has a head of two bytes, …
-SHORT_LIST = 24  # … and one of less than these of one
+LARGE_BYTES = 1 << 20  # results with values of fewer bytes are encoded at once
+STEP_BYTES = 256 << 10  # approximate bytes in one step; a value of at least this size is encoded by itself
+GROUP = 255  # rows in one step, at most: the head of a CBOR list of up to so many items has two bytes
+SHORT_LIST = 24  # the head of a list with fewer items has one byte
 
 _LIST, _TEXT, _BYTES = 0x80, 0x60, 0x40  # kinds of values in CBOR
 _HEAD = Struct(">BI")
 
 
 def encode_in_steps(results: Sequence[Result], size: int) -> bytes:
-    """Return results as ``encode_results`` does, up to the length of the heads.
+    """Encode results like ``encode_results``, except that some heads of lists and values may be longer.
 
     Args:
-        results: of a request.
-        size: of all their values, about, in bytes.
+        results: the results of a request.
+        size: approximate size of all their values, in bytes.
     """
     if size < LARGE_BYTES:
         return encode_results(results)
@@ -44,7 +44,7 @@ def _parts(results: Sequence[Result], group: int) -> Iterator[bytes]:
         for start in range(0, len(one.rows), group):
             rows = one.rows[start : start + group]
             if all(len(value) < STEP_BYTES for value in chain.from_iterable(rows) if isinstance(value, str | bytes)):
-                yield cbor2.dumps(rows)[1 if len(rows) < SHORT_LIST else 2 :]  # without the head of the list
+                yield cbor2.dumps(rows)[1 if len(rows) < SHORT_LIST else 2 :]  # strip the head of the list
             else:
                 yield from chain.from_iterable(map(_row_parts, rows))
         yield cbor2.dumps(one.rowcount)

@@ -1,5 +1,7 @@
-"""A client's requests and a node's answers: plain values, encoded the same way on the wire and in the journal (where
-results are kept, so that a retried command gets its first answer).
+"""A client's requests and a node's answers, as plain values.
+
+Results are encoded the same way on the wire and in the journal, which keeps them so that a retried command gets its
+first answer.
 """
 
 import math
@@ -38,9 +40,9 @@ USER_ADD, USER_GRANT, USER_REVOKE, USER_PASSWORD, USER_REMOVE = USER_ACTIONS = (
 )
 MEMBER_ACTIONS = (ADD, PROMOTE, DEMOTE, REMOVE, ADDRESS, REPLACE, RAISE, VOID, *USER_ACTIONS)
 
-FEW_STATEMENTS = 10  # of so many, each is looked at for long values
-MANY_RESULTS = 23  # the length of longer arrays takes more than a byte
-NAMES_CHARACTERS_MAX = 1_000  # of columns' names that are remembered as they were encoded: a name may be a long text
+FEW_STATEMENTS = 10  # requests with at most so many statements are searched for long values
+MANY_RESULTS = 23  # in CBOR, the head of a longer array takes more than a byte
+NAMES_CHARACTERS_MAX = 1_000  # the encoding of longer column names is not cached: a name may be a long text
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 _sql = attrgetter("sql")
@@ -49,19 +51,17 @@ _CLOCK = Struct(">BQ")  # an unsigned integer of eight bytes in CBOR
 
 @value
 class Token:
-    """The commits that a session has seen: carried by the client, opaque to it; any node that has seen them too can
-    serve it.
-    """
+    """The commits that a session has seen, carried by its client. Any node that has them can serve the session."""
 
     vector: Vector = field(default_factory=dict)
     clock: int = 0
     _encoded: bytes = field(default=b"", init=False, compare=False, repr=False)
 
     def encode(self) -> bytes:
-        """Return the token as bytes to keep or pass on; between two commits, all answers have the same token."""
+        """Encode the token. The bytes are cached, because between two commits all answers have the same token."""
         if not self._encoded:
             clock = self.clock
-            written = _CLOCK.pack(0x1B, clock) if clock >> 32 else cbor2.dumps(clock)  # as few bytes as CBOR can
+            written = _CLOCK.pack(0x1B, clock) if clock >> 32 else cbor2.dumps(clock)  # the shortest form in CBOR
             encoded = b"\x82" + _encode_vector(tuple(self.vector.items())) + written
             object.__setattr__(self, "_encoded", encoded)
         return self._encoded
@@ -69,15 +69,15 @@ class Token:
 
 @lru_cache(100)
 def _encode_vector(components: tuple[tuple[str, int], ...]) -> bytes:
-    """Return a map as CBOR; all that a node tells between two commits has the same."""
+    """Encode a vector as a CBOR map; cached, because all answers between two commits have the same vector."""
     return cbor2.dumps(dict(components))
 
 
-TOKEN_BYTES_KEPT = 512  # of a token that is remembered as it was decoded
+TOKEN_BYTES_KEPT = 512  # the decoding of a longer token is not cached
 
 
 def decode_token(data: bytes | None) -> Token:
-    """Read a token; None is the empty one.
+    """Decode a token; None gives the empty token.
 
     Raises:
         UsageError: the bytes are not a token.
@@ -101,12 +101,12 @@ _decode_short = lru_cache(256)(_decode_token)  # all sessions of a node have few
 
 
 def seal_token(token: Token, cluster_id: str) -> bytes:
-    """Return a token as bytes that name its cluster, to be kept outside of a session; empty for the empty token."""
+    """Encode a token with the id of its cluster, for use outside of the session; empty for the empty token."""
     return b"" if token == Token() else cbor2.dumps([dict(token.vector), token.clock, cluster_id])
 
 
 def open_token(data: bytes | None) -> tuple[Token, str]:
-    """Read a sealed token; return it with the id of its cluster, which is empty in a token of an earlier release.
+    """Decode a sealed token; return it with the id of its cluster, which is empty in a token of an earlier release.
 
     Raises:
         UsageError: the bytes are not a token.
@@ -121,15 +121,15 @@ def open_token(data: bytes | None) -> tuple[Token, str]:
 
 
 def check_cluster(what: str, given: str, own: str) -> None:
-    """Make sure that a token or a cursor is of the cluster that is asked.
+    """Check that a token or a cursor belongs to the cluster that receives it.
 
     Args:
-        what: the thing that was given, for the error.
+        what: name of the token or cursor, for the error.
         given: the id of its cluster; empty if it names none.
-        own: the id of the cluster that is asked.
+        own: the id of the receiving cluster.
 
     Raises:
-        ForeignClusterError: they differ.
+        ForeignClusterError: the ids differ.
     """
     if given != own:
         whose = f"of the cluster {given}" if given else "of no cluster"
@@ -153,19 +153,18 @@ class MemberChange:
     """A change of the cluster's members, or of its users.
 
     Attributes:
-        action: ``add`` (as a learner), ``promote`` (to a voter), ``demote``, ``remove``, ``address``, ``replace``, or
-            ``level`` (raise the cluster's release level to what all members have told), or ``void`` (record that a
-            transaction is applied as nothing); or one of ``USER_ACTIONS``.
+        action: ``add`` (as a learner), ``promote`` (to a voter), ``demote``, ``remove``, ``address``, ``replace``,
+            ``level`` (raise the cluster's release level to the lowest level that a member has reported), ``void``
+            (record that all members skip a transaction's changes), or one of ``USER_ACTIONS``.
         node: the member, user or transaction to change.
-        address: where it listens (add, address), or where its successor does (replace).
-        successor: name of the node that takes its place (replace).
-        store: id of the file of the node that is added; empty if that is not known yet.
-        level: the release level of the node that is added.
-        force: make the change even if the voters that are left cannot decide anything until others come back, or no
-            admin is left.
-        role: a user's (add, grant, revoke).
-        secret: the hash of a user's password (add, passwd).
-        table: the one for which the role is (grant, revoke); empty: the whole database.
+        address: the address of the node (add, address), or of its successor (replace).
+        successor: name of the node that replaces it (replace).
+        store: id of the file of the added node; empty if it is not known yet.
+        level: the release level of the added node.
+        force: make the change even if the remaining voters have no quorum until others return, or no admin is left.
+        role: the user's role (add, grant, revoke).
+        secret: the hash of the user's password (add, passwd).
+        table: the table for which the role is granted (grant, revoke); empty for the whole database.
     """
 
     action: str
@@ -185,7 +184,7 @@ class Named:
     """A call of a registered command.
 
     Attributes:
-        name: of the command.
+        name: name of the command.
         args: plain values, by position or by name.
     """
 
@@ -198,21 +197,21 @@ class Request:
     """One command: statements that run as one transaction.
 
     Attributes:
-        command: unique id chosen by the client; the same id is applied once at most, on all nodes together.
+        command: unique id chosen by the client; a command with this id is applied at most once in the whole cluster.
         statements: statements to run, in order.
         read: read level, used when no statement writes.
         isolation: ``serializable`` or ``snapshot``.
         token: the session's token.
-        timeout_s: how long the client is willing to wait, in seconds.
+        timeout_s: how long the client waits, in seconds.
         change: a change of the members, instead of statements.
         read_only: refuse the request if it writes.
-        longest_s: how long it may take in all if it is still being executed after ``timeout_s``; 0: no longer.
+        longest_s: total time limit of a request that is still being executed after ``timeout_s``; 0 for no extension.
         call: a registered command to be called by name, instead of statements.
         user: the authenticated user; empty in a cluster without users. No client can set it.
-        trace: the ``traceparent`` of the span of which it is a part; empty if no trace is recorded.
-        digest: the digest of the request of which this is a step; empty: ``digest_of`` computes its own.
-        temporary: names the TEMP objects of its session, which are at the node; with a ``+`` before the name if they
-            are made only now; empty: the session has none.
+        trace: the ``traceparent`` of the span to which the request belongs; empty if no trace is recorded.
+        digest: the digest of the request of which this is a step; if empty, ``digest_of`` computes the digest.
+        temporary: name of the session's TEMP objects at the node, with a ``+`` before it if this request makes the
+            first of them; empty if the session has none.
     """
 
     command: str
@@ -232,11 +231,11 @@ class Request:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The SQL of its statements."""
+        """The SQL texts of the statements."""
         return tuple(map(_sql, self.statements))
 
     def attempt(self, token: Token, timeout_s: float, longest_s: float, read: str) -> "Request":
-        """Return the same with these; ``replace`` takes four times as long, and each call of a client makes one."""
+        """Return a copy with these values. Used for each call of a client, and four times as fast as ``replace``."""
         return Request(
             self.command,
             self.statements,
@@ -256,13 +255,13 @@ class Request:
 
 
 def digest_of(request: Request) -> bytes:
-    """Return the digest of a request: equal for equal statements or calls, whatever they are sent with.
+    """Return the digest of a request, which depends only on its statements, call or change.
 
-    The journal keeps it with the command's id, so that another request under the same id is found out. An open
-    transaction has the digest ``OPEN``, a command that was settled before it happened ``SETTLED``.
+    The journal keeps the digest with the command's id, to detect a different request under the same id. An open
+    transaction has the digest ``OPEN``; a command that was settled before it was committed has ``SETTLED``.
 
     Raises:
-        UsageError: a text in it is not Unicode.
+        UsageError: a text in the request is not Unicode.
     """
     if request.digest:
         return request.digest
@@ -274,7 +273,7 @@ def digest_of(request: Request) -> bytes:
     elif len(request.statements) <= FEW_STATEMENTS and any(map(_has_long_value, request.statements)):
         return _hashed(_parts(request.statements))
     else:
-        # No parameters are the same, whether a client sends none or an empty list.
+        # None and an empty list of parameters have the same digest.
         given = ["statements", *((one.sql, one.params or None) for one in request.statements)]
     return _digest(given)
 
@@ -288,7 +287,7 @@ def _has_long_value(statement: Statement) -> bool:
 
 
 def _parts(statements: Sequence[Statement]) -> Iterator[bytes]:
-    """Yield the canonical bytes of statements, none of which has an empty list; long values are not copied for that."""
+    """Yield the canonical encoding of statements in parts, without copying long values; no parameters become null."""
     yield head(4, 1 + len(statements)) + cbor2.dumps("statements")
     for statement in statements:
         yield b"\x82" + cbor2.dumps(statement.sql)
@@ -328,7 +327,7 @@ def _not_unicode(error: Exception) -> UsageError:
 
 
 def part_digest(request: Request, number: int) -> bytes:
-    """Return the digest of one of the statements of a request, each of which is a transaction of its own."""
+    """Return the digest of one statement of a request whose statements are transactions of their own."""
     return _digest(["part", digest_of(request), number])
 
 
@@ -340,9 +339,9 @@ class Result:
     """The result of one statement.
 
     Attributes:
-        columns: names of the result's columns; empty for a statement that gives no rows.
+        columns: names of the result's columns; empty for a statement that returns no rows.
         rows: the rows.
-        rowcount: rows changed by the statement itself, -1 for one that changes none by nature.
+        rowcount: number of rows changed by the statement itself; -1 for a statement that cannot change rows.
         lastrowid: rowid of the last row inserted by the transaction so far, or None.
     """
 
@@ -353,13 +352,13 @@ class Result:
 
 
 def as_part_of_trace(request: Request) -> Request:
-    """Return a request as a part of the current task's trace, unless it names one itself."""
+    """Return a request with the current task's trace, unless the request has a trace already."""
     came = "" if request.trace else came_with.get()
     return replace(request, trace=came) if came else request
 
 
 def encode_results(results: Sequence[Result]) -> bytes:
-    """Return results as the bytes that travel and are kept."""
+    """Encode results, for the wire and for the journal."""
     if len(results) > MANY_RESULTS:
         head = cbor2.dumps([None] * len(results))[: -len(results)]
     else:
@@ -368,7 +367,7 @@ def encode_results(results: Sequence[Result]) -> bytes:
 
 
 def _encode_result(one: Result) -> bytes:
-    """Return a result as bytes: the encoder takes its time by the array, and most arrays of results are empty."""
+    """Encode a result by hand: the encoder's time grows with the number of arrays, and most of these are empty."""
     if not one.columns:
         columns = b"\x80"
     else:
@@ -380,12 +379,12 @@ def _encode_result(one: Result) -> bytes:
 
 
 def head_of_read(columns: tuple[str, ...]) -> bytes:
-    """Return the encoded results of one statement that reads, up to its rows."""
+    """Encode the results of one statement that reads, up to its rows."""
     return b"\x81\x84" + cbor2.dumps(columns)
 
 
 def encode_read(head: bytes, rows: Sequence[tuple[Any, ...]]) -> bytes:
-    """Return the results of one statement that reads, as ``encode_results`` does, with the head of ``head_of_read``."""
+    """Encode the results of one statement that reads, like ``encode_results``, given the head by ``head_of_read``."""
     return b"".join((head, cbor2.dumps(rows), _END_OF_READ))
 
 
@@ -403,7 +402,7 @@ def _encode_count(count: int) -> bytes:
 
 
 def decode_results(data: bytes) -> list[Result]:
-    """Read what ``encode_results`` wrote.
+    """Decode the bytes of ``encode_results``.
 
     Raises:
         UsageError: the bytes are not results.
@@ -427,10 +426,10 @@ class Answer:
 
     Attributes:
         results: encoded results, one for each statement.
-        token: what the session has seen now.
+        token: the session's token after this request.
         place: timeline and tick of the commit; None for a request that only read.
-        attempts: how often the node ran the request; above 1, it met conflicts.
-        more: of a stream: there may be more rows, and they can be fetched.
+        attempts: how often the node ran the request; more than 1 after conflicts.
+        more: in the answer of a stream, whether further rows may follow.
     """
 
     results: bytes
@@ -445,12 +444,12 @@ class Rows:
     """The result of one statement; iterate over it for its rows, which are tuples.
 
     Attributes:
-        columns: names of the columns; empty for a statement that gives no rows.
+        columns: names of the columns; empty for a statement that returns no rows.
         rows: all rows.
-        rowcount: rows that the statement changed; -1 for one that changes none by nature.
+        rowcount: number of rows that the statement changed; -1 for a statement that cannot change rows.
         lastrowid: rowid of the row inserted last, or None.
-        place: where in the journal the transaction stands, as leader and tick; None if it only read.
-        attempts: how often the node ran the transaction; above 1, it met conflicts.
+        place: the transaction's place in the journal, as leader and tick; None if it only read.
+        attempts: how often the node ran the transaction; more than 1 after conflicts.
     """
 
     columns: tuple[str, ...]
@@ -467,7 +466,7 @@ class Rows:
         return len(self.rows)
 
     def __bool__(self) -> bool:
-        return True  # a result without rows is a result
+        return True  # also without rows, although ``__len__`` is 0
 
     def one(self) -> tuple[Any, ...]:
         """Return the only row.
@@ -483,7 +482,7 @@ class Rows:
         """Return the only value of the only row.
 
         Raises:
-            UsageError: there are more or fewer rows or columns than one.
+            UsageError: the result does not have exactly one row and one column.
         """
         row = self.one()
         if len(row) != 1:
@@ -495,7 +494,7 @@ def rows_of(answer: Answer, statements: int | None = None) -> list[Rows]:
     """Return an answer's results, one for each statement.
 
     Raises:
-        ProtocolMismatchError: the node sent something else than that.
+        ProtocolMismatchError: the bytes are not results, or their number is wrong.
     """
     data, place, attempts = answer.results, answer.place, answer.attempts
     try:
@@ -510,14 +509,14 @@ def rows_of(answer: Answer, statements: int | None = None) -> list[Rows]:
     return found
 
 
-DEPTH_MAX = 50  # lists and maps in each other
+DEPTH_MAX = 50  # nesting of lists and maps
 
 
 def check_args(args: object) -> list[Any] | dict[str, Any]:
-    """Return the arguments of a command: plain values that any node and any client can read, by position or by name.
+    """Return the checked arguments of a command, by position or by name: plain values that any language can decode.
 
     Raises:
-        UsageError: something else is among them.
+        UsageError: an argument has another type.
     """
     if args is None:
         return []
@@ -529,15 +528,15 @@ def check_args(args: object) -> list[Any] | dict[str, Any]:
 
 
 def plain(where: str, value: object, depth: int = DEPTH_MAX) -> Any:
-    """Return a value made of None, truth values, integers of 64 bits, floats, texts, bytes, lists and maps of these.
+    """Return a value made of None, bool, integers of 64 bits, floats, texts, bytes, and lists and maps of these.
 
     Args:
-        where: what it is, for the error.
+        where: name of the value, for the error.
         value: the value; tuples become lists.
-        depth: how many lists and maps may be in each other.
+        depth: how deep lists and maps may be nested.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the value has a part of another type.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -573,7 +572,7 @@ def check_timeout(value: object) -> float:
     """Return a timeout in seconds.
 
     Raises:
-        UsageError: it is not a positive number.
+        UsageError: the value is not a positive number.
     """
     if type(value) is float and 0 < value < math.inf:
         return value
@@ -583,16 +582,16 @@ def check_timeout(value: object) -> float:
 
 
 def check_params(params: object) -> Params:
-    """Return parameters of which SQLite can store each one: None, int of 64 bits, float, str, bytes.
+    """Return checked parameters that SQLite can store: None, int of 64 bits, float, str, bytes.
 
     Truth values become 0 and 1, other byte buffers become bytes.
 
     Raises:
-        UsageError: something else is among them.
+        UsageError: a parameter has another type.
     """
     if params is None:
         return None
-    if type(params) is list or type(params) is tuple:  # nearly always: an abstract class takes its time
+    if type(params) is list or type(params) is tuple:  # the usual case; isinstance with an abstract class is slow
         return _values(params)
     if isinstance(params, Mapping):
         for name in params:
@@ -605,7 +604,7 @@ def check_params(params: object) -> Params:
 
 
 def _values(params: Sequence[Any]) -> list[Any]:
-    for one in params:  # nearly all are sent as they are, and are not worth a call each
+    for one in params:  # inline, because most values need no conversion, and a call for each would be slow
         kind = type(one)
         if not (kind is str or kind is bytes or kind is float or one is None) and not (
             kind is int and -(1 << 63) <= one < 1 << 63

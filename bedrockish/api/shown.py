@@ -1,4 +1,4 @@
-"""The parts of a request that observers may see: its texts without values, and nothing of invalid texts. Pure."""
+"""The parts of a request that logs and status may show: its SQL without values, and no invalid texts. Pure."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ COMMIT = "COMMIT"
 
 
 def is_refused(error: BedrockishError) -> bool:
-    """Say whether the statement itself was rejected (bad SQL, unsupported, forbidden).
+    """Return whether the statement itself was rejected (bad SQL, unsupported, forbidden).
 
-    Such a text is not told: if its quotes are wrong, what looks like a name in it may be a value.
+    Such a text must not be shown: if its quotes are wrong, an apparent name in it may be a value.
     """
     return type(error) is UsageError or isinstance(error, SqlError | UnsupportedError | ForbiddenError)
 
 
 def name_of(texts: Sequence[str]) -> str:
-    """Return what stands for a request: its statements without their values."""
+    """Return a name for a request: its statements without their values, or COMMIT if it has none."""
     if not texts:
         return COMMIT
     shown = "; ".join(dict.fromkeys(normalised(text) for text in texts[:TOGETHER_MAX]))

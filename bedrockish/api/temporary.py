@@ -1,4 +1,4 @@
-"""The TEMP objects of a session, as its client knows them: their name, and whether a node has them."""
+"""A client's record of the TEMP objects of its session: their name, and whether a node has made them."""
 
 from dataclasses import dataclass
 
@@ -12,25 +12,25 @@ class Temporary:
     """The name of a session's TEMP objects.
 
     Attributes:
-        name: as the node knows them; empty: the session has none.
-        is_made: a node has answered a request with that name.
+        name: the name under which the node keeps them; empty if the session has none.
+        is_made: whether a node has answered a request with that name.
     """
 
     name: str = ""
     is_made: bool = False
 
     def begin(self, name: str) -> None:
-        """Give them a name that no others have, if they have none: the session is about to make the first."""
+        """Set the name, which must be unique, if none is set yet, because the session makes its first TEMP object."""
         if not self.name:
             self.name, self.is_made = name, False
 
     @property
     def asked(self) -> str:
-        """The name as it goes into a request."""
+        """The name for a request, with ``FRESH`` before it while no node has made the objects."""
         return self.name if self.is_made or not self.name else FRESH + self.name
 
     def note(self, error: BedrockishError | None = None) -> None:
-        """Note the answer to a request that had the name: an error, or another one."""
+        """Note the answer to a request with the name: its error, or None if it succeeded."""
         if isinstance(error, TemporaryLostError):
             self.name, self.is_made = "", False
         elif error is None and self.name:

@@ -1,7 +1,7 @@
-"""Addresses and client URLs: the one place that reads ``host:port`` and ``bedrockish://user:password@host,host/?read=…``.
+"""The parser of addresses and client URLs: ``host:port`` and ``bedrockish://user:password@host,host/?read=…``.
 
-Pure, and strict: what is not understood is refused with a text that says what to write instead, because an ignored
-misspelling of ``timeout`` is found out at the worst moment.
+Pure, and strict: an unknown option raises an error that says what to write instead, because a misspelt ``timeout`` that
+is ignored would be noticed only in an outage.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ DEFAULT_PORT = 7373
 URL_EXAMPLE = "bedrockish://localhost:7373/?read=session&timeout=10"
 FIRST, NEAREST, RANDOM = CHOICES = ("first", "nearest", "random")
 SYSTEM = "system"
-HOST = "host"  # one more node, as an option: what every parser of URLs takes
+HOST = "host"  # a further node as an option, because many parsers of URLs accept only one host
 LOCAL = "local"  # the path of a node's file
 OPTIONS = (
     *("read", "timeout", "connect_timeout", "cluster", "choice", "discover"),
@@ -27,28 +27,28 @@ OPTIONS = (
 
 
 class Address(NamedTuple):
-    """Where a node listens."""
+    """The address of a node: host and port, or the path of a Unix socket as the host."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        if self.host.startswith("/"):  # of a Unix socket
+        if self.host.startswith("/"):  # the path of a Unix socket
             return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_address(text: str, *, where: str, port: int | None = DEFAULT_PORT, any_port: bool = False) -> Address:
-    """Read ``host:port``, ``[ipv6]:port`` or, when ``port`` is given, ``host`` alone.
+    """Parse ``host:port``, ``[ipv6]:port`` or, when ``port`` is given, ``host`` alone; return the address.
 
     Args:
-        text: what a person wrote.
-        where: what to name in the error: a key, a flag or the URL.
-        port: the port meant when none is written; None if one must be written.
+        text: the text of a configuration, a flag or a URL.
+        where: the source of the text, for the error: a key, a flag or the URL.
+        port: the default port; None if the text must have a port.
         any_port: whether port 0 is allowed (the system chooses a free one).
 
     Raises:
-        ConfigError: it is not an address.
+        ConfigError: the text is not an address.
     """
     text = text.strip()
     if text.startswith("["):
@@ -79,18 +79,18 @@ class Target:
         addresses: nodes to try, in this order.
         read: default read level.
         timeout_s: default time for a call, in seconds.
-        connect_timeout_s: after how many seconds without any node in reach a call gives up.
-        cluster: the cluster that a node must belong to; None if any will do.
-        choice: which node is asked: ``first`` of the list that answers, the ``nearest``, or a ``random`` one.
-        discover: also ask nodes that are not in the URL but are members of the cluster; by default if it names several.
-        user: name of the user; None for none.
-        password: of that user, or a token.
-        password_file: file that has it instead.
-        local: path of the file of a node of this machine, which is read and executed on in the program; None: there is
-            none.
-        ca: file with the certificates that sign those of the nodes, or ``system``; None for no TLS.
-        cert: file with the client's own certificate.
-        key: file with its private key.
+        connect_timeout_s: the seconds without any reachable node after which a call gives up.
+        cluster: the cluster to which a node must belong; None for any cluster.
+        choice: the node to ask: the ``first`` of the list that answers, the ``nearest``, or a ``random`` one.
+        discover: also ask members of the cluster that are not in the URL; the default if the URL names several nodes.
+        user: name of the user; None without a user.
+        password: the user's password, or a token.
+        password_file: path of a file with the password or token.
+        local: path of the file of a node on this machine, for reads and transactions in the program; None without one.
+        ca: file with the certificates of the authorities that sign the nodes' certificates, or ``system``; None for no
+            TLS.
+        cert: file with the client's certificate.
+        key: file with the private key of that certificate.
     """
 
     addresses: tuple[Address, ...]
@@ -115,7 +115,7 @@ class Target:
 
 
 def hide_password(url: str) -> str:
-    """Return a URL as it may be printed."""
+    """Return a URL with ``***`` in place of its password, for output."""
     scheme, separator, rest = url.strip().partition("://")
     before, slash, after = rest.partition("/")
     login, at, hosts = before.rpartition("@")
@@ -124,10 +124,10 @@ def hide_password(url: str) -> str:
 
 
 def parse_url(url: str) -> Target:
-    """Read a client URL.
+    """Parse a client URL; return its target.
 
     Raises:
-        ConfigError: it is not one, or has an option that does not exist.
+        ConfigError: the text is not a client URL, or has an unknown option.
     """
     shown = hide_password(url)
     scheme, separator, rest = url.strip().partition("://")
@@ -139,7 +139,7 @@ def parse_url(url: str) -> Target:
     if "@" in tail:
         raise ConfigError("a / in the user or password of a URL must be written %2F, and a ? %3F")
     pairs = _pairs(shown, query)
-    if tail and not hosts:  # as SQLAlchemy writes paths: three slashes before a relative one, four before others
+    if tail and not hosts:  # a path as in SQLAlchemy: after three slashes a relative, after four an absolute one
         pairs, tail = [*pairs, (LOCAL, unquote(tail))], ""
     if tail:
         raise ConfigError(f"{shown!r} has the path {slash + tail!r}, but a node serves one database; leave it out")
@@ -156,10 +156,10 @@ def parse_url(url: str) -> Target:
 
 
 def _without_brackets(hosts: str) -> str:
-    """Take away the brackets around a list of nodes, which URLs need where others read them first."""
+    """Return a list of nodes without the brackets around it, which other parsers of URLs require."""
     inner = hosts[1:-1]
     if not (hosts.startswith("[") and hosts.endswith("]")) or inner.find("]") < inner.find("["):
-        return hosts  # as in [::1],[::2]
+        return hosts  # the brackets belong to addresses, as in [::1],[::2]
     return inner if "," in inner or "[" in inner or inner.count(":") < 2 else hosts
 
 
@@ -185,7 +185,7 @@ def _with_options(url: str, target: Target, pairs: Sequence[tuple[str, str]]) ->
     choice = options.get("choice", FIRST)
     if choice not in CHOICES:
         raise ConfigError(f"{url!r}: choice={choice!r} is none; {suggest(choice, CHOICES)}")
-    # Several nodes stand for a cluster; one may be meant as just that one.
+    # Several nodes mean the cluster; a single one may be meant as exactly that node.
     discover = options.get("discover", "yes" if len(target.addresses) > 1 else "no")
     if discover not in ("yes", "no"):
         raise ConfigError(f"{url!r}: discover={discover!r} is neither yes nor no")

@@ -1,7 +1,7 @@
 """The messages between a client and a node: one CBOR map for a call, one for its reply, in either direction.
 
-Pure. Many calls may be under way on one link; the number in ``id`` says which call a reply belongs to. Id 0 is never a
-call's: a reply with it is about the link itself. Unknown fields are ignored, unknown operations are refused.
+Pure. Many calls may be under way on one link; ``id`` tells to which call a reply belongs. A reply with the id 0, which
+no call has, is about the link itself. Unknown fields are ignored, unknown operations are refused.
 
     {"id": 7, "op": "execute", "command": "c0…", "statements": [["SELECT 1", null]], "read": "session",
      "isolation": "serializable", "token": bytes | null, "timeout": 10.0, "longest": 30.0, "traceparent": "00-…"}
@@ -56,13 +56,13 @@ EXECUTE, MEMBER, OUTCOME, STATUS, NODES, PING = "execute", "member", "outcome", 
 CALL = "call"
 JOIN, SNAPSHOT, CHUNK, EVENTS, EXPLAIN, UPKEEP = "join", "snapshot", "chunk", "events", "explain", "upkeep"
 BEGIN, STATEMENTS, COMMIT, ROLLBACK, SETTLE = STEPS = ("begin", "statements", "commit", "rollback", "settle")
-BEGUN = "begun"  # in the details of an error: the transaction is open all the same
+BEGUN = "begun"  # in the details of an error: the transaction was begun and is open despite the error
 STREAM, FETCH, CLOSE = STREAM_STEPS = ("stream", "fetch", "close")
 QUESTIONS = (STATUS, NODES, PING, JOIN, SNAPSHOT, EVENTS, EXPLAIN, UPKEEP)
 OPS = (EXECUTE, CALL, *STEPS, *STREAM_STEPS, MEMBER, OUTCOME, *QUESTIONS, CHUNK)
 CHANGE_WORDS = ("action", "node", "address", "successor", "store", "role", "secret", "table")
 CLUSTER_ID = "cluster_id"  # the key of the cluster's id in a node's HELLO
-UNTAKEN = "untaken"  # a detail of the last error of a link: the node has executed nothing that it has not answered
+UNTAKEN = "untaken"  # in the details of a link's last error: the node has executed none of the unanswered calls
 LINK_ID, STATEMENTS_MAX, COMMAND_CHARACTERS_MAX, TEMPORARY_CHARACTERS_MAX = 0, 10_000, 200, 100
 
 
@@ -76,14 +76,15 @@ class Execute:
 
 @value
 class Step:
-    """One step of an interactive transaction, named by the command that its COMMIT is. The reply is an answer.
+    """One step of an interactive transaction, or of a streamed result. The reply is an answer.
 
-    ``begin`` may bring the first statements.
+    A transaction is identified by the command id of its COMMIT. ``begin`` may carry the first statements. ``settle``
+    decides whether the command was committed or never will be; in the latter case the results are empty. A ``commit``
+    with ``prepared`` carries a transaction that a program has executed on the node's file. With ``owner``, a learner
+    sends the step for a program of that user, because a learner commits nothing itself.
 
-    ``settle`` makes sure that the command has happened or never will; the results are empty if it never will.
-    A ``commit`` with ``prepared`` brings the transaction that a program has executed on the node's file.
-    With ``owner`` a learner asks for a program of that user, since it commits nothing itself.
-    Or one of a streamed result: ``stream`` opens it (columns, no rows), ``fetch`` takes rows, ``close`` gives it up.
+    Of a streamed result, ``stream`` opens it (the answer has columns and no rows), ``fetch`` gets rows, and ``close``
+    closes it.
     """
 
     id: int
@@ -95,7 +96,7 @@ class Step:
 
 @value
 class AskOutcome:
-    """Ask what became of a command."""
+    """Ask for the outcome of a command."""
 
     id: int
     command: str
@@ -103,9 +104,13 @@ class AskOutcome:
 
 @value
 class Ask:
-    """Ask ``status``, ``nodes``, ``ping``, ``join``: what a new node needs, ``snapshot``: make a copy, whose size and
-    SHA-256 are the reply, ``events``: what was said, ``explain`` a statement (or tell the ``columns`` that it returns),
-    ``upkeep``: do what is ``asked``."""
+    """Ask a node about itself, a statement, or an operator's task.
+
+    ``status``, ``nodes`` and ``ping`` have no arguments. ``join`` returns the facts that a new node needs. ``snapshot``
+    makes a copy of the file and returns its size and SHA-256. ``events`` returns the events of transactions after
+    ``after``. ``explain`` explains a statement, or returns its columns if ``asked`` has ``columns``. ``upkeep`` runs
+    the task in ``asked``.
+    """
 
     id: int
     op: str
@@ -127,7 +132,7 @@ Call = Execute | Step | AskOutcome | Ask | AskChunk
 
 @value
 class Answered:
-    """A command succeeded."""
+    """The reply to a command or step that succeeded."""
 
     id: int
     answer: Answer
@@ -135,7 +140,7 @@ class Answered:
 
 @value
 class Told:
-    """The reply to all else."""
+    """The reply to any other call that succeeded."""
 
     id: int
     value: Any
@@ -143,7 +148,7 @@ class Told:
 
 @value
 class Failed:
-    """A call failed."""
+    """The reply to a call that failed."""
 
     id: int
     error: BedrockishError
@@ -153,9 +158,9 @@ Reply = Answered | Told | Failed
 
 
 class MalformedCallError(UsageError):
-    """Raised when a client's bytes are not a call. Nothing happened.
+    """Raised when a client's bytes are not a call. The node has executed nothing.
 
-    ``id`` is that of the call if it could be read, else 0.
+    ``id`` is the id of the call if it could be decoded, else 0.
     """
 
     code = "malformed"
@@ -166,10 +171,10 @@ class MalformedCallError(UsageError):
 
 
 def encode_call(call: Call) -> bytes:
-    """Return a call as bytes.
+    """Encode a call.
 
     Raises:
-        UsageError: a text in it cannot be encoded (half a surrogate pair).
+        UsageError: a text in the call cannot be encoded (half a surrogate pair).
     """
     packed: dict[str, Any]
     match call:
@@ -203,11 +208,10 @@ def encode_call(call: Call) -> bytes:
 
 
 def decode_call(payload: bytes, user: str = "") -> Call:
-    """Read a call of a user's; what it says itself of a user counts for nothing.
+    """Decode a call and set its user to ``user``, the authenticated one; a user named in the bytes is ignored.
 
     Raises:
-        MalformedCallError: the bytes are not one.
-        UsageError: it is one, but asks for something that does not exist.
+        MalformedCallError: the bytes are not a call.
     """
     try:
         packed = cbor2.loads(payload)
@@ -250,7 +254,7 @@ def decode_call(payload: bytes, user: str = "") -> Call:
 
 
 def _read_explained(asked: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what is asked of a statement's columns: as an open ``transaction`` sees the tables, if it is named."""
+    """Return the checked question for a statement's columns, with the open ``transaction`` if named; None otherwise."""
     if asked.get("columns") is not True:
         return None
     transaction = asked.get("transaction")
@@ -275,7 +279,7 @@ def _decode_request(packed: Mapping[str, Any], user: str, least: int = 1) -> Req
     if isolation not in ISOLATIONS:
         raise UsageError(f"there is no isolation {isolation!r}; there is {', '.join(ISOLATIONS)}")
     longest = packed.get("longest")
-    return Request(  # by place: names take their time, and each call of a client makes one
+    return Request(  # by position, because keywords are slower, and each call of a client makes a Request
         _command(packed),
         tuple([_statement(place, pair) for place, pair in enumerate(statements, 1)]),
         read,
@@ -358,18 +362,18 @@ def attempt_of(request: Request) -> Attempt:
 def encode_request(
     number: int, op: str, request: Request, attempt: Attempt, prepared: bytes = b"", owner: str | None = None
 ) -> bytes:
-    """Return the call of a request, or of one of its steps, as bytes.
+    """Encode the call of a request, or of one of its steps.
 
     Args:
-        number: of the call.
-        op: the operation; a request that calls a command by name has its own.
+        number: the id of the call.
+        op: the operation; ignored for a request that calls a command by name, whose operation is ``call``.
         request: the request; a change of the members is encoded by ``encode_call``.
-        attempt: the values that are sent instead of the request's own.
-        prepared: see ``Step``; only a COMMIT brings it.
+        attempt: the values that are sent in place of the request's own.
+        prepared: see ``Step``; sent only with ``commit``.
         owner: see ``Step``.
 
     Raises:
-        UsageError: a text in it cannot be encoded (half a surrogate pair).
+        UsageError: a text in the request cannot be encoded (half a surrogate pair).
     """
     try:
         return _encode_request(number, op, request, attempt, prepared if op == COMMIT else b"", owner)
@@ -380,9 +384,9 @@ def encode_request(
 def _encode_request(
     number: int, op: str, request: Request, attempt: Attempt, prepared: bytes, owner: str | None
 ) -> bytes:
-    """Return a request as bytes: a map, put together by hand, for the encoder takes its time by the list and the map.
+    """Encode a request with statements or a named command as a CBOR map.
 
-    Its work is its statements, or a command that it calls by name.
+    The map is built by hand, because the encoder's time grows with the number of lists and maps.
     """
     (token, timeout_s, longest_s, read), named = attempt, request.call
     count = 8 + (named is not None) + bool(longest_s) + bool(request.trace) + bool(request.digest)
@@ -423,13 +427,13 @@ def _encode_request(
 
 @lru_cache(100)
 def _encode_operation(op: str) -> bytes:
-    """Return an operation as bytes, up to the place of the command's id."""
+    """Encode an operation, and the key of the command's id that follows it."""
     return b"\x62op" + cbor2.dumps(op) + b"\x67command"
 
 
 @lru_cache(100)
 def _encode_modes(read: str, isolation: str) -> bytes:
-    """Return the modes of a request as bytes, up to the place of its token."""
+    """Encode the read level and isolation of a request, and the key of its token that follows them."""
     return b"\x64read" + cbor2.dumps(read) + b"\x69isolation" + cbor2.dumps(isolation) + b"\x65token"
 
 
@@ -438,14 +442,14 @@ def _encode_text(text: str) -> bytes:
     return _encode_head(_TEXT, len(data)) + data
 
 
-_encode_known = lru_cache(KEPT_MAX)(_encode_text)  # programs send few texts, and each of them many times
+_encode_known = lru_cache(KEPT_MAX)(_encode_text)  # programs send few different texts, each of them many times
 
 
 def _encode_bytes(data: bytes) -> bytes:
     return _encode_head(_BYTES, len(data)) + data
 
 
-_encode_token = lru_cache(100)(_encode_bytes)  # between two commits, all sessions have the same
+_encode_token = lru_cache(100)(_encode_bytes)  # between two commits, all sessions have the same token
 
 
 def _encode_params(params: Params) -> bytes:
@@ -461,12 +465,12 @@ def _pack_params(params: Params) -> Params:
 
 
 def _plain(encoder: Any, value: object) -> None:
-    # An error's details may hold anything that was at hand; what CBOR does not know is sent as text.
+    # An error's details may hold values of any type; a type that CBOR does not know is sent as text.
     encoder.encode(str(value))
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Return a reply as bytes."""
+    """Encode a reply."""
     match reply:
         case Answered(number, answer):
             return b"".join(_answer_parts(number, answer))
@@ -480,18 +484,18 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def encode_reply_parts(reply: Reply) -> tuple[bytes, ...]:
-    """Return a reply as bytes in parts, of which the encoded results are one: long ones are not copied."""
+    """Encode a reply in parts. The encoded results are a part of their own, so that long results are not copied."""
     return _answer_parts(reply.id, reply.answer) if isinstance(reply, Answered) else (encode_reply(reply),)
 
 
 def _answer_parts(number: int, answer: Answer) -> tuple[bytes, ...]:
-    """Return an answer as bytes in parts: a map, put together by hand.
+    """Encode an answer in parts, as a CBOR map built by hand.
 
-    The encoder takes longer for one than a node takes to find a row, and copies long results several times, with all
-    others waiting.
+    The encoder would take longer for an answer than a node takes to find a row, and would copy long results several
+    times while it holds the interpreter's lock.
     """
     results, token, place = answer.results, answer.token.encode(), answer.place
-    if place is None and answer.attempts == 1 and not answer.more:  # most answers, and all those of short reads
+    if place is None and answer.attempts == 1 and not answer.more:  # the usual case: a read that was run once
         size = len(results)
         head = b"\xa6\x62id", _encode_head(_NUMBER, number), b"\x62ok\xf5\x67results", _encode_head(_BYTES, size)
         return *head, results, _end_of_read(token)
@@ -514,11 +518,11 @@ def _answer_parts(number: int, answer: Answer) -> tuple[bytes, ...]:
 
 @lru_cache(100)
 def _end_of_read(token: bytes) -> bytes:
-    """Return an answer that only read after its results; between two commits, all of them have the same token."""
+    """Encode the end of a read's answer, after its results; cached by token, which changes only with a commit."""
     return b"\x65token" + _encode_token(token) + b"\x65place" + _NULL + b"\x68attempts" + _encode_head(_NUMBER, 1)
 
 
-# Kinds of values in CBOR; a number is not negative.
+# CBOR's major types; ``_NUMBER`` is an unsigned integer.
 _NUMBER, _BYTES, _TEXT, _LIST, _MAP = 0x00, 0x40, 0x60, 0x80, 0xA0
 _NULL = b"\xf6"
 _SHORTEST = tuple(bytes((each,)) for each in range(256))
@@ -526,7 +530,7 @@ _SHORT, _LONG, _FLOAT = Struct(">BH"), Struct(">BI"), Struct(">Bd")
 
 
 def _encode_head(kind: int, count: int) -> bytes:
-    """Return how a value of a kind begins in CBOR, with the number that it is or its length, in as few bytes as do."""
+    """Return the shortest CBOR head of a value of this kind; ``count`` is its length, or the number itself."""
     if count < 24:
         return _SHORTEST[kind | count]
     if count < 1 << 8:
@@ -539,10 +543,10 @@ def _encode_head(kind: int, count: int) -> bytes:
 
 
 def decode_reply(payload: bytes) -> Reply:
-    """Read a reply.
+    """Decode a reply.
 
     Raises:
-        ProtocolMismatchError: the bytes are not one.
+        ProtocolMismatchError: the bytes are not a reply.
     """
     try:
         packed = cbor2.loads(payload)
@@ -571,7 +575,7 @@ def _decode_error(packed: object) -> BedrockishError:
     if not isinstance(packed, Mapping):
         raise ProtocolMismatchError("the node sent a failure that does not say what failed")
     details = packed.get("details")
-    if isinstance(details, Mapping):  # these two words are taken by the constructors of the errors
+    if isinstance(details, Mapping):  # drop names that the constructors of the errors have as parameters
         kept = {name: value for name, value in details.items() if isinstance(name, str)}
         packed = {**packed, "details": {n: v for n, v in kept.items() if n not in ("self", "message", "call_id")}}
     return unpack_error(packed)

@@ -1,6 +1,6 @@
-"""The calls of a client about the cluster's clock and the journal's length, and the meaning of clocks.
+"""The calls of a client about the cluster's clock and the length of the journal, and functions that interpret a clock.
 
-A clock is one integer: 42 bits of Unix milliseconds and 22 of counter. Of two clocks the greater one is later.
+A clock is one integer: 42 bits of Unix milliseconds and 22 bits of counter. The greater of two clocks is the later one.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class ClockCalls(Calls):
     """The calls of a client that are about clocks and the journal's length."""
 
     async def cluster_clock(self, *, timeout: float | None = None) -> int:
-        """Return a new value of the connected node's clock: later than all that it has heard of.
+        """Return a new value of the connected node's clock, later than each clock that the node has heard of.
 
         Raises:
             BedrockishError: no node could be asked.
@@ -37,7 +37,7 @@ class ClockCalls(Calls):
         return int((await self.execute("SELECT cluster_clock()", timeout=timeout, read=STALE)).value())
 
     async def transaction_clock(self, *, timeout: float | None = None) -> int:
-        """Return a clock later than everything acknowledged anywhere before this call; a majority moves up to it.
+        """Return a clock later than each commit that any node acknowledged before this call; ask a majority for it.
 
         Raises:
             BedrockishError: no majority could be asked.
@@ -45,7 +45,7 @@ class ClockCalls(Calls):
         return int((await self.execute("SELECT transaction_clock()", timeout=timeout, read=STALE)).value())
 
     async def safe_clock(self, *, timeout: float | None = None) -> int:
-        """Return the clock up to which nothing can appear any more, anywhere, as far as the connected node knows.
+        """Return the clock up to which no more transaction can commit at any node, as far as the connected node knows.
 
         Raises:
             BedrockishError: no node could be asked.
@@ -55,11 +55,11 @@ class ClockCalls(Calls):
     async def hold(
         self, name: str, after: str | None = None, *, release: bool = False, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Have the journal kept after a cursor of the feed, for a reader of this name, at all nodes; or no longer.
+        """Keep the journal's entries after a cursor of the feed at all nodes for a named reader, or release them.
 
         Args:
-            name: of the reader; to move its cursor on, call again.
-            after: the cursor; None: the whole journal.
+            name: name of the reader; a later call with the same name moves its cursor.
+            after: the cursor; None keeps the whole journal.
             release: the reader no longer needs the journal.
             timeout: seconds.
 
@@ -71,10 +71,10 @@ class ClockCalls(Calls):
         return _told(await self._call(Ask(0, UPKEEP, asked=asked), self._seconds(timeout)))
 
     async def upkeep(self, asked: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """Do what an operator asks of the connected node: see ``bedrockish clock`` and ``bedrockish journal prune``.
+        """Send an operator's command to the connected node: see ``bedrockish clock`` and ``bedrockish journal prune``.
 
         Raises:
-            BedrockishError: it cannot be done, or no node could be asked.
+            BedrockishError: the node refuses the command, or no node could be asked.
         """
         return _told(await self._call(Ask(0, UPKEEP, asked=asked), self._seconds(timeout)))
 

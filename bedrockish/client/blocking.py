@@ -1,7 +1,7 @@
-"""The blocking client: the thread that calls waits for the socket itself. Use it from any thread.
+"""The blocking client: the calling thread itself waits for the socket. Any number of threads may use a client.
 
-Its methods are those of the trio client, on another driver (``socket_driver``): one implementation of failover, sending
-again and deadlines is enough.
+Its methods are the trio client's methods on another driver (``socket_driver``), so that failover, retries and deadlines
+are implemented once.
 """
 
 import weakref
@@ -43,17 +43,17 @@ class SocketClient(SocketDriver, Session):
         self._close_file()
 
     async def _in_place(self, method: Callable[..., T], *arguments: Any) -> T:
-        """Do something that takes as long as a statement: in this thread."""
+        """Run a method that takes as long as a statement in this thread; return its result."""
         return method(*arguments)
 
     @property
     def has_open_transactions(self) -> bool:
-        """Whether a transaction or a result is open, at a node or here."""
+        """Whether a transaction or a streamed result is open, at a node or in this process."""
         here = self.local_steps is not None and self.local_steps.transactions.has_any
         return here or super().has_open_transactions
 
     def interrupt(self) -> None:
-        """Have all calls that other threads wait for end now, and the statements that they run here."""
+        """End all calls for which other threads wait, and the statements that they run in this process."""
         super().interrupt()
         if self.local is not None:
             self.local.interrupt()
@@ -64,7 +64,7 @@ class SocketClient(SocketDriver, Session):
 class Connection:
     """A session with a cluster, for programs without an event loop. Get one from ``connect``; close it after use.
 
-    Why so large: It is the whole blocking interface, with a method for each thing that a program can ask of a cluster.
+    Why so large: It is the whole blocking interface, with a method for each kind of request to a cluster.
 
     Attributes:
         closed: whether ``close`` was called.
@@ -73,7 +73,7 @@ class Connection:
     def __init__(self, client: SocketClient, *, is_lent: bool = False) -> None:
         self._client = client
         self._current: BlockingTransaction | None = None  # begun by BEGIN
-        # Also at the end of the program. A pool closes what it has lent by itself.
+        # Runs also at the end of the program. A pool closes its lent clients itself.
         self._finalizer = weakref.finalize(self, _leave_it if is_lent else client._close)
         self.closed = False
 
@@ -86,21 +86,22 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close the session. Closing twice is fine."""
+        """Close the session; a second close does nothing."""
         self.closed = True
         self._finalizer()
 
     def interrupt(self) -> None:
-        """Have the calls that other threads make on this connection end now; nothing happens without one.
+        """End the calls of other threads on this connection; do nothing without one.
 
-        They raise ``DeadlineError``: it did not happen; or ``OutcomeUnknownError``: it may have. Either has
-        ``details["interrupted"]``. An open transaction in which it happens is lost, and can only be rolled back.
+        An ended call raises ``DeadlineError`` if nothing was committed, or ``OutcomeUnknownError`` if the transaction
+        may have been. Both errors have ``details["interrupted"]``. An open transaction whose statement is interrupted
+        is lost, and can only be rolled back.
         """
         self._client.interrupt()
 
     @property
     def token(self) -> bytes:
-        """The token of this session. A client to which it is assigned sees at least as much."""
+        """The token of this session. A client to which the token is assigned sees at least as much."""
         return self._client.token
 
     @token.setter
@@ -113,7 +114,7 @@ class Connection:
         return self._client.cluster_id
 
     def belong(self, what: str, cluster_id: str) -> None:
-        """Bind the session to a cluster, because of a cursor of it. See ``ClientCore.belong``."""
+        """Bind the session to the cluster to which a cursor belongs. See ``ClientCore.belong``."""
         self._client.belong(what, cluster_id)
 
     def copy_values(self) -> SessionValues:
@@ -127,7 +128,7 @@ class Connection:
         own.total_changes, own.settings = values.total_changes, values.settings
 
     def leave_node(self) -> None:
-        """Go on at another node, if there is one."""
+        """Move to another node, if there is one."""
         self._client.leave_node()
 
     def execute(
@@ -141,10 +142,10 @@ class Connection:
         command: str | None = None,
         resend: bool = False,
     ) -> Rows:
-        """Run one statement as a transaction of its own, or in the one that BEGIN has opened.
+        """Run one statement as a transaction of its own, or in the transaction that BEGIN has opened.
 
-        BEGIN, COMMIT, ROLLBACK and the savepoints work as in SQLite. When an open transaction is lost to another one,
-        each statement says so until ROLLBACK. Arguments and errors are those of ``Client.execute``.
+        BEGIN, COMMIT, ROLLBACK and savepoints work as in SQLite. After an open transaction has conflicted with another
+        one, each statement raises that error until ROLLBACK. Arguments and errors are those of ``Client.execute``.
         """
         control = parse_control(sql)
         if control is not None and control.kind in (BEGIN, COMMIT, ROLLBACK):
@@ -165,9 +166,9 @@ class Connection:
         command: str | None = None,
         resend: bool = False,
     ) -> list[Rows]:
-        """Run statements as one transaction: all of them or none. See ``Client.transact``.
+        """Run statements as one transaction: either all of them are committed, or none. See ``Client.transact``.
 
-        After BEGIN they belong to the open transaction, and those before one that fails stay.
+        After BEGIN they belong to the open transaction. If one fails, the statements before it keep their changes.
         """
         if self._current is not None:
             return self._current.run([statements] if isinstance(statements, str) else statements, timeout=timeout)
@@ -187,7 +188,7 @@ class Connection:
     ) -> Any:
         """Call a command of the application by name and return what it returns. See ``Client.call``.
 
-        It is a transaction of its own, so it is refused after BEGIN.
+        The command is a transaction of its own, so it is refused after BEGIN.
         """
         if self._current is not None:
             raise UnsupportedError("a command is a transaction of its own; COMMIT or ROLLBACK first")
@@ -209,14 +210,14 @@ class Connection:
     def open_stream(
         self, sql: str, params: Params = None, *, timeout: float | None = None, read: str | None = None
     ) -> BlockingRowStream:
-        """Open what ``stream`` opens, for the caller to close, whatever transaction is open."""
+        """Return the open stream of ``stream``, for the caller to close, also while a transaction is open."""
         return BlockingRowStream(run, self._client.new_stream(sql, params, timeout, read))
 
     def read_here(self, sql: str, params: Params, read: str) -> Rows | None:
-        """Run a statement outside of the open transaction, in this process; None: it is for ``execute``.
+        """Run a statement in this process, outside of the open transaction; return None if it needs ``execute``.
 
-        That is so if it does more than read, if this connection has no node's file, or the file may not show what the
-        session has seen.
+        It needs ``execute`` if it does not only read, if this connection has no node's file, or if the file may lack
+        commits that the session has seen.
         """
         local, core = self._client.local, self._client._core
         if local is None or core.temporary.name:
@@ -226,7 +227,7 @@ class Connection:
         return None if rows is None else rows[0]
 
     def read_again(self, sql: str, params: tuple[Any, ...], read: str) -> tuple[tuple[str, ...], list[Any]] | None:
-        """Do what ``read_here`` does, for a statement with which this connection has just read; None: ``read_here``."""
+        """Read again, by a shorter path, with a statement that has just read; return None if it needs ``read_here``."""
         client = self._client
         if client.local is None or client._core.temporary.name or client._core.values.settings:
             return None
@@ -239,22 +240,22 @@ class Connection:
 
     @property
     def file(self) -> "LocalReads | None":
-        """The node's file that this connection reads in this process; None for one by URL."""
+        """The node's file that this connection reads in this process; None for a connection without a file."""
         return self._client.local
 
     def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AbstractContextManager[None]:
-        """Let all reads in the block see one moment of the node's file: ``with db.snapshot(): …``.
+        """Let all reads in the block use one snapshot of the node's file: ``with db.snapshot(): …``.
 
         The block's reads do not see the block's writes. A snapshot that is not read for a minute is released, and the
         next read raises ``ResultLostError``.
 
         Args:
-            read: ``stale``, ``session`` or ``strict``: how new the moment must be; by default what the URL says.
-            timeout: seconds to wait for a moment that the session may see.
+            read: ``stale``, ``session`` or ``strict``: how new the snapshot must be; by default the value in the URL.
+            timeout: seconds to wait until the file is new enough.
 
         Raises:
             UnsupportedError: this connection has no node's file.
-            UnavailableError: no such moment came in time.
+            UnavailableError: the file was not new enough in time.
         """
         client = self._client
         level = read or client.target.read
@@ -293,7 +294,7 @@ class Connection:
     def transaction(
         self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
     ) -> AbstractContextManager[BlockingTransaction]:
-        """Open a transaction for the block: committed at its end, rolled back if the block raises."""
+        """Open a transaction for the block; commit it at the end, roll it back if the block raises."""
         return held(self.begin(isolation=isolation, read=read, timeout=timeout))
 
     def run_transaction(
@@ -304,7 +305,7 @@ class Connection:
         read: str | None = None,
         timeout: float | None = None,
     ) -> T:
-        """Run ``function(transaction, *args)`` in a transaction, and again if it lost. See ``Client.run_transaction``.
+        """Run ``function(transaction, *args)`` in a transaction, with retries. See ``Client.run_transaction``.
 
         The function runs in the caller's thread.
         """
@@ -318,15 +319,15 @@ class Connection:
                     raise
 
     def settle(self, command: str, *, timeout: float | None = None) -> bool:
-        """Make sure that a transaction has happened (True), or never will (False). See ``Client.settle``."""
+        """Settle the outcome of a transaction; return whether it was committed. See ``Client.settle``."""
         return run(self._client.settle, command, timeout=timeout)
 
     def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:
-        """Return the results of a command that happened, None if the node knows nothing of it."""
+        """Return the results of a committed command; None if the node does not know it. See ``Client.outcome``."""
         return run(self._client.outcome, command, timeout=timeout)
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return what the connected node says about itself and the cluster."""
+        """Return the connected node's report on itself and the cluster."""
         return run(self._client.status, timeout=timeout)
 
     def nodes(self, *, timeout: float | None = None) -> dict[str, Any]:
@@ -334,11 +335,11 @@ class Connection:
         return run(self._client.nodes, timeout=timeout)
 
     def events(self, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return what the connected node lately said and heard of transactions. See ``Client.events``."""
+        """Return the latest messages about transactions at the connected node. See ``Client.events``."""
         return run(self._client.events, after, timeout=timeout)
 
     def explain(self, sql: str, params: Params = None, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Return what each statement of a text would read and write at the connected node; nothing happens."""
+        """Return the read and write sets that a text's statements would have at the node; change nothing."""
         return run(self._client.explain, sql, params, timeout=timeout)
 
     def columns(self, sql: str, *, timeout: float | None = None) -> list[tuple[str, str | None]]:
@@ -350,7 +351,7 @@ class Connection:
         return run(self._client.schema_history, timeout=timeout)
 
     def try_schema(self, sql: str, *, timeout: float | None = None) -> list[str]:
-        """Run schema statements and roll them back; return what each failed with. See ``Client.try_schema``."""
+        """Run schema statements and roll them back; return the errors. See ``Client.try_schema``."""
         return run(self._client.try_schema, sql, timeout=timeout)
 
     def cluster_clock(self, *, timeout: float | None = None) -> int:
@@ -358,21 +359,21 @@ class Connection:
         return run(self._client.cluster_clock, timeout=timeout)
 
     def transaction_clock(self, *, timeout: float | None = None) -> int:
-        """Return a clock later than everything acknowledged anywhere before this call."""
+        """Return a clock later than each commit that any node acknowledged before this call."""
         return run(self._client.transaction_clock, timeout=timeout)
 
     def safe_clock(self, *, timeout: float | None = None) -> int:
-        """Return the clock up to which nothing can appear any more."""
+        """Return the clock up to which no more transaction can commit."""
         return run(self._client.safe_clock, timeout=timeout)
 
     def hold(
         self, name: str, after: str | None = None, *, release: bool = False, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Have the journal kept after a cursor, for a reader of this name. See ``Client.hold``."""
+        """Keep the journal's entries after a cursor, for a reader of this name. See ``Client.hold``."""
         return run(self._client.hold, name, after, release=release, timeout=timeout)
 
     def ping(self, *, timeout: float | None = None) -> None:
-        """Make sure that some node answers."""
+        """Wait for an answer of any node; raise a BedrockishError if none answers."""
         run(self._client.ping, timeout=timeout)
 
 
@@ -382,11 +383,11 @@ def connect(url: Where | None = None, *, token: bytes | None = None) -> Connecti
     Args:
         url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
             variable BEDROCKISH_URL; or the path of a node's file, such as ``/var/lib/app/A.sqlite``.
-        token: the ``token`` of another session, of which this one sees at least as much.
+        token: the ``token`` of another session; the new session sees at least as much as that session.
 
     Raises:
         ConfigError: the URL cannot be understood, or a file that it names cannot be used.
-        AuthenticationError: the nodes do not let us in.
+        AuthenticationError: the nodes refuse the credentials.
         UnavailableError: no node can be reached.
         ProtocolMismatchError: a program other than a node answers, or a node of another version or cluster.
     """
@@ -394,7 +395,7 @@ def connect(url: Where | None = None, *, token: bytes | None = None) -> Connecti
 
 
 def open_socket_client(target: Target, token: bytes | None, entry: Entry | None = None) -> SocketClient:
-    """Open what a connection stands on; whoever gets it closes it. Raises what ``connect`` says."""
+    """Open the client of a connection, for the caller to close. The errors are those of ``connect``."""
     entry = entry or entry_of(target)
     local = open_local(target)
     client = SocketClient(replace(target, addresses=in_order_now(target, entry)), token, entry)
@@ -411,4 +412,4 @@ def open_socket_client(target: Target, token: bytes | None, entry: Entry | None 
 
 
 def _leave_it() -> None:
-    """Do nothing."""
+    """Do nothing: the pool closes the client."""

@@ -13,7 +13,7 @@ class Runs(Protocol):
     """Runs a coroutine function in the client's thread and waits for it."""
 
     def __call__(self, method: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        """Return what it returns, or raise what it raises."""
+        """Return the result of the coroutine, or raise its error."""
 
 
 class BlockingTransaction:
@@ -29,7 +29,7 @@ class BlockingTransaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can still be committed, as far as is known here."""
+        """Whether the transaction can still be committed, as far as this process knows."""
         return self._opened.is_open
 
     def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:
@@ -54,7 +54,7 @@ class BlockingTransaction:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Roll back what is done in the block if it ends with an exception."""
+        """Roll back the changes of the block if the block raises."""
         name = self._opened.next_mark()
         self.execute(f"SAVEPOINT {name}")
         try:
@@ -71,15 +71,15 @@ class BlockingTransaction:
         return found
 
     def rollback(self) -> None:
-        """Roll everything back. Fine also when it is over already."""
+        """Roll the transaction back; do nothing if it has ended already."""
         self._call(self._opened.rollback)
 
     def finish(self) -> None:
-        """Commit if it is open; raise its error if it failed and was not rolled back."""
+        """Commit the transaction if it is open; raise its error if it failed and was not rolled back."""
         self._call(self._opened.finish)
 
     def abandon(self) -> None:
-        """Roll back on the way out of a failure."""
+        """Roll back after a failure."""
         try:
             self._call(self._opened.abandon)
         except BedrockishError:  # the connection was closed, and the transaction with it

@@ -1,4 +1,4 @@
-"""The call interface of a client: what a driver gives to the parts of a session, whatever moves the links."""
+"""The call interface of a client: the methods of a driver, with or without an event loop, that a session uses."""
 
 from bedrockish.api.requests import Params, Rows
 from bedrockish.api.wire import Answered, Told
@@ -6,14 +6,14 @@ from bedrockish.client.sansio.transaction_steps import What
 
 
 class Calls:
-    """The methods of a driver, and those of a session that its parts use."""
+    """The methods of a driver and of a session that the parts of the session use."""
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told:
         """Make a call, and wait for its answer."""
         raise NotImplementedError
 
     def _begin(self, what: What, timeout_s: float) -> int:
-        """Begin a call; ``_wait`` for the number that is returned, or ``_cancel`` it."""
+        """Begin a call and return its number, for ``_wait`` or ``_cancel``."""
         raise NotImplementedError
 
     async def _wait(self, number: int) -> Answered | Told:
@@ -27,7 +27,7 @@ class Calls:
         raise NotImplementedError
 
     def _seconds(self, timeout_s: float | None) -> float:
-        """Return the time that a call may take."""
+        """Return the timeout of a call: the given one, or the session's if None."""
         raise NotImplementedError
 
     async def execute(

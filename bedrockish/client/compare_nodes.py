@@ -1,8 +1,8 @@
 """Compare the tables of running nodes, a range of keys at a time, for ``bedrockish verify`` and the scrub.
 
-Each node takes a snapshot of its own. Equal ranges need no further look, whatever else the nodes have applied. For
-other ranges each node is asked again, for its rows one by one and for the rows of transactions that some nodes have not
-applied; all other rows must be the same.
+Each node takes a snapshot of its own. If the digests of a range are equal at all nodes, the range is done, even if the
+nodes have applied different transactions. For other ranges each node is asked again, for the digest of each row and for
+the rows of transactions that some nodes have not applied; all other rows must be the same.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,7 +17,7 @@ from bedrockish_journal.verify.compare_rows import Difference, alike, common, co
 from bedrockish_journal.verify.row_digests import Key, Range, RangeDigest
 
 AskRange = Callable[[Range, Vector | None], Awaitable[RangeDigest]]
-TRIES = 8  # how often a range is asked for while transactions write it
+TRIES = 8  # how often a range is asked for while transactions write to it
 AGAIN_S = 0.25
 SHOWN_MAX = 100  # differences that are listed
 
@@ -28,12 +28,12 @@ class Report:
 
     Attributes:
         nodes: the nodes that answered to the end.
-        gone: the nodes that did not, and why.
-        tables: how many tables.
-        rows: how many rows.
+        gone: the nodes that stopped answering, and why.
+        tables: number of compared tables.
+        rows: number of compared rows.
         differences: rows that differ, at most ``SHOWN_MAX``.
         skipped: tables that could not be compared, and why.
-        open: rows that transactions wrote during each look.
+        open: number of rows not compared, because transactions wrote them during each try.
     """
 
     nodes: list[str] = field(default_factory=list)
@@ -53,10 +53,10 @@ class NodeComparison:
     """One comparison of some nodes.
 
     Args:
-        nodes: how to ask each.
+        nodes: by name, the function that asks the node for a range.
         members: how many members the cluster has.
         limit: rows in a range.
-        pause: called after each range with the number of its rows; it may wait.
+        pause: called after each range with the number of its rows; may wait, to limit the load.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class NodeComparison:
     ) -> None:
         self._nodes = dict(nodes)
         self._members, self._limit, self._pause = members, limit, pause
-        self._unreadable: list[str] = []  # nodes that answer, and of whose files nothing more can be compared
+        self._unreadable: list[str] = []  # nodes that answer, but whose files can no longer be read
         self.report = Report()
 
     async def run(self) -> Report:
-        """Compare everything.
+        """Compare the definitions and all tables; return the report.
 
         Raises:
             UnavailableError: fewer than two nodes answer.
@@ -104,7 +104,7 @@ class NodeComparison:
             after = done.last
 
     async def _compare(self, asked: Range) -> RangeDigest | None:
-        """Compare a range, as long as the first node makes it; return what that has, None if it was skipped."""
+        """Compare a range at all nodes; return the first node's digest of it, None if the range was skipped."""
         report = self.report
         answers = await self._bounded(asked)
         while unreadable := [node for node, one in answers.items() if one.unreadable]:
@@ -135,14 +135,14 @@ class NodeComparison:
                 if not asked.table:
                     return None
             if any(one.unreadable for one in answers.values()):
-                return None  # since a moment ago, and reported: the next range cannot be read
+                return None  # the file became unreadable during this comparison, and the difference is reported
         if asked.table:
             report.rows += first.count
             await self._pause(first.count)
         return first
 
     async def _bounded(self, asked: Range) -> dict[str, RangeDigest]:
-        """Ask all for one range that is short at every node: the one with the most rows in it makes its end."""
+        """Ask all nodes for one range that is short at each; the node with the most rows in it sets its end."""
         answers = await self._made_by(next(iter(self._nodes)), asked)
         most = max(answers, key=lambda node: answers[node].count)
         if asked.limit and answers[most].count > 2 * asked.limit:
@@ -150,7 +150,7 @@ class NodeComparison:
         return answers
 
     async def _made_by(self, maker: str, asked: Range) -> dict[str, RangeDigest]:
-        """Ask all for the range that one node makes; that one's answer comes first."""
+        """Ask all nodes for a range whose end ``maker`` sets; the answer of ``maker`` comes first."""
         while True:
             try:
                 end = await self._nodes[maker](asked, None)
@@ -158,7 +158,7 @@ class NodeComparison:
                 self._lose(maker, error)
                 maker = next(iter(self._nodes))
             else:
-                if end.unreadable:  # it makes no end, and without one the others would read all that follows
+                if end.unreadable:  # it sets no end, and without an end the others would read the rest of the table
                     return {maker: end}
                 return {maker: end, **await self._ask(Range(asked.table, asked.after, end.last), None, but=maker)}
 

@@ -1,4 +1,7 @@
-"""How a client comes in: what it says in its HELLO, and over which TLS. A node that asks others brings its own."""
+"""The credentials of a client: its user and password or token for HELLO, and its TLS context.
+
+A node that connects to other nodes as a client has credentials of its own.
+"""
 
 import os
 import ssl
@@ -26,10 +29,10 @@ class Entry:
     """The credentials of a client.
 
     Attributes:
-        ssl_context: TLS; None without it.
-        user: the user's name; None without one.
-        password: the user's password, or a token; None: ``password_file`` has it.
-        password_file: read for each link, so that it can be exchanged while a program runs.
+        ssl_context: the TLS context; None for plain TCP.
+        user: the user's name; None without a user.
+        password: the user's password, or a token; None if it is in ``password_file``.
+        password_file: path of a file that is read for each link, so that it can be replaced while a program runs.
     """
 
     ssl_context: ssl.SSLContext | None = None
@@ -38,19 +41,19 @@ class Entry:
     password_file: str | None = None
 
     def _login(self) -> dict[str, Any]:
-        """Return what the HELLO has to say.
+        """Return the login fields of HELLO.
 
         Raises:
-            ConfigError: the file cannot be read.
+            ConfigError: the password file cannot be read.
         """
         if self.user is None:
             return {}
         password = self.password if self.password is not None else _read_password(self.password_file or "")
-        # Not as a password: a release that knows no tokens on links would count it as a wrong one.
+        # A token has a field of its own: a release without tokens on links would count it as a wrong password.
         return {"user": self.user, "password" if read_token(password) is None else "token": password}
 
     async def dial(self, address: Address, hello: Hello, seconds: float, limits: Limits) -> "Link":
-        """Open a link. Raises what ``Link.dial`` says."""
+        """Open a link. The errors are those of ``handshake.dial``."""
         from bedrockish_net import handshake  # not with the module: the blocking client needs no event loop
         from bedrockish_net.stream import Link
 
@@ -60,14 +63,14 @@ class Entry:
         return Link(*shaken, limits)
 
     def dial_socket(self, address: Address, hello: Hello, seconds: float, limits: Limits) -> SocketLink:
-        """Open a link on a plain socket, in the calling thread. Raises what ``socket_link.dial`` says."""
+        """Open a link without an event loop, in the calling thread. The errors are those of ``socket_link.dial``."""
         host, port = address
         said = Hello(hello.node, hello.cluster, hello.role, hello.to, {**hello.info, **self._login()})
         return socket_link.dial(host, port, said, seconds, limits, self.ssl_context)
 
 
 def entry_of(target: Target) -> Entry:
-    """Return the credentials of a URL; BEDROCKISH_PASSWORD has the password of a user without one.
+    """Return the credentials of a URL. If the URL has a user without a password, BEDROCKISH_PASSWORD is the password.
 
     Raises:
         ConfigError: a file of certificates or of a password cannot be used, or the password is missing.

@@ -1,7 +1,7 @@
-"""Results that come a batch at a time, so that neither end holds all of one.
+"""Streamed results: rows arrive a batch at a time, so that neither client nor node holds a whole result.
 
-The client asks for the next batch when it hands one out, and for no more: a reader that stops also stops the node. A
-result is read from the node's snapshot of one moment. It is lost with its node, and nothing else is lost with it.
+The client asks for one batch ahead of the reader, so a reader that pauses also pauses the node. All rows come from one
+snapshot of the node. If the node is lost, so is the rest of the result; reading it again is safe.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from bedrockish.errors import (
 )
 from bedrockish.sqltext.session_values import shown_names
 
-CLOSE_S = 2.0  # how long anybody tries to tell a node that a stream is not wanted any more
+CLOSE_S = 2.0  # timeout of the message to a node that a stream is closed
 
 Row = tuple[Any, ...]
 
@@ -47,10 +47,10 @@ class RowStream:
         self._error: BedrockishError | None = None
 
     async def open(self) -> None:
-        """Have a node begin to read.
+        """Open the stream at a node, and ask for the first batch.
 
         Raises:
-            BedrockishError: no node does.
+            BedrockishError: no node opens it.
         """
         request = self._request
         reply = await self._calls._call(Step(0, request, STREAM), request.timeout_s)
@@ -65,11 +65,11 @@ class RowStream:
             self._fetch = self._calls._begin(Step(0, self._request, FETCH), self._request.timeout_s)
 
     async def batch(self) -> list[Row]:
-        """Return the next rows, as many as have come; an empty list at the end.
+        """Return the rows that have arrived, waiting for at least one; an empty list at the end.
 
         Raises:
-            ResultLostError: the rest is lost; reading all of it again is safe.
-            BedrockishError: SQLite could not compute a row; ``details["rows"]`` had come before.
+            ResultLostError: the rest is lost; reading the whole result again is safe.
+            BedrockishError: SQLite could not compute a row; ``details["rows"]`` rows were returned before.
         """
         if self._rows:
             kept = list(self._rows)
@@ -123,7 +123,7 @@ class RowStream:
         return self._rows.popleft()
 
     def close(self) -> None:
-        """Give up what was not read. Closing twice is fine."""
+        """Close the stream and drop the rows that were not read; a second close does nothing."""
         if self._fetch is not None:
             self._calls._cancel(self._fetch)
             self._fetch = None
@@ -139,7 +139,7 @@ class RowStream:
 
 
 def _lost(error: BedrockishError, rows: int) -> BedrockishError:
-    """Return the error for a result that ended after so many rows."""
+    """Return the error for a result that ended after ``rows`` rows."""
     details = {**error.details, "rows": rows, "reason": error.code}
     if isinstance(error, UnavailableError) or not isinstance(error, UsageError):
         return ResultLostError(
@@ -173,7 +173,7 @@ class BlockingRowStream:
         return self._stream.count - len(self._rows)
 
     def batch(self) -> list[Row]:
-        """Return the next rows, as many as have come; an empty list at the end. See ``RowStream.batch``."""
+        """Return the rows that have arrived, at least one; an empty list at the end. See ``RowStream.batch``."""
         if self._rows:
             kept = list(self._rows)
             self._rows.clear()
@@ -193,13 +193,13 @@ class BlockingRowStream:
         return self._rows.popleft()
 
     def close(self) -> None:
-        """Give up what was not read. Closing twice is fine."""
+        """Close the stream and drop the rows that were not read; a second close does nothing."""
         self._rows.clear()
 
         async def close() -> None:
             self._stream.close()
 
-        with suppress(ClientClosedError):  # it was closed with its connection
+        with suppress(ClientClosedError):  # the stream was closed with its connection
             self._call(close)
 
 

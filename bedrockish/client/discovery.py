@@ -1,4 +1,4 @@
-"""Which nodes there are and how far away: asked when a client opens, and now and then while it is used."""
+"""Discovery: the addresses of a cluster's nodes, and their order by distance when a client opens."""
 
 import os
 import random
@@ -15,11 +15,11 @@ from bedrockish_net.errors import NetError
 from bedrockish_net.events import Hello
 from bedrockish_net.limits import Limits
 
-MEASURE_S = 1.0  # a node that takes longer to say HELLO is far enough to come last
+MEASURE_S = 1.0  # timeout of a measured handshake; slower nodes come last
 
 
 async def in_order(target: Target, entry: Entry) -> tuple[Address, ...]:
-    """Return the nodes of a URL in the order in which they are to be asked; the node of its file comes first."""
+    """Return the nodes of a URL in the order in which to try them; the node of the local file comes first."""
     if target.local is not None:
         rest = replace(target, addresses=target.addresses[1:], local=None)
         return (target.addresses[0], *await in_order(rest, entry))
@@ -36,7 +36,7 @@ def _as_chosen(target: Target) -> tuple[Address, ...]:
 
 
 async def by_distance(target: Target, entry: Entry, hello: Hello) -> tuple[Address, ...]:
-    """Return the nodes of a URL, those first that say HELLO soonest: network, TLS and the node's own delay count."""
+    """Return the nodes of a URL, ordered by the time of a handshake: network, TLS and the node's own delay count."""
     import trio  # not with the module: the blocking client needs no event loop
 
     took: dict[Address, float] = {}
@@ -59,7 +59,7 @@ async def by_distance(target: Target, entry: Entry, hello: Hello) -> tuple[Addre
 
 
 def in_order_now(target: Target, entry: Entry) -> tuple[Address, ...]:
-    """Return what ``in_order`` does, in a program without an event loop."""
+    """Return the same as ``in_order``, in a program without an event loop."""
     if target.local is not None:
         rest = replace(target, addresses=target.addresses[1:], local=None)
         return (target.addresses[0], *in_order_now(rest, entry))
@@ -87,12 +87,12 @@ def _by_distance_now(target: Target, entry: Entry, hello: Hello) -> tuple[Addres
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
-    known = dict(took)  # who is slower than that comes last
+    known = dict(took)  # a copy: threads of slower nodes may still add to ``took`` during the sort
     return tuple(sorted(target.addresses, key=lambda address: known.get(address, float("inf"))))
 
 
 def members_of(value: object) -> dict[Address, bool]:
-    """Return where the members of a cluster listen, and whether the node that was asked reaches them."""
+    """Return the addresses of a cluster's members, each with whether the node that was asked reaches it."""
     found: dict[Address, bool] = {}
     facts: Any
     for name, facts in value.items() if isinstance(value, Mapping) else ():
@@ -101,5 +101,5 @@ def members_of(value: object) -> dict[Address, bool]:
         try:
             found[parse_address(facts["address"], where=f"the address of {name}")] = bool(facts.get("up", True))
         except ConfigError:
-            continue  # a node on a free port of the system's choice says port 0
+            continue  # a node on a free port chosen by the system reports port 0
     return found

@@ -1,4 +1,4 @@
-"""The driver of the client's core: real links, the time of day, and the tasks that wait for their calls."""
+"""The driver of the client's core on a trio loop: it owns the links, the clock, and the tasks that wait for calls."""
 
 import os
 import random
@@ -27,7 +27,7 @@ from bedrockish_net.stream import Link
 
 
 class Driver:
-    """Moves all links and calls of one client."""
+    """The links and calls of one client, on a trio loop."""
 
     def __init__(self, target: Target, token: bytes | None, nursery: trio.Nursery, entry: Entry) -> None:
         self.target = target
@@ -50,7 +50,7 @@ class Driver:
 
     @property
     def has_open_transactions(self) -> bool:
-        """Whether a transaction or a result is open at a node."""
+        """Whether a transaction or a streamed result is open at a node."""
         return self._core.has_homes
 
     def _now(self) -> float:
@@ -60,7 +60,7 @@ class Driver:
         return await self._wait(self._begin(what, timeout_s))
 
     def _begin(self, what: What, timeout_s: float) -> int:
-        """Begin a call; ``_wait`` for the number that is returned, or ``_cancel`` it."""
+        """Begin a call and return its number, for ``_wait`` or ``_cancel``."""
         if self._is_closed:
             raise ClientClosedError("this client is closed; open another")
         if self._process != os.getpid():
@@ -89,7 +89,7 @@ class Driver:
         return outcome
 
     async def _park(self, number: int) -> None:
-        """Sleep until the outcome of a call is there; an event for each call would cost as much as all of the rest."""
+        """Sleep until the outcome of a call is there. A ``trio.Event`` for each call would double the call's cost."""
 
         def stop_waiting(_: object) -> trio.lowlevel.Abort:
             self._waiting[number] = None
@@ -110,7 +110,7 @@ class Driver:
             self._perform(self._core.call(what, timeout_s, trio.current_time())[1])
 
     def leave_node(self, towards: Sequence[Address] = ()) -> None:
-        """Go on at another node, if there is one; at one of those, if any are given."""
+        """Move to another node, if there is one; to one of ``towards``, if any are given."""
         if not self._is_closed:
             self._perform(self._core.leave(trio.current_time(), towards))
 
@@ -123,7 +123,8 @@ class Driver:
                     try:
                         self._links[link].send_nowait(payload)
                     except NetError as error:
-                        # Never from inside the core's own step; the call is then lost like any other on this link.
+                        # The core must not be entered from its own step. Dropping the link reports the call as lost
+                        # later, with all other calls on this link.
                         self._links[link].drop("lost", str(error))
                 case Finish(call, outcome):
                     if call in self._waiting:
@@ -146,7 +147,7 @@ class Driver:
             self._perform(self._core.received(number, payload, now))
 
     async def _hold(self, dial: Dial) -> None:
-        """Open a link and read from it until it is over."""
+        """Open a link and read from it until it ends."""
         hello = Hello(f"client-{os.getpid()}", self.target.cluster, "client")
         with trio.CancelScope() as scope:
             self._scopes[dial.link] = scope

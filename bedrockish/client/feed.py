@@ -1,4 +1,4 @@
-"""The change feed for applications: an iterator over all that is committed, that can be stopped and gone on with."""
+"""The change feed for applications: an iterator over all committed transactions, resumable after a cursor."""
 
 import math
 import time
@@ -24,9 +24,9 @@ from bedrockish_journal.feed.change_feed import Committed, CursorError, Feed, Fe
 
 PAGE_ROWS = 200
 POLL_S = 0.1
-HOLD_S = 10.0  # how often a reader says how far it has got
+HOLD_S = 10.0  # how often a reader reports its cursor
 HOLD_TIMEOUT_S = STATUS_TIMEOUT_S = 5.0
-SILENT_S = 60.0  # how long a feed may stand still before its reader is told
+SILENT_S = 60.0  # how long safe time may stand still before the feed raises an error
 SILENT_NODES = 6  # nodes that are asked during that time, one after the other
 
 
@@ -47,15 +47,16 @@ def _take(feed: Feed, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
 
 
 def may_pass(error: BedrockishError) -> bool:
-    """Return whether a reader that follows asks again; a read may be asked again whatever became of it."""
+    """Return whether a reader that follows asks again. A read with an unknown outcome may be repeated safely."""
     return error.retry or isinstance(error, OutcomeUnknownError)
 
 
 class _Progress:
-    """Whether a reader gets anywhere: safe time moves on every second, also where nothing is committed.
+    """Watches whether safe time advances for a reader. It does every second, even if no transaction is committed.
 
-    It stands still at a node that is cut off, and at all of them when no majority is there. Then another node is asked;
-    and if that does not help, the reader is told, who would otherwise take the silence for peace.
+    Safe time stands still at a node that is cut off from the majority, and at all nodes without a majority. Then
+    another node is asked. If that does not help, the reader gets an error: it could not tell silence from the absence
+    of commits.
     """
 
     def __init__(self, silent_s: float) -> None:
@@ -65,12 +66,12 @@ class _Progress:
         self._error: BedrockishError | None = None
 
     def page(self, feed: Feed) -> None:
-        """A node has answered."""
+        """Note an answer of a node: a page of the feed."""
         if feed.safe > self._safe:
             self._safe, self._moved, self._error = feed.safe, time.monotonic(), None
 
     def failed(self, error: BedrockishError) -> None:
-        """No node has answered."""
+        """Note that no node has answered."""
         self._error = error
 
     def is_node_silent(self) -> bool:
@@ -82,14 +83,17 @@ class _Progress:
         return True
 
     def is_silent(self) -> bool:
-        """Whether it has stood still for too long, wherever it was read."""
+        """Return whether safe time has stood still for too long, at whichever nodes it was read."""
         return time.monotonic() - self._moved > self._silent_s
 
     def judge(self, status: Mapping[str, Any] | None) -> None:
-        """Say that it has stood still; ``status`` is a node's, None if none can be had.
+        """Raise an error because safe time has stood still, unless the clock is a mere counter.
+
+        Such a clock (``cluster_clock = off``) stands still without commits. ``status``: a node's status,
+        None if no node answers.
 
         Raises:
-            UnavailableError: unless the cluster's clock only counts: then it stands still while nothing happens.
+            UnavailableError: safe time should have advanced.
         """
         if status is not None and self._error is None and status.get("cluster_clock") == "off":
             self._moved = time.monotonic()
@@ -101,26 +105,26 @@ class _Progress:
 
 
 class Changes:
-    """Every committed transaction once, in the order of (clock, leader), up to safe time: ``async for`` over it.
+    """An asynchronous iterator over all committed transactions up to safe time, once each, by (clock, leader).
 
-    At most one page is read ahead of the reader. A node that dies is replaced by another; nothing is
-    missed or repeated. Keep ``str(transaction.cursor)`` to go on later, at any node. An iterator, not a generator, so
-    that leaving its loop early leaves nothing to be closed.
+    At most one page is read ahead of the reader. If a node dies, the feed continues at another node; no transaction is
+    missed or repeated. Keep ``str(transaction.cursor)`` to resume later, at any node. The class is an iterator, not a
+    generator, so a loop that ends early leaves nothing to close.
 
     Args:
         client: an open client.
-        after: the cursor to go on after; None for the beginning.
+        after: the cursor after which to resume; None for the beginning.
         tables: leave out the changes of other tables.
-        follow: wait for more; else stop where safe time is now.
+        follow: wait for further transactions; otherwise stop at the present safe time.
         hold: a name under which the nodes keep the journal for this reader, from the last page that it has asked for
             on; see ``Client.hold``.
-        silent_s: how long safe time may stand still, in seconds, before a reader that follows is told.
+        silent_s: how long safe time may stand still, in seconds, before a reader that follows gets an error.
 
     Raises:
         UsageError: ``after`` is not a cursor.
-        ForeignClusterError: it is a cursor of another cluster.
-        PrunedError: what comes after it was removed from the journal.
-        UnavailableError: no node can be reached; with ``follow``, for ``silent_s`` nothing new can have come.
+        ForeignClusterError: ``after`` is a cursor of another cluster.
+        PrunedError: entries after the cursor were removed from the journal.
+        UnavailableError: no node can be reached; with ``follow``, safe time has stood still for ``silent_s``.
     """
 
     def __init__(
@@ -145,7 +149,7 @@ class Changes:
         return self
 
     async def __anext__(self) -> Committed:
-        """Return the next transaction; wait for it with ``follow``."""
+        """Return the next transaction, waiting for it if ``follow`` is set."""
         while not self._page:
             if self._wait:
                 if not self._follow:
@@ -156,7 +160,7 @@ class Changes:
         return self._page.popleft()
 
     async def _look(self) -> None:
-        """Leave a silent node, and raise for a silent cluster, so that the reader does not wait for ever."""
+        """Leave a node at which safe time stands still; raise an error if it stands still at all nodes."""
         if self._progress.is_node_silent():
             self._client.leave_node()
         if self._progress.is_silent():
@@ -182,7 +186,7 @@ class Changes:
         self._wait = self._feed.is_last
 
     async def _keep_journal(self) -> None:
-        """Report how far this reader has got; it goes on if no node accepts the report."""
+        """Report this reader's cursor to the nodes; a reader that follows continues if no node accepts the report."""
         if self._hold is None or time.monotonic() - self._held <= HOLD_S:
             return
         cursor = str(self._feed.cursor) if self._feed.cursor.clock else None
@@ -203,7 +207,7 @@ def blocking_changes(
     follow: bool = True,
     silent_s: float = SILENT_S,
 ) -> Iterator[Committed]:
-    """Yield what ``Changes`` gives, for a blocking connection."""
+    """Yield the transactions of ``Changes``, for a blocking connection."""
     feed, progress = _feed(after, tables), _Progress(silent_s)
     connection.belong("the cursor", feed.cluster)
     while True:

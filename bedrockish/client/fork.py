@@ -1,8 +1,8 @@
-"""Clients, pools and connections in a process that was forked: what a child inherits stays its parent's.
+"""Clients, pools and connections in a forked process: the inherited links and transactions stay with the parent.
 
-A child has the parent's sockets, and two processes that read one socket take each other's answers. So a forked child
-closes its copies without a word to the nodes, and each client opens a link of its own at its next call. A transaction
-that is open goes on in the parent only.
+A child has the parent's sockets, and two processes that read one socket would take each other's answers. So a forked
+child closes its copies without sending anything to the nodes, and each client opens a new link at its next call. An
+open transaction continues in the parent only.
 """
 
 import os
@@ -14,14 +14,14 @@ class Inherited(Protocol):
     """An object that a forked child inherits."""
 
     def after_fork(self) -> None:
-        """Leave links, locks and open transactions to the parent; called in the child, which has one thread."""
+        """Drop links, locks and open transactions, which belong to the parent. Called in the child's only thread."""
 
 
 _KNOWN: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
 
 
 def watch_forks(known: Inherited) -> None:
-    """Have ``after_fork`` of an object called in each child that is forked from now on, while the object lives."""
+    """Call the object's ``after_fork`` in each child that is forked from now on, as long as the object lives."""
     _KNOWN.add(known)
 
 

@@ -1,16 +1,16 @@
-"""The limits of a client's links, and the meaning of a link's end for a caller; for each driver."""
+"""The limits of a client's links, and the error for a caller when a link ends; for both drivers."""
 
 from bedrockish.errors import AuthenticationError, BedrockishError, ProtocolMismatchError, UnavailableError
 from bedrockish_net.errors import Code, LinkClosedError, RefusedError, RemoteProtocolError, TlsError
 from bedrockish_net.limits import Limits
 
-# Stricter than between nodes: an answer that is given up too early is asked for again elsewhere, at little cost.
+# Shorter than between nodes: a call that is given up too early is sent again to another node, at little cost.
 LIMITS = Limits(ping_seconds=1.0, silence_seconds=4.0)
 FOREIGN_CODES = ("version", "protocol", "cluster", "wrong_node")  # another node of the list may fit, waiting will not
 
 
 def explain_end(error: Exception) -> BedrockishError:
-    """Say what a link's end means to a caller."""
+    """Return the error for a caller when its link has ended with ``error``."""
     if isinstance(error, RefusedError) and error.code in (Code.AUTHENTICATION, Code.CERTIFICATE, Code.REVOKED):
         return AuthenticationError(error.message.removeprefix("the other end refused: "))
     if isinstance(error, TlsError):

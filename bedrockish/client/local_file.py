@@ -1,6 +1,6 @@
-"""A node's file instead of a URL: tells paths from URLs, finds the node's socket, and opens the file.
+"""A node's file in place of a URL: tells paths from URLs, finds the node's socket, and opens the file.
 
-The engine is imported only by programs that open a file.
+The engine is imported only if a file is opened, so that other programs start faster.
 """
 
 import os
@@ -19,12 +19,12 @@ SUFFIXES = (".sqlite", ".sqlite3", ".db")
 
 
 def is_path(text: str) -> bool:
-    """Whether a text that stands for a database is a path, and not a URL or a mistyped one."""
+    """Return whether a text that names a database is a path, and not a URL, even a mistyped one."""
     return "://" not in text and (os.sep in text or text.endswith(SUFFIXES) or os.path.isfile(text))
 
 
 def located(target: Target) -> Target:
-    """Return a target with the socket of its file's node as the first address; as it is without a file."""
+    """Return a target with the socket of its file's node as the first address; the same target without a file."""
     if target.local is None:
         return target
     path = os.path.realpath(target.local)
@@ -32,7 +32,7 @@ def located(target: Target) -> Target:
 
 
 def local_steps(session: "Calls", reads: "LocalReads | None") -> "LocalSteps | None":
-    """Return what runs a session's open transactions in this process; None without a file."""
+    """Return the object that runs a session's open transactions in this process; None without a file."""
     if reads is None:
         return None
     from bedrockish.client.local_steps import LocalSteps
@@ -43,7 +43,7 @@ def local_steps(session: "Calls", reads: "LocalReads | None") -> "LocalSteps | N
 
 
 def open_local(target: Target) -> "LocalReads | None":
-    """Return what reads the file of a target in this process; None without one.
+    """Return the open reader of a target's file in this process; None without a file.
 
     Raises:
         UnavailableError: no node serves the file, and the target names no other nodes.

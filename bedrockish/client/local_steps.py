@@ -1,7 +1,8 @@
-"""Open transactions on a node's file: their steps run in this process, and COMMIT is one call.
+"""Open transactions on a node's file: their steps run in this process, and COMMIT is one call to the node.
 
-It stands between a transaction and the calls of its session: a step of a transaction that runs here is done here, any
-other goes to the node. So the classes, errors and answers of a transaction are those of a URL.
+``LocalSteps`` stands between a transaction and the calls of its session. It runs the steps of a local transaction in
+this process, and sends all other steps to the node. So a transaction has the same class, errors and answers with a file
+as with a URL.
 """
 
 import time
@@ -50,17 +51,17 @@ from bedrockish.sqltext.statement_kinds import WRITE, kind_of
 T = TypeVar("T")
 APART = "the node has those of the session, and not this program's files"
 STRICT_TRIES, AGAIN_S = 3, 0.002
-BACK_S = 1.0  # between two attempts to come back to the node of the file
-TOGETHER = 100  # statements that run again at the node in one round trip
+BACK_S = 1.0  # between two attempts to return to the node of the file
+TOGETHER = 100  # statements repeated at the node in one round trip
 
 
 class Calls(Protocol):
-    """The session whose transactions these are."""
+    """The session that owns the transactions."""
 
     _core: ClientCore
 
     def leave_node(self, towards: Sequence[Address] = ()) -> None:
-        """Go on at another node."""
+        """Move to another node, to one of ``towards`` if any are given."""
 
     async def _call(self, what: What, timeout_s: float) -> Answered | Told: ...
     def _begin(self, what: What, timeout_s: float) -> int: ...
@@ -70,22 +71,22 @@ class Calls(Protocol):
 
 
 class LocalSteps:
-    """Runs the steps of a session's open transactions where they belong.
+    """Runs each step of a session's open transactions in this process or at the node.
 
     Args:
         session: makes the calls to the node.
-        transactions: those that run in this process.
-        database: the node's file.
+        transactions: the transactions that run in this process.
+        database: path of the node's file.
     """
 
     def __init__(self, session: Calls, transactions: LocalTransactions, database: str) -> None:
         self._session, self.transactions = session, transactions
         self._socket = socket_path(database)
-        self._back_at = 0.0  # when the node of the file is asked again
-        self._node_next = False  # the next transaction begins at the node: the last one could not be moved there
+        self._back_at = 0.0  # seconds at which the session next tries to return to the node of the file
+        self._node_next = False  # begin the next transaction at the node, because the last one could not be moved there
 
     async def call(self, what: What, timeout_s: float) -> Answered | Told:
-        """Do a step of a transaction. Raises what the node's answer would raise."""
+        """Run a step of a transaction; return the answer. The errors are those of the node."""
         session = self._session
         if not isinstance(what, Step):
             found = self.transactions.find((what.asked or {}).get("transaction", "")) if isinstance(what, Ask) else None
@@ -99,7 +100,7 @@ class LocalSteps:
         if one is None:
             return await session._call(what, timeout_s)
         if what.op == ROLLBACK:
-            if not one.keeps_rows:  # its COMMIT may be under way
+            if not one.keeps_rows:  # the ids of a transaction that keeps its rows may be in use by a COMMIT under way
                 one.give_ids_back()
             self.transactions.forget(what.request.command)
             return Answered(0, Answer(NOTHING, Token()))
@@ -109,15 +110,17 @@ class LocalSteps:
         return await self._statements(one, what, timeout_s)
 
     async def read_strictly(self, request: Request) -> list[Rows] | None:
-        """Run statements that only read in this process, and have the node certify the keys of their rows.
+        """Run statements that only read in this process, and let the node certify their read set.
+
+        The read is retried after a conflict. After ``STRICT_TRIES`` conflicts it is left to the node, which reads its
+        newest rows before they are durable. But the node lacks the program's functions and attached files; a session
+        that has any retries until the timeout.
 
         Returns:
-            their results; None: they are for the node. That is so also after others have changed the rows three times:
-            the node reads its newest rows, before they are durable. But it has neither the program's functions nor
-            its attached files; statements of a session that has some are run until their time is over.
+            the results; None if the node must run the statements.
 
         Raises:
-            ConflictError: others change the rows all the time.
+            ConflictError: other transactions changed the rows in each try, until the timeout.
             BedrockishError: see ``LocalTransactions.read``.
         """
         until, tries = time.monotonic() + request.timeout_s, 0
@@ -137,7 +140,7 @@ class LocalSteps:
                     return None
                 if time.monotonic() >= until:
                     raise
-                await self._session._in_place(time.sleep, AGAIN_S)  # the newer rows are durable in a moment
+                await self._session._in_place(time.sleep, AGAIN_S)  # until the newer rows are durable in the file
                 continue
             except DeadlineError:
                 raise
@@ -148,12 +151,12 @@ class LocalSteps:
         return None
 
     def _is_here(self) -> bool:
-        """Whether the session's calls go to the node of the file."""
+        """Return whether the session's calls go to the node of the file."""
         address = self._session._core.address
         return address is not None and address.host == self._socket
 
     async def _comes_here(self) -> bool:
-        """Whether the session's calls go to the node of the file; a session that another node has served comes back."""
+        """Return whether the session's calls go to the node of the file; try to return to that node first."""
         if self._is_here():
             return True
         now = time.monotonic()
@@ -166,7 +169,7 @@ class LocalSteps:
         return self._is_here()
 
     async def writes_here(self, texts: Sequence[str]) -> bool:
-        """Whether statements outside of a transaction are executed here: at a learner, which would refuse them."""
+        """Return whether to run statements outside of a transaction here: the node is a learner and refuses them."""
         if not all(kind_of(text) == WRITE for text in texts) or not await self._comes_here():
             return False
         return await self._session._in_place(self.transactions.is_at_learner)
@@ -192,7 +195,7 @@ class LocalSteps:
         return one
 
     async def _with_temporary(self, one: LocalTransaction, request: Request) -> LocalTransaction:
-        """Return a transaction that makes its first TEMP object, as it goes on."""
+        """Return the transaction that replaces ``one``, which makes its first TEMP object."""
         asked = replace(one.request, temporary=request.temporary, token=self._session._core.token)
         try:
             await self._session._in_place(self.transactions.begin_with_temporary, asked, one)
@@ -206,12 +209,12 @@ class LocalSteps:
     async def run_here(
         self, command: str, statements: tuple[Statement, ...], step: Callable[[], Step], timeout_s: float
     ) -> list[Rows] | None:
-        """Run further statements of an open transaction in this process; None: it is not open here.
+        """Run further statements of an open transaction in this process; return None if it is not open here.
 
         Args:
             command: the id of the transaction's COMMIT.
             statements: the statements.
-            step: returns them as a step for the node, to which the transaction moves if it needs the node.
+            step: returns the statements as a step for the node, to which the transaction moves if it needs the node.
             timeout_s: seconds that the node may take.
 
         Raises:
@@ -267,10 +270,10 @@ class LocalSteps:
                 await self._lease(wanted, timeout_s)
 
     async def _lease(self, wanted: IdsNeededError, timeout_s: float) -> None:
-        """Get ids from the node.
+        """Lease row ids from the node.
 
         Raises:
-            NodeNeededError: it gives none to this program.
+            NodeNeededError: the node leases no ids to this program.
         """
         table, above = wanted.details["table"], wanted.details["above"]
         asked = {"do": "lease", "table": table, "above": above, "count": LEASE}
@@ -309,7 +312,7 @@ class LocalSteps:
             self.transactions.forget(what.request.command)
 
     async def _certify(self, one: LocalTransaction, what: Step, prepared: bytes, timeout_s: float) -> Answered | Told:
-        """Have the node commit a transaction, or certify its strict reads."""
+        """Send a transaction to the node, to commit it or to certify its strict reads; return the answer."""
         session, begun = self._session, one.request
         request = replace(what.request, statements=(), read=begun.read, isolation=begun.isolation, token=Token())
         step = Step(0, request, COMMIT, prepared)
@@ -318,7 +321,7 @@ class LocalSteps:
                 return await session._call(step, timeout_s)
             number = session._begin(step, timeout_s)
             try:
-                self.transactions.forget(what.request.command)  # rolled back here while the node is at work
+                self.transactions.forget(what.request.command)  # roll back here while the node is at work
             except BaseException:
                 session._cancel(number)
                 raise
@@ -326,7 +329,7 @@ class LocalSteps:
         except UnsupportedError as error:
             if not error.details.get("elsewhere"):
                 raise
-            # The socket was gone before the COMMIT was sent, and the session has gone on to another node.
+            # The socket was closed before the COMMIT was sent, and the session has moved to another node.
             raise UnavailableError(
                 "the node on whose file the transaction ran is gone; it did not happen, and can be run again"
             ) from error
@@ -336,11 +339,11 @@ class LocalSteps:
     async def _move(
         self, one: LocalTransaction, what: Step, place: int, why: NodeNeededError, timeout_s: float
     ) -> list[Result]:
-        """Run the transaction so far again at the node, and its step to the end there, from a statement's place on.
+        """Move the transaction to the node: repeat its statements there, then run its step from ``place`` on.
 
         Raises:
-            ConflictError: it did something else there.
-            UnsupportedError: it is too long for that.
+            ConflictError: a repeated statement had another result there.
+            UnsupportedError: the transaction is too long to be repeated.
         """
         log = one.log
         self.transactions.forget(what.request.command)
@@ -365,16 +368,16 @@ class LocalSteps:
         return _results(reply)
 
     async def _give_back(self, one: LocalTransaction, timeout_s: float) -> None:
-        """Give the node the ids of a transaction's rows, to give the same ones to the same rows."""
+        """Return the leased ids of a transaction's rows to the node, so that it gives the same ids to the same rows."""
         tables = dict[str, list[int]]()
         for table, found in one.ids:
             tables.setdefault(table, []).append(found)
         for table, ids in tables.items():
-            with suppress(UsageError):  # then it gives others, and the transaction has lost
+            with suppress(UsageError):  # then the node gives other ids, and the move fails with a ConflictError
                 await self._session._call(Ask(0, UPKEEP, asked={"do": "lease", "table": table, "back": ids}), timeout_s)
 
     async def _again(self, request: Request, logged: Sequence[Logged], op: str, timeout_s: float) -> None:
-        """Run statements again at the node, which must give there what they gave here."""
+        """Repeat statements at the node; raise a ConflictError if the results differ from those in this process."""
         statements = tuple(one.statement for one in logged)
         try:
             reply = await self._session._call(Step(0, replace(request, statements=statements), op), timeout_s)
@@ -391,7 +394,7 @@ class LocalSteps:
 
 
 def _runs(log: Sequence[Logged]) -> list[list[Logged]]:
-    """Return statements in groups: those that failed alone, others up to ``TOGETHER`` in one."""
+    """Return the statements in groups: each failed statement alone, the others in groups of up to ``TOGETHER``."""
     found: list[list[Logged]] = []
     for one in log:
         is_alone = one.told is None or not found or found[-1][-1].told is None or len(found[-1]) >= TOGETHER

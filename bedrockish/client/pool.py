@@ -1,8 +1,8 @@
-"""A bounded number of sessions for many tasks, or many threads, each used by one of them at a time.
+"""A bounded number of sessions for many tasks or threads. Each session is used by one task or thread at a time.
 
-Tasks may also share one client: its calls go over one link at once. A pool is for work that needs a session of its own:
-BEGIN and COMMIT on a blocking connection, and limits on how much one program asks at a time. A session of a pool sees
-at least as much as the sessions before it.
+Tasks may also share one client, whose concurrent calls go over one link. A pool is for work that needs a session of its
+own, such as BEGIN and COMMIT on a blocking connection, and for limiting how many requests a program makes at a time. A
+session lent later sees at least as much as the sessions returned before.
 """
 
 import threading
@@ -27,8 +27,8 @@ from bedrockish.client.trio_client import Client, open_client, target_of
 from bedrockish.errors import BedrockishError, ClientClosedError, DeadlineError, UsageError
 
 SIZE = 10
-IDLE_S = 10.0  # after so long a session is asked whether it still lives before it is lent again
-ALIVE_S = 2.0  # how long it may take to say so
+IDLE_S = 10.0  # a session that was idle for so long is pinged before it is lent again
+ALIVE_S = 2.0  # timeout of that ping
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +52,7 @@ class Pool:
         self._target = target_of(url)
         self._url, self._entry, self._nursery, self._token = url, entry, nursery, token
         self._places = trio.Semaphore(size)
-        self._free: list[Kept] = []  # the one used last is at the end, and is lent first
+        self._free: list[Kept] = []  # the last used is at the end, and is lent first
         self.is_closed = False
 
     @asynccontextmanager
@@ -60,10 +60,10 @@ class Pool:
         """Lend a session for the block.
 
         Args:
-            timeout: seconds to wait for one; by default what the URL says.
+            timeout: seconds to wait for one that is free; by default the value in the URL.
 
         Raises:
-            DeadlineError: all sessions were in use for so long.
+            DeadlineError: all sessions were in use for that time.
             BedrockishError: see ``open_client``.
         """
         kept = await self.take(timeout)
@@ -73,7 +73,7 @@ class Pool:
             self.give(kept)
 
     async def take(self, timeout: float | None = None) -> Kept:
-        """Lend a session; the caller must ``give`` it back. Raises what ``client`` says."""
+        """Lend a session, which the caller must ``give`` back. The errors are those of ``client``."""
         seconds = self._target.timeout_s if timeout is None else check_timeout(timeout)
         if self.is_closed:
             raise ClientClosedError("this pool is closed; open another")
@@ -93,7 +93,7 @@ class Pool:
         return kept
 
     def give(self, kept: Kept, *, usable: bool = True) -> None:
-        """Take a session back; one that is broken, or that left something open, is closed."""
+        """Take a session back; close it if it is broken or has a transaction or result open."""
         self._places.release()
         with suppress(BedrockishError):
             self._token = self._merged(kept.client)
@@ -141,7 +141,7 @@ async def open_pool(
     Args:
         url: see ``open_client``.
         size: how many sessions there are at most.
-        token: what another session has seen.
+        token: the ``token`` of another session, of which these sessions see at least as much.
         entry: see ``open_client``.
 
     Raises:
@@ -185,15 +185,15 @@ class ConnectionPool:
         self.size = size
         self._target, self._entry, self._token = target, entry, token
         self._places = threading.Semaphore(size)
-        self._lock = threading.Lock()  # of the fields below
-        self._free: list[_Idle] = []  # the one used last is at the end, and is lent first
-        self._clients: set[SocketClient] = set()  # all of them, lent or not
+        self._lock = threading.Lock()  # guards the fields below
+        self._free: list[_Idle] = []  # the last used is at the end, and is lent first
+        self._clients: set[SocketClient] = set()  # all clients, lent or idle
         self._is_closed = False
         self._finalizer = weakref.finalize(self, _close_all, self._clients, self._lock)
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """Leave all clients to the parent process, and begin without one."""
+        """Leave all clients to the parent process, and continue without any."""
         self._free.clear()
         self._clients.clear()
         self._places, self._lock = threading.Semaphore(self.size), threading.Lock()
@@ -209,19 +209,19 @@ class ConnectionPool:
         self.close()
 
     def close(self) -> None:
-        """Close all connections, also those that are lent. Closing twice is fine."""
+        """Close all connections, also lent ones; a second close does nothing."""
         self._is_closed = True
         self._finalizer()
 
     @contextmanager
     def connection(self, *, timeout: float | None = None) -> Iterator[Connection]:
-        """Lend a connection for the block. A transaction that it leaves open is rolled back.
+        """Lend a connection for the block. A transaction that the block leaves open is rolled back.
 
         Args:
-            timeout: seconds to wait for one; by default what the URL says.
+            timeout: seconds to wait for one that is free; by default the value in the URL.
 
         Raises:
-            DeadlineError: all connections were in use for so long.
+            DeadlineError: all connections were in use for that time.
             BedrockishError: see ``connect``.
         """
         client = self._take(timeout)
@@ -286,8 +286,8 @@ class ConnectionPool:
         client._close()
 
     def _give(self, client: SocketClient, *, usable: bool) -> None:
-        """Take a client back; one that is broken, or that left something open, is closed."""
-        if client not in self._clients:  # it was lent before a fork, or the pool is closed
+        """Take a client back; close it if it is broken or has a transaction or result open."""
+        if client not in self._clients:  # the client was lent before a fork, or the pool is closed
             client._close()
             if self._is_closed:
                 self._places.release()
@@ -333,7 +333,7 @@ def connect_pool(url: Where | None = None, *, size: int = SIZE, token: bytes | N
     Args:
         url: see ``connect``.
         size: how many connections there are at most.
-        token: what another session has seen.
+        token: the ``token`` of another session, of which these sessions see at least as much.
 
     Raises:
         UsageError: the size is not a positive number.

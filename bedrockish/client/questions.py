@@ -23,14 +23,14 @@ class SchemaVersion:
     """One version of the schema.
 
     Attributes:
-        version: 1, 2, …; version 0 is what the cluster began with.
-        leader: who led the change.
-        clock: of its transaction.
-        activates: the clock from which on it is in force.
-        until: the clock from which on the next version is; None for the last one.
-        state: ``scheduled``, ``active`` or ``failed``; one that failed is the version before it once more.
-        failure: why the data forbade it; empty if nothing did.
-        statements: what the change does, as SQL.
+        version: 1, 2, …; version 0 is the schema with which the cluster began.
+        leader: the node that led the change.
+        clock: the clock of the change's transaction.
+        activates: the clock from which on the version is in force.
+        until: the clock from which on the next version is in force; None for the last version.
+        state: ``scheduled``, ``active`` or ``failed``; a failed version has the same schema as the version before it.
+        failure: why the data forbade the change; empty if it did not fail.
+        statements: the SQL of the change.
     """
 
     version: int
@@ -44,15 +44,15 @@ class SchemaVersion:
 
     @property
     def at(self) -> datetime:
-        """The moment in its activation clock, in UTC."""
+        """The time in the activation clock, in UTC."""
         return clock_time(self.activates)
 
 
 class QuestionCalls(Calls):
-    """The calls, for a client to inherit."""
+    """The questions, as methods for a client to inherit."""
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return what the connected node says about itself and the cluster.
+        """Return the connected node's report on itself and the cluster.
 
         Raises:
             BedrockishError: no node could be asked.
@@ -68,7 +68,7 @@ class QuestionCalls(Calls):
         return map_of(await self._call(Ask(0, NODES), self._seconds(timeout)))
 
     async def events(self, after: int = 0, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return what the connected node lately said and heard of transactions, after a number from an earlier reply.
+        """Return the latest events of transactions at the connected node, after a number from an earlier reply.
 
         Raises:
             BedrockishError: no node could be asked.
@@ -76,10 +76,10 @@ class QuestionCalls(Calls):
         return map_of(await self._call(Ask(0, EVENTS, after), self._seconds(timeout)))
 
     async def explain(self, sql: str, params: Params = None, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Return what each statement of a text would read and write at the connected node; nothing happens.
+        """Return the read and write sets that a text's statements would have at the node; change nothing.
 
         Raises:
-            BedrockishError: it cannot run, or no node could be asked.
+            BedrockishError: a statement cannot run, or no node could be asked.
         """
         what = Ask(0, EXPLAIN, statement=Statement(sql, check_params(params)))
         reply = await self._call(what, self._seconds(timeout))
@@ -92,13 +92,13 @@ class QuestionCalls(Calls):
         The type of an expression is None.
 
         Raises:
-            BedrockishError: SQLite does not accept it, or no node could be asked.
+            BedrockishError: SQLite does not accept the statement, or no node could be asked.
         """
         what = Ask(0, EXPLAIN, statement=Statement(sql), asked={"columns": True})
         return columns_of(await self._call(what, self._seconds(timeout)))
 
     async def schema_history(self, *, timeout: float | None = None) -> list[SchemaVersion]:
-        """Return the versions of the schema, as far as the connected node has them, oldest first.
+        """Return the versions of the schema that the connected node knows, oldest first.
 
         Raises:
             BedrockishError: no node could be asked.
@@ -109,12 +109,12 @@ class QuestionCalls(Calls):
         """Run schema statements at the connected node, one after the other, and roll them back.
 
         Returns:
-            for each statement what it failed with, up to the first that did; empty texts for those that did not.
+            for each statement up to the first that fails, its error as a text; empty for a statement that succeeds.
 
         Raises:
             SqlError: SQLite does not accept a statement.
             UsageError: a statement does not change the schema.
-            BedrockishError: it cannot be replicated, or no node could be asked.
+            BedrockishError: a statement cannot be replicated, or no node could be asked.
         """
         found = await self.explain(sql, timeout=timeout)
         if any(one["kind"] != "schema" for one in found):

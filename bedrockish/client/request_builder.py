@@ -1,4 +1,4 @@
-"""Checked requests with an id each from the arguments of callers, and rows from the answers."""
+"""Builds checked requests, each with an id, from callers' arguments, and rows from the answers."""
 
 import os
 import time
@@ -38,10 +38,10 @@ Where = str | os.PathLike[str]  # a URL, or the path of a node's file
 
 
 def target_of(url: Where | None) -> Target:
-    """Return what a URL or the path of a node's file says; without one, what the variable BEDROCKISH_URL says.
+    """Return the target of a URL or of the path of a node's file; by default, of the variable BEDROCKISH_URL.
 
     Raises:
-        ConfigError: the caller gave neither, or it cannot be understood.
+        ConfigError: neither argument nor variable is set, or the URL cannot be parsed.
     """
     url = url or os.environ.get(URL_VARIABLE)
     if isinstance(url, os.PathLike):
@@ -59,7 +59,7 @@ def make_request(
     """Return a checked request.
 
     Raises:
-        UsageError: something in it is not what it should be.
+        UsageError: an argument is invalid.
     """
     _check_id(command)
     check_modes(read, isolation)
@@ -78,7 +78,7 @@ def make_call(
     """Return a checked request that calls a command by name.
 
     Raises:
-        UsageError: something in it is not what it should be.
+        UsageError: an argument is invalid.
     """
     _check_id(command)
     check_modes(read, isolation)
@@ -108,8 +108,8 @@ def command_rows(command: str, answer: Answer, statements: int) -> list[Rows]:
     """Return the results of a command.
 
     Raises:
-        CommandIdError: the id belongs to one that was settled before it happened, as an older node answers it.
-        ProtocolMismatchError: the node sent something else than results.
+        CommandIdError: the command was settled before it was committed (the answer of an older release).
+        ProtocolMismatchError: the answer is not a list of results.
     """
     if answer.results == NOTHING:
         raise CommandIdError(
@@ -123,10 +123,10 @@ def command_rows(command: str, answer: Answer, statements: int) -> list[Rows]:
 
 @remembered
 def is_plain(sql: str) -> bool:
-    """Return whether a text is one statement that has nothing to do with a session.
+    """Return whether a text is one statement that does not depend on the session.
 
-    It sets nothing, asks for no value of the session, makes no TEMP object, and names no column as a session does in
-    which it has written a value.
+    Such a statement changes no setting, reads no value of the session, makes no TEMP object, and contains no ``(/*``,
+    the mark of a value that a session has written into a text.
     """
     try:
         check_statement(sql)
@@ -136,14 +136,14 @@ def is_plain(sql: str) -> bool:
 
 
 def texts_of(statements: Statements) -> list[str]:
-    """Return the SQL of statements as a caller gives them."""
+    """Return the SQL of each statement, in the form that callers pass statements."""
     if isinstance(statements, str):
         return [statements]
     return [one if isinstance(one, str) else one[0] for one in statements]
 
 
 def with_values(statements: tuple[Statement, ...], values: SessionValues) -> tuple[Statement, ...]:
-    """Return the statements of a request with the values of its session written into them."""
+    """Return the statements of a request with the settings and values of its session written into them."""
     if len(statements) == 1:
         sql = values.write(statements[0].sql)
         return statements if sql is statements[0].sql else (replace(statements[0], sql=sql),)
@@ -151,7 +151,7 @@ def with_values(statements: tuple[Statement, ...], values: SessionValues) -> tup
 
 
 def with_settings_of(statements: tuple[Statement, ...], values: SessionValues) -> tuple[Statement, ...]:
-    """Return the statements of a request after the settings of its session, without its values."""
+    """Return the statements of a request with the settings of its session before them, without its values."""
     return _rewritten(statements, values.set_before_all([statement.sql for statement in statements]))
 
 
@@ -162,7 +162,7 @@ def _rewritten(statements: tuple[Statement, ...], texts: Sequence[str]) -> tuple
 
 
 def seen(results: list[Rows], values: SessionValues) -> list[Rows]:
-    """Let a session learn from results, and return them with the names of columns as the session wrote them."""
+    """Note the results in a session's values; return them with column names as in the statements before rewriting."""
     values.see(results)
     return [
         one if (names := shown_names(one.columns)) is one.columns else replace(one, columns=names) for one in results
@@ -170,10 +170,10 @@ def seen(results: list[Rows], values: SessionValues) -> list[Rows]:
 
 
 def map_of(reply: Answered | Told) -> dict[str, Any]:
-    """Return what a node told, which should be a map.
+    """Return the map in a node's reply.
 
     Raises:
-        ProtocolMismatchError: it is not.
+        ProtocolMismatchError: the reply is not a map.
     """
     if not isinstance(reply, Told) or not isinstance(reply.value, Mapping):
         raise ProtocolMismatchError("the node answered with something else than a map")
@@ -181,10 +181,10 @@ def map_of(reply: Answered | Told) -> dict[str, Any]:
 
 
 def columns_of(reply: Answered | Told) -> list[tuple[str, str | None]]:
-    """Return the columns that a node told.
+    """Return the columns in a node's reply.
 
     Raises:
-        ProtocolMismatchError: it told something else.
+        ProtocolMismatchError: the reply is not a list of columns.
     """
     try:
         assert isinstance(reply, Told)
@@ -194,5 +194,5 @@ def columns_of(reply: Answered | Told) -> list[tuple[str, str | None]]:
 
 
 def new_command() -> str:
-    """Return a unique id that begins with the time at which it was made."""
+    """Return a new unique command id, which begins with the present time."""
     return make_id(time.time_ns() // 1_000_000, os.urandom(10))

@@ -1,4 +1,4 @@
-"""The calls of a client, for every driver: a trio loop, or the thread that calls."""
+"""The calls of a client, shared by both drivers: the trio loop, and the thread that makes the call."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -70,11 +70,11 @@ APART = "the TEMP objects of the session are at the node, which does not have th
 
 
 class Session(ClockCalls, QuestionCalls):
-    """The calls of a session with a cluster; a driver moves them."""
+    """The calls of a session with a cluster. A subclass adds the driver, which sends them and receives the answers."""
 
     target: Target
     local: "LocalReads | None" = None  # reads a node's file in this process
-    local_steps: "LocalSteps | None" = None  # runs open transactions there
+    local_steps: "LocalSteps | None" = None  # runs open transactions on that file
     _core: ClientCore
 
     _farewell: Farewell = staticmethod(shielded)
@@ -84,7 +84,7 @@ class Session(ClockCalls, QuestionCalls):
 
     @property
     def token(self) -> bytes:
-        """The token of this session. A client to which it is assigned sees at least as much."""
+        """The token of this session. A client to which the token is assigned sees at least as much."""
         return seal_token(self._core.token, self._core.cluster_id)
 
     @token.setter
@@ -104,7 +104,7 @@ class Session(ClockCalls, QuestionCalls):
         return self._core.cluster_id
 
     def belong(self, what: str, cluster_id: str) -> None:
-        """Bind the session to a cluster, because of a cursor of it. See ``ClientCore.belong``."""
+        """Bind the session to the cluster to which a cursor belongs. See ``ClientCore.belong``."""
         self._core.belong(what, cluster_id)
 
     async def execute(
@@ -123,16 +123,16 @@ class Session(ClockCalls, QuestionCalls):
         Args:
             sql: the statement.
             params: values for its ``?`` (a sequence) or ``:name`` (a map).
-            timeout: how long to try, in seconds; by default what the URL says.
-            read: ``stale``, ``session`` or ``strict``; by default what the URL says.
+            timeout: how long to try, in seconds; by default the value in the URL.
+            read: ``stale``, ``session`` or ``strict``; by default the value in the URL.
             isolation: ``serializable`` or ``snapshot``.
-            command: id of the command, to send one again whose outcome is unknown; by default a new one.
+            command: id of the command, to send a command again whose outcome is unknown; by default a new id.
             resend: the command was sent before under this id, and its outcome is unknown. The answer or
-                the error then speaks of all attempts, also of those in earlier calls.
+                the error then covers all attempts, also the attempts of earlier calls.
 
         Raises:
-            OutcomeUnknownError: the answer was lost; it may have happened.
-            BedrockishError: it did not happen; the type says why.
+            OutcomeUnknownError: the answer was lost; the transaction may have been committed.
+            BedrockishError: the transaction was not committed; the type says why.
         """
         statements = [(sql, params)]
         if self._is_plain(sql):
@@ -161,19 +161,19 @@ class Session(ClockCalls, QuestionCalls):
         command: str | None = None,
         resend: bool = False,
     ) -> list[Rows]:
-        """Run statements as one transaction: all of them or none.
+        """Run statements as one transaction: either all of them are committed, or none.
 
         Args:
             statements: SQL texts, or pairs of a text and its parameters.
-            timeout: see ``execute``, also for the rest.
+            timeout: see ``execute``.
             read: see ``execute``.
             isolation: see ``execute``.
             command: see ``execute``.
             resend: see ``execute``.
 
         Raises:
-            OutcomeUnknownError: the answer was lost; it may have happened.
-            BedrockishError: it did not happen; the type says why.
+            OutcomeUnknownError: the answer was lost; the transaction may have been committed.
+            BedrockishError: the transaction was not committed; the type says why.
         """
         if all(map(self._is_plain, texts_of(statements))):
             return await self._send_plain(statements, timeout, read, isolation, command, resend=resend)
@@ -203,7 +203,7 @@ class Session(ClockCalls, QuestionCalls):
         *,
         resend: bool,
     ) -> list[Rows]:
-        """Run statements of which each ``_is_plain`` as one transaction; see ``transact``."""
+        """Run statements, each of which ``_is_plain``, as one transaction; see ``transact``."""
         timeout_s = self._seconds(timeout_s)
         request = make_request(command or new_command(), statements, read or self.target.read, isolation, timeout_s)
         results = await self._command(request, timeout_s, resend=resend, named=command is not None)
@@ -211,14 +211,14 @@ class Session(ClockCalls, QuestionCalls):
         return results
 
     def _is_plain(self, sql: object) -> bool:
-        """Return whether a statement is sent as it is: neither the session nor a node's file here changes its way."""
+        """Return whether a statement is sent unchanged: the session has no settings, TEMP objects or local file."""
         core = self._core
         if self.local is not None or core.values.settings or core.temporary.name:
             return False
         return type(sql) is str and len(sql) <= KEPT_TEXT_MAX and is_plain(sql)
 
     def _switched(self, sql: str) -> Rows | None:
-        """Do a PRAGMA that is the session's own; None for any other statement."""
+        """Execute a PRAGMA that only changes a setting of this session; return None for any other statement."""
         found = first_setting(sql) if isinstance(sql, str) else None
         if found is None or sql[found[2] :].strip():
             return None
@@ -233,7 +233,7 @@ class Session(ClockCalls, QuestionCalls):
 
         Raises:
             SqlError: the name is taken or unknown, or the file cannot be read.
-            UnsupportedError: the session has TEMP objects: all its statements run at the node, which lacks the file.
+            UnsupportedError: the session has TEMP objects, so that its statements run at a node, which lacks the file.
         """
         order = order_of(sql, params)
         if order is None:
@@ -246,17 +246,17 @@ class Session(ClockCalls, QuestionCalls):
         return True
 
     async def _is_opened_for(self, texts: list[str]) -> bool:
-        """Whether statements run in an open transaction: they see TEMP objects, or the file is that of a learner."""
+        """Return whether statements need an open transaction: they use TEMP objects, or write at a learner's file."""
         if self._core.temporary.name or make_temporary(texts):
             return True
         return self.local_steps is not None and await self.local_steps.writes_here(texts)
 
     async def _transact_opened(self, statements: Statements, options: Options) -> list[Rows] | None:
-        """Run statements in a transaction that is opened for them; None: they are to be sent as they are."""
+        """Run statements in a transaction opened for them; return None if they are to be sent as one request."""
         given = [statements] if isinstance(statements, str) else statements
         until = self._now() + options.timeout_s
         settings = options.values.settings
-        while True:  # each try takes a round trip, so that no pause is needed between two
+        while True:  # no pause between two tries: each takes a round trip
             opened = Transaction(self._steps, options, self._farewell, self.local_steps)
             try:
                 results = await opened.run(given)
@@ -264,18 +264,18 @@ class Session(ClockCalls, QuestionCalls):
                 return results
             except BedrockishError as error:
                 await opened.rollback()
-                options.values.settings = settings  # the next try makes them again
+                options.values.settings = settings  # the next try applies its PRAGMAs again
                 if isinstance(error, UnsupportedError) and error.details.get("of_schema"):
                     return None
                 if isinstance(error, UnavailableError) and not (self._core.temporary.name or self._now() >= until):
-                    return None  # the learner is gone: another node takes them
+                    return None  # the learner is gone: another node executes the statements
                 if not isinstance(error, ConflictError) or self._now() >= until:
                     raise
 
     async def _read_in_program(
         self, statements: Sequence[tuple[str, Params]], read: str | None, timeout_s: float | None
     ) -> list[Rows] | None:
-        """Run statements in this process if they only read; None: the node is to be asked."""
+        """Run statements in this process if they only read; return None if the node must be asked."""
         if any(isinstance(sql, str) and first_setting(sql) is not None for sql, _ in statements):
             return None
         found = await self._read_here(statements, read)
@@ -290,10 +290,10 @@ class Session(ClockCalls, QuestionCalls):
         return None if found is None else seen(found, self._core.values)
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
-        """Run statements in this process if they only read and its file may show them; None: the node is to be asked.
+        """Run statements in this process if they only read and the file is new enough; return None otherwise.
 
         Raises:
-            ResultLostError: the snapshot of ``snapshot`` was let go.
+            ResultLostError: the snapshot of ``snapshot`` was released.
         """
         assert self.local is not None
         given = self.as_written(statements)
@@ -307,7 +307,7 @@ class Session(ClockCalls, QuestionCalls):
         return [(values.write(sql) if isinstance(sql, str) else sql, params) for sql, params in statements]
 
     def take_read(self, found: tuple[list[Rows], Token] | None) -> list[Rows] | None:
-        """Note what the session has seen by a read in this process; return the rows."""
+        """Merge the token of a read in this process into the session; return the rows."""
         if found is None:
             return None
         rows, told = found
@@ -332,9 +332,9 @@ class Session(ClockCalls, QuestionCalls):
         ``args`` are by position (a sequence) or by name (a map). For the rest see ``execute``.
 
         Raises:
-            CommandError: the node has no such command, the arguments are wrong, or the command says no.
-            OutcomeUnknownError: the answer was lost; it may have happened.
-            BedrockishError: it did not happen; the type says why.
+            CommandError: the node has no such command, the arguments are wrong, or the command raised an error.
+            OutcomeUnknownError: the answer was lost; the transaction may have been committed.
+            BedrockishError: the transaction was not committed; the type says why.
         """
         timeout_s = self._seconds(timeout)
         request = make_call(command or new_command(), name, args, read or self.target.read, isolation, timeout_s)
@@ -351,7 +351,7 @@ class Session(ClockCalls, QuestionCalls):
         except BedrockishError as error:
             if not resend:
                 raise
-            if error.retry:  # giving the id up for good would be too much: sent once more, it may yet succeed
+            if error.retry:  # do not give the id up for good: sent once more, the command may yet succeed
                 raise OutcomeUnknownError(
                     f"command {request.command} did not happen this time ({error.message}), but what became of it "
                     "before cannot be told; send it again under the same id",
@@ -362,11 +362,11 @@ class Session(ClockCalls, QuestionCalls):
         return command_rows(request.command, reply.answer, len(request.statements) or 1)
 
     async def _settled(self, request: Request, error: BedrockishError, deadline: float) -> Answered | Told:
-        """Find out what became of earlier attempts, after the last one has failed for sure.
+        """Find out whether an earlier attempt was committed, after the last attempt certainly was not.
 
         Raises:
             OutcomeUnknownError: no majority could be asked in time.
-            BedrockishError: the error that is given: it did not happen, and never will.
+            BedrockishError: the given error, because no attempt was committed, and none ever will be.
         """
         seconds = max(deadline - self._now(), 1.0)
         try:
@@ -386,23 +386,23 @@ class Session(ClockCalls, QuestionCalls):
     ) -> AbstractAsyncContextManager[RowStream]:
         """Open a result of any size for the block: ``async with client.stream(sql) as rows: async for row in rows``.
 
-        The rows are those of one moment, and come a batch at a time, at the pace of the reader.
+        All rows come from one snapshot. They arrive a batch at a time, at the pace of the reader.
 
         Args:
             sql: one statement that reads.
             params: see ``execute``.
-            timeout: seconds for opening it, and for each batch.
+            timeout: seconds for opening the result, and for each batch.
             read: see ``execute``.
 
         Raises:
-            ResultLostError: the node was lost, or the reader paused for too long; ``details["rows"]`` had come by then.
-                Nothing was changed: reading all of it again is safe.
-            BedrockishError: it cannot be read; the type says why.
+            ResultLostError: the node was lost, or the reader paused for too long, after ``details["rows"]`` rows.
+                Nothing was changed: reading the whole result again is safe.
+            BedrockishError: the result cannot be read; the type says why.
         """
         return streaming(self.new_stream(sql, params, timeout, read))
 
     def new_stream(self, sql: str, params: Params, timeout_s: float | None, read: str | None) -> RowStream:
-        """Return what ``stream`` opens, for the caller to ``open`` and close."""
+        """Return the stream of ``stream``, for the caller to ``open`` and close."""
         read, seconds = read or self.target.read, self._seconds(timeout_s)
         request = make_request(new_command(), [(sql, params)], read, SERIALIZABLE, seconds)
         written = with_values(request.statements, self._core.values)
@@ -411,12 +411,12 @@ class Session(ClockCalls, QuestionCalls):
     async def change_members(
         self, change: MemberChange, *, timeout: float | None = None, command: str | None = None
     ) -> Rows:
-        """Change who belongs to the cluster, as one transaction; return the members after it.
+        """Change the members of the cluster, as one transaction; return the members after the change.
 
         Raises:
-            MembershipError: it is refused; the text names the way out.
-            OutcomeUnknownError: the answer was lost; it may have happened.
-            BedrockishError: it did not happen; the type says why.
+            MembershipError: the change is refused; the text names the way out.
+            OutcomeUnknownError: the answer was lost; the transaction may have been committed.
+            BedrockishError: the transaction was not committed; the type says why.
         """
         timeout_s = self._seconds(timeout)
         request = Request(command or new_command(), (), timeout_s=timeout_s, change=change)
@@ -431,23 +431,23 @@ class Session(ClockCalls, QuestionCalls):
         read: str | None = None,
         timeout: float | None = None,
     ) -> AbstractAsyncContextManager[Transaction]:
-        """Open a transaction for the block: committed at its end, rolled back if the block raises.
+        """Open a transaction for the block; commit it at the end, roll it back if the block raises.
 
         Args:
             isolation: ``serializable`` or ``snapshot``.
-            read: see ``execute``; what a transaction that only reads must have seen.
-            timeout: seconds for COMMIT, and for each statement that has no time of its own.
+            read: see ``execute``; the level of a transaction that only reads.
+            timeout: seconds for COMMIT, and for each statement that has no timeout of its own.
 
         Raises:
-            OutcomeUnknownError: it cannot be told whether it happened; ``settle`` asks again.
-            BedrockishError: it did not happen; ``retry`` says whether running all of it again can help.
+            OutcomeUnknownError: the transaction may or may not have been committed; ``settle`` asks again.
+            BedrockishError: the transaction was not committed; ``retry`` says whether running all of it again can help.
         """
         return transaction(self._steps, self._options(isolation, read, timeout), self.local_steps)
 
     async def begin(
         self, *, isolation: str = SERIALIZABLE, read: str | None = None, timeout: float | None = None
     ) -> Transaction:
-        """Open a transaction that the caller commits or rolls back. See ``transaction`` for the rest.
+        """Open a transaction that the caller commits or rolls back. See ``transaction`` for arguments and errors.
 
         Nothing is sent: BEGIN goes with the first statement.
         """
@@ -461,35 +461,35 @@ class Session(ClockCalls, QuestionCalls):
         read: str | None = None,
         timeout: float | None = None,
     ) -> T:
-        """Run ``await function(transaction, *args)`` in a transaction, and again if it lost against another one.
+        """Run ``await function(transaction, *args)`` in a transaction; retry while it conflicts with another one.
 
         Args:
-            function: must not do anything outside of the transaction that may not be done twice.
+            function: may be called several times, so its effects outside of the transaction must be idempotent.
             args: for the function.
             isolation: see ``transaction``.
             read: see ``transaction``.
-            timeout: seconds for all of it.
+            timeout: seconds for all tries together.
 
         Raises:
-            OutcomeUnknownError: it cannot be told whether it happened.
-            BedrockishError: it did not happen.
+            OutcomeUnknownError: the transaction may or may not have been committed.
+            BedrockishError: the transaction was not committed.
         """
         return await run_transaction(
             self._steps, self._options(isolation, read, timeout), function, args, self.local_steps
         )
 
     async def settle(self, command: str, *, timeout: float | None = None) -> bool:
-        """Make sure that a transaction, by the ``command`` of its COMMIT, has happened (True), or never will (False).
+        """Settle the outcome of the transaction whose COMMIT has the id ``command``; return whether it was committed.
 
-        It never will, either, if the id is that of another user's command.
+        After False it can never be committed. The result is also False if the id belongs to another user's command.
 
         Raises:
-            OutcomeUnknownError: no majority could be asked; or, as a ForgottenError, it is too old to tell.
+            OutcomeUnknownError: no majority could be asked; or, as a ForgottenError, the command is too old to tell.
             BedrockishError: no node could be asked.
         """
         seconds = self._seconds(timeout)
         if self._core.has_only_read(command):
-            return True  # and nothing is left to be settled
+            return True  # a transaction that only read needs no votes
         try:
             await self._call(Step(0, Request(command, (), timeout_s=seconds), SETTLE), seconds)
         except UnavailableError as error:
@@ -507,14 +507,14 @@ class Session(ClockCalls, QuestionCalls):
 
     @property
     def _steps(self) -> Call:
-        """The call that does the steps of an open transaction."""
+        """The function that sends the steps of an open transaction to its node, or runs them in this process."""
         return self._call if self.local_steps is None else self.local_steps.call
 
     def _bind_file(self) -> None:
-        """Make sure, now and whenever the file is opened again, that it is of the session's cluster.
+        """Check, now and whenever the file is opened again, that the file belongs to the session's cluster.
 
         Raises:
-            ForeignClusterError: it is not.
+            ForeignClusterError: the file belongs to another cluster.
         """
         if self.local is not None:
             self.local.belong(lambda: self.cluster_id)
@@ -527,10 +527,10 @@ class Session(ClockCalls, QuestionCalls):
             self.local.close()
 
     def _file(self) -> "LocalReads":
-        """Return what reads the node's file here.
+        """Return the object that reads the node's file in this process.
 
         Raises:
-            UnsupportedError: this session has none.
+            UnsupportedError: this session has no file.
         """
         if self.local is None:
             raise UnsupportedError(WITHOUT_FILE)
@@ -542,9 +542,9 @@ class Session(ClockCalls, QuestionCalls):
         return Options(read, isolation, self._seconds(timeout_s), self._core.values, self._core.temporary)
 
     async def outcome(self, command: str, *, timeout: float | None = None) -> list[Rows] | None:
-        """Return the results of a command that happened; None if the node that was asked does not know of it (yet).
+        """Return the results of a committed command; None if the node that was asked does not know it (yet).
 
-        To be certain, send the command again under its id: it is applied once at most.
+        To be certain, send the command again under its id: a command is applied at most once.
 
         Raises:
             BedrockishError: no node could be asked.
@@ -553,7 +553,7 @@ class Session(ClockCalls, QuestionCalls):
         return rows_of(reply.answer) if isinstance(reply, Answered) else None
 
     async def ping(self, *, timeout: float | None = None) -> None:
-        """Make sure that some node answers; else raise a BedrockishError."""
+        """Wait for an answer of any node; raise a BedrockishError if none answers."""
         await self._call(Ask(0, PING), self._seconds(timeout))
 
     def _seconds(self, timeout_s: float | None) -> float:

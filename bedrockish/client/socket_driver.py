@@ -1,11 +1,11 @@
 """The driver of the client's core without an event loop: the thread that makes a call waits for the socket itself.
 
-Threads may share a client. One of those that wait reads for all, and gives the reading to another when it has its own
-answer. Without a waiting thread, no thread reads; one thread of the program looks at all idle clients once a second, so
-that their nodes hear from them.
+Threads may share a client. One of the waiting threads reads for all, and hands the reading over to another when it has
+its own answer. While no thread waits for an answer, no thread reads. One thread of the program, the keeper, looks at
+all idle clients once a second, so that they answer their nodes' pings.
 
-The methods of the trio client are used as they are: here, their awaits never wait for a loop, so a coroutine runs
-to its end when it is begun (``run``).
+The methods of the trio client are used unchanged: with this driver their awaits never wait for an event loop, so a
+coroutine runs to its end at the first ``send`` (``run``).
 """
 
 import os
@@ -35,14 +35,14 @@ from bedrockish_net.events import Hello
 from bedrockish_net.socket_link import SocketLink
 
 T = TypeVar("T")
-LEARN_S = 30.0  # how often a client in use asks who belongs to the cluster
+LEARN_S = 30.0  # how often a client in use asks for the members of the cluster
 TICK_S = 1.0
-LATE_S = 2.5  # the keeper was held up for so long that silence means nothing
+LATE_S = 2.5  # after such a delay of the keeper, the silence of a link does not mean that its node is gone
 READ, WRITE = select.POLLIN | select.POLLERR | select.POLLHUP, select.POLLOUT
 
 
 def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
-    """Run a method of a client that waits for sockets, and for nothing else, to its end."""
+    """Run a client's method, which may wait only for sockets, to its end; return its result."""
     coroutine: Any = method(*args, **kwargs)
     try:
         coroutine.send(None)
@@ -53,9 +53,10 @@ def run(method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
 
 
 class _Whole:
-    """A step that must reach its end: an interrupt (Ctrl-C) may leave it half done, and then the driver starts over.
+    """A step that an interrupt (Ctrl-C) may leave half done; the driver then drops all its links and calls.
 
-    The lock is taken outside, by ``with`` itself: an interrupt in a method that takes it would leave it locked.
+    The lock is acquired outside, by the ``with`` statement: an interrupt in a method that acquires it would leave it
+    locked.
     """
 
     __slots__ = ("_begin_anew",)
@@ -74,8 +75,7 @@ class _Whole:
 class SocketDriver:
     """All links and calls of one client, for any number of threads.
 
-    Why so large: The threads of a program meet in it: one lock guards the links, the calls and the thread that reads
-    for all.
+    Why so large: One lock guards the links, the calls and the choice of the thread that reads for all.
     """
 
     def __init__(self, target: Target, token: bytes | None, entry: Entry) -> None:
@@ -83,16 +83,16 @@ class SocketDriver:
         self._entry = entry
         self._is_inherited = False
         self._core = open_core(target, random.random, token)
-        self._lock = threading.RLock()  # of all that follows
+        self._lock = threading.RLock()  # guards all fields below
         self._whole = _Whole(self._begin_anew)
         self._links: dict[int, SocketLink] = {}
         self._dials: deque[Dial] = deque()
-        self._hung_up: set[int] = set()  # links that are not wanted any more, while they are dialled
+        self._hung_up: set[int] = set()  # links that the core hung up while they were being dialled
         self._outcomes: dict[int, Answered | Told | BedrockishError] = {}
         self._waiting: dict[int, threading.Lock | None] = {}  # calls, each with the lock that wakes its thread
-        self._learning: int | None = None  # the call that asks who belongs to the cluster
+        self._learning: int | None = None  # the call that asks for the members of the cluster
         self._learn_at = 0.0
-        self._is_reading = False  # some thread is
+        self._is_reading = False  # whether some thread reads
         self._is_closed = False
         self._calls_made, self._calls_learnt = 0, -1
         self._open_poll()
@@ -105,10 +105,10 @@ class SocketDriver:
         self._wake_file = self._wake_read.fileno()
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
-        self._polled: dict[int, tuple[int, int]] = {}  # of a link: its socket, and the events it is polled for
+        self._polled: dict[int, tuple[int, int]] = {}  # link -> its socket's file number, and the events polled for
 
     def after_fork(self) -> None:
-        """Leave all links to the parent process, and begin without one."""
+        """Leave all links to the parent process, and continue without any."""
         for link in self._links.values():
             link.abandon()
         if not self._is_closed:
@@ -127,7 +127,7 @@ class SocketDriver:
 
     @property
     def has_open_transactions(self) -> bool:
-        """Whether a transaction or a result is open at a node."""
+        """Whether a transaction or a streamed result is open at a node."""
         return self._core.has_homes
 
     # --- calls; the names are those of ``Driver``, whose methods the client shares ---
@@ -139,7 +139,7 @@ class SocketDriver:
         return await self._wait(self._begin(what, timeout_s))
 
     def _begin(self, what: What, timeout_s: float) -> int:
-        """Begin a call; ``_wait`` for the number that is returned, or ``_cancel`` it."""
+        """Begin a call and return its number, for ``_wait`` or ``_cancel``."""
         with self._lock, self._whole:
             if self._is_closed:
                 raise ClientClosedError("this client is closed; open another")
@@ -148,8 +148,8 @@ class SocketDriver:
                 KEEPER.add(self)
             self._calls_made += not isinstance(what, Ask)
             if isinstance(what, Step) and what.prepared and not self._is_reading:
-                # A node that was restarted has closed its link, and no thread has read that yet. A COMMIT that is sent
-                # over such a link counts as lost; the new process takes it.
+                # Read first: a node that was restarted has closed its link, and no thread may have read that yet. A
+                # COMMIT sent over the closed link would count as lost, although the new process can commit it.
                 self._move(0)
             number, effects = self._core.call(what, timeout_s, time.monotonic())
             self._waiting[number] = None
@@ -170,7 +170,7 @@ class SocketDriver:
         return outcome
 
     def _await(self, number: int) -> Answered | Told | BedrockishError:
-        """Return the outcome of a call: read for all until it is there, or let another thread read."""
+        """Wait for the outcome of a call, reading for all threads unless another thread does, and return it."""
         while True:
             with self._lock:
                 if number in self._outcomes:
@@ -222,15 +222,16 @@ class SocketDriver:
                 self._perform(self._core.call(what, timeout_s, time.monotonic())[1])
 
     def leave_node(self, towards: Sequence[Address] = ()) -> None:
-        """Go on at another node, if there is one; at one of those, if any are given."""
+        """Move to another node, if there is one; to one of ``towards``, if any are given."""
         with self._lock, self._whole:
             if not self._is_closed:
                 self._perform(self._core.leave(time.monotonic(), towards))
 
     def interrupt(self) -> None:
-        """Have all calls that other threads wait for end now.
+        """End all calls for which other threads wait.
 
-        A node finishes a call that it has begun; each waiting caller is told whether it can have happened.
+        A node finishes a call that it has begun; the error of each waiting caller says whether the call can have
+        happened.
         """
         with self._lock, self._whole:
             if not self._is_closed:
@@ -240,7 +241,7 @@ class SocketDriver:
     # --- reading ---
 
     def _read_until(self, number: int) -> None:
-        """Move messages until the outcome of a call is there. One thread does this at a time."""
+        """Send and receive until the outcome of a call is there. Only one thread may do this at a time."""
         while True:
             with self._lock:
                 if number in self._outcomes or number not in self._waiting:
@@ -253,7 +254,7 @@ class SocketDriver:
                 self._move(wait_ms)
 
     def _wait_ms(self) -> float:
-        """Return in how many milliseconds something is to be done though nothing is heard."""
+        """Return the milliseconds until the next deadline of the core or a link, at most ``TICK_S``."""
         now = time.monotonic()
         wake_at = min(self._core.deadline(), now + TICK_S)
         for link in self._links.values():
@@ -261,7 +262,7 @@ class SocketDriver:
         return 1_000 * max(0.0, wake_at - now)
 
     def _move(self, wait_ms: float) -> None:
-        """Wait for the sockets, and take what they have."""
+        """Wait for the sockets; write unsent bytes, and pass the received messages to the core."""
         found = dict(self._poll.poll(wait_ms + 0.5 if wait_ms else 0))
         with self._lock, self._whole:
             for number, link in list(self._links.items()):
@@ -282,7 +283,7 @@ class SocketDriver:
                 self._perform(self._core.woken(time.monotonic()))
 
     def _settle(self) -> None:
-        """Tell the core which links are over; poll the others for reading, and with unsent bytes for writing."""
+        """Report ended links to the core; poll the others for reading and, if they have unsent bytes, for writing."""
         for number, link in list(self._links.items()):
             if link.over is not None:
                 self._drop(number)
@@ -327,14 +328,14 @@ class SocketDriver:
             self._settle()
 
     def _rouse(self) -> None:
-        """Let the thread that reads look again at what is to be done."""
+        """Wake the thread that reads, so that it looks again at dials, deadlines and outcomes."""
         with suppress(BlockingIOError, OSError):
             self._wake_write.send(b"!")
 
     # --- the driver ---
 
     def _begin_anew(self) -> None:
-        """Give up all links and calls, as if the links had been lost, and keep what the session has seen."""
+        """Give up all links and calls, as if the links had been lost; keep the session's token, cluster and values."""
         token = self._core.token
         for number in list(self._links):
             self._drop(number)
@@ -371,10 +372,10 @@ class SocketDriver:
         elif any(dial.link == number for dial in self._dials):
             self._dials = deque(dial for dial in self._dials if dial.link != number)
         else:
-            self._hung_up.add(number)  # it is just being dialled
+            self._hung_up.add(number)  # the link is being dialled
 
     def _settle_later(self, number: int) -> None:
-        """Have the reading thread poll a link for writing; never from inside the core's own step."""
+        """Have the reading thread flush or report a link, because the core must not be entered from its own step."""
         link = self._links[number]
         if number in self._polled and link.over is None:
             self._poll.register(link, select.POLLIN | select.POLLOUT)
@@ -393,7 +394,7 @@ class SocketDriver:
     # --- while no thread waits ---
 
     def _look_after(self, now: float, *, late: bool) -> None:
-        """Answer the nodes' pings while no thread waits, and ask now and then for the members of the cluster."""
+        """Answer the nodes' pings while no thread waits, and ask for the members of the cluster every ``LEARN_S``."""
         with self._lock:
             if self._is_reading or self._is_closed:
                 return
@@ -409,7 +410,7 @@ class SocketDriver:
             self._stop_reading()
 
     def learn(self) -> None:
-        """Ask who belongs to the cluster; the answer is taken when it is there."""
+        """Ask for the members of the cluster without waiting for the answer."""
         with self._lock, self._whole:
             self._learn(time.monotonic())
 
@@ -436,13 +437,13 @@ class SocketDriver:
                 self._free()
 
     def _free(self) -> None:
-        """Close what wakes the thread that reads: there will be none any more."""
+        """Close the sockets that wake the thread that reads, because no thread will read any more."""
         self._wake_read.close()
         self._wake_write.close()
 
 
 class Keeper:
-    """The thread that looks after the idle clients of this program. It is started with the first of them."""
+    """The thread that looks after the idle clients of this program. It is started with the first client."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -450,11 +451,11 @@ class Keeper:
         self._process = 0
 
     def after_fork(self) -> None:
-        """Begin without a thread, which a fork does not take along."""
+        """Forget the thread, because a fork does not copy it."""
         self._lock, self._process = threading.Lock(), 0
 
     def add(self, client: SocketDriver) -> None:
-        """Look after a client until it is closed or forgotten."""
+        """Look after a client until it is closed or garbage-collected."""
         with self._lock:
             self._clients.add(client)
             if not self._process:

@@ -1,8 +1,8 @@
-"""Interactive transactions as an application holds them: statements one by one, then COMMIT or ROLLBACK.
+"""Interactive transactions: an application executes statements one by one, then COMMIT or ROLLBACK.
 
-BEGIN goes with the first statement, which saves a round trip and keeps the snapshot young. From then on the transaction
-lives at one node, in that node's memory, until COMMIT. If the node or the link is lost before that, the transaction did
-not happen; and COMMIT, whose answer may be lost like any other, has an id by which its outcome is found out.
+BEGIN is sent with the first statement, which saves a round trip and keeps the snapshot young. From then on the
+transaction lives at one node, in that node's memory, until COMMIT. If the node or the link is lost before COMMIT, the
+transaction is rolled back. If the answer to COMMIT is lost, the outcome is found out by its command id.
 """
 
 import random
@@ -33,11 +33,11 @@ Call = Callable[[What, float], Awaitable[Answered | Told]]
 
 CANCELLED = "its first statement was cancelled; it did not happen: begin another transaction"
 BATCH = 1_000  # statements that go in one round trip
-FAREWELL_S = 2.0  # how long a rollback on the way out may take: it is only a courtesy to the node
+FAREWELL_S = 2.0  # time for a rollback after a failure; the node ends the transaction without it too, only later
 
 
 def shielded() -> "trio.CancelScope":
-    """Let what is done on the way out end, for a moment, whatever is cancelled around."""
+    """Return a scope for clean-up: shielded from cancellation, but limited to ``FAREWELL_S``."""
     import trio  # not with the module: the blocking client needs no event loop
 
     return trio.move_on_after(FAREWELL_S, shield=True)
@@ -48,7 +48,7 @@ Farewell = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a transaction is to run: what ``Client.transaction`` takes, checked."""
+    """The checked arguments of ``Client.transaction``, and the state of the session that its statements use."""
 
     read: str
     isolation: str
@@ -70,32 +70,32 @@ class Transaction:
         self.command = new_command()
         self._call, self._farewell, self._local = call, farewell, steps
         self._options = options
-        self._is_open, self._is_begun = True, False  # it can be committed; a node knows of it
+        self._is_open, self._is_begun = True, False  # begun: a node holds the transaction
         self._error: BedrockishError | None = None
         self._marks = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether it can still be committed, as far as is known here."""
+        """Whether the transaction can still be committed, as far as this process knows."""
         return self._is_open
 
     async def execute(self, sql: str, params: Params = None, *, timeout: float | None = None) -> Rows:
         """Run one statement, which may also be SAVEPOINT, RELEASE or ROLLBACK TO.
 
-        After a usage error (a constraint, a syntax error) the transaction goes on without the statement.
+        After a usage error (a constraint, a syntax error) the transaction stays open, without the statement's changes.
 
         Raises:
-            ConflictError: another transaction has changed what this one has read or written. It did not happen.
-            UnavailableError: the node is gone, or has ended the transaction. It did not happen.
-            BedrockishError: as for ``Client.execute``; with the first statement also that no node has taken it.
+            ConflictError: another transaction changed data that this transaction read or wrote. It was rolled back.
+            UnavailableError: the node is gone, or has ended the transaction. It was rolled back.
+            BedrockishError: as for ``Client.execute``; for the first statement also if no node begins the transaction.
         """
         return (await self.run([(sql, params)], timeout=timeout))[0]
 
     async def executemany(self, sql: str, rows: Iterable[Params], *, timeout: float | None = None) -> int:
-        """Run one statement with many parameters, a thousand in a round trip; return how many rows it changed.
+        """Run one statement with each of ``rows``, a thousand in a round trip; return the number of rows changed.
 
         Raises:
-            BedrockishError: see ``execute``; those before the one that failed were done.
+            BedrockishError: see ``execute``; the runs before the failed one keep their changes.
         """
         total = 0
         batch: list[tuple[str, Params]] = []
@@ -109,11 +109,11 @@ class Transaction:
         return total
 
     async def run(self, statements: Sequence[str | tuple[str, Params]], *, timeout: float | None = None) -> list[Rows]:
-        """Run several statements in one round trip; return the results of each.
+        """Run several statements in one round trip; return the result of each.
 
         Raises:
-            BedrockishError: see ``execute``; ``details["statement"]`` is the place of the one that failed, from 0, and
-                those before it were done.
+            BedrockishError: see ``execute``; ``details["statement"]`` is the place of the failed statement, from 0. The
+                statements before it keep their changes.
         """
         texts = [(one, None) if isinstance(one, str) else one for one in statements]
         made = tuple([Statement(check_statement(sql), check_params(params)) for sql, params in texts])
@@ -134,7 +134,7 @@ class Transaction:
     async def _run_here(
         self, local: "LocalSteps", statements: tuple[Statement, ...], timeout_s: float | None
     ) -> list[Rows] | None:
-        """Run statements in this process if the transaction is open here; nothing is encoded for that."""
+        """Run statements without encoding a request if the transaction is open in this process; else return None."""
         seconds = self._seconds(timeout_s)
         try:
             return await local.run_here(
@@ -148,7 +148,7 @@ class Transaction:
         """Return name and declared type of each column of a statement's result, as this transaction sees the tables.
 
         Raises:
-            BedrockishError: SQLite does not accept it, or the transaction is over.
+            BedrockishError: SQLite does not accept the statement, or the transaction is over.
         """
         self._check_open()
         asked = {"columns": True} | ({"transaction": self.command} if self._is_begun else {})
@@ -162,7 +162,7 @@ class Transaction:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """Roll back what is done in the block if it ends with an exception."""
+        """Roll back the changes of the block if the block raises."""
         name = self.next_mark()
         await self.execute(f"SAVEPOINT {name}")
         try:
@@ -175,34 +175,34 @@ class Transaction:
         await self.execute(f"RELEASE {name}")
 
     async def commit(self, *, timeout: float | None = None) -> Rows:
-        """Commit; return rows whose ``place`` is the place in the journal, None if it only read.
+        """Commit; return rows whose ``place`` is the transaction's place in the journal, None if it only read.
 
         Raises:
-            ConflictError: it lost against another transaction. It did not happen.
+            ConflictError: the transaction conflicts with another one. It was rolled back.
             ConstraintError: a deferred constraint is broken; the transaction is still open.
             OutcomeUnknownError: the answer was lost and no majority could be asked; ``Client.settle`` asks again.
-            BedrockishError: it did not happen.
+            BedrockishError: the transaction was not committed.
         """
         self._check_open()
         if not self._is_begun:
             self._is_open = False
-            return Rows((), [])  # nothing was done, and no node knows of it
+            return Rows((), [])  # no statement was executed, and no node holds the transaction
         reply = await self._step(COMMIT, (), timeout)
         self._is_open = False
         rows = rows_of(reply.answer)
         return rows[0] if rows else Rows((), [], place=reply.answer.place)
 
     async def rollback(self, *, timeout: float | None = None) -> None:
-        """Roll everything back. Fine also when it is over already."""
+        """Roll the transaction back; do nothing if it has ended already."""
         if self._is_open or self._error is not None:
             self._is_open, self._error = False, None
             if not self._is_begun:
                 return
-            with suppress(BedrockishError):  # without its node it is rolled back as well
+            with suppress(BedrockishError):  # if its node is gone, the transaction is rolled back as well
                 await self._step(ROLLBACK, (), timeout)
 
     async def finish(self) -> None:
-        """Commit if it is open; raise its error if it failed and was not rolled back.
+        """Commit the transaction if it is open; raise its error if it failed and was not rolled back.
 
         Raises:
             BedrockishError: see ``commit``.
@@ -213,7 +213,7 @@ class Transaction:
             await self.commit()
 
     async def abandon(self) -> None:
-        """Roll back on the way out of a failure: for a moment, whatever is cancelled around."""
+        """Roll back after a failure, within ``FAREWELL_S``, even if the task is cancelled."""
         with self._farewell():
             await self.rollback(timeout=FAREWELL_S)
 
@@ -247,7 +247,7 @@ class Transaction:
         )
 
     def _note(self, op: str, error: BaseException) -> None:
-        """Note what a step that failed, or was cancelled, has left of the transaction."""
+        """Update the state of the transaction after a step that failed or was cancelled."""
         if isinstance(error, BedrockishError):
             self._options.temporary.note(error)
             self._is_begun = self._is_begun or bool(error.details.get(BEGUN))
@@ -256,7 +256,7 @@ class Transaction:
         elif _is_cancelled(error):
             if op == COMMIT:
                 self._is_open = False
-            if op == BEGIN:  # whether it was begun is not known; the client rolls it back if so
+            if op == BEGIN:  # the node may have begun it; the client then rolls it back
                 self._is_open, self._error = False, ClientClosedError(CANCELLED)
 
 
@@ -284,11 +284,11 @@ async def run_transaction(
     args: tuple[Any, ...],
     steps: "LocalSteps | None" = None,
 ) -> T:
-    """Run a function in a transaction, again and again while it fails in a way that trying again can help.
+    """Run a function in a transaction; retry with pauses, until the timeout, while the error has ``retry``.
 
     Raises:
-        OutcomeUnknownError: a COMMIT may or may not have happened, so it cannot be run again.
-        BedrockishError: it did not happen.
+        OutcomeUnknownError: the transaction may or may not have been committed, so it cannot be run again.
+        BedrockishError: the transaction was not committed.
     """
     import trio
 

@@ -1,4 +1,4 @@
-"""The trio client: the core on real links. One client may be used by many tasks at once; they share one link."""
+"""The trio client. Many tasks may use one client at once; their calls share one link."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -21,15 +21,15 @@ from bedrockish.client.session import Session
 from bedrockish.errors import BedrockishError
 
 T = TypeVar("T")
-AT_ONCE_S = 0.02  # how long a read of the node's file may hold the loop; then it goes on in a thread
-LEARN_S = 30.0  # how often a client in use asks who belongs to the cluster
+AT_ONCE_S = 0.02  # how long a read of the node's file may block the loop; a longer read is repeated in a thread
+LEARN_S = 30.0  # how often a client in use asks for the members of the cluster
 
 
 class Client(Driver, Session):
     """A session with a cluster. Get one from ``open_client``."""
 
     async def _read_here(self, statements: Sequence[tuple[str, Params]], read: str | None) -> list[Rows] | None:
-        """Run statements in this process, those that take long in a thread; see ``Session``."""
+        """Run statements in this process, in a thread if they take longer than ``AT_ONCE_S``; see ``Session``."""
         local, level, token = self._file(), read or self.target.read, self._core.token
         statements = self.as_written(statements)
         try:
@@ -40,7 +40,7 @@ class Client(Driver, Session):
 
     @asynccontextmanager
     async def snapshot(self, *, read: str | None = None, timeout: float | None = None) -> AsyncIterator[None]:
-        """Let all reads in the block see one moment of the node's file. See ``blocking.Connection.snapshot``."""
+        """Let all reads in the block use one snapshot of the node's file. See ``blocking.Connection.snapshot``."""
         local, seconds = self._file(), self._seconds(timeout)
         level = read or self.target.read
         await trio.to_thread.run_sync(local.pin, level, lambda: self._core.token, seconds)
@@ -54,17 +54,17 @@ class Client(Driver, Session):
         self._close_file()
 
     async def _in_place(self, method: Callable[..., T], *arguments: Any) -> T:
-        """Do something that takes as long as a statement: in a thread, so that the loop goes on."""
+        """Run a method that takes as long as a statement in a thread, not to block the loop; return its result."""
         return await trio.to_thread.run_sync(method, *arguments)
 
     @property
     def has_open_transactions(self) -> bool:
-        """Whether a transaction or a result is open, at a node or here."""
+        """Whether a transaction or a streamed result is open, at a node or in this process."""
         here = self.local_steps is not None and self.local_steps.transactions.has_any
         return here or super().has_open_transactions
 
     async def _keep_learning(self) -> None:
-        """Ask who belongs to the cluster, at once and then as long as this client is in use."""
+        """Ask for the members of the cluster at once, then every ``LEARN_S`` if calls were made since."""
         calls = -1
         while True:
             if self._calls_made != calls:
@@ -85,12 +85,12 @@ async def open_client(
     Args:
         url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session&timeout=10``; by default the environment
             variable BEDROCKISH_URL; or the path of a node's file.
-        token: the ``token`` of another session, of which this one sees at least as much.
-        entry: how to come in; by default with the password and the TLS that the URL says.
+        token: the ``token`` of another session; the new session sees at least as much as that session.
+        entry: the credentials; by default the password and the TLS of the URL.
 
     Raises:
         ConfigError: the URL cannot be understood, or a file that it names cannot be used.
-        AuthenticationError: the nodes do not let us in.
+        AuthenticationError: the nodes refuse the credentials.
         UnavailableError: no node can be reached.
         ProtocolMismatchError: a program other than a node answers, or a node of another version or cluster.
     """

@@ -1,4 +1,4 @@
-"""PEP 249 for bedrockish, with the habits of sqlite3: ``import bedrockish.dbapi as sqlite3`` goes a long way."""
+"""PEP 249 for bedrockish, compatible with sqlite3: many programs need only ``import bedrockish.dbapi as sqlite3``."""
 
 from sqlite3 import complete_statement
 

@@ -1,4 +1,4 @@
-"""Exceptions of callbacks: as in sqlite3, they are dropped, or printed if the program asks for that."""
+"""Exceptions of callbacks: as in sqlite3, they are dropped, or printed after ``enable_callback_tracebacks(True)``."""
 
 import sys
 import traceback
@@ -9,13 +9,13 @@ _wanted = False
 
 
 def enable_callback_tracebacks(enable: bool, /) -> None:
-    """Have exceptions of callbacks printed on ``sys.stderr``; of all connections of this program."""
+    """Set whether exceptions of callbacks are printed on ``sys.stderr``, for all connections of this program."""
     global _wanted
     _wanted = bool(enable)
 
 
 def asked(handler: Callable[[], Any] | None) -> Callable[[], Any] | None:
-    """Return a handler whose exception counts as a true answer, as in sqlite3."""
+    """Return a handler that reports an exception of ``handler`` and returns True for it, as in sqlite3."""
     if handler is None:
         return None
     given = handler
@@ -31,6 +31,6 @@ def asked(handler: Callable[[], Any] | None) -> Callable[[], Any] | None:
 
 
 def report() -> None:
-    """Print the exception that is handled just now, if that is wanted."""
+    """Print the exception being handled, if tracebacks are enabled."""
     if _wanted and sys.stderr is not None:
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""The connection of PEP 249, with the habits of sqlite3."""
+"""The connection of PEP 249, compatible with sqlite3's."""
 
 import inspect
 import sqlite3
@@ -29,21 +29,21 @@ from bedrockish_journal.storage.virtual_tables import is_of_nodes
 
 T = TypeVar("T")
 P = ParamSpec("P")
-FACTORY = 5  # the place of the argument
-DECLARED_S, DECLARED_MAX = 60.0, 1000  # how long, and for how many texts, declared types are kept
+FACTORY = 5  # position of ``factory`` among the arguments of ``connect``
+DECLARED_S, DECLARED_MAX = 60.0, 1000  # how long, and for how many texts, declared types are cached
 ISOLATION_LEVELS = ("", "DEFERRED", "IMMEDIATE", "EXCLUSIVE")
 
 
 class Connection:
     """A session with a cluster. Get one from ``connect``; close it after use.
 
-    Threads may share it, and take turns; they share its transaction as well.
+    Threads may share a connection, one call at a time; they then share its transaction as well.
 
     Why so large: The names are those of PEP 249 and of sqlite3, which programs call.
 
     Attributes:
-        row_factory: what new cursors make of each row, as ``row_factory(cursor, tuple)``; None for tuples.
-        text_factory: makes what is fetched of each text from its UTF-8 bytes; ``str`` by default.
+        row_factory: called by new cursors for each row as ``row_factory(cursor, tuple)``; None for plain tuples.
+        text_factory: called with the UTF-8 bytes of each fetched text; ``str`` by default.
         detect_types: 0, ``PARSE_COLNAMES``, ``PARSE_DECLTYPES`` or both.
     """
 
@@ -57,7 +57,7 @@ class Connection:
     InternalError = errors.InternalError
     ProgrammingError = errors.ProgrammingError
     NotSupportedError = errors.NotSupportedError
-    _opened: "tuple[Link, Session] | None" = None  # a derived class may forget to call our __init__
+    _opened: "tuple[Link, Session] | None" = None  # None if a derived class does not call this __init__
 
     def __init__(
         self,
@@ -126,32 +126,32 @@ class Connection:
         """Return a new cursor."""
         self._check()
         made = factory(self)
-        if not issubclass(type(made), Cursor):  # whatever it says of itself
+        if not issubclass(type(made), Cursor):  # by type(), because an object can claim another __class__
             raise TypeError(f"factory should return a Cursor, not {type(made).__name__}")
         return made
 
     def commit(self) -> None:
-        """Commit the open transaction; nothing happens without one.
+        """Commit the open transaction; do nothing without one.
 
         Raises:
-            OperationalError: it did not happen, or, if ``code`` is ``unknown``, it cannot be told.
+            OperationalError: the transaction was not committed, or, if ``code`` is ``unknown``, may have been.
             IntegrityError: a deferred constraint is broken; the transaction is still open.
         """
         self._run(lambda session: session.commit())
 
     def rollback(self) -> None:
-        """Roll back what the open transaction has done; nothing happens without one."""
+        """Roll back the open transaction; do nothing without one."""
         self._run(lambda session: session.rollback())
 
     def close(self) -> None:
-        """Close the session; what is not committed is rolled back. Closing twice is fine."""
+        """Close the session and roll back its open transaction; a second close does nothing."""
         self._link.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __call__(self, *_: Any) -> None:
-        """Refuse: sqlite3 makes a statement here, which nothing else takes.
+        """Refuse: in sqlite3 a call of the connection makes a statement object, which no other method accepts.
 
         Raises:
             NotSupportedError: always.
@@ -162,7 +162,7 @@ class Connection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        """Commit, or roll back if the block has raised, or the COMMIT. The connection stays open, as sqlite3's does."""
+        """Commit; roll back if the block or the COMMIT raises. The connection stays open, as in sqlite3."""
         if error is None:
             try:
                 self.commit()
@@ -179,30 +179,30 @@ class Connection:
     # -- sqlite3's habits ------------------------------------------------------------------------------------------
 
     def execute(self, sql: str, parameters: Any = (), /) -> Cursor:
-        """Run one statement on a new cursor, and return that; see ``Cursor.execute``."""
+        """Run one statement on a new cursor, and return the cursor; see ``Cursor.execute``."""
         return self.cursor().execute(sql, parameters)
 
     def executemany(self, sql: str, seq_of_parameters: Iterable[Any], /) -> Cursor:
-        """Run one statement many times on a new cursor, and return that; see ``Cursor.executemany``."""
+        """Run one statement many times on a new cursor, and return the cursor; see ``Cursor.executemany``."""
         return self.cursor().executemany(sql, seq_of_parameters)
 
     def executescript(self, sql_script: str, /) -> Cursor:
-        """Run a script on a new cursor, and return that; see ``Cursor.executescript``."""
+        """Run a script on a new cursor, and return the cursor; see ``Cursor.executescript``."""
         return self.cursor().executescript(sql_script)
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open, or was lost and has not been rolled back yet."""
+        """Whether a transaction is open, or has failed and was not rolled back yet."""
         return self._session.in_transaction
 
     @property
     def total_changes(self) -> int:
-        """Rows that this connection has changed since it was opened."""
+        """Number of rows that this connection has changed since it was opened."""
         return self._session.changes
 
     @property
     def isolation_level(self) -> str | None:
-        """In sqlite3's legacy habit: None for no implicit transactions, any of its other values for them."""
+        """With sqlite3's legacy transaction control: None for no implicit transactions, any other value for them."""
         return self._session.isolation_level
 
     @isolation_level.setter
@@ -218,7 +218,7 @@ class Connection:
 
     @property
     def autocommit(self) -> bool | int:
-        """Whether statements are transactions of their own: True, False, or sqlite3's legacy habit."""
+        """Whether statements are transactions of their own: True, False, or ``LEGACY_TRANSACTION_CONTROL``."""
         return self._session.autocommit
 
     @autocommit.setter
@@ -233,7 +233,7 @@ class Connection:
 
     @property
     def isolation(self) -> str:
-        """Of transactions begun from now on: ``serializable`` or ``snapshot``."""
+        """The isolation of transactions begun from now on: ``serializable`` or ``snapshot``."""
         return self._session.isolation
 
     @isolation.setter
@@ -249,7 +249,7 @@ class Connection:
 
     @property
     def token(self) -> bytes:
-        """The token of this session. Another connection to which it is assigned sees at least as much."""
+        """The token of this session. Another connection to which the token is assigned sees at least as much."""
         self._check()
         return self._link.token
 
@@ -259,28 +259,28 @@ class Connection:
         self._link.token = token
 
     def ping(self) -> None:
-        """Make sure that some node answers.
+        """Wait for an answer of any node.
 
         Raises:
-            OperationalError: none does.
+            OperationalError: no node answers.
         """
         self._run(lambda session: self._link.ping(timeout=session.timeout_s))
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Let all reads in the block see one moment of the node's file: ``with connection.snapshot(): …``.
+        """Let all reads in the block use one snapshot of the node's file: ``with connection.snapshot(): …``.
 
-        It is for statements outside of transactions. The block's reads do not see the block's writes.
+        Only statements outside of transactions use the snapshot. The block's reads do not see the block's writes.
 
         Raises:
             NotSupportedError: the connection has no node's file.
-            OperationalError: no moment that the session may see came in time.
+            OperationalError: the file was not new enough for the session in time.
         """
         return self._run(lambda session: self._link.snapshot(read=session.read, timeout=session.timeout_s))
 
     # -- the whole, or a piece ------------------------------------------------------------------------------------
 
     def iterdump(self) -> Iterator[str]:
-        """Return the statements that make the database again, all of one moment."""
+        """Return the statements that recreate the database, from one snapshot."""
         self._check()
 
         def lines() -> Iterator[str]:
@@ -290,18 +290,18 @@ class Connection:
         return lines()
 
     def backup(self, target: sqlite3.Connection, **_: Any) -> None:
-        """Copy the database of one moment into an empty one of sqlite3. For a file of a node: ``bedrockish backup``.
+        """Copy a snapshot of the database into an empty sqlite3 database. ``bedrockish backup`` makes a node's file.
 
         Raises:
             TypeError: the target is not a connection of sqlite3.
-            ProgrammingError: it is not empty.
+            ProgrammingError: the target is not empty.
         """
         self._check()
         with self._moment() as run:
             copy(run, target)
 
     def blobopen(self, table: str, column: str, row: int, /, *, readonly: bool = False, name: str = "main") -> Blob:
-        """Open a value to read it as a file, whatever ``readonly`` says: its ``write`` is refused.
+        """Open a value to read it as a file; the blob is read-only, even if ``readonly`` is False.
 
         Raises:
             OperationalError: there is no such value.
@@ -313,7 +313,7 @@ class Connection:
 
     @contextmanager
     def _moment(self) -> Iterator[Callable[..., list[tuple[Any, ...]]]]:
-        """Let statements read one moment: that of the open transaction, or of one that is opened for them."""
+        """Yield a function that runs statements on one snapshot: in the open transaction, or in a new one."""
 
         def run(sql: str, params: Any = None) -> list[tuple[Any, ...]]:
             rows = self._run(lambda session: session.run(sql, params, kind_of(sql)))
@@ -329,13 +329,13 @@ class Connection:
             if not self._link.closed:
                 self.rollback()
 
-    # -- what sqlite3 has, and SQL on other machines cannot -----------------------------------------------------------
+    # -- methods of sqlite3 that call back into the program, or concern its file ---------------------------------------
 
     def set_trace_callback(self, callback: Callable[[str], object] | None, /) -> None:
-        """Call a function with the text of each statement before it is sent, BEGIN and COMMIT among them.
+        """Set a function to call with the text of each statement before it is sent, including BEGIN and COMMIT.
 
-        As in sqlite3, an exception of it is not yours: it is dropped, or, after ``enable_callback_tracebacks(True)``,
-        printed. Parameters are not written into the text.
+        As in sqlite3, exceptions of the function are dropped, or printed after ``enable_callback_tracebacks(True)``.
+        Parameters are not written into the text.
         """
         self._check()
         self._tracer = callback
@@ -350,9 +350,9 @@ class Connection:
     def create_function(self, name: str, narg: int, func: Any, *, deterministic: bool = False) -> None:
         """Register a function of the program.
 
-        With a node's file it is found by reads, and by statements of open transactions. By URL it is only noted: no
-        node has it, so a statement that needs it raises. A plugin of the nodes may have one of this name; then
-        statements use that.
+        On a connection with a node's file, reads and statements of open transactions can call it. On a connection by
+        URL the registration is only noted, and a statement that calls the function raises an error, unless a plugin of
+        the nodes has a function of this name.
 
         Raises:
             NotSupportedError: SQLite has a function of this name, which the nodes would run.
@@ -365,7 +365,7 @@ class Connection:
             self._give(scalar(name, narg, func, deterministic=deterministic))
 
     def create_aggregate(self, name: str, n_arg: int, aggregate_class: Any) -> None:
-        """Register an aggregate, as ``create_function``."""
+        """Register an aggregate; see ``create_function``."""
         self._check()
         self._local.add("aggregate", name, is_removed=aggregate_class is None)
         if self._link.file is not None:
@@ -374,7 +374,7 @@ class Connection:
             self._give(aggregate(name, n_arg, aggregate_class))
 
     def create_window_function(self, name: str, num_params: int, aggregate_class: Any, /) -> None:
-        """Register a window function, as ``create_function``."""
+        """Register a window function; see ``create_function``."""
         self._check()
         self._local.add("window function", name, is_removed=aggregate_class is None)
         if self._link.file is not None:
@@ -383,7 +383,7 @@ class Connection:
             self._give(window(name, num_params, aggregate_class))
 
     def create_collation(self, name: str, callback: Any, /) -> None:
-        """Register a collation, as ``create_function``."""
+        """Register a collation; see ``create_function``."""
         self._check()
         self._local.add("collation", name, is_removed=callback is None)
         if self._link.file is not None:
@@ -392,22 +392,22 @@ class Connection:
             self._give(collation(name, callback))
 
     def _give(self, given: Callable[[Any], None]) -> None:
-        """Register something on the connections to the node's file."""
+        """Register a function or collation on the connections to the node's file."""
         file = self._link.file
         assert file is not None
         self._run(lambda _: file.give(given))
 
     def set_authorizer(self, authorizer_callback: Any) -> None:
-        """Refuse all but None: what a program may do is decided at the nodes."""
+        """Refuse any authorizer but None: the nodes compile the SQL, and check the user's rights."""
         self._check()
         if authorizer_callback is not None:
             raise NotSupportedError("SQL is compiled on the nodes, where this program's authorizer is not")
 
     def set_progress_handler(self, progress_handler: Any, n: int) -> None:
-        """Have something called after each ``n`` steps of a statement, which ends if that returns a true value.
+        """Set a handler to call after each ``n`` steps of a statement; a true result interrupts the statement.
 
-        With a node's file it is asked while statements run in this process: reads, and those of open transactions.
-        By URL all but None is refused: ``timeout`` ends what takes too long.
+        The handler is called only for statements that run in this process: reads of a node's file, and statements of
+        open transactions on it. By URL any handler but None is refused; ``timeout`` limits the calls.
 
         Raises:
             NotSupportedError: this connection has no node's file.
@@ -422,23 +422,23 @@ class Connection:
             raise NotSupportedError("SQL runs on the nodes; give a timeout to connect() to end what takes too long")
 
     def interrupt(self) -> None:
-        """Have the calls that other threads make on this connection end now; nothing happens without one.
+        """End the calls of other threads on this connection; do nothing without one.
 
-        They raise ``OperationalError`` with ``sqlite_errorname`` ``SQLITE_INTERRUPT``; as after any lost answer, a
-        ``code`` of ``unknown`` means that it may have happened, and an open transaction has to be rolled back.
+        The ended calls raise ``OperationalError`` with ``sqlite_errorname`` ``SQLITE_INTERRUPT``. If its ``code`` is
+        ``unknown``, the statement may have been committed. An open transaction must be rolled back afterwards.
         """
         self._check()
         self._link.interrupt()
 
     def enable_load_extension(self, enabled: bool, /) -> None:
-        """Do nothing: ``load_extension`` takes only what the nodes have."""
+        """Do nothing: ``load_extension`` accepts only extensions of the nodes."""
         self._check()
 
     def load_extension(self, name: str, /, *, entrypoint: str | None = None) -> None:
         """Accept the modules for vectors, ``vec0`` and ``vec1``, which nodes load themselves; refuse all others.
 
         Raises:
-            NotSupportedError: it is another extension.
+            NotSupportedError: the extension is another one.
         """
         self._check()
         if not is_of_nodes(Path(name).stem):
@@ -461,7 +461,7 @@ class Connection:
         raise NotSupportedError("a cluster's database is not replaced by a program; see 'bedrockish import'")
 
     def getlimit(self, category: int, /) -> int:
-        """Refuse: the limits are those of the nodes.
+        """Refuse: the nodes set the limits.
 
         Raises:
             NotSupportedError: always.
@@ -469,11 +469,11 @@ class Connection:
         raise NotSupportedError("the limits are those of the nodes' SQLite; docs/sizes.md has them")
 
     def setlimit(self, category: int, limit: int, /) -> int:
-        """Refuse, as ``getlimit``."""
+        """Refuse, like ``getlimit``."""
         return self.getlimit(category)
 
     def after_fork(self) -> None:
-        """Begin with a lock of its own in a forked child, since another thread may have held the parent's."""
+        """Replace the lock in a forked child, because another thread of the parent may have held it."""
         self._lock = threading.RLock()
 
     # -- for cursors -----------------------------------------------------------------------------------------------
@@ -484,8 +484,9 @@ class Connection:
             raise ProgrammingError("Cannot operate on a closed database: this connection is closed; open another")
 
     def _read_again(self, sql: Any, params: Any) -> tuple[tuple[str, ...], list[Any]] | None:
-        """Return columns and rows of a statement with which this connection has just read a node's file; None: it is
-        run as any other.
+        """Run a statement again that has just read a node's file, by a shorter path; return its columns and rows.
+
+        Return None if the statement must be run like any other.
         """
         opened = self._opened
         is_plain = type(params) is tuple and type(sql) is str
@@ -500,8 +501,8 @@ class Connection:
             raise standing_for(error) from error
 
     def _run(self, what: Callable[[Session], T]) -> T:
-        """Do something in this connection's turn, with the standard's exceptions."""
-        if self._opened is None:  # nor is the lock there
+        """Call a function with the session, under the connection's lock; raise the exceptions of PEP 249."""
+        if self._opened is None:  # then the lock is missing as well; ``_check`` raises
             self._check()
         with self._lock:
             self._check()
@@ -511,7 +512,7 @@ class Connection:
                 raise self._local.explained(standing_for(error)) from error
 
     def _declared(self, sql: str) -> list[str | None]:
-        """Return the declared types of a statement's columns: asked once for a text, and again after a minute."""
+        """Return the declared types of a statement's columns, cached by text for ``DECLARED_S``."""
         if self._session.has_own_schema:
             return self._run(lambda session: [declared for _, declared in session.columns(sql)])
         kept = self._declared_types.get(sql)
@@ -524,11 +525,11 @@ class Connection:
         return types
 
     def _forget_types(self) -> None:
-        """Drop the declared types: the schema was changed."""
+        """Drop the cached declared types, because the schema has changed."""
         self._declared_types.clear()
 
     def _script(self, section: Sequence[str]) -> None:
-        """Run a statement of a script, or several as one transaction; nothing begins another one but BEGIN."""
+        """Run one statement of a script, or several as one transaction. Only BEGIN opens a transaction implicitly."""
 
         def work(session: Session) -> None:
             before, session.autocommit = session.autocommit, True
@@ -546,36 +547,36 @@ class Connection:
 
 def _opening(opened: Callable[P, Connection]) -> Callable[P, Connection]:
     def connect(*args: P.args, **kwargs: P.kwargs) -> Connection:
-        """Open a session with a cluster. The first arguments are those of ``sqlite3.connect``, in its order.
+        """Open a session with a cluster. The first arguments are those of ``sqlite3.connect``, in the same order.
 
         Args:
             url: such as ``bedrockish://localhost:7373,localhost:7374/?read=session``; by default the environment
                 variable BEDROCKISH_URL.
-            timeout: seconds for each call; by default, and for 0, what the URL says. No call waits for a lock.
-            check_same_thread, cached_statements, uri: have no effect: threads may share a connection, statements are
-                compiled at the nodes, and a URL is always one.
+            timeout: seconds for each call; by default, and for 0, the value in the URL. No call waits for a lock.
+            check_same_thread, cached_statements, uri: have no effect: threads may share a connection, the nodes compile
+                the statements, and a URL is always recognised.
             factory: class of the connection.
-            database: the URL, by the name that it has in sqlite3.
-            read: ``stale``, ``session`` or ``strict``; by default what the URL says.
+            database: the URL, under the name of the argument in sqlite3.
+            read: ``stale``, ``session`` or ``strict``; by default the level in the URL.
             isolation: ``serializable`` or ``snapshot``.
-            isolation_level: sqlite3's; None for no implicit transactions.
-            autocommit: sqlite3's; False for the standard's habit, where every statement is in a transaction.
-            replay: run a transaction that lost against another one again, statement by statement, and go on as if it
-                had not lost if each is answered as before; else the error is raised as without it.
-            schema_commits: let CREATE, ALTER and DROP be transactions of their own, and commit what was done before, as
-                MySQL does; otherwise they join the transaction that is open.
-            detect_types: ``PARSE_COLNAMES`` to have columns named ``x [typename]`` converted, ``PARSE_DECLTYPES`` those
-                whose table declares such a type; or both, of which the name counts first.
-            token: what another session has seen.
+            isolation_level: as in sqlite3; None for no implicit transactions.
+            autocommit: as in sqlite3; False for the behaviour of PEP 249, where every statement is in a transaction.
+            replay: after a conflict, repeat the transaction statement by statement, and continue it if each statement
+                has the same result as before; otherwise raise the error as without ``replay``.
+            schema_commits: make CREATE, ALTER and DROP transactions of their own that first commit the open
+                transaction, as MySQL does; otherwise they join the open transaction.
+            detect_types: ``PARSE_COLNAMES`` converts columns named ``x [typename]``, ``PARSE_DECLTYPES`` columns whose
+                table declares such a type; with both, the name comes first.
+            token: the ``token`` of another session; the new session sees at least as much as that session.
 
         Raises:
-            InterfaceError: the URL cannot be understood.
-            OperationalError: no node can be reached, or it does not let us in.
+            InterfaceError: the URL cannot be parsed.
+            OperationalError: no node can be reached, or the nodes refuse the credentials.
         """
         factory: Any = kwargs.get("factory", args[FACTORY] if len(args) > FACTORY else opened)
         if isinstance(factory, type) and not issubclass(factory, Connection):
             raise ProgrammingError(f"factory should be a class derived from Connection, not {factory!r}")
-        # As in sqlite3, just what was given here: a derived class may add arguments of its own.
+        # As in sqlite3, the factory gets the arguments unchanged: a derived class may have further ones.
         made: Connection = factory(*args, **kwargs)
         return made
 

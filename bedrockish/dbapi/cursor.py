@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 PARSE_DECLTYPES = 1
 PARSE_COLNAMES = 2
-SHORT, KNOWN_MAX = 4_000, 1_000  # characters of texts that are remembered, and how many of them
+SHORT, KNOWN_MAX = 4_000, 1_000  # the kinds of so many texts are cached, if they have at most so many characters
 RECURSIVE = "Recursive use of cursors not allowed."
 
 Column = tuple[str, str | None, None, None, None, None, None]
@@ -25,7 +25,7 @@ RowFactory = Callable[["Cursor", tuple[Any, ...]], Any]
 
 
 class Owner(Protocol):
-    """The connection as its cursors use it."""
+    """The interface of a connection for its cursors."""
 
     row_factory: RowFactory | None
     text_factory: Callable[[bytes], Any]
@@ -57,10 +57,10 @@ class Cursor:
 
     Attributes:
         arraysize: how many rows ``fetchmany`` returns by default.
-        row_factory: makes what is fetched of each row, as ``row_factory(cursor, tuple)``; None for tuples.
+        row_factory: called for each fetched row as ``row_factory(cursor, tuple)``; None for plain tuples.
     """
 
-    _connection: Owner = None  # type: ignore[assignment]  # a derived class may forget to call our __init__
+    _connection: Owner = None  # type: ignore[assignment]  # None if a derived class does not call this __init__
     _is_busy = False  # executing, or converting values
 
     def __init__(self, connection: Owner) -> None:
@@ -94,7 +94,7 @@ class Cursor:
         finally:
             self._is_busy = False
 
-    # -- what the standard wants to be readable --------------------------------------------------------------------
+    # -- attributes of the standard --------------------------------------------------------------------------------
 
     @property
     def connection(self) -> Owner:
@@ -103,10 +103,11 @@ class Cursor:
 
     @property
     def description(self) -> tuple[Column, ...] | None:
-        """Seven items for each column, of which name and type code are set; None without a result.
+        """For each column a tuple of seven items, of which only name and type code are set; None without a result.
 
-        The type code compares equal to STRING and the like. With PARSE_DECLTYPES it is the declared type of the column;
-        otherwise, and for a column without one, it is the type of the first value that is not NULL.
+        The type code can be compared with STRING and the other type objects. With PARSE_DECLTYPES it is the declared
+        type of the column; otherwise, and for a column without a declared type, the type of its first value that is
+        not NULL.
         """
         if self._description is None and self._columns:
             codes = type_codes(len(self._columns), self._rows)
@@ -120,12 +121,12 @@ class Cursor:
 
     @property
     def rowcount(self) -> int:
-        """Rows that the last statement changed; -1 after one that changes none by nature."""
+        """Number of rows that the last statement changed; -1 after a statement that cannot change rows."""
         return self._rowcount
 
     @property
     def lastrowid(self) -> int | None:
-        """Rowid of the row inserted last by ``execute`` of this cursor; None before."""
+        """Rowid of the row inserted last by ``execute`` of this cursor; None before its first INSERT."""
         return self._lastrowid
 
     @property
@@ -139,11 +140,11 @@ class Cursor:
         """Run one statement.
 
         Args:
-            sql: the statement, with ``?`` for parameters by position or ``:name`` for those by name.
+            sql: the statement, with ``?`` for parameters by position or ``:name`` for parameters by name.
             parameters: a sequence or a map.
 
         Raises:
-            Error: its class says what went wrong; ``retry`` whether trying the transaction again can help.
+            Error: its class tells the kind of failure; ``retry`` whether running the transaction again can help.
         """
         if self._connection is not None and not (self._is_busy or self._is_closed):
             found = self._connection._read_again(sql, parameters)
@@ -156,7 +157,7 @@ class Cursor:
         kind = self._check_sql(sql)
         params: Any = None
         if parameters or hasattr(parameters, "__missing__"):
-            self._is_busy = True  # nothing that an adapter calls may use this cursor
+            self._is_busy = True  # an adapter must not use this cursor
             try:
                 params = adapt_all(parameters, sql)
             finally:
@@ -175,15 +176,15 @@ class Cursor:
         self._take(rows)
         if kind == SCHEMA:
             self._connection._forget_types()
-        if inserts(sql):  # an upsert that has updated gives the connection's last id, as SQLite does
+        if inserts(sql):  # an upsert that has updated a row returns the connection's last rowid, as in SQLite
             values = self._connection._run(lambda session: session.link.copy_values())
             self._lastrowid = values.last_insert_rowid if rows.lastrowid is None else rows.lastrowid
         return self
 
     def executemany(self, sql: str, seq_of_parameters: Iterable[Any], /) -> Self:
-        """Run one statement that writes, with each of many parameters; up to a thousand in one round trip.
+        """Run a writing statement once for each of many parameters; up to a thousand runs take one round trip.
 
-        Outside of a transaction it is one of its own: all of them or none.
+        Outside of a transaction, all runs together are one transaction.
 
         Raises:
             Error: as for ``execute``.
@@ -200,12 +201,13 @@ class Cursor:
         return self
 
     def executescript(self, sql_script: str, /) -> Self:
-        """Commit what is open, then run statement after statement, each a transaction of its own unless the script
-        says BEGIN.
+        """Commit the open transaction, then run the statements of a script.
+
+        Each statement is a transaction of its own unless the script contains BEGIN.
 
         Raises:
-            Error: as for ``execute``; the statements before stay done.
-            ValueError: the script has a NUL character, or a lone surrogate; nothing was done.
+            Error: as for ``execute``; the statements before the failed one keep their changes.
+            ValueError: the script has a NUL character, or a lone surrogate; no statement was run.
         """
         self._check()
         if not isinstance(sql_script, str):
@@ -221,17 +223,17 @@ class Cursor:
         return self
 
     def _check_sql(self, sql: str) -> str:
-        """Return what kind of statement a text is."""
+        """Return the kind of a text's statement, after checking the cursor and the text."""
         self._check()
         if not isinstance(sql, str):
             raise TypeError(f"a statement should be an SQL text, not {type(sql).__name__}")
         return _checked(sql) if len(sql) > SHORT else _checked_once(sql)
 
     def _ask_types(self, sql: str, kind: str) -> list[str | None] | None:
-        """Return declared types, [] if they are not wanted, None if they can only be had afterwards.
+        """Return the declared types of a statement's columns, [] if they are not needed, None to ask again afterwards.
 
-        They are asked for before anything happens, so that no answer is lost because of them. Where the node does not
-        know a table yet, which running the statement makes it wait for, they are asked for then.
+        They are asked for before the statement runs, so that a failure cannot lose its result. If the node does not
+        know a table yet, they are asked for afterwards, because the node waits for the table to run the statement.
         """
         wanted = self._connection.detect_types & PARSE_DECLTYPES
         if not wanted or not (kind == READ or "RETURNING" in sql.upper()):
@@ -256,7 +258,7 @@ class Cursor:
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def fetchone(self) -> Any:
-        """Return the next row; None after the last one, and after a statement without a result, as in sqlite3."""
+        """Return the next row; None after the last row, and after a statement without a result, as in sqlite3."""
         self._check()
         if self._place >= len(self._rows):
             return None
@@ -264,7 +266,7 @@ class Cursor:
         return self._made(self._rows[self._place - 1])
 
     def fetchmany(self, size: int | None = None) -> list[Any]:
-        """Return the next rows, ``arraysize`` by default; an empty list when there is no more.
+        """Return the next rows, ``arraysize`` by default; an empty list when there are no more.
 
         Raises:
             ProgrammingError: the size is negative.
@@ -278,7 +280,7 @@ class Cursor:
         return [self._made(row) for row in found]
 
     def fetchall(self) -> list[Any]:
-        """Return all rows that are left."""
+        """Return all remaining rows."""
         self._check()
         found, self._place = self._rows[self._place :], len(self._rows)
         return [self._made(row) for row in found]
@@ -299,10 +301,10 @@ class Cursor:
         return row if self.row_factory is None else self.row_factory(self, row)
 
     def _converted(self, converter: Callable[[bytes], Any] | None, value: Any) -> Any:
-        """Return a value as the program wants it; what has a converter is not the text factory's, as in sqlite3."""
+        """Return a value after its converter; without a converter, after the text factory. As in sqlite3."""
         if converter is not None and value is not None:
             data = value if isinstance(value, bytes) else str(value).encode()
-            return converter(data) if data else None  # as in sqlite3: nothing is there to be converted
+            return converter(data) if data else None  # as in sqlite3, an empty value becomes None
         text = self._connection.text_factory
         return text(value.encode()) if text is not str and isinstance(value, str) else value
 
@@ -312,10 +314,10 @@ class Cursor:
         """Do nothing: memory needs no preparation here."""
 
     def setoutputsize(self, size: int, column: int | None = None, /) -> None:
-        """Do nothing: values come whole."""
+        """Do nothing: values are fetched whole."""
 
     def close(self) -> None:
-        """Close the cursor and forget its result. Closing twice is fine."""
+        """Close the cursor and drop its result; a second close does nothing."""
         if self._connection is None:
             raise ProgrammingError("Base Cursor.__init__ not called.")
         if self._is_busy:
@@ -336,10 +338,10 @@ class Cursor:
 
 
 def _checked(sql: str) -> str:
-    """Return what kind of statement a text is.
+    """Return the kind of a text's statement.
 
     Raises:
-        ProgrammingError: it is not one statement, or has a NUL character.
+        ProgrammingError: the text has several statements, or a NUL character.
     """
     if "\0" in sql:
         raise ProgrammingError("the query contains a null character; send the value as a parameter")

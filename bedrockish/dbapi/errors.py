@@ -1,6 +1,6 @@
-"""The exceptions of PEP 249, and which of them stands for which error of bedrockish.
+"""The exceptions of PEP 249, and their mapping from the errors of bedrockish.
 
-Each instance has the error it stands for as ``__cause__``, and says what that says: ``code``, ``retry``, ``details``.
+Each instance has the original error as its ``__cause__``, and the same message, ``code``, ``retry`` and ``details``.
 """
 
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ from bedrockish.errors import (
 
 
 class Warning(Exception):  # noqa: A001, N818  the standard names it
-    """Raised for important warnings. Nothing here raises it; it exists because the standard says so."""
+    """Raised for important warnings. This module never raises it; the standard requires that it exists."""
 
 
 class Error(Exception):
     """Base of all errors of this module.
 
     Attributes:
-        code: a stable word for programs; that of ``bedrockish.errors``.
-        retry: whether running the same transaction again can help. It did not happen.
-        details: the facts in the text, as plain data; ``command`` is the id to ask by when the code is ``unknown``.
-        sqlite_errorcode: SQLite's extended result code; that of ``SQLITE_ERROR`` where another error stands behind.
-        sqlite_errorname: its name, such as ``SQLITE_CONSTRAINT_UNIQUE``.
+        code: a stable word for programs, the same as in ``bedrockish.errors``.
+        retry: whether running the same transaction again can help; if so, it was not committed.
+        details: the facts in the text, as plain data. If ``code`` is ``unknown``, ``command`` is the id to ask by.
+        sqlite_errorcode: SQLite's extended result code; the number of ``SQLITE_ERROR`` if SQLite did not fail.
+        sqlite_errorname: the name of that code, such as ``SQLITE_CONSTRAINT_UNIQUE``.
     """
 
     code: str = "usage"
@@ -49,7 +49,7 @@ class Error(Exception):
 
 
 class InterfaceError(Error):
-    """Raised when the module itself is used in a way that cannot work: a URL that cannot be understood."""
+    """Raised for a wrong use of the module itself, such as a URL that cannot be parsed."""
 
 
 class DatabaseError(Error):
@@ -65,9 +65,9 @@ class IntegerTooLargeError(DataError, OverflowError):
 
 
 class OperationalError(DatabaseError):
-    """Raised when the database could not do it: no quorum, a conflict, an unknown outcome, SQL that SQLite refuses.
+    """Raised for a failure of the database: no quorum, a conflict, an unknown outcome, SQL that SQLite refuses.
 
-    As in sqlite3, a missing table and a mistake of syntax are among these.
+    As in sqlite3, a missing table and a syntax error raise it as well.
     """
 
 
@@ -76,7 +76,7 @@ class IntegrityError(DatabaseError):
 
 
 class InternalError(DatabaseError):
-    """Raised when a node finds itself damaged."""
+    """Raised when a node finds that its data is damaged."""
 
 
 class ProgrammingError(DatabaseError):
@@ -91,9 +91,9 @@ class NotSupportedError(DatabaseError):
 
 
 MISMATCH = 20  # SQLITE_MISMATCH
-BINDINGS = "parameter"  # a word of the errors about their number or names
+BINDINGS = "parameter"  # a word in each error about the number or names of parameters
 
-# The first class that fits is taken, so a class comes before its base.
+# The first matching class is taken, so a class must come before its base.
 _STANDS_FOR: tuple[tuple[type[BedrockishError], type[Error]], ...] = (
     (ClientClosedError, ProgrammingError),
     (AuthenticationError, OperationalError),
@@ -110,12 +110,12 @@ _STANDS_FOR: tuple[tuple[type[BedrockishError], type[Error]], ...] = (
 
 
 def standing_for(error: BedrockishError) -> Error:
-    """Return the exception of the standard for an error; the caller raises it ``from`` that."""
+    """Return the exception of PEP 249 for an error of bedrockish; the caller raises it ``from`` that error."""
     cls = next(cls for ours, cls in _STANDS_FOR if isinstance(error, ours))
     if isinstance(error, SqlError) and BINDINGS in error.message:
         cls = ProgrammingError
     number = error.details.get("sqlite")
-    if number == MISMATCH:  # as sqlite3 has it, for a text as an INTEGER PRIMARY KEY
+    if number == MISMATCH:  # as in sqlite3, for a text as an INTEGER PRIMARY KEY
         cls = IntegrityError
     made = cls(error.message, details=error.details)
     made.code, made.retry = error.code, error.retry
@@ -123,6 +123,6 @@ def standing_for(error: BedrockishError) -> Error:
         made.sqlite_errorcode, made.sqlite_errorname = number, CODES[number]
     elif error.details.get("interrupted"):
         made.sqlite_errorcode, made.sqlite_errorname = 9, "SQLITE_INTERRUPT"
-    elif isinstance(error, ConflictError):  # what programs on sqlite3 run again
+    elif isinstance(error, ConflictError):  # programs for sqlite3 retry after SQLITE_BUSY
         made.sqlite_errorcode, made.sqlite_errorname = 5, "SQLITE_BUSY"
     return made

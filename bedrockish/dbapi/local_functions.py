@@ -1,8 +1,8 @@
 """Functions, aggregates and collations that a program registers, although its SQL runs on the nodes.
 
-Many programs register some as soon as they have connected, and never use most of them. So a registration is noted, and
-the error comes with the statement that needs one which no node has. A name of SQLite's own is another matter: the nodes
-would run SQLite's function without a word, so registering another one in its place is refused.
+Many programs register functions as soon as they have connected, and never use most of them. So a registration is only
+noted, and the error is raised by a statement that calls a function which no node has. A registration under the name of
+a SQLite function is refused, because the nodes would silently run SQLite's function instead.
 """
 
 import re
@@ -10,7 +10,7 @@ import re
 from bedrockish.dbapi.errors import Error, NotSupportedError
 
 _MISSING = re.compile(r"no such (?:function|collation sequence): (\S+)")
-# SQLite's functions whose meaning a program could change. Those of mathematics mean the same wherever they are.
+# SQLite's functions whose meaning a program could change. Mathematical functions are left out: they mean the same.
 _BUILT_IN = frozenset(
     [
         "abs",
@@ -99,22 +99,22 @@ _COLLATIONS = frozenset({"binary", "nocase", "rtrim"})
 
 
 class LocalFunctions:
-    """The functions, aggregates and collations that one connection's program has registered."""
+    """The functions, aggregates and collations that a program has registered on one connection."""
 
     def __init__(self) -> None:
-        self._what: dict[str, str] = {}  # by name in lower case: the kind of it, with its name
+        self._what: dict[str, str] = {}  # name in lower case -> kind and name, for error texts
         self._removed: set[str] = set()
 
     def add(self, kind: str, name: str, *, is_removed: bool = False) -> None:
-        """Note a registration, or that it is taken back.
+        """Note a registration, or its removal.
 
         Args:
             kind: ``function``, ``aggregate``, ``window function`` or ``collation``.
-            name: under which it is registered.
-            is_removed: sqlite3 was given None, which removes it.
+            name: the registered name.
+            is_removed: the program passed None, which removes the registration.
 
         Raises:
-            NotSupportedError: SQLite has one of this name, which the nodes would run.
+            NotSupportedError: SQLite has a function of this name, which the nodes would run.
         """
         key = str(name).lower()
         if is_removed:
@@ -126,7 +126,7 @@ class LocalFunctions:
         self._what[key] = f"the {kind} {name}"
 
     def explained(self, error: Error) -> Error:
-        """Return the error to raise for one that a node has answered: another one if it lacks what was registered."""
+        """Return the error to raise for a node's error: a NotSupportedError if the node lacks a registered function."""
         found = _MISSING.search(str(error))
         if found is None:
             return error
@@ -134,7 +134,7 @@ class LocalFunctions:
         if key in self._what:
             return NotSupportedError(elsewhere(self._what[key]), details=error.details)
         if key in self._removed:
-            error.args = (found[0].rstrip(";"),)  # the program knows why
+            error.args = (found[0].rstrip(";"),)  # without advice: the program itself removed the function
         return error
 
 

@@ -1,4 +1,4 @@
-"""A row whose values go by name and by place, as sqlite3.Row does it."""
+"""A row with access to its values by name and by position, like ``sqlite3.Row``."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,12 +8,12 @@ if TYPE_CHECKING:
 
 
 def _folded(name: str) -> bytes:
-    """Return what names are compared by: as in SQLite, only ASCII has upper and lower case."""
+    """Return a name folded for comparison: as in SQLite, only ASCII letters are folded."""
     return name.encode(errors="surrogatepass").lower()
 
 
 class Row:
-    """One row of a result; set it as a connection's ``row_factory``. Names do not mind upper and lower case."""
+    """One row of a result; set the class as a connection's ``row_factory``. Names are not case-sensitive."""
 
     __slots__ = ("_names", "_values")
 

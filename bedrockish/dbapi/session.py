@@ -1,12 +1,13 @@
-"""A transaction for a connection of PEP 249: opened when it must be, ended when it is told, and never lost in silence.
+"""The transactions of a connection of PEP 249: when statements open them, and when they end.
 
-A connection knows three habits. sqlite3's own (``autocommit=LEGACY_TRANSACTION_CONTROL``): a statement that writes
-opens a transaction unless ``isolation_level`` is None. The standard's (``autocommit=False``): every statement does.
-And ``autocommit=True``: none does. Statements that change the schema join the transaction that is open; the standard's
-habit opens one for them, too.
+A connection has one of three modes. With ``autocommit=LEGACY_TRANSACTION_CONTROL``, sqlite3's default, a statement that
+writes opens a transaction unless ``isolation_level`` is None. With ``autocommit=False``, as in the standard, every
+statement does, and with ``autocommit=True`` no statement does. Statements that change the schema join an open
+transaction; only with ``autocommit=False`` do they also open one.
 
-When a transaction is lost (its node died, another one was faster), the connection refuses everything until ``rollback``
-or ``commit`` has been called, lest the second half of a transaction is committed without the first.
+After a transaction is lost (its node died, or another transaction conflicted with it), the connection refuses all
+statements until ``rollback`` or ``commit`` was called. Otherwise the second half of a transaction could be committed
+without the first half.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,30 +48,30 @@ from bedrockish.sqltext.transaction_control import (
 Statement = tuple[str, Any]
 
 LEGACY_TRANSACTION_CONTROL = -1
-REPLAYS, REPLAYED_MAX = 5, 1_000  # times that a lost transaction is run again; statements that it may have
-FIRST_TRIES = 5  # times that a first statement is run, as long as it is lost, before a caller hears of it
+REPLAYS, REPLAYED_MAX = 5, 1_000  # how often a lost transaction is repeated, and how many statements it may have
+FIRST_TRIES = 5  # how often the first statement of a transaction is tried before its error is raised
 NOTHING = Rows((), [])
 KEYS_OFF = "PRAGMA foreign_keys = OFF"
 BEGIN_ONLY = "SELECT 1 WHERE 0"  # a transaction begins at its node with its first statement
 
 
 class Session:
-    """The transactions of one connection, and the statements that it runs in them and outside.
+    """The transactions of one connection, and the statements that it runs inside and outside of them.
 
     Why so large: Nine attributes are settings of the connection; the others describe one open transaction,
     which a statement may begin, mark and end.
 
     Attributes:
         autocommit: True, False or ``LEGACY_TRANSACTION_CONTROL``.
-        isolation_level: sqlite3's: None for no transactions of its own in the legacy habit.
+        isolation_level: as in sqlite3: None for no implicit transactions with ``LEGACY_TRANSACTION_CONTROL``.
         isolation: ``serializable`` or ``snapshot``.
         read: read level of statements that run outside of transactions.
         timeout_s: seconds for each call.
-        schema_commits: a schema statement is a transaction of its own, and commits what was done before it.
-        foreign_keys: whether transactions that change the schema enforce them; all others always do.
-        changes: rows changed since the connection was opened.
-        replay: run a transaction that was lost to another one again, and go on if it is told the same.
-        query_only: the program has set PRAGMA query_only, so that its connection only reads.
+        schema_commits: whether a schema statement is a transaction of its own, which first commits the open one.
+        foreign_keys: whether transactions that change the schema enforce foreign keys; all others always do.
+        changes: number of rows changed since the connection was opened.
+        replay: whether to repeat a transaction after a conflict, and continue it if its results are the same.
+        query_only: whether the program has set PRAGMA query_only, so that the connection refuses writes.
     """
 
     def __init__(self, link: Link, read: str, timeout_s: float, trace: Callable[[str], None]) -> None:
@@ -82,20 +83,20 @@ class Session:
         self.foreign_keys = True
         self.changes = 0
         self.query_only = self.replay = False
-        self._replayed: list[tuple[list[Statement], list[Rows]]] = []  # of the open transaction
-        self._values = SessionValues()  # as the open transaction found them
+        self._replayed: list[tuple[list[Statement], list[Rows]]] = []  # the open transaction's statements and results
+        self._values = SessionValues()  # the values at the beginning of the open transaction
         self._open: BlockingTransaction | None = None
-        self._is_lost = False  # the last COMMIT has failed, and many programs say ROLLBACK then, as SQLite needs it
+        self._is_lost = False  # the last COMMIT failed; a ROLLBACK is then accepted, as many programs send one
         self._implicit = False
         self._is_switched = False  # PRAGMA foreign_keys was set in the open transaction
-        self._unchecked = False  # the node was told that the open transaction does not enforce foreign keys
-        self._wrote = self._changes_schema = False  # in the open transaction
+        self._unchecked = False  # the open transaction has executed PRAGMA foreign_keys = OFF at the node
+        self._wrote = self._changes_schema = False  # whether the open transaction has changed rows, or the schema
         self._marks: list[str] = []
         self._began_by_mark = False
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open, or was lost and not yet rolled back."""
+        """Whether a transaction is open, or was lost and not rolled back yet."""
         return self._open is not None
 
     @property
@@ -106,10 +107,10 @@ class Session:
     # -- statements ------------------------------------------------------------------------------------------------
 
     def run(self, sql: str, params: Any, kind: str) -> Rows:
-        """Run one statement as the habits want it.
+        """Run one statement, opening or ending a transaction according to the mode; return its result.
 
         Raises:
-            BedrockishError: see the client's.
+            BedrockishError: see ``Client.execute``.
         """
         if kind == READ and self._open is None and not self._begins(READ):
             rows = self.link.read_here(sql, params, self.read)
@@ -137,7 +138,7 @@ class Session:
         return rows
 
     def _pragma(self, sql: str, params: Any) -> Rows | None:
-        """Do a PRAGMA that is the session's own; None: it is run as any other statement."""
+        """Execute a PRAGMA that sets a setting of the session; return None if it must be run like other statements."""
         asked = query_only_of(sql)
         if asked is not None:
             self._trace(sql)
@@ -147,7 +148,7 @@ class Session:
             return NOTHING
         if self._open is not None and first_setting(sql) is not None:
             self._trace(sql)
-            return self._inside([(sql, params)])[0]  # a transaction that is run again sets it at the same place
+            return self._inside([(sql, params)])[0]  # inside, so that a replay repeats the setting at the same place
         switch = switch_of(sql)
         if switch is not None and (switch[0] == "foreign_keys" or not switch[1]):
             self._trace(sql)
@@ -156,19 +157,19 @@ class Session:
 
     @property
     def _is_as_ever(self) -> bool:
-        """Whether foreign keys are enforced, or it was told already that they are not."""
+        """Whether a schema statement needs no PRAGMA: keys are enforced, or the transaction has set them already."""
         return self.foreign_keys or self._unchecked or self._is_switched
 
     @property
     def has_own_schema(self) -> bool:
-        """Whether the session sees other tables than other clients: TEMP ones, or those of its open transaction."""
+        """Whether the session has tables that other clients do not see: TEMP tables, or uncommitted schema changes."""
         return self.link.has_temporary or (self._open is not None and self._changes_schema)
 
     def columns(self, sql: str) -> list[tuple[str, str | None]]:
         """Return name and declared type of each column of a statement's result, as the session sees the tables.
 
         Raises:
-            BedrockishError: see the client's.
+            BedrockishError: see ``Client.columns``.
         """
         if self._open is not None and self.has_own_schema:
             return self._open.columns(sql, timeout=self.timeout_s)
@@ -185,16 +186,17 @@ class Session:
         """Open the result of a statement that reads, outside of all transactions.
 
         Raises:
-            BedrockishError: see the client's.
+            BedrockishError: see ``Client.stream``.
         """
         return self.link.open_stream(sql, params, timeout=self.timeout_s, read=self.read)
 
     def run_many(self, sql: str, every: Sequence[Any], kind: str) -> int:
-        """Run one statement that writes with many parameters, up to a thousand in a round trip, and all or none if
-        no transaction is open; return how many rows it changed.
+        """Run a writing statement once for each of many parameters; return the number of rows changed.
+
+        Up to a thousand runs take one round trip. If no transaction is open, all runs together are one transaction.
 
         Raises:
-            BedrockishError: see the client's.
+            BedrockishError: see ``Client.transact``.
         """
         self._check_no_action(kind, sql)
         self._prepare(kind, sql)
@@ -222,7 +224,7 @@ class Session:
         """Run statements of a script, the first of which is PRAGMA foreign_keys = OFF, as one transaction.
 
         Raises:
-            BedrockishError: see the client's; nothing of them happened.
+            BedrockishError: see ``Client.transact``; none of them was committed.
         """
         for sql in texts:
             self._trace(sql)
@@ -230,13 +232,17 @@ class Session:
         self.foreign_keys = False
 
     def _begins(self, kind: str) -> bool:
-        """Whether a statement of a kind opens a transaction."""
+        """Return whether a statement of this kind opens a transaction."""
         if self.autocommit == LEGACY_TRANSACTION_CONTROL:
             return kind == WRITE and self.isolation_level is not None
         return not self.autocommit and (kind in (READ, WRITE) or (kind == SCHEMA and not self.schema_commits))
 
     def _prepare(self, kind: str, sql: str) -> None:
-        """Make room for a schema statement, if it is to be a transaction of its own; tell who traces what is done."""
+        """Commit the open transaction before a schema statement if ``schema_commits`` is set; trace the statement.
+
+        Raises:
+            SqlError: the statement writes and ``query_only`` is set.
+        """
         if self.query_only and kind in (WRITE, SCHEMA):
             raise SqlError("attempt to write a readonly database: PRAGMA query_only is on; switch it off", sql=sql)
         if kind == SCHEMA and self.schema_commits and self._open is not None and self._implicit and not self._marks:
@@ -246,12 +252,15 @@ class Session:
         self._trace(sql)
 
     def _check_no_action(self, kind: str, sql: str) -> None:
-        """Check that no foreign key would act in a statement that expects them off: nodes enforce them for rows."""
+        """Check that no foreign key action would change rows in a statement that expects foreign keys to be off.
+
+        Nodes always enforce foreign keys for rows.
+        """
         if kind == WRITE and not self._is_as_ever:
             check_no_action(sql, (str(name) for (name,) in self.link.execute(PARENTS, timeout=self.timeout_s)))
 
     def _switch(self, name: str, on: bool | None) -> Rows:
-        """Do a PRAGMA that is the connection's own; in an open transaction, ``foreign_keys`` is the transaction's."""
+        """Execute a PRAGMA with an ON or OFF setting; in an open transaction, ``foreign_keys`` is the transaction's."""
         if on is None:
             enforced = not self._unchecked if self._open is not None else self.foreign_keys
             return Rows((name,), [(int(enforced and name == "foreign_keys"),)])
@@ -259,7 +268,7 @@ class Session:
             return NOTHING
         if self._open is None:
             self.foreign_keys = on
-        elif on == self._unchecked:  # else the transaction is so already
+        elif on == self._unchecked:  # otherwise the transaction has this setting already
             self._inside([(f"PRAGMA foreign_keys = {'ON' if on else 'OFF'}", None)])
             self._unchecked, self._is_switched = not on, True
         return NOTHING
@@ -274,7 +283,7 @@ class Session:
         return rows
 
     def _inside(self, statements: list[Statement]) -> list[Rows]:
-        """Run statements in the open transaction, or in a new one."""
+        """Run statements in the open transaction, or in a new one; return their results."""
         fresh = self._open is None
         for tries in range(FIRST_TRIES):
             opened = self._open or self._begin(implicit=True)
@@ -283,14 +292,14 @@ class Session:
             except BedrockishError as error:
                 if opened.is_open:
                     raise
-                if isinstance(error, ConstraintError):  # it says ROLLBACK for this case, which ends the transaction
+                if isinstance(error, ConstraintError):  # a constraint with ON CONFLICT ROLLBACK ended the transaction
                     self._forget()
                     raise
                 if not fresh and self._replay_after(error):
                     continue
                 if not fresh or not error.retry or isinstance(error, DeadlineError) or tries == FIRST_TRIES - 1:
                     raise
-                self.rollback()  # the program has seen nothing of it, so it can run again
+                self.rollback()  # the program has seen no result of the transaction, so it can be repeated
         raise AssertionError("the last try returns or raises")
 
     def _do(self, opened: BlockingTransaction, statements: list[Statement]) -> list[Rows]:
@@ -306,10 +315,10 @@ class Session:
         return results
 
     def _replay_after(self, error: BedrockishError) -> bool:
-        """Run a lost transaction again up to where it was; return whether it was told the same as before.
+        """Repeat the statements of a lost transaction; return whether each had the same result as before.
 
-        Then it goes on as if it had not been lost. It stays lost if it would be told anything else, such as another id
-        for a new row, or if it has too many statements.
+        The new transaction then continues in place of the lost one. The transaction stays lost if a result differs,
+        such as the rowid of a new row, or if it has too many statements.
         """
         log = list(self._replayed)
         if not error.retry or not log or sum(len(statements) for statements, _ in log) > REPLAYED_MAX:
@@ -326,7 +335,7 @@ class Session:
             self._marks, self._began_by_mark = marks, by_mark
             self._unchecked, self._is_switched, self._changes_schema, self._wrote = flags
             self._replayed = list(log)
-            self._values = values  # as the first attempt found them
+            self._values = values  # the values at the beginning of the first attempt
             self.link.restore_values(values)
             try:
                 if all(_is_same(opened.run(texts, timeout=self.timeout_s), told) for texts, told in log):
@@ -352,11 +361,11 @@ class Session:
         return opened
 
     def commit(self, *, by_text: bool = False) -> None:
-        """Commit what is open. Without a transaction, nothing happens.
+        """Commit the open transaction; do nothing without one.
 
         Raises:
-            OutcomeUnknownError: it cannot be told whether it happened.
-            BedrockishError: it did not happen.
+            OutcomeUnknownError: the transaction may or may not have been committed.
+            BedrockishError: the transaction was not committed.
         """
         if self._open is None:
             return
@@ -370,11 +379,11 @@ class Session:
                 raise
             self._open.commit(timeout=self.timeout_s)
         finally:
-            if not self._open.is_open:  # else a deferred constraint is broken, and it can be mended
+            if not self._open.is_open:  # an open one has a broken deferred constraint, which the program can repair
                 self._forget()
 
     def rollback(self, *, by_text: bool = False) -> None:
-        """Roll back what is open. Without a transaction, nothing happens."""
+        """Roll back the open transaction; do nothing without one."""
         opened = self._open
         if opened is not None and not by_text:
             self._trace("ROLLBACK")
@@ -391,7 +400,7 @@ class Session:
         if kind == BEGIN:
             if self._open is not None and not (self._implicit and self._open.is_open and not self._wrote):
                 raise SqlError("cannot start a transaction within a transaction", sql=sql)
-            # One that was opened for a SELECT, and has done nothing yet, is the one that is wanted.
+            # A transaction opened implicitly for a SELECT, which has not written yet, becomes the explicit one.
             if self._open is None:
                 self._begin(implicit=False)
             self._implicit = False
@@ -411,7 +420,7 @@ class Session:
         return NOTHING
 
     def _unmark(self, control: Control, sql: str) -> None:
-        """RELEASE and ROLLBACK TO; releasing the savepoint that began the transaction commits it."""
+        """Execute RELEASE or ROLLBACK TO; releasing the savepoint that began the transaction commits it."""
         name = control.name.lower()
         if self._open is None or name not in self._marks:
             raise SqlError(f"no such savepoint: {control.name}", sql=sql)
@@ -424,7 +433,7 @@ class Session:
 
 
 def _is_same(found: list[Rows], told: list[Rows]) -> bool:
-    """Return whether statements were answered as before."""
+    """Return whether the repeated statements had the same results as before."""
     parts = zip(found, told, strict=True)
     return all(
         (one.columns, one.rows, one.rowcount, one.lastrowid)

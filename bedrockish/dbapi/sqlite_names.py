@@ -1,4 +1,4 @@
-"""The constants of ``sqlite3`` beyond PEP 249: numbers of SQLite, and the names of its result codes."""
+"""The constants of ``sqlite3`` beyond PEP 249: SQLite's numeric constants, and the names of its result codes."""
 
 import sqlite3
 
@@ -13,10 +13,10 @@ CODES: dict[int, str] = {
 
 
 def constant(name: str) -> int:
-    """Return a number that SQLite names, such as ``SQLITE_CONSTRAINT_UNIQUE``.
+    """Return the value of a SQLite constant, such as ``SQLITE_CONSTRAINT_UNIQUE``.
 
     Raises:
-        AttributeError: SQLite has no such name.
+        AttributeError: SQLite has no such constant.
     """
     found = getattr(apsw, name, None)
     if not isinstance(found, int):

@@ -1,4 +1,4 @@
-"""A cursor whose result comes as it is fetched, so that it may be of any size."""
+"""A cursor that reads its result while rows are fetched, so that the result may have any size."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 class StreamingCursor(Cursor):
     """A cursor that reads rows as they are fetched, from ``connection.cursor(StreamingCursor)``.
 
-    A statement that reads is not part of a transaction and begins none: its rows are those of one moment, and a
-    fetch may find that the rest is lost (``OperationalError``, ``code`` ``result_lost``). Everything else, and all
-    that is executed while a transaction is open, is as with any cursor.
+    A statement that reads is not part of a transaction and begins none. Its rows come from one snapshot, and a fetch
+    may raise an ``OperationalError`` with the code ``result_lost`` if the rest is lost. Other statements, and all
+    statements in an open transaction, run as with any cursor.
     """
 
     def __init__(self, connection: "Connection") -> None:
         self._stream: BlockingRowStream | None = None
-        self._before = 0  # rows of the batches before
+        self._before = 0  # number of rows in the earlier batches
         super().__init__(connection)
 
     def _forget(self) -> None:
@@ -56,7 +56,7 @@ class StreamingCursor(Cursor):
         self._stream = self._connection._run(lambda session: session.stream(sql, params))
         self._next_batch()
         assert self._columns
-        _ = self.description  # from the first rows, as long as they are here
+        _ = self.description  # computed now, while the first rows are here
         return self
 
     def _next_batch(self) -> None:
@@ -70,22 +70,22 @@ class StreamingCursor(Cursor):
             self._stream = None
 
     def _fill(self) -> None:
-        """Have a row to fetch, if there is one."""
+        """Get the next batch if all received rows were fetched."""
         self._check()
         if self._stream is not None and self._place >= len(self._rows):
             self._next_batch()
 
     def fetchone(self) -> Any:
-        """Return the next row; None when there is no more.
+        """Return the next row; None when there are no more.
 
         Raises:
-            OperationalError: the rest is lost; reading again is safe.
+            OperationalError: the rest of the result is lost; reading it again is safe.
         """
         self._fill()
         return super().fetchone()
 
     def fetchmany(self, size: int | None = None) -> list[Any]:
-        """Return the next rows, ``arraysize`` by default; an empty list when there is no more.
+        """Return the next rows, ``arraysize`` by default; an empty list when there are no more.
 
         Raises:
             OperationalError: as for ``fetchone``.
@@ -105,7 +105,7 @@ class StreamingCursor(Cursor):
         return found
 
     def fetchall(self) -> list[Any]:
-        """Return all rows that are left.
+        """Return all remaining rows.
 
         Raises:
             OperationalError: as for ``fetchone``.

@@ -1,6 +1,6 @@
-"""Values on their way in and out: type objects and constructors of PEP 249, adapters and converters as in sqlite3.
+"""Conversion of values: type objects and constructors of PEP 249, adapters and converters as in sqlite3.
 
-SQLite stores None, integers of 64 bits, floats, texts and bytes. Other values are adapted to one of them.
+SQLite stores None, integers of 64 bits, floats, texts and bytes. Values of other types need an adapter.
 """
 
 import datetime
@@ -38,7 +38,7 @@ def TimestampFromTicks(ticks: float) -> datetime.datetime:  # noqa: N802
 
 
 class TypeObject:
-    """A type object of PEP 249: equal to the ``type_code`` of each column whose type belongs to it."""
+    """A type object of PEP 249: equal to the ``type_code`` of each column of its kind."""
 
     def __init__(self, name: str, fits: Callable[[str], bool]) -> None:
         self._name, self._fits = name, fits
@@ -78,7 +78,7 @@ _CODES: dict[type, str] = {str: "TEXT", bytes: "BLOB", int: "INTEGER", float: "R
 
 
 def type_codes(width: int, rows: Sequence[tuple[Any, ...]]) -> list[str | None]:
-    """Return the type code of each column: that of its first value that is not NULL, None without one."""
+    """Return the type code of each column, by its first value that is not NULL; None for a column without one."""
     codes: list[str | None] = [None] * width
     missing = set(range(width))
     for row in rows:
@@ -91,7 +91,7 @@ def type_codes(width: int, rows: Sequence[tuple[Any, ...]]) -> list[str | None]:
 
 
 class PrepareProtocol:
-    """The protocol that is passed to ``__conform__`` of a value, as in sqlite3, for a value that SQLite can store."""
+    """The protocol passed to a value's ``__conform__``, as in sqlite3, to request a value that SQLite can store."""
 
 
 def _date(value: datetime.date) -> str:
@@ -114,24 +114,25 @@ _nothing = object()
 
 
 def register_adapter(cls: type, adapter: Callable[[Any], Any], /) -> None:
-    """Store values of exactly this class as the results of ``adapter(value)``."""
+    """Register an adapter: values of exactly this class are stored as ``adapter(value)``."""
     adapters[cls, PrepareProtocol] = adapter
 
 
 def register_converter(typename: str, converter: Callable[[bytes], Any], /) -> None:
-    """Have columns named ``... AS "name [typename]"`` read as ``converter(bytes)``, with ``detect_types``."""
+    """Register a converter: with ``detect_types``, values of columns of this type are read as ``converter(bytes)``."""
     converters[typename.upper()] = converter
 
 
 def converter_of(column: str) -> Callable[[bytes], Any] | None:
-    """Return what converts the values of a column by its name, such as ``at [timestamp]``; None if nothing does."""
+    """Return the converter for a column's name, such as ``at [timestamp]``; None if none exists."""
     _, bracket, rest = column.partition("[")
     return converters.get(rest.partition("]")[0].upper()) if bracket else None
 
 
 def declared_converter(declared: str | None) -> Callable[[bytes], Any] | None:
-    """Return what converts the values of a column by its declared type, of which the first word counts, as in sqlite3:
-    that of ``number(10)`` is ``number``; None if nothing does.
+    """Return the converter for the first word of a column's declared type; None if none exists.
+
+    As in sqlite3, the first word of ``number(10)`` is ``number``.
     """
     return converters.get(re.split(r"[ (]", declared.upper(), maxsplit=1)[0]) if declared else None
 
@@ -149,11 +150,11 @@ register_converter("timestamp", _to_timestamp)
 
 
 def _store(value: Any) -> Value:
-    """Return a value that SQLite can store, without adapters.
+    """Return a value in a form that SQLite can store, without adapters.
 
     Raises:
-        LookupError: it cannot.
-        DataError: it is too large for SQLite.
+        LookupError: SQLite cannot store values of this type.
+        DataError: the integer has more than 64 bits.
     """
     if value is None:
         return None
@@ -173,10 +174,10 @@ def _store(value: Any) -> Value:
 
 
 def adapt(value: Any, protocol: Any = PrepareProtocol, alternative: Any = _nothing, /) -> Any:
-    """Return what a value is adapted to: by its class's adapter, its ``__conform__``, or the protocol's ``__adapt__``.
+    """Adapt a value by its class's adapter, the protocol's ``__adapt__`` or its own ``__conform__``; return the result.
 
     Raises:
-        ProgrammingError: nothing adapts it, and no alternative is given.
+        ProgrammingError: none of them adapts the value, and no alternative is given.
     """
     adapter = adapters.get((type(value), protocol))
     if adapter is not None:
@@ -186,7 +187,7 @@ def adapt(value: Any, protocol: Any = PrepareProtocol, alternative: Any = _nothi
         return found
     by_value = getattr(value, "__conform__", None)
     if by_value is not None:
-        with suppress(TypeError):  # as in sqlite3: then it has none
+        with suppress(TypeError):  # as in sqlite3, a ``__conform__`` that raises it counts as missing
             found = by_value(protocol)
             if found is not None:
                 return found
@@ -196,11 +197,11 @@ def adapt(value: Any, protocol: Any = PrepareProtocol, alternative: Any = _nothi
 
 
 def stored(value: Any) -> Value:
-    """Return what is sent for a parameter.
+    """Return the value to send for a parameter.
 
     Raises:
-        ProgrammingError: SQLite cannot store it and no adapter is registered for its class.
-        DataError: it is too large for SQLite.
+        ProgrammingError: SQLite cannot store the value and no adapter is registered for its class.
+        DataError: the integer has more than 64 bits.
     """
     if type(value) not in STORED or (type(value), PrepareProtocol) in adapters:
         value = adapt(value, PrepareProtocol, value)
@@ -215,7 +216,7 @@ def stored(value: Any) -> Value:
 
 
 def are_plain(params: Any) -> bool:
-    """Return whether all of these are stored as they are: no adapter and no bound concerns any of them."""
+    """Return whether all values can be sent unchanged: they need no adapter, conversion or check of size."""
     for value in params:
         kind = type(value)
         if (kind, PrepareProtocol) in adapters or not (
@@ -230,20 +231,20 @@ def are_plain(params: Any) -> bool:
 
 
 def adapt_all(params: Any, sql: str) -> list[Value] | dict[str, Value]:
-    """Return parameters, by position or by name, ready to be sent.
+    """Return the adapted parameters, by position or by name, ready to be sent.
 
     Raises:
-        ProgrammingError: they are neither a sequence nor a map, or one of them cannot be stored.
-        DataError: one of them is too large for SQLite.
+        ProgrammingError: the parameters are neither a sequence nor a map, or a value cannot be stored.
+        DataError: an integer has more than 64 bits.
     """
     kind = type(params)
-    if (kind is tuple or kind is list) and are_plain(params):  # nearly always
+    if (kind is tuple or kind is list) and are_plain(params):  # the usual case
         return list(params)
-    if hasattr(params, "__missing__") and isinstance(params, Mapping):  # it has names that it does not list
+    if hasattr(params, "__missing__") and isinstance(params, Mapping):  # it may have values for names not listed
         try:
             names = {token.text[1:] for token in tokens(sql) if token.kind == "param" and token.text[0] != "?"}
         except NotTokensError:
-            names = set()  # SQLite will say what is wrong with it
+            names = set()  # SQLite will raise the error
         return {name: stored(params[name]) for name in names}
     if isinstance(params, Mapping):
         return {str(name): stored(value) for name, value in params.items()}

@@ -1,4 +1,4 @@
-"""Readers of more than a result: one value as a file, a database as a script, a database into a sqlite3 connection."""
+"""Readers other than cursors: a value as a file, a database as a script, a database copied to a sqlite3 connection."""
 
 import io
 import sqlite3
@@ -16,12 +16,12 @@ OBJECTS = f"SELECT name, type, sql FROM sqlite_schema WHERE sql IS NOT NULL AND 
 Run = Callable[..., Iterable[tuple[Any, ...]]]
 
 
-OFFSET_MAX = (1 << 31) - 1  # SQLite's
-PAGE = 1_000  # rows that are asked for at a time
+OFFSET_MAX = (1 << 31) - 1  # SQLite's limit
+PAGE = 1_000  # rows of one query
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL writes it.
+    """Return a name as a double-quoted SQL identifier.
 
     >>> quoted('a"b')
     '"a""b"'
@@ -30,7 +30,7 @@ def quoted(name: str) -> str:
 
 
 class Blob:
-    """One value of a row, read as a file. It is what the value was when it was opened; writing is an UPDATE's work."""
+    """One value of a row, read as a file. It is a copy made when it was opened, and read-only: use UPDATE to write."""
 
     def __init__(self, value: bytes, check: Callable[[], None]) -> None:
         self._file: io.BytesIO | None = io.BytesIO(value)
@@ -45,15 +45,15 @@ class Blob:
         return self._file
 
     def read(self, length: int = -1, /) -> bytes:
-        """Return the next bytes, all by default."""
+        """Return the next ``length`` bytes; by default, all remaining bytes."""
         return self._open().read(length)
 
     def seek(self, offset: int, origin: int = io.SEEK_SET, /) -> None:
-        """Go to a place.
+        """Move to an offset.
 
         Raises:
-            ValueError: it is outside of the value.
-            OverflowError: it is outside of any value.
+            ValueError: the offset is outside of the value.
+            OverflowError: the offset is larger than any value of SQLite.
         """
         file = self._open()
         start = {io.SEEK_SET: 0, io.SEEK_CUR: file.tell(), io.SEEK_END: self._size}.get(origin)
@@ -66,11 +66,11 @@ class Blob:
         file.seek(start + offset)
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the current offset."""
         return self._open().tell()
 
     def write(self, data: Any, /) -> None:
-        """Refuse.
+        """Refuse: an UPDATE must write the column.
 
         Raises:
             NotSupportedError: always.
@@ -79,7 +79,7 @@ class Blob:
         raise NotSupportedError("a blob is read only here: an UPDATE of the column replicates what it writes")
 
     def close(self) -> None:
-        """Close it. Closing twice is fine."""
+        """Close the blob; a second close does nothing."""
         self._file = None
 
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ class Blob:
 
 
 def rows_of(run: Run, table: str, wanted: str) -> Iterator[tuple[Any, ...]]:
-    """Yield expressions of all rows of a table, in pieces where it has rowids."""
+    """Yield the values of expressions for all rows of a table; a table with rowids is read ``PAGE`` rows at a time."""
     names = {row[1].lower() for row in run(f"PRAGMA table_xinfo({quoted(table)})")}
     rowid = next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None)
     without = any(row[4] for row in run(f"PRAGMA table_list({quoted(table)})") if row[0] == "main")
@@ -135,12 +135,12 @@ def rows_of(run: Run, table: str, wanted: str) -> Iterator[tuple[Any, ...]]:
 
 
 def read_blob(run: Run, table: str, column: str, row: int, check: Callable[[], None]) -> Blob:
-    """Open the value of a column in the row with a rowid; ``check`` raises once its connection is closed.
+    """Open the value of a column in the row with rowid ``row``; ``check`` raises if the connection is closed.
 
     Raises:
         OperationalError: there is no such row, or the value is neither text nor a blob.
     """
-    # With the table's name before it: a quoted name alone that no column has would be a string to SQLite.
+    # The table's name stands before the column's: SQLite takes an unknown quoted name alone as a string.
     found = list(run(f"SELECT {quoted(table)}.{quoted(column)} FROM {quoted(table)} WHERE rowid = ?", (row,)))
     if not found:
         raise OperationalError(f"no such rowid: {row}")
@@ -154,21 +154,21 @@ def read_blob(run: Run, table: str, column: str, row: int, check: Callable[[], N
 
 
 def shadows(run: Run) -> set[str]:
-    """Return the names of the tables in which virtual tables keep what they have."""
+    """Return the names of the shadow tables, in which virtual tables store their content."""
     return {row[1] for row in run("PRAGMA table_list") if row[0] == "main" and row[2] == "shadow"}
 
 
 def columns_of(run: Run, table: str, sql: str) -> list[str]:
-    """Return the columns of a table that an INSERT gives values to, and the rowid of a virtual table."""
+    """Return the columns of a table for an INSERT: all but generated ones, and the rowid of a virtual table."""
     columns = [row[1] for row in run(f"PRAGMA table_info({quoted(table)})")]  # without generated ones
     return ["rowid", *columns] if is_virtual(sql) else columns
 
 
 def dump(run: Run) -> Iterator[str]:
-    """Yield the statements that make the database again, as sqlite3's ``iterdump`` does.
+    """Yield the statements that recreate the database, like sqlite3's ``iterdump``.
 
     Args:
-        run: runs a statement in one transaction, so that all of it is of one moment.
+        run: runs a statement, always in the same transaction, so that all rows come from one snapshot.
     """
     yield "BEGIN TRANSACTION;"
     first, later, hidden = list[str](), list[str](), shadows(run)
@@ -193,11 +193,11 @@ def dump(run: Run) -> Iterator[str]:
 
 
 def copy(run: Run, target: sqlite3.Connection) -> None:
-    """Copy the database of one moment into an empty database of ``sqlite3``.
+    """Copy the database, from one snapshot, into an empty database of ``sqlite3``.
 
     Raises:
         TypeError: the target is not a sqlite3 connection.
-        ProgrammingError: it has tables.
+        ProgrammingError: the target has tables.
     """
     if not isinstance(target, sqlite3.Connection):
         raise TypeError("backup() copies into a connection of sqlite3; 'bedrockish backup' makes a file")

@@ -16,7 +16,7 @@ class Attached:
     """The attached files of one session.
 
     Attributes:
-        version: another number after each change.
+        version: a number that changes with each ATTACH or DETACH.
     """
 
     def __init__(self) -> None:
@@ -24,10 +24,10 @@ class Attached:
         self.version = 0
 
     def note(self, order: Order) -> None:
-        """Take an order.
+        """Note an ATTACH or DETACH.
 
         Raises:
-            SqlError: the name is taken or unknown, or the file is not there.
+            SqlError: the name is taken or unknown, or the file does not exist.
         """
         name, path = order
         if path is None:
@@ -48,15 +48,15 @@ class Attached:
         return bool(self._paths)
 
     def forget(self, name: str) -> None:
-        """Take back a file that cannot be read."""
+        """Undo the ATTACH of a file that cannot be read."""
         self._paths.pop(name, None)
         self.version += 1
 
     def bring(self, db: apsw.Connection) -> None:
-        """Give a connection these files and no others.
+        """Attach these files to a connection, and detach all others from it.
 
         Raises:
-            apsw.Error: one of them cannot be read.
+            apsw.Error: a file cannot be read.
         """
         have = {str(row[1]).lower() for row in db.execute("PRAGMA database_list")} - set(OWN)
         for name in have - self._paths.keys():

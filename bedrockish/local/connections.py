@@ -1,8 +1,8 @@
-"""Connections of a program to a node's file: opened under one generation of the page, and never with locks lost.
+"""Connections of a program to a node's file: opened under one generation of the page, and safe from lost locks.
 
-A process loses its POSIX locks on a file, which SQLite uses, as soon as it closes any descriptor on that file. One
-SQLite library takes care of that for itself; two libraries in one process know nothing of each other. So Python's
-``sqlite3`` is refused a file that this library has open.
+SQLite uses POSIX locks, and a process loses all its POSIX locks on a file as soon as it closes any descriptor of that
+file. A SQLite library avoids this for its own descriptors, but two libraries in one process do not know each other's.
+So Python's ``sqlite3`` may not open a file that this library has open.
 """
 
 import os
@@ -20,18 +20,18 @@ from bedrockish_journal.storage.store import unpack_on
 from bedrockish_journal.storage.vector_modules import Connection
 
 STATEMENTS_KEPT = 512
-BUSY_MS = 1_000  # for the moment in which SQLite reads the WAL's index again
+BUSY_MS = 1_000  # busy timeout; SQLite locks the file briefly while it rebuilds the WAL's index
 _open: dict[tuple[int, int], int] = {}  # files that this process has open: device and inode -> how often
 _lock = threading.Lock()
 _is_watching = False
-_abandoned: list[object] = []  # connections of the process before a fork: closing them here would be the parent's loss
+_abandoned: list[object] = []  # the parent's connections after a fork; never closed here, which could harm the parent
 
 
 def connect(published: Published, facts: Facts) -> apsw.Connection:
-    """Return a connection that only reads, in a read transaction, to the file that a page names.
+    """Return a read-only connection, in a read transaction, to the file that a page names.
 
     Raises:
-        UnavailableError: the node does not serve the file, or has exchanged it while it was opened.
+        UnavailableError: the node does not serve the file, or exchanged it while it was being opened.
         UsageError: Python's ``sqlite3`` has the file open in this process.
     """
     published.check(facts)
@@ -70,7 +70,7 @@ def _has_changed(published: Published, facts: Facts) -> bool:
 
 
 def close(db: apsw.Connection, place: tuple[int, int]) -> None:
-    """Close a connection; nothing of the WAL is copied or removed."""
+    """Close a connection without a checkpoint, and without removing the WAL."""
     db.close(True)
     with _lock:
         left = _open.get(place, 0) - 1
@@ -81,7 +81,7 @@ def close(db: apsw.Connection, place: tuple[int, int]) -> None:
 
 
 def abandon(held: object) -> None:
-    """Keep something of the process before a fork from being closed."""
+    """Keep a reference to an object of the parent process, so that it is never closed in this child."""
     _abandoned.append(held)
 
 
@@ -90,7 +90,7 @@ def _after_fork() -> None:
 
 
 def _watch() -> None:
-    """Refuse this process a second SQLite library on a file that is open here."""
+    """Install the audit hook that refuses ``sqlite3.connect`` to a file that is open here."""
     global _is_watching
     with _lock:
         if not _is_watching:
@@ -120,13 +120,13 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _check_alone(database: str, place: tuple[int, int]) -> None:
-    """Make sure that no other library of this process has the file open.
+    """Check that no other SQLite library of this process has the file open.
 
     Raises:
-        UsageError: one has.
+        UsageError: another library has it open.
     """
     if place in _open:
-        return  # by this library, for which one more is nothing
+        return  # this library has it open already, and may open it again
     try:
         numbers = os.listdir("/proc/self/fd")
     except OSError:
@@ -144,5 +144,5 @@ def _check_alone(database: str, place: tuple[int, int]) -> None:
 
 
 def _is_ours(database: str) -> bool:
-    """Whether APSW itself has the file open in this process, as a node in the same process has."""
+    """Return whether APSW itself has the file open in this process, for example for a node in the same process."""
     return any(os.path.realpath(one.filename) == database for one in apsw.connections() if one.filename)

@@ -1,12 +1,11 @@
-"""The page that a node publishes next to its file: which batch is durable, and whether the file may be read now.
+"""The page that a node publishes next to its file: the last durable batch, and whether programs may read the file now.
 
-The node maps ``A.sqlite-node``, 4096 bytes, and writes it; programs of the machine map it and read. docs/wire.md has
-the format. A sequence number is odd while the node writes, and a checksum tells a copy that was read halfway: a reader
-that meets either reads again, and treats a page that stays so as that of a node that does not serve.
+The node maps ``A.sqlite-node``, 4096 bytes, and writes to it; programs of the machine map it and read it. docs/wire.md
+has the format. A sequence number is odd while the node writes, and a checksum detects a torn copy. A reader that finds
+either reads again; if the page stays so, the reader takes the file as not served.
 
-The node writes the page before it closes, exchanges or repairs its file, and raises ``generation`` with it: a reader
-that has opened the file under one generation, and finds the page unchanged after that, has opened the file that the
-node serves.
+Before the node closes, exchanges or repairs its file, it raises ``generation`` on the page. So a reader that has opened
+the file, and then finds the generation unchanged, has opened the file that the node serves.
 """
 
 import mmap
@@ -26,8 +25,8 @@ SIZE = 4096
 MAGIC = b"bdrknod1"
 SERVING, READING, REFUSING, STOPPED = 1, 2, 3, 4
 MODES = {SERVING: "serving", READING: "only reading", REFUSING: "not serving", STOPPED: "stopped"}
-BATCHES = 64  # the last ones, of which the page tells how much of the WAL belongs to them
-SILENT_NS = 4_000_000_000  # without a heartbeat for so long, a node counts as gone, as on a link
+BATCHES = 64  # number of last batches for which the page has the number of WAL frames
+SILENT_NS = 4_000_000_000  # a node without a heartbeat for so long counts as gone, as on a link
 TORN_TRIES, TORN_S = 200, 0.0001
 _HEAD = Struct("<8sQI")  # magic, sequence, checksum of the facts
 _FACTS = Struct("<I16sIIQQQQQQQI")
@@ -44,20 +43,20 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 
 class Facts(NamedTuple):
-    """A node's statement about itself and its file.
+    """A node's published facts about itself and its file.
 
     Attributes:
         mode: ``SERVING``, ``READING``, ``REFUSING`` or ``STOPPED``.
-        boot: the id of the kernel's start: shared memory ends with it.
+        boot: the id of the kernel's boot; a page of an earlier boot is stale.
         process: id of the node's process.
-        generation: another number whenever readers have to open the file again.
-        since: when the process began, in ticks of the kernel's, so that another process of that id is told apart.
-        device: of the file.
-        inode: of the file.
-        written: the last batch that is in the WAL.
-        durable: the last batch that is on the disk.
-        heartbeat: when the node last ran, in nanoseconds since the kernel's start, time asleep included.
-        safe: the clock up to which nothing can appear any more.
+        generation: a number that changes whenever readers must open the file again.
+        since: start of the process, in the kernel's ticks; tells it apart from a later process with the same id.
+        device: device number of the file.
+        inode: inode number of the file.
+        written: the last batch in the WAL.
+        durable: the last batch on the disk.
+        heartbeat: when the node last ran, in nanoseconds since the kernel's boot, including suspended time.
+        safe: the clock up to which no more transaction can commit.
         is_log_ending: 1 if the write-ahead log is about to start over, which a held snapshot prevents; else 0.
     """
 
@@ -85,7 +84,7 @@ class Facts(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch in the WAL: how many frames belong to it, the WAL's salts, and the version of the schema."""
+    """A batch in the WAL, with its number of frames as published, the WAL's salts, and the version of the schema."""
 
     number: int
     frames: int
@@ -94,22 +93,22 @@ class Batch(NamedTuple):
 
 
 def now_ns() -> int:
-    """Return nanoseconds since the kernel's start, time asleep included."""
+    """Return the nanoseconds since the kernel's boot, including suspended time."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> bytes:
-    """Return the id of the kernel's start."""
+    """Return the id of the kernel's boot."""
     return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", ""))
 
 
 def page_path(database: str | os.PathLike[str]) -> str:
-    """Return where the page of a node's file is."""
+    """Return the path of the page of a node's file."""
     return os.fspath(database) + SUFFIX
 
 
 def socket_path(database: str | os.PathLike[str]) -> str:
-    """Return where the node of a file listens for programs of its machine."""
+    """Return the path of the socket on which a file's node listens for programs of its machine."""
     return os.fspath(database) + SOCKET_SUFFIX
 
 
@@ -117,9 +116,9 @@ class Page:
     """A node's own page. Any thread may write it.
 
     Args:
-        database: the node's file, which is open.
-        batches: the last batch that is durable.
-        mode: of the page's file: who may read it.
+        database: path of the node's file, which is open.
+        batches: the last durable batch.
+        mode: permissions of the page's file.
 
     Raises:
         ConfigError: the page cannot be created.
@@ -129,7 +128,7 @@ class Page:
         self._lock = threading.Lock()
         path = page_path(database)
         try:
-            # Written in place, never exchanged: programs that have mapped it see the next process of the node in it.
+            # Written in place, never replaced: programs that have mapped it see the facts of the node's next process.
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
             try:
                 os.fchmod(file, mode)
@@ -164,11 +163,11 @@ class Page:
 
     @property
     def mode(self) -> int:
-        """The node's mode, as it is published."""
+        """The node's published mode."""
         return self._facts.mode
 
     def wrote(self, number: int, frames: int, salts: bytes, schema: int, is_log_ending: bool = False) -> None:
-        """Tell that a batch is in the WAL, how many frames belong to it, and whether the WAL is to start over."""
+        """Publish that a batch is in the WAL, its number of frames, and whether the WAL is about to start over."""
         entry = _BATCH.pack(number, frames, salts, schema, 0)[:-4]
         place = _BATCHES_AT + number % BATCHES * _BATCH.size
         with self._lock:
@@ -179,14 +178,14 @@ class Page:
             self._put()
 
     def synced(self, number: int) -> None:
-        """Tell that all batches up to this one are on the disk."""
+        """Publish that all batches up to this number are on the disk."""
         with self._lock:
             if number > self._facts.durable:
                 self._facts = self._facts._replace(durable=number)
                 self._put()
 
     def beat(self, mode: int, safe: int) -> None:
-        """Publish the node's mode and heartbeat; a mode in which the file is not read ends the generation."""
+        """Publish the node's mode and heartbeat; a change to a mode without reads begins a new generation."""
         with self._lock:
             generation = self._facts.generation
             if mode != self._facts.mode and mode > READING:
@@ -195,13 +194,13 @@ class Page:
             self._put()
 
     def close(self) -> None:
-        """Tell that the node is gone: before its file is closed, or exchanged for another. Closing twice is fine."""
+        """Publish that the node has stopped, before its file is closed or exchanged; a second close does nothing."""
         if not self._map.closed:
             self.beat(STOPPED, self._facts.safe)
             self._map.close()
 
     def _put(self) -> None:
-        """Write the facts; a reader that looks in between finds an odd number."""
+        """Write the facts; the sequence number is odd during the write."""
         if self._map.closed:
             return
         facts = _FACTS.pack(*self._facts)
@@ -213,13 +212,13 @@ class Page:
 
 
 class Published:
-    """The page of a node of this machine, as a program reads it. One thread at a time may.
+    """The page of a node of this machine, for the programs that read it. Used by one thread at a time.
 
     Args:
-        database: the node's file.
+        database: path of the node's file.
 
     Raises:
-        UnavailableError: no node serves the file here.
+        UnavailableError: no node of this machine serves the file.
     """
 
     def __init__(self, database: str, pause: Callable[[float], None] = time.sleep) -> None:
@@ -242,16 +241,15 @@ class Published:
             raise UnavailableError(_unserved(database, f"{path} cannot be read: {error.strerror}")) from error
 
     def facts(self) -> Facts:
-        """Return what the node says now.
+        """Return the facts on the page now.
 
         Raises:
-            UnavailableError: the page cannot be read: its node was stopped while it wrote, or it is another
-                file.
+            UnavailableError: the page stays torn, because its node was stopped in a write, or the file is not a page.
         """
         page = self._map
         for _ in range(TORN_TRIES):
             data = page[:_FACTS_END]
-            if data == self._said:  # as nearly always: a node writes it twice a second, and with each batch
+            if data == self._said:  # the usual case: a node writes the page only twice a second and with each batch
                 return self._facts
             magic, sequence, check = _HEAD.unpack_from(data)
             if not sequence & 1 and magic == MAGIC and crc32(data[_FACTS_AT:]) == check:
@@ -262,7 +260,7 @@ class Published:
 
     @property
     def said(self) -> bytes:
-        """The bytes of the last ``facts``."""
+        """The bytes of the page at the last ``facts``."""
         return self._said
 
     def says(self, said: bytes) -> bool:
@@ -270,7 +268,7 @@ class Published:
         return self._map[:_FACTS_END] == said
 
     def batch(self, number: int) -> Batch | None:
-        """Return what the page says of a batch; None if the batch is not among the last ones."""
+        """Return the page's entry of a batch; None if the batch is not among the last ``BATCHES``."""
         place = _BATCHES_AT + number % BATCHES * _BATCH.size
         entry = self._map[place : place + _BATCH.size]
         found, frames, salts, schema, check = _BATCH.unpack(entry)
@@ -279,10 +277,10 @@ class Published:
         return Batch(found, frames, salts, schema)
 
     def check(self, facts: Facts) -> None:
-        """Make sure that the file of this path is the one that the node serves, on this machine.
+        """Check that a node of this machine serves the file at this path now.
 
         Raises:
-            UnavailableError: it is not, or the node does not serve it now.
+            UnavailableError: the page is of another machine or file, or the node does not serve the file now.
         """
         if facts.boot != boot_id():
             raise UnavailableError(
@@ -324,7 +322,7 @@ def _unserved(database: str, why: str) -> str:
 
 
 def _process_since(process: int) -> int:
-    """Return when a process began, in ticks since the kernel's start; 0 where the system does not tell it."""
+    """Return when a process began, in ticks since the kernel's boot; 0 if the system does not tell."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         return int(fields[19])
@@ -333,7 +331,7 @@ def _process_since(process: int) -> int:
 
 
 def file_system(device: int) -> str:
-    """Return the kind of the file system on a device; empty where the system does not tell it."""
+    """Return the kind of the file system on a device; empty if the system does not tell."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()

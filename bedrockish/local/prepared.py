@@ -1,7 +1,7 @@
-"""A transaction that a program has executed, as the bytes of its COMMIT, and the checks of the node that takes it.
+"""The encoding of a transaction that a program has executed, for its COMMIT, and the checks of the node on it.
 
-A program that may open the file is trusted with the read sets of its transactions. Its node still checks the form, so
-that a fault of the program ends the transaction and not the cluster.
+The node trusts the read sets of a program that may open its file. It still checks the form of the message, so that a
+fault of the program fails the transaction and not the cluster.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ from bedrockish_journal.model.vector import check
 
 
 def encode_prepared(prepared: Prepared) -> bytes:
-    """Return a transaction of rows as bytes."""
+    """Encode a transaction of rows."""
     keys = prepared.access_set.pack()
     return cbor2.dumps(
         [dict(prepared.base), prepared.schema, prepared.readonly, keys, prepared.changes, prepared.result]
@@ -33,11 +33,11 @@ def encode_prepared(prepared: Prepared) -> bytes:
 
 
 def decode_prepared(data: bytes) -> Prepared:
-    """Read what ``encode_prepared`` wrote.
+    """Decode the bytes of ``encode_prepared``; return the transaction.
 
     Raises:
-        UsageError: the bytes are something else.
-        TooLargeError: the transaction cannot be sent to the other nodes.
+        UsageError: the bytes are malformed.
+        TooLargeError: the transaction is too large for a message between nodes.
     """
     try:
         base, schema, readonly, keys, changes, result = cbor2.loads(data)
@@ -54,7 +54,7 @@ def decode_prepared(data: bytes) -> Prepared:
 
 @dataclass(slots=True)
 class _Does:
-    """A transaction as the rights see it: as if it were one statement."""
+    """A transaction in the form of one statement, for the check of rights."""
 
     sql: str
     needs: int
@@ -73,15 +73,15 @@ def check_prepared(
 
     Args:
         prepared: the transaction.
-        applied: the commits that the node has applied.
+        applied: the vector of commits that the node has applied.
         known: the tables of the schema in force.
-        rights: of the user; None: the user may do everything.
-        decode: decodes its changes.
+        rights: the user's rights; None if the user may do everything.
+        decode: decodes the transaction's changes.
 
     Raises:
-        UsageError: it rests on commits that this node does not have, or changes rows of unknown form.
-        ConflictError: the schema has changed since.
-        ForbiddenError: the user may not read or write one of its tables.
+        UsageError: the base has commits that this node has not applied, or the changes cannot be decoded.
+        ConflictError: a changed table is missing or has other columns: the schema has changed since.
+        ForbiddenError: the user may not read or write one of the tables.
     """
     late = [f"{leader}{tick}" for leader, tick in prepared.base.items() if applied.get(leader, 0) < tick]
     if late:
@@ -110,6 +110,6 @@ def check_prepared(
 
 
 def _tables(keys: Iterable[bytes], indexes: Mapping[str, str]) -> set[str]:
-    """Return the tables that keys belong to; an object that is not known counts as a table of its name."""
+    """Return the tables to which keys belong; an unknown object counts as a table with the object's name."""
     names = {object_of(key) for key in keys}
     return {folded(indexes.get(name, name.partition(":")[2])) for name in names if not name.startswith("e:")}

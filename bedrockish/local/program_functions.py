@@ -1,6 +1,7 @@
-"""Functions, aggregates and collations of a program, on the connections that it has to a node's file.
+"""Functions, aggregates and collations of a program, registered on its own connections to a node's file.
 
-They exist in the program's process only. A statement that runs there finds them; rows and keys reach the cluster.
+They exist in the program's process only, and statements that run there may call them. The cluster receives only the
+resulting rows and keys.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ Give = Callable[[apsw.Connection], None]
 
 
 class ProgramError(SqlError):
-    """Raised when a function of the program raises, as sqlite3 says it."""
+    """Raised when a function of the program raises an error; the text is that of ``sqlite3``."""
 
     code = "function_raised"
 
@@ -68,12 +69,12 @@ End = Callable[[], None]
 
 
 def progress(handler: Callable[[], Any] | None, steps: int, ending: Callable[[], End | None]) -> Give:
-    """Return the registration of a function that is called as statements run; a true value ends the one that runs.
+    """Return the registration of a progress handler: it is called while a statement runs; a true result interrupts it.
 
     Args:
-        handler: None removes it.
-        steps: SQLite's own, between two calls.
-        ending: returns what ends the statement that the program runs; None: one of ours runs.
+        handler: the progress handler; None removes it.
+        steps: SQLite's virtual machine instructions between two calls.
+        ending: returns a function that ends the program's statement; None while an internal statement runs.
     """
 
     def ask() -> bool:

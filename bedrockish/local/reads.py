@@ -1,11 +1,12 @@
-"""Reads of a node's file in the program's own process, at a moment that is durable and that the session may see.
+"""Reads of a node's file in the program's own process, on a snapshot that is durable and new enough for the session.
 
-One connection holds a snapshot that is durable. When the page tells of a newer durable batch, a second one takes the
-newest snapshot; its row ``moment`` tells which batch that is. If that batch is durable, the two change places, else the
-second one is kept until it is. So no read waits for a disk, and none shows a row that a power failure could take back.
+One connection holds a durable snapshot. When the page reports a newer durable batch, a second connection takes the
+newest snapshot, whose row ``moment`` names its batch. If that batch is durable, the connections change places;
+otherwise the second snapshot is kept until it is durable. So no read waits for a disk, and no read returns a row that a
+power failure could undo.
 
-A read that fails here, for any reason, returns None: the session sends it to the node, whose answer or error counts.
-An idle snapshot is released within a tenth of a second, because it holds up the node's checkpoints.
+A read that fails here returns None, and the session sends it to the node, whose answer or error counts. An idle
+snapshot is released within a tenth of a second, because it blocks the node's checkpoints.
 """
 
 import os
@@ -48,31 +49,31 @@ from bedrockish_journal.model.vector import covers
 
 TEXTS_MAX = 2_000  # compiled texts that are remembered
 AGAIN_S = 0.1  # between two attempts to open the file
-IDLE_S = 0.1  # a snapshot that is not read for so long is let go
-DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its moment is durable, and between two looks
-PINNED_S = 60.0  # one that a block holds, and that is not read for so long, is let go as well
+IDLE_S = 0.1  # a snapshot that is not read for so long is released
+DURABLE_S, PAUSE_S = 0.1, 0.0002  # how long a read waits until its snapshot is durable; pause between two polls
+PINNED_S = 60.0  # a snapshot of a ``snapshot`` block that is not read for so long is released as well
 _FOREVER = float("inf")
-STEPS = 4_000  # SQLite's own steps between two looks at the clock
+STEPS = 4_000  # SQLite's virtual machine instructions between two checks of the deadline
 _WITH_LIKE = "SELECT 1 FROM main.sqlite_schema WHERE type IN ('table', 'index') AND instr(lower(sql), 'like') LIMIT 1"
 _MOMENT = f"SELECT value FROM main.bedrockish_meta WHERE key = '{moment_row.KEY}'"
 
 
 class _Reader:
-    """One connection, and the statements that were compiled on it."""
+    """One read-only connection, and the statements that were compiled on it."""
 
     def __init__(self, db: apsw.Connection, facts: Facts, late: Callable[[], bool]) -> None:
         self.db, self.facts = db, facts
         self.place = facts.device, facts.inode
         self.execute = db.cursor().execute
-        self.moment: FileMoment | None = None  # of the snapshot that is held
+        self.moment: FileMoment | None = None  # the moment of the held snapshot; None without a snapshot
         self._guard = Guard(db)
         self._texts: dict[str, Piece | None] = {}
-        self._limited: dict[str, Piece | None] = {}  # of users who may not see what is secret
+        self._limited: dict[str, Piece | None] = {}  # statements compiled for users who may not see secrets
         self._schema = -1
         db.set_progress_handler(late, STEPS)
 
     def begin(self) -> FileMoment | None:
-        """Take a snapshot of the file as it is now; return its moment, None if the file does not tell it."""
+        """Take a snapshot of the file as it is now; return its moment, None if the file has no row for it."""
         if self.db.in_transaction:
             self.execute("ROLLBACK")
         self.moment = None
@@ -80,8 +81,8 @@ class _Reader:
         return self.look()
 
     def look(self) -> FileMoment | None:
-        """Return the moment of the snapshot that was just taken."""
-        rows = self.execute(_MOMENT).fetchall()  # to the end: SQLite changes no collation while a statement runs
+        """Read and return the moment of the snapshot that was just taken."""
+        rows = self.execute(_MOMENT).fetchall()  # all rows: SQLite cannot change a collation while a statement is open
         self.moment = moment_row.read(str(rows[0][0])) if rows else None
         if self.moment is not None and self.moment.schema != self._schema:
             self._schema = self.moment.schema
@@ -90,17 +91,17 @@ class _Reader:
         return self.moment
 
     def known(self, sql: str) -> Piece | None:
-        """Return a text's statement if it was compiled before and may run at once."""
+        """Return a text's statement if it was compiled before and can run without further preparation; else None."""
         piece = self._texts.get(sql)
         return None if piece is None or piece.whole_schema or piece.settings else piece
 
     def forget_texts(self) -> None:
-        """Compile again, with other functions."""
+        """Drop the compiled statements, because functions or attached files have changed."""
         self._texts.clear()
         self._limited.clear()
 
     def end(self) -> None:
-        """Let go of the snapshot."""
+        """Release the snapshot."""
         self.moment = None
         if self.db.in_transaction:
             self.execute("ROLLBACK")
@@ -110,7 +111,7 @@ class _Reader:
         connections.close(self.db, self.place)
 
     def piece(self, sql: str, *, is_limited: bool) -> Piece | None:
-        """Return a text's only statement, compiled; None if it is not one that only reads."""
+        """Return a text's only statement, compiled; None if the text has several, or if it does not only read."""
         texts = self._limited if is_limited else self._texts
         if sql in texts:
             return texts[sql]
@@ -125,7 +126,7 @@ class _Reader:
         return piece
 
     def _has_like(self) -> bool:
-        """Return whether a definition may use LIKE; the node tells whether it matters."""
+        """Return whether a definition may use LIKE; the node then decides whether the setting matters."""
         return bool(self.db.execute(_WITH_LIKE).fetchall())
 
     @property
@@ -138,7 +139,7 @@ _Read = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 
 
 class _Known(NamedTuple):
-    """The last read: its snapshot, the page's bytes, how long these count as those of a node that runs, its session."""
+    """The last read: its snapshot, the page's bytes, until when these prove a running node, its level and token."""
 
     reader: _Reader
     moment: FileMoment
@@ -149,22 +150,22 @@ class _Known(NamedTuple):
 
 
 class LocalReads:
-    """Reads of one session. Threads may share it, and take turns.
+    """The reads of one session. Threads may share it; a lock admits one read at a time.
 
     Why so large: Each thread's read and the thread that releases snapshots change the same pins under one lock.
 
     Args:
-        database: the node's file, by its absolute path.
+        database: the absolute path of the node's file.
         user: see the attributes.
 
     Attributes:
         published: the node's page; None before the first ``open``.
-        user: the user whose rights count; empty: the program may do everything.
+        user: the user whose rights are checked; empty: the program may read everything.
         given: registrations of the program's functions.
         attached: the files that the session has attached.
-        cluster_id: returns the id of the cluster that the session belongs to; empty while it belongs to none.
-        ending: ends the statement that the program runs here, for its progress handler; None: it runs none.
-        on_given: called with each further one.
+        cluster_id: returns the id of the session's cluster; empty while the session is bound to none.
+        ending: ends the statement that the program runs here, for its progress handler; None if no statement runs.
+        on_given: called with each new registration of a function.
         on_tick: called twice in ``IDLE_S``, by the thread that releases snapshots.
     """
 
@@ -177,14 +178,14 @@ class LocalReads:
         self.cluster_id: Callable[[], str] = str  # the empty text
         self.on_given: Callable[[Give], None] = lambda _: None
         self.published: Published | None = None
-        self._readers: list[_Reader] = []  # the first holds what is read; the second what will be read next
+        self._readers: list[_Reader] = []  # the first holds the snapshot for reads, the second the next snapshot
         self._try_at = 0.0
         self._process = os.getpid()
-        self._used = False  # since the keeper has looked
+        self._used = False  # whether there was a read since the keeper's last ``release``
         self._pins = 0
         self._pinned_at = 0.0
-        self._is_log_ending = False  # held between two reads, a snapshot would keep the log from starting over
-        self._is_lost = False  # a snapshot that a block holds was let go
+        self._is_log_ending = False  # release the snapshot after each read: it would keep the log from starting over
+        self._is_lost = False  # whether the snapshot of a ``snapshot`` block was released
         self._until = self._budget_s = _FOREVER
         self._told: tuple[FileMoment | None, Token, Token] = (None, Token(), Token())  # the last answer of ``seen_by``
         self._known: _Known | None = None
@@ -197,17 +198,17 @@ class LocalReads:
         """Open the file.
 
         Raises:
-            UnavailableError: no node of this machine serves it.
-            UsageError: another library of this process has it open.
+            UnavailableError: no node of this machine serves the file.
+            UsageError: another SQLite library of this process has the file open.
         """
         with self.lock:
             self._reader(Token(), STALE)
 
     def give(self, given: Give) -> None:
-        """Register something of the program on all connections, now and later.
+        """Register a function or collation of the program on all present and future connections.
 
         Raises:
-            SqlError: SQLite does not take it.
+            SqlError: SQLite refuses the registration.
         """
         with self.lock:
             self._known = None
@@ -221,7 +222,7 @@ class LocalReads:
         self.on_given(given)
 
     def attach(self, order: Order) -> None:
-        """Attach a file to read, or detach it, on all connections of the session.
+        """Attach a file read-only, or detach it, on all connections of the session.
 
         Raises:
             UsageError: a block holds a snapshot.
@@ -241,19 +242,19 @@ class LocalReads:
                 raise SqlError(f"unable to open database: {order.path}: {error}") from error
 
     def read_again(self, sql: str, params: tuple[Any, ...], level: str, token: Token) -> _Read | None:
-        """Run a statement with other parameters on the snapshot of the last read, if nothing has changed since then.
+        """Run a known statement on the snapshot of the last read, if page, level and token are unchanged since.
 
         Args:
-            sql: its text.
-            params: each is stored as it is.
-            level: of the read.
-            token: of the session.
+            sql: the statement's text.
+            params: values that SQLite stores without conversion.
+            level: the read level.
+            token: the session's token.
 
         Returns:
-            the names of the columns, and the rows; None: ``read`` finds out.
+            the names of the columns, and the rows; None if the caller must use ``read``.
 
         Raises:
-            DeadlineError: the program has interrupted it.
+            DeadlineError: the program has interrupted the read.
         """
         with self.lock:
             known = self._known
@@ -278,7 +279,7 @@ class LocalReads:
             except apsw.InterruptError:
                 raise interrupted() from None
             except (apsw.Error, TypeError, ValueError, OverflowError, BedrockishError):
-                return None  # it fails there as well, or the node answers
+                return None  # ``read`` raises the same error, or leaves the statement to the node
             finally:
                 self._is_running = False
 
@@ -290,13 +291,13 @@ class LocalReads:
         """Run statements that only read on one snapshot.
 
         Returns:
-            their results, and the session's token after them; None: the session sends them to the node.
+            the results, and the session's token after them; None if the session must send the statements to the node.
 
         Raises:
-            TimeoutError: they have run for ``budget_s`` and are not done.
-            ResultLostError: the snapshot that a block holds was let go.
-            ForbiddenError: the user may not.
-            DeadlineError: the program has interrupted it.
+            TimeoutError: the statements have run for ``budget_s`` without ending.
+            ResultLostError: the snapshot of a ``snapshot`` block was released.
+            ForbiddenError: the user lacks the right.
+            DeadlineError: the program has interrupted the read.
         """
         if not self._pins and level not in (SESSION, STALE):
             return None
@@ -320,7 +321,7 @@ class LocalReads:
             except apsw.InterruptError as error:
                 if self._is_late():
                     raise TimeoutError from error
-                raise interrupted() from None  # by the program: another thread, or its progress handler
+                raise interrupted() from None  # the program did so, by another thread or its progress handler
             except (BedrockishError, apsw.Error, TypeError, ValueError, OverflowError) as error:
                 self._leave_to_node(statements, error)
                 return None
@@ -342,7 +343,9 @@ class LocalReads:
             return found, self._told[2]
 
     def _leave_to_node(self, statements: Sequence[tuple[str, Params]], error: Exception) -> None:
-        """Let the node say of a failure what it says by URL; but in a block it would answer of another moment.
+        """Leave a failed read to the node; raise its error in a ``snapshot`` block, where the node cannot answer.
+
+        The node would raise the same error as with a URL, but from another snapshot than the block's.
 
         Raises:
             BedrockishError: a block holds a snapshot.
@@ -362,18 +365,18 @@ class LocalReads:
         kind = type(params)
         values: Any
         if (kind is tuple or kind is list) and len(params) == len(piece.names):  # type: ignore[arg-type]
-            values = params  # APSW stores what the node stores, and refuses all else
+            values = params  # APSW binds the same types as the node, and refuses all others
         else:
             binder = Binder(params)
             values = binder.take(piece.names)
             binder.finish()
-        if piece.whole_schema or piece.settings:  # EXPLAIN does not look at the schema's version
+        if piece.whole_schema or piece.settings:  # not from the cache: EXPLAIN does not check the schema's version
             with in_force(reader.db, piece.settings):
                 return Rows(piece.columns, reader.db.execute(piece.sql, values, can_cache=False).fetchall())
         return Rows(piece.columns, reader.execute(piece.sql, values).fetchall())
 
     def _permitted(self, reader: _Reader, sql: str) -> Piece | None:
-        """Return a statement that the user may run, by the rights of the snapshot's members."""
+        """Return a text's statement if it only reads, after checking the user's rights as of the snapshot."""
         assert reader.moment is not None
         if self._members != reader.moment.members:
             membership = read_membership(system.get_meta(reader.db, "membership"))
@@ -386,7 +389,7 @@ class LocalReads:
         return piece
 
     def interrupt(self) -> None:
-        """Have the read that another thread does end now; it raises ``DeadlineError``."""
+        """Interrupt the read of another thread, which raises ``DeadlineError``."""
         if self._is_running:
             for reader in self._readers:
                 reader.db.interrupt()
@@ -398,10 +401,10 @@ class LocalReads:
 
     @contextmanager
     def snapshot(self, level: str, token: Callable[[], Token], timeout_s: float) -> Iterator[None]:
-        """Let all reads in the block see one moment.
+        """Let all reads in the block use one snapshot.
 
         Raises:
-            UnavailableError: no durable moment that the session may see came in time.
+            UnavailableError: no durable snapshot that is new enough for the session was there in time.
             UnsupportedError: the level is strict.
         """
         self.pin(level, token, timeout_s)
@@ -424,7 +427,7 @@ class LocalReads:
             return None
 
     def pin(self, level: str, token: Callable[[], Token], timeout_s: float) -> None:
-        """Hold a snapshot until ``unpin``. Raises what ``snapshot`` says."""
+        """Hold a snapshot until ``unpin``. The errors are those of ``snapshot``."""
         if level == STRICT:
             raise UnsupportedError(
                 "a strict read is certified by what it has read, which a snapshot does not know when it is taken; "
@@ -446,13 +449,13 @@ class LocalReads:
             time.sleep(0.001)
 
     def unpin(self) -> None:
-        """Let reads move on."""
+        """Let later reads use newer snapshots, after the last block has ended."""
         with self.lock:
             self._pins -= 1
             self._is_lost = self._is_lost and self._pins > 0
 
     def _reader(self, token: Token, level: str) -> _Reader | None:
-        """Return a connection whose snapshot is durable and that the session may see; None: no such one exists now."""
+        """Return a connection whose snapshot is durable and new enough for the session; None if none exists now."""
         if self._process != os.getpid():
             self._abandon()
         if self._is_lost:
@@ -464,7 +467,7 @@ class LocalReads:
         facts = published.facts()
         first = self._readers[0]
         if facts.mode > READING or now_ns() - facts.heartbeat > SILENT_NS or not self._is_of(facts):
-            self._leave()  # the node has stopped, repairs its tables, or has another file
+            self._leave()  # the node has stopped, repairs its tables, or has exchanged its file
             if self._pins:
                 raise ResultLostError("the node has stopped or exchanged its file, and the snapshot with it; try again")
             if facts.why_not or not self._open():
@@ -489,12 +492,12 @@ class LocalReads:
         return first
 
     def _is_of(self, facts: Facts) -> bool:
-        """Whether the connections are to the file that a page names."""
+        """Return whether the connections were opened under the generation of ``facts``."""
         of = self._readers[0].facts
         return (facts.generation, facts.since) == (of.generation, of.since)
 
     def _becomes_durable(self, published: Published, batch: int) -> bool:
-        """Whether a batch is durable within a moment: only a first read after a pause may have to wait for that."""
+        """Return whether a batch becomes durable within ``DURABLE_S``. Only the first read after a pause may wait."""
         until = time.monotonic() + min(DURABLE_S, self._budget_s)
         while published.facts().durable < batch:
             if time.monotonic() > until:
@@ -503,7 +506,10 @@ class LocalReads:
         return True
 
     def _move_on(self, facts: Facts) -> _Reader:
-        """Take a newer snapshot, if one is durable; else go on with the old one, if there is one."""
+        """Take the newest snapshot; return the connection for reads: the newest if durable, else the old snapshot's.
+
+        Without an old snapshot, return the newest even if it is not durable yet.
+        """
         published = self.published
         assert published is not None
         first, second = self._readers
@@ -521,7 +527,7 @@ class LocalReads:
         return first
 
     def _open(self) -> bool:
-        """Open the file if its node serves it; whether it is open."""
+        """Open the file if its node serves it; return whether it is open."""
         now = time.monotonic()
         if now < self._try_at:
             return False
@@ -542,7 +548,7 @@ class LocalReads:
         except (BedrockishError, apsw.Error):
             for one in made:
                 one.close()
-            if self.published is None:  # the first attempt: whoever opens it is told why it cannot be
+            if self.published is None:  # the first attempt: the caller of ``open`` gets the reason
                 raise
             return False
         if self.published is not None:
@@ -553,20 +559,20 @@ class LocalReads:
         return True
 
     def _check_cluster(self, db: apsw.Connection) -> None:
-        """Make sure that the file is of the session's cluster; one that was restored is of another.
+        """Check that the file belongs to the session's cluster; a restored file belongs to a new cluster.
 
         Raises:
-            ForeignClusterError: it is not.
+            ForeignClusterError: the file belongs to another cluster.
         """
         mine, found = self.cluster_id(), read_membership(system.get_meta(db, "membership")).cluster_id
         if mine and found:
             check_cluster(f"the file {self.database}", found, mine)
 
     def belong(self, cluster_id: Callable[[], str]) -> None:
-        """Let the file be that of a session, whose cluster is known from now on.
+        """Bind the reads to a session's cluster, now and whenever the file is opened again.
 
         Raises:
-            ForeignClusterError: it is another cluster's.
+            ForeignClusterError: the file belongs to another cluster.
         """
         with self.lock:
             self.cluster_id = cluster_id
@@ -574,7 +580,7 @@ class LocalReads:
                 self._check_cluster(self._readers[0].db)
 
     def _leave(self) -> None:
-        """Close the connections: the file is not the node's any more, or the node is gone."""
+        """Close the connections, because the node is gone, or serves another file."""
         self._known = None
         readers, self._readers = self._readers, []
         for reader in readers:
@@ -584,7 +590,7 @@ class LocalReads:
         self._try_at = 0.0
 
     def _abandon(self) -> None:
-        """Begin again after a fork: the connections are the parent's."""
+        """Drop all state after a fork without closing connections, because they belong to the parent."""
         connections.abandon((self._readers, self.published))
         self._readers, self._process = [], os.getpid()
         self.lock = threading.RLock()
@@ -592,9 +598,9 @@ class LocalReads:
         self._try_at = 0.0
 
     def release(self) -> bool:
-        """Let go of a snapshot that was not read lately; whether one is still held. The keeper calls it."""
+        """Release a snapshot without recent reads; return whether one is still held. Called by the keeper."""
         if not self.lock.acquire(blocking=False):
-            return True  # it is being read
+            return True  # a read is under way
         try:
             if self._process != os.getpid() or not self._readers:
                 return False
@@ -617,7 +623,7 @@ class LocalReads:
         return facts.mode <= READING and facts.generation == self._readers[0].facts.generation
 
     def close(self) -> None:
-        """Close the file. Closing twice is fine."""
+        """Close the file; a second close does nothing."""
         with self.lock:
             self._is_closed = True
             if self._process == os.getpid():
@@ -628,7 +634,7 @@ class LocalReads:
 
 
 def _nothing() -> None:
-    """Do nothing: SQLite ends a read by itself."""
+    """Do nothing: SQLite itself ends a read when its progress handler returns true."""
 
 
 def interrupted() -> DeadlineError:
@@ -637,7 +643,7 @@ def interrupted() -> DeadlineError:
 
 
 def may_see(moment: FileMoment, token: Token) -> bool:
-    """Whether a snapshot has all that a session has seen, and no older schema."""
+    """Return whether a snapshot has each commit that a session has seen, and no older schema."""
     if not token.vector:
         return True
     if moment.following is not None and token.clock >= moment.following:
@@ -646,7 +652,7 @@ def may_see(moment: FileMoment, token: Token) -> bool:
 
 
 def seen_by(moment: FileMoment, token: Token) -> Token:
-    """Return what a session has seen that has read this moment."""
+    """Return the token of a session with ``token`` after a read of the snapshot at ``moment``."""
     clock = max(moment.clock, moment.in_force, token.clock)
     if clock == token.clock and covers(token.vector, moment.vector):
         return token
@@ -667,10 +673,10 @@ class _Keeper:
         self._process = 0
 
     def add(self, reads: LocalReads) -> None:
-        """Look after a session's snapshots until it is closed or forgotten."""
+        """Look after a session's snapshots until the session is closed or garbage-collected."""
         with self._lock:
             self._held.add(reads)
-            if self._process != os.getpid():  # a fork takes no threads along
+            if self._process != os.getpid():  # a fork does not copy threads
                 self._process = os.getpid()
                 threading.Thread(target=self._run, name="bedrockish-snapshots", daemon=True).start()
 

@@ -1,7 +1,7 @@
 """Open transactions of a session with TEMP objects, in the program's process.
 
-The session keeps one workspace, whose connection has the TEMP tables, views and triggers. All its transactions run
-there, by the code with which a node runs those of its sessions.
+The session keeps one workspace, whose connection has the TEMP tables, views and triggers. All transactions of the
+session run there, by the same code as a node's sessions with TEMP objects.
 """
 
 from typing import Any
@@ -31,15 +31,15 @@ class WithTemporary(LocalTransaction):
     """One open transaction of a session with TEMP objects.
 
     Args:
-        owner: of the session.
+        owner: the session's transactions.
         place: the session's workspace.
         request: its BEGIN.
-        moment: that of the snapshot which the workspace holds.
-        before: the transaction so far, if it has begun before there were TEMP objects.
+        moment: the moment of the snapshot that the workspace holds.
+        before: the same transaction, if it began before the session had TEMP objects.
 
     Raises:
-        TemporaryLostError: the database has an object by now with the name of a TEMP one.
-        ConflictError: what the transaction was told so far is not so at this moment.
+        TemporaryLostError: the database now has an object with the name of a TEMP object.
+        ConflictError: a statement of ``before`` has another result on this snapshot.
     """
 
     keeps_rows = True
@@ -77,7 +77,7 @@ class WithTemporary(LocalTransaction):
         self._work = running.work
 
     def _run_again(self, before: LocalTransaction) -> None:
-        """Run the statements so far again. Raises ``ConflictError`` if they give something else."""
+        """Repeat the statements of ``before``; raise ``ConflictError`` if a result differs."""
         same = before.log is not None
         for logged in before.log or ():
             told, failure = None, ""
@@ -93,10 +93,10 @@ class WithTemporary(LocalTransaction):
             )
 
     def run(self, statement: Statement) -> Result:
-        """Run one statement; it never goes on at the node, which has no TEMP objects of this program.
+        """Run one statement in this process and return its result; the node lacks the session's TEMP objects.
 
         Raises:
-            UnsupportedError: it needs the node.
+            UnsupportedError: the statement needs the node.
             BedrockishError: see ``LocalTransaction``.
         """
         if self._ended is not None:
@@ -116,16 +116,16 @@ class WithTemporary(LocalTransaction):
             ) from error
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
-        """Return the columns of a statement's result, with their declared types; nothing is run.
+        """Return the columns of a statement's result, with their declared types, without running the statement.
 
         Raises:
-            SqlError: SQLite does not accept it.
+            SqlError: SQLite does not accept the statement.
         """
         with self._lock:
             return self._running.columns(statement)
 
     def finish(self) -> Prepared:
-        """Return the transaction as the node certifies it; its rows stay here until ``decide``."""
+        """Return the transaction for certification by the node; the rows of TEMP tables stay here until ``decide``."""
         with self._lock:
             if self._ended is not None:
                 raise self._ended
@@ -133,8 +133,9 @@ class WithTemporary(LocalTransaction):
             return self._running.finish()
 
     def decide(self, error: BaseException | None) -> None:
-        """Keep the rows of TEMP tables if COMMIT was answered, and give them up if it failed; if that is not known,
-        give up all TEMP objects.
+        """Keep the changes of TEMP tables if COMMIT succeeded; roll them back if it failed.
+
+        If its outcome is unknown, drop all TEMP objects of the session.
         """
         with self._lock:
             if error is None:
@@ -145,7 +146,7 @@ class WithTemporary(LocalTransaction):
             self._running.close(is_lost=not is_known)
 
     def end(self, error: BedrockishError | None = None) -> None:
-        """Roll back what is left of it; the workspace stays the session's. Ending it twice is fine."""
+        """Roll the transaction back; keep the session's workspace. Do nothing if it has ended already."""
         if self._ended is None:
             self._ended = error or ConflictError("the transaction is over; begin another one")
             try:
@@ -154,7 +155,7 @@ class WithTemporary(LocalTransaction):
                 self._place.workspace.is_broken = True
 
     def give(self, given: Give) -> None:
-        """Do nothing: the workspace is the session's, and gets what the program registers."""
+        """Do nothing: ``LocalTransactions`` registers functions on the session's workspace."""
 
 
 def begin(
@@ -163,7 +164,7 @@ def begin(
     """Begin a transaction in the workspace that has the TEMP objects of its session.
 
     Raises:
-        BedrockishError: see ``WithTemporary``; after a ``TemporaryLostError`` the objects are gone.
+        BedrockishError: see ``WithTemporary``; after a ``TemporaryLostError`` the TEMP objects are gone.
     """
     try:
         return WithTemporary(owner, place, request, moment, before)

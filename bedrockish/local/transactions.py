@@ -1,12 +1,12 @@
-"""Open transactions of a program, executed in its own process on a node's file. The node hears of them at COMMIT.
+"""Open transactions of a program, executed in its own process on a node's file. The node learns of them at COMMIT.
 
-Each runs in a ``Workspace``: a snapshot that is durable, and a private overlay on it, by the engine's own executor. Its
-COMMIT is one message with the keys that it has read and written, and the rows; the node certifies it as it certifies
-its own open transactions. Until then the node holds nothing for it, and a program that dies leaves nothing there.
+Each transaction runs in a ``Workspace``, a durable snapshot with a private overlay, by the engine's own executor. Its
+COMMIT is one message with the keys read, the keys written, and the rows; the node certifies it like its own open
+transactions. Before COMMIT the node holds no state of the transaction, so a program that dies leaves nothing there.
 
-Some statements need the node: those that change the schema, and those that call ``transaction_clock()``,
-``cluster_clock()``, ``skip_locked()`` or a function of a plugin. Then the statements so far run again at the node. If
-each gives there what it gave here, the transaction goes on at the node, else it has lost to another one.
+Some statements need the node: changes of the schema, and calls of ``transaction_clock()``, ``cluster_clock()``,
+``skip_locked()`` or a function of a plugin. Then the earlier statements are repeated at the node. If each has the same
+result as here, the transaction continues at the node; otherwise it fails with a ConflictError.
 """
 
 import os
@@ -58,25 +58,25 @@ from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.transaction_control import control_of
 
 IDLE_MAX = 8  # workspaces that are kept for the next transaction
-OPEN_S = 60.0  # after which a transaction is rolled back: its snapshot holds up the node's checkpoints
-DURABLE_S = 1.0  # how long to wait until the newest moment is durable
-PAUSE_S, PAUSE_MAX_S = 0.0002, 0.001  # between two looks: twice as long each time
-LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, that can be run again at the node
-TEMPORARY_BYTES = 1 << 40  # of TEMP tables: they take the program's own room
+OPEN_S = 60.0  # a transaction is rolled back after so long, because its snapshot blocks the node's checkpoints
+DURABLE_S = 1.0  # how long to wait until the newest snapshot is durable
+PAUSE_S, PAUSE_MAX_S = 0.0002, 0.001  # pauses between two polls of the page: each twice as long as the last
+LOG_MAX, LOG_BYTES = 5_000, 4 << 20  # statements, and bytes of results, up to which a transaction can be repeated
+TEMPORARY_BYTES = 1 << 40  # limit for TEMP tables; practically none, because they take the program's own space
 RESULT_BYTES = Limits().result_bytes
-LEASE = 64  # ids that the node gives at a time
+LEASE = 64  # ids in one lease of the node
 
 
 class NodeNeededError(UsageError):
-    """Raised inside: a statement needs the node, so the transaction has to go on there."""
+    """Raised internally when a statement needs the node, so that the transaction must move there."""
 
     code = "node_needed"
 
 
 class IdsNeededError(UsageError):
-    """Raised inside: a statement gives ids of a table, and the lease of ids is used up.
+    """Raised internally when a statement needs new row ids and the lease of ids is used up.
 
-    ``details["table"]`` and ``details["above"]`` say which ids are wanted.
+    ``details["table"]`` is the table, and the new ids must be greater than ``details["above"]``.
     """
 
     code = "ids_needed"
@@ -84,7 +84,7 @@ class IdsNeededError(UsageError):
 
 @dataclass(slots=True)
 class Logged:
-    """A statement that was run: its result, or the error that it gave."""
+    """An executed statement with its result, or with the text of its error."""
 
     statement: Statement
     told: Result | None
@@ -92,46 +92,47 @@ class Logged:
 
 
 class _Given(threading.local):
-    """The ids that a statement of this thread has given, with their tables."""
+    """The row ids that the current statement of this thread has given out, with their tables."""
 
     def __init__(self) -> None:
         self.ids: list[tuple[str, int]] = []
 
 
 class LeasedIds(AutoIds):
-    """Ids that the node has leased to this process: no other transaction of the cluster gets them.
+    """Row ids that the node has leased to this process: no other transaction of the cluster gets them.
 
     Attributes:
-        version: another number after each change of the schema: a table of the same name may be a new one.
+        version: changes with each change of the schema, after which a table of the same name may be a different table.
+        given: the ids given out by the current statement of each thread.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.version = 0
-        self._leases: dict[str, list[int]] = {}  # of each table, the next id last
+        self._leases: dict[str, list[int]] = {}  # table -> leased ids, in falling order: the next id is the last
         self.given = _Given()
 
     def twin(self) -> "LeasedIds":
-        """Return one for another connection, which takes from the same leases."""
+        """Return an allocator for another connection that uses the same leases."""
         other = LeasedIds()
         other._home, other._highest, other._leases = self, self._highest, self._leases
         other.given = self.given
         return other
 
     def note_lease(self, table: str, ids: list[int]) -> None:
-        """Note ids that the node has given for a table, in rising order."""
+        """Note the ids that the node has leased for a table; they are in rising order."""
         self._leases[table] = ids[::-1]
 
     def give_back(self, ids: list[tuple[str, int]]) -> None:
-        """Take ids back that no row has: the next rows get them."""
+        """Return ids that no row has to the leases, for the next rows."""
         for table, found in ids:
             leased = self._leases.get(table)
             if leased is not None:
-                leased.append(found)  # in place: another thread may take the next one
+                leased.append(found)  # in place: another thread may take an id at the same time
                 leased.sort(reverse=True)
 
     def forget_leases(self) -> None:
-        """Lease again, for a new schema."""
+        """Forget all leases after a change of the schema."""
         self.version += 1
         self._leases.clear()
 
@@ -148,7 +149,7 @@ class LeasedIds(AutoIds):
 
 @dataclass(slots=True, eq=False)
 class _Schema:
-    """Parts that all workspaces of one file share."""
+    """The schema and membership of one file, shared by all its workspaces."""
 
     known: Known
     membership: Membership
@@ -159,7 +160,7 @@ class _Schema:
 
 
 class Place:
-    """A workspace on a node's file, and the generation of the page under which its files were opened."""
+    """A workspace on a node's file, with the page's facts (its generation) under which the files were opened."""
 
     def __init__(
         self, owner: "LocalTransactions", published: Published, facts: Facts, *, has_temporary: bool = False
@@ -202,7 +203,7 @@ class Place:
         return db
 
     def _reader(self) -> apsw.Connection:
-        """Give the workspace its reader, which was opened and checked before."""
+        """Return the workspace's reader, which was opened and checked before."""
         found, self._first = self._first, None
         assert found is not None
         return found
@@ -213,19 +214,19 @@ class Place:
         return self._dbs[0]
 
     def attach(self) -> None:
-        """Give the connections the files that the session has attached, before a transaction begins."""
+        """Attach the session's files to the workspace's connections, before a transaction begins."""
         attached = self._owner.attached
         if self._attached != attached.version:
             self.workspace.tell(attached.bring)
             self._attached = attached.version
 
     def is_of(self, facts: Facts) -> bool:
-        """Whether its files are those that the page tells of."""
+        """Return whether the workspace's files are those of the page's present generation."""
         return (self.facts.generation, self.facts.since) == (facts.generation, facts.since)
 
     @property
     def is_broken(self) -> bool:
-        """Return whether its connections have failed."""
+        """Return whether the workspace's connections have failed."""
         return self.workspace.is_broken
 
     def close(self) -> None:
@@ -246,7 +247,7 @@ class Place:
 
 
 def needs_node() -> int:
-    """Refuse to give a value of the cluster's clock."""
+    """Raise NodeNeededError, because only the node gives values of the cluster's clock."""
     raise NodeNeededError("the clock of the cluster is the node's")
 
 
@@ -255,10 +256,10 @@ class LocalTransaction:
 
     Attributes:
         request: its BEGIN.
-        seen: the session's token after its snapshot.
-        log: the statements so far; None: too many to be run again at the node.
-        ids: those that it has given to rows, with their tables.
-        keeps_rows: it has rows of TEMP tables, and stays open until it is decided.
+        seen: the session's token after reading its snapshot.
+        log: the statements so far; None if there are too many to repeat at the node.
+        ids: the leased ids that it has given to rows, with their tables.
+        keeps_rows: whether it stays open until the outcome of COMMIT is known, because it has rows of TEMP tables.
     """
 
     keeps_rows = False
@@ -272,7 +273,7 @@ class LocalTransaction:
         self.log: list[Logged] | None = []
         self._logged = 0
         self._ended: BedrockishError | None = None
-        self._lock = threading.RLock()  # of the thread that runs a statement
+        self._lock = threading.RLock()  # held by the thread that runs a statement
         self._statement = owner.statement_of(self)
         self._moment = moment
         self._session: Session
@@ -280,16 +281,16 @@ class LocalTransaction:
         session = Session(request.isolation == SERIALIZABLE, request.command, request.user, base_clock=moment.clock)
         self._open(session, moment)
 
-    def _open(self, session: Session, moment: FileMoment) -> None:  # noqa: ARG002  another kind needs the moment
-        """Begin to run."""
+    def _open(self, session: Session, moment: FileMoment) -> None:  # noqa: ARG002  a subclass needs the moment
+        """Open the overlay on the workspace's snapshot."""
         self._session, self._work = session, self._place.workspace.open_work(session)
 
     def work_at(self, moment: FileMoment) -> Session | None:
-        """Return the work so far if it began at this moment; else None."""
+        """Return the transaction's session if its snapshot is the same as ``moment``; else None."""
         return self._session if self._moment.batch == moment.batch else None
 
     def decide(self, error: BaseException | None) -> None:
-        """Note the outcome of COMMIT: None, or its error."""
+        """Note the outcome of COMMIT: ``error`` is None if it succeeded. Does nothing without TEMP tables."""
 
     @property
     def lastrowid(self) -> int | None:
@@ -297,12 +298,12 @@ class LocalTransaction:
         return self._session.lastrowid or None
 
     def run(self, statement: Statement) -> Result:
-        """Run one statement, or SAVEPOINT, RELEASE and ROLLBACK TO.
+        """Run one statement, which may be SAVEPOINT, RELEASE or ROLLBACK TO; return its result.
 
         Raises:
-            NodeNeededError: the transaction has to go on at the node.
-            IdsNeededError: ids have to be leased; then the statement is to be run again.
-            BedrockishError: as at the node; the transaction can go on after a usage error, unless ``is_over``.
+            NodeNeededError: the transaction must move to the node.
+            IdsNeededError: ids must be leased; afterwards the caller runs the statement again.
+            BedrockishError: as at the node. After a usage error the transaction stays open, unless ``is_over``.
         """
         if self._ended is not None:
             raise self._ended
@@ -319,7 +320,7 @@ class LocalTransaction:
             raise NodeNeededError(error.message) from error
         except IdsNeededError:
             raise
-        except UnsupportedError as error:  # the node says so, or it knows a way
+        except UnsupportedError as error:  # the node raises the same error, or can run the statement
             if self._owner.attached.has_any:
                 raise
             raise NodeNeededError(error.message) from error
@@ -344,10 +345,10 @@ class LocalTransaction:
         return Result((), [], -1, self.lastrowid)
 
     def read(self, statement: Statement) -> Result:
-        """Run one statement that only reads.
+        """Run one statement that only reads; return its result.
 
         Raises:
-            UnsupportedError: it does more, or no read set tells what it reads.
+            UnsupportedError: the statement does not only read, or no read set covers its reads.
             BedrockishError: see ``run``.
         """
         with self._lock, self._statement:
@@ -367,15 +368,15 @@ class LocalTransaction:
 
     @property
     def is_over(self) -> bool:
-        """Whether SQLite itself has ended the transaction because of a statement."""
+        """Whether SQLite itself has rolled the transaction back because of a statement."""
         return self._session.over
 
     def columns(self, statement: Statement) -> list[dict[str, Any]]:
-        """Return the columns of a statement's result; only a transaction with TEMP objects has tables of its own."""
+        """Return the columns of a statement's result. Only transactions with TEMP objects, a subclass, implement it."""
         raise NotImplementedError
 
     def finish(self) -> Prepared:
-        """Return the transaction as the node certifies it; it stays open if this raises.
+        """Return the transaction for certification by the node. After an error the transaction is still open.
 
         Raises:
             ConstraintError: a deferred foreign key is broken.
@@ -388,18 +389,18 @@ class LocalTransaction:
             return self._work.finish()
 
     def give_ids_back(self) -> None:
-        """Let later transactions have the ids that this one has given to rows: it is rolled back."""
+        """Return the transaction's ids to the leases, because it is rolled back."""
         if self._ids_version == self._owner.ids.version:
             self._owner.ids.give_back(self.ids)
 
     def end(self, error: BedrockishError | None = None) -> None:
-        """Roll back what is left of it, and give the workspace back. Ending it twice is fine."""
+        """Roll the transaction back and return its workspace; do nothing if it has ended already."""
         if self._ended is None:
             self._ended = error or UnavailableError("the transaction is over; begin another one")
             self._owner.give_back(self._place)
 
     def end_late(self, error: BedrockishError) -> None:
-        """End it if no thread runs a statement of it now; else that statement ends, and the next look ends the rest."""
+        """End the transaction; if a thread runs a statement, only interrupt it, and leave the end to a later call."""
         if not self._lock.acquire(blocking=False):
             self.stop(error)
             return
@@ -409,21 +410,21 @@ class LocalTransaction:
             self._lock.release()
 
     def give(self, given: Give) -> None:
-        """Register something of the program on the connections of the transaction."""
+        """Register a function or collation of the program on the connections of the transaction."""
         with self._lock:
             if self._ended is None:
                 given(self._place.reader)
                 given(self._work.db)
 
     def stop(self, error: BedrockishError) -> None:
-        """Have the statement that another thread runs end with this error."""
+        """Interrupt the statement that another thread runs; it raises ``error``."""
         self._place.workspace.stop(error)
 
 
 class _Statement:
-    """The time in which a transaction runs a statement.
+    """A context manager around each statement of a transaction.
 
-    Meanwhile the program's progress handler is asked, and the ids that the statement gets are the transaction's.
+    Within it the program's progress handler is called, and the row ids of the statement are noted in the transaction.
     """
 
     __slots__ = ("_given", "_ids", "_reads", "_stop")
@@ -444,7 +445,7 @@ class _Statement:
 
 @remembered
 def _is_for_node(sql: str) -> bool:
-    """Return whether a text asks the node for an explanation."""
+    """Return whether a text is an EXPLAIN, which the node answers."""
     return first_word(without_settings(sql)) == "EXPLAIN"
 
 
@@ -455,11 +456,11 @@ class LocalTransactions:
     """The open transactions of one session of a program.
 
     Args:
-        reads: the session's reads, which know the file and its page.
+        reads: the session's reads, which hold the file and its page.
         begin_with: begins a transaction with TEMP objects.
 
     Attributes:
-        ids: leased by the node.
+        ids: the row ids leased by the node.
     """
 
     def __init__(self, reads: LocalReads, begin_with: "BeginWith") -> None:
@@ -481,13 +482,13 @@ class LocalTransactions:
         return self._reads.attached
 
     def prepare(self, db: apsw.Connection) -> None:
-        """Give a connection the functions of the program, and the files that it has attached."""
+        """Register the program's functions on a connection, and attach the session's files to it."""
         for given in self._reads.given:
             given(db)
         self.attached.bring(db)
 
     def _give(self, given: Give) -> None:
-        """Register something of the program: workspaces that are idle are made again, open transactions get it."""
+        """Register a function of the program on open transactions; close idle workspaces, which lack the function."""
         with self._lock:
             idle, self._idle = self._idle, []
         for place in idle:
@@ -498,7 +499,7 @@ class LocalTransactions:
             one.give(given)
 
     def begin(self, request: Request) -> LocalTransaction | None:
-        """Begin a transaction on the newest moment; None: it is to begin at the node."""
+        """Begin a transaction on the newest durable snapshot; return None if it must begin at the node."""
         request = replace(request, user=self._reads.user)
         if self._is_closed:
             return None
@@ -519,19 +520,19 @@ class LocalTransactions:
         except (BedrockishError, apsw.Error, OSError):
             if place is not None:
                 self._close(place)
-            return None  # the node says what is wrong
+            return None  # the transaction begins at the node, which raises the error if it remains
         self._open[request.command] = made
         return made
 
     def read(self, request: Request) -> tuple[list[Result], Prepared, Token] | None:
-        """Run statements that only read; None: they are for the node, which also says what is wrong with them.
+        """Run statements that only read, as one transaction; return None if the node must run them or reject them.
 
         Returns:
-            their results, the transaction that the node certifies, and the token of a session that has seen it.
+            the results, the transaction for certification by the node, and the session's token after the read.
 
         Raises:
-            ProgramError: a function of the program has raised.
-            DeadlineError: the program has interrupted it.
+            ProgramError: a function of the program has raised an error.
+            DeadlineError: the program has interrupted the read.
         """
         one = self.begin(request)
         if one is None:
@@ -548,16 +549,16 @@ class LocalTransactions:
             self.forget(request.command)
 
     def statement_of(self, one: LocalTransaction) -> "_Statement":
-        """Return what stands around each statement of a transaction."""
+        """Return the context manager for each statement of a transaction."""
         return _Statement(one, self._reads, self.ids.given)
 
     @property
     def is_served(self) -> bool:
-        """Whether the node of the file leads transactions now, by its page."""
+        """Whether the node of the file leads transactions now, according to its page."""
         return self._serving()[0] is not None
 
     def is_at_learner(self) -> bool:
-        """Whether the node of the file is a learner, as far as the last transaction has seen."""
+        """Return whether the node of the file is a learner, by the membership that the last transaction has read."""
         if self._schema is None:
             one = self.begin(Request("", ()))
             if one is None:
@@ -572,19 +573,19 @@ class LocalTransactions:
         return bool(self._reads.given) or self.attached.has_any
 
     def has_temporary(self, name: str) -> bool:
-        """Return whether this process has the TEMP objects of a name."""
+        """Return whether this process holds the TEMP objects of this name."""
         return self._temporary is not None and self._temporary_name == name.removeprefix(FRESH)
 
     def begin_with_temporary(self, request: Request, before: LocalTransaction | None = None) -> bool:
-        """Begin a transaction that sees the TEMP objects of the session; False: they are to be made at the node.
+        """Begin a transaction that uses the session's TEMP objects; return False if they must be made at the node.
 
         Args:
             request: its BEGIN.
-            before: the same transaction, if it has begun before there were any.
+            before: the same transaction, if it began before the session had TEMP objects.
 
         Raises:
-            TemporaryLostError: they are gone.
-            UnavailableError: no snapshot can be had in time.
+            TemporaryLostError: the TEMP objects are gone.
+            UnavailableError: the file was not new enough for the session in time.
             ConflictError: see ``temporary.WithTemporary``.
         """
         request = replace(request, user=self._reads.user)
@@ -617,23 +618,23 @@ class LocalTransactions:
         return True
 
     def lose_temporary(self) -> None:
-        """Throw the TEMP objects of the session away."""
+        """Drop the TEMP objects of the session."""
         place, self._temporary = self._temporary, None
         if place is not None:
             self._close(place)
 
     def find(self, command: str) -> LocalTransaction | None:
-        """Return the open transaction of a command."""
+        """Return the open transaction of a command; None if none exists."""
         return self._open.get(command)
 
     def forget(self, command: str) -> None:
-        """A transaction is over here."""
+        """End the open transaction of a command in this process, if there is one."""
         found = self._open.pop(command, None)
         if found is not None:
             found.end()
 
     def end_late(self) -> None:
-        """End transactions that have been open for too long: each holds up the node's checkpoints."""
+        """End transactions that have been open for ``OPEN_S``, because each blocks the node's checkpoints."""
         late = time.monotonic() - OPEN_S
         if self._process == os.getpid():
             for one in [one for one in list(self._open.values()) if one.since < late]:
@@ -641,16 +642,16 @@ class LocalTransactions:
 
     @property
     def has_any(self) -> bool:
-        """Whether the session has an open transaction here."""
+        """Whether the session has an open transaction in this process."""
         return bool(self._open)
 
     def stop(self) -> None:
-        """Have the statements that other threads run end now; their transactions are lost."""
+        """Interrupt the statements that other threads run; their transactions are lost."""
         for one in list(self._open.values()):
             one.stop(interrupted())
 
     def close(self) -> None:
-        """Close all of them, and the file."""
+        """End all transactions and close their connections to the file."""
         self._is_closed = True
         for command in list(self._open):
             self.forget(command)
@@ -682,7 +683,10 @@ class LocalTransactions:
             self._close(place)
 
     def _snapshot(self, place: Place, published: Published, request: Request) -> FileMoment | None:
-        """Take the newest snapshot once it is durable; None if the session may not see it yet."""
+        """Take the newest snapshot and wait until it is durable; return its moment.
+
+        Return None if it is not durable, or not new enough for the session, within ``DURABLE_S``.
+        """
         workspace, until, pause = place.workspace, time.monotonic() + DURABLE_S, PAUSE_S
         while True:
             workspace.begin({}, 0, Moment(0, b"", 0), 0)
@@ -695,8 +699,8 @@ class LocalTransactions:
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSE_MAX_S)
             batch = published.batch(moment.batch)
-            # So many batches were written since that the page has forgotten it; or one that the session has seen is
-            # still on its way here.
+            # Either the page no longer holds this batch, because many newer ones were written since; or a commit that
+            # the session has seen is not applied here yet.
             if batch is None or (request.read != STALE and not may_see(moment, request.token)):
                 workspace.end()
                 if time.monotonic() > until:
@@ -714,7 +718,10 @@ class LocalTransactions:
             return published.facts().durable
 
     def schema(self, db: apsw.Connection, version: int, members: int = -1) -> _Schema:
-        """Return what is known of the schema and the members that a connection sees."""
+        """Return the schema and the membership of a connection's snapshot, from the cache if their versions are equal.
+
+        ``version`` -1 accepts any cached schema.
+        """
         known = self._schema
         if known is not None and known.version == version and known.members == members:
             return known
@@ -741,10 +748,10 @@ class LocalTransactions:
         return made
 
     def check_generation(self, facts: Facts) -> None:
-        """Make sure that the node still serves the file on which a transaction has run.
+        """Check that the node still serves the file on which a transaction has run.
 
         Raises:
-            UnavailableError: it does not; the transaction did not happen.
+            UnavailableError: the node has stopped or exchanged its file; the transaction was not committed.
         """
         _, now = self._serving()
         if now is None or (now.generation, now.since) != (facts.generation, facts.since):
@@ -754,7 +761,7 @@ class LocalTransactions:
             )
 
     def give_back(self, place: Place) -> None:
-        """Keep a workspace for the next transaction."""
+        """Take a workspace back, and keep it for the next transaction or close it."""
         try:
             place.workspace.leave_work()
             place.workspace.end()
@@ -774,7 +781,7 @@ class LocalTransactions:
             return
 
     def _abandon(self) -> None:
-        """Begin again after a fork: the connections are the parent's."""
+        """Drop all state after a fork without closing connections, because they belong to the parent."""
         connections.abandon((self._idle, self._open, self._temporary))
         self._idle, self._open, self._process, self._temporary = [], {}, os.getpid(), None
         self._lock = threading.Lock()

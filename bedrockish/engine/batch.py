@@ -22,7 +22,7 @@ from bedrockish.engine.storage.wal import Wal
 from bedrockish.errors import DamagedError, EntryMismatchError
 
 LONG_BYTES = 1 << 20  # a longer batch is flushed in another thread, since other clients would wait for it
-FRAMES = 500  # of the WAL, which a batch may have that is not long
+FRAMES = 500  # an upper bound of the WAL frames of a batch that is not long
 
 
 class State(Enum):
@@ -37,12 +37,12 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Calls of the batch to its engine.
+    """Callbacks of the batch to its engine.
 
     Attributes:
         deafen: ends the capture of row changes.
         reload: reads the schema again, after SQLite has rolled back the batch.
-        seal: writes the rows of the node's own that each batch has, before the commit; takes the batch's number.
+        seal: writes the rows that every batch has, right before the commit; takes the batch's number.
         committed: called right after the commit, before the next batch is open.
     """
 
@@ -64,9 +64,9 @@ class Batch:
 
     Attributes:
         state: the state of the connection.
-        failed: the file or the machine failed; nothing more is ever committed.
+        failed: whether the file or the machine failed; nothing is committed any more then.
         weight: about how many bytes the open batch has.
-        guest: the user of the connection between the engine's own uses.
+        guest: the user of the connection while the engine does not use it: open transactions of clients.
     """
 
     def __init__(self, db: apsw.Connection, wal: Wal, limits: Limits, hooks: Hooks, number: int) -> None:
@@ -88,7 +88,7 @@ class Batch:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the batch holds anything, or another thread has it; else a new reader sees all that was applied."""
+        """Whether the batch has a write, or another thread has it; if not, a new reader sees all applied entries."""
         return bool(self._actions) or self._wait is not None
 
     @property
@@ -98,7 +98,7 @@ class Batch:
 
     @property
     def may_finish_log(self) -> bool:
-        """Whether the next ``flush`` may restart the write-ahead log, which no reader may hold up."""
+        """Whether the next ``flush`` may restart the write-ahead log, which a held snapshot would prevent."""
         return self._wal.is_to_finish(self._limits.wal_frames, self._limits.wal_frames_max, FRAMES)
 
     # -- users of the connection -----------------------------------------------------------------------------------
@@ -106,10 +106,10 @@ class Batch:
     def hand_over(self, wait: Callable[[], None]) -> None:
         """Let another thread have the connection until ``take_back``.
 
-        Other users wait for it, or ask ``is_away`` first and come later.
+        Other users wait for that thread, or test ``is_away`` first and come back later.
 
         Args:
-            wait: returns when that thread is done, and at once in that thread.
+            wait: blocks until that thread is done; called in that thread, it returns at once.
         """
         assert self._wait is None, "one thread at a time has the writer"
         self.leave()
@@ -121,11 +121,11 @@ class Batch:
 
     @property
     def is_away(self) -> bool:
-        """Return whether another thread has the connection."""
+        """True while another thread has the connection."""
         return self._wait is not None
 
     def come_back(self) -> None:
-        """Return when no other thread has the connection, and the batch is open on it."""
+        """Wait until no other thread has the connection, and make sure that the batch is open on it."""
         wait = self._wait
         if wait is not None:
             wait()
@@ -133,9 +133,9 @@ class Batch:
             self._write_again()
 
     def _write_again(self) -> None:
-        """Write the batch again after SQLite has given it up with a read that failed for the disk or the memory.
+        """Write the batch again after a read failed for the disk or the memory, and SQLite rolled the batch back.
 
-        Otherwise the next write would be committed without the writes that it rests on.
+        Otherwise the next write would be committed without the writes on which it rests.
         """
         if self.guest is not None:
             self.guest.lose()
@@ -146,7 +146,7 @@ class Batch:
             raise self.broken(error) from error
 
     def leave(self) -> None:
-        """Return when no other thread has the connection, and no row of an open transaction is in the batch."""
+        """Wait until no other thread has the connection, and take the rows of an open transaction out of the batch."""
         self.come_back()
         if self.guest is not None and self.guest.inside is not None:
             try:
@@ -157,7 +157,7 @@ class Batch:
     # -- writes ----------------------------------------------------------------------------------------------------
 
     def write(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Do an action in the batch, and remember it.
+        """Run an action in the batch, and keep it for ``redo``.
 
         Raises:
             EntryMismatchError: the entry does not fit the tables; the batch is unchanged.
@@ -198,7 +198,7 @@ class Batch:
             self._db.execute("ROLLBACK")
 
     def broken(self, error: apsw.Error) -> DamagedError:
-        """Return the error with which the node stops; the open batch is never committed."""
+        """Mark the batch as failed, so that it is never committed; return the error with which the node stops."""
         self.failed = True
         return broken(error, self._db.system_errno)
 
@@ -234,7 +234,7 @@ class Batch:
         return True
 
     def close(self) -> None:
-        """Close the batch: nothing more is written when no other thread has the connection."""
+        """Mark the batch as closed, and wait until no other thread has the connection."""
         self.state = State.CLOSED
         self.come_back()
 

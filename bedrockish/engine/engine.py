@@ -55,7 +55,7 @@ from bedrockish_journal.storage import store
 __all__ = ["Engine", "Founding", "Limits"]
 
 T = TypeVar("T")
-WINDOW_MS = 60_000  # the conflict window, as it is by default
+WINDOW_MS = 60_000  # the default of the conflict window
 
 
 class Engine:
@@ -65,15 +65,15 @@ class Engine:
     callers from reaching through two parts.
 
     Attributes:
-        applied: the last tick applied of each timeline, in step with ``apply``.
+        applied: the last applied tick of each timeline, including entries in the open batch.
         bootstrap: the membership of the cluster's founding, encoded.
         flushed: the contents of the file after the last flush, which a new reading connection sees.
-        durable: the last tick of each timeline that is durable, by ``sync``.
-        scope: the values of the clock's functions on the writing connection; the node sets its clock.
-        locks: the rows that transactions have locked here.
-        access: the rights of users, by the membership that is applied.
+        durable: the last durable tick of each timeline, as of the last ``sync``.
+        scope: the values that the clock's SQL functions return on the writing connection; the node sets its clock.
+        locks: the rows that transactions open at this node have locked.
+        access: the users' rights under the applied membership.
         pages: the writer's page cache.
-        damaged: damaged entries of the journal, by place, each with the damage.
+        damaged: the damaged entries of the journal: the kind of damage, by place.
         publication: tells other programs which batches are written and durable.
         batch: the open batch.
         entries: applies entries of the journal.
@@ -144,7 +144,7 @@ class Engine:
 
         Raises:
             ConfigError: the file cannot be used; the text says why and what to do.
-            DamagedError: the contents of the file are not those of a node's file.
+            DamagedError: the file is a node's, and is damaged.
         """
         place = place_of(path, may_be_new=founding is not None)
         limits = limits or Limits()
@@ -161,10 +161,10 @@ class Engine:
             raise
 
     def recover(self, window_ms: int = WINDOW_MS) -> Recovered:
-        """Return the state of the core that the file has.
+        """Return the state with which the core starts, read from the file.
 
         Args:
-            window_ms: entries are returned from this many milliseconds below the settled clock on; see
+            window_ms: how many milliseconds below the settled clock the returned entries begin; see
                 ``Journal.recover``.
         """
         return self.journal.recover(dict(self.applied), dict(self._heads), self.batches, window_ms)
@@ -241,7 +241,7 @@ class Engine:
         return self._executor.only_writes.issuperset(texts)
 
     def execute_together(self, requests: Sequence[Request], budget_s: float) -> Prepared:
-        """Run the first requests, as many as can share a transaction, and roll them back.
+        """Run as many of the first requests as can share a transaction, roll them back, and return what to begin.
 
         Raises:
             BedrockishError: as ``execute``.
@@ -263,7 +263,7 @@ class Engine:
             self.locks.release("")
 
     def _roll_back(self, action: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Run an action in the open batch, and roll it back in any case."""
+        """Run an action in the open batch, roll it back in any case, and return its result."""
         db, control = self._db, self.batch.control
         self.batch.leave()
         self._applier.loud()
@@ -331,16 +331,16 @@ class Engine:
 
     @property
     def dirty(self) -> bool:
-        """Whether the batch has any write; if not, a new reading connection sees everything applied."""
+        """Whether the batch has any write; if not, a new reading connection sees all applied entries."""
         return self.batch.is_dirty
 
     @property
     def is_away(self) -> bool:
-        """Return whether another thread has the writer."""
+        """True while another thread has the writer."""
         return self.batch.is_away
 
     def come_back(self) -> None:
-        """Return when no other thread has the writer."""
+        """Wait until no other thread has the writer."""
         self.batch.come_back()
 
     @property
@@ -355,9 +355,9 @@ class Engine:
 
     @property
     def is_slow_to_roll_back(self) -> bool:
-        """Whether SQLite reads thousands of definitions again after each request that is rolled back.
+        """Whether SQLite reads thousands of definitions again each time that a request is rolled back.
 
-        Until it commits a batch in which the schema was changed, it does so after every ROLLBACK TO.
+        From a change of the schema until the commit of its batch, every ROLLBACK TO makes SQLite read the schema again.
         """
         return self._is_changed and self.tables.definitions.are_many
 
@@ -398,12 +398,12 @@ class Engine:
         return self.builds.activate(txid)
 
     def get_meta(self, prefix: str) -> dict[str, Any]:
-        """Return the values of the node's own under all names that begin with a prefix."""
+        """Return the values of ``bedrockish_meta`` whose keys begin with a prefix, by key."""
         self.batch.come_back()
         return system.meta_under(self._db, prefix)
 
     def set_meta(self, key: str, value: Any) -> None:
-        """Write a value of the node's own, such as ``clock_ceiling``, in the open batch."""
+        """Write a value of ``bedrockish_meta``, such as ``clock_ceiling``, in the open batch."""
         self.batch.write(system.set_meta, self._db, key, value)
 
     def flush(self) -> bool:
@@ -411,7 +411,7 @@ class Engine:
         return self.batch.flush()
 
     def _seal(self, number: int) -> None:
-        """Write the rows of the node's own that each batch has."""
+        """Write the rows that every batch has: its number, and the row ``moment``."""
         system.set_meta(self._db, "batches", number)
         self.publication.write(number, self.applied, self.applied_clock, self.schema_version)
 
@@ -436,7 +436,7 @@ class Engine:
         return self._members != self.flushed.members
 
     def sync(self) -> None:
-        """Return when everything flushed before this call is durable. May be called in a helper thread.
+        """Sync the WAL, so that everything flushed before this call is durable. May be called in a helper thread.
 
         Raises:
             DamagedError: the file cannot be synced; the node must stop.
@@ -490,7 +490,7 @@ class Engine:
         return all(entries < count for entries, _ in found) and sum(taken for _, taken in found) < size
 
     def close(self) -> None:
-        """Give up the open batch, and close the file. Closing it twice is fine."""
+        """Roll back the open batch, and close the file. A second call does nothing."""
         if self.batch.state is State.CLOSED:
             return
         self.publication.end()

@@ -30,13 +30,13 @@ class EntryApplier:
         db: the writing connection.
         batch: the batch on it.
         rows: writes rows into tables.
-        capture: the capture of row changes, which is put away while staged rows are written.
+        capture: the capture of row changes, which is off while staged rows are written.
         versions: the versions of the schema.
         learn_members: reads the membership again after it has changed.
 
     Attributes:
-        staged: large transactions that are unpacked.
-        void: transactions that fit no table, and that an operator had applied without effect.
+        staged: the unpacked changes of large transactions.
+        void: transactions whose changes an operator had skipped, because they fit the tables of no node.
         tables: the tables of the schema in force.
     """
 
@@ -76,7 +76,7 @@ class EntryApplier:
         return changes
 
     def why_rows_differ(self, transaction: Transaction) -> str:
-        """Return why a transaction was not made of the rows that are applied here; empty if it was.
+        """Return how the old rows of a transaction's changes differ from this node's rows; empty if they do not.
 
         Raises:
             DamagedError: the file failed; the node must stop.
@@ -106,8 +106,8 @@ class EntryApplier:
         """
         db, changes = self._db, [] if repeat else self._few_changes(entry)
         if changes is not None and len(changes) <= 1:
-            # SQLite makes a single change whole or not at all, so no savepoint is needed, with which SQLite would copy
-            # every written page.
+            # SQLite makes a single change completely or not at all, so no savepoint is needed. With a savepoint, SQLite
+            # would copy every written page.
             self._rows.apply(entry, (changes,))
             try:
                 store.append(db, entry, repeat=repeat, applied_ms=applied_ms)
@@ -131,7 +131,7 @@ class EntryApplier:
     def _apply_fitting(self, entry: Entry, changes: list[Change], applied_ms: int) -> bool:
         """Apply an entry of a few changes without a savepoint, as ``_apply_staged``.
 
-        Return False, with the batch unchanged, if the changes do not fit.
+        Return False, with the batch unchanged, if the changes do not fit or were not tried.
         """
         if self._batch.state is State.REDOING:
             return False
@@ -141,7 +141,7 @@ class EntryApplier:
         return bool(fits)
 
     def _append_if(self, entry: Entry, applied_ms: int, make: Callable[[], bool | None]) -> bool | None:
-        """Make the changes of an entry, and append it to the journal if all of them fitted; return whether they did."""
+        """Make an entry's changes by ``make``, and append the entry if all fitted; return the result of ``make``."""
         try:
             fits = make()
             if fits:
@@ -152,7 +152,7 @@ class EntryApplier:
             raise
 
     def _write_without(self, entry: Entry) -> None:
-        """Roll back the batch, which has a part of an entry in it, and write the batch again without that part.
+        """Roll back the batch, which has a part of an entry, and write the batch again without that part.
 
         Raises:
             DamagedError: the batch is being written again already.
@@ -199,7 +199,7 @@ class EntryApplier:
             self._learn_members()
 
     def _apply_staged(self, entry: Entry, applied_ms: int) -> bool:
-        """Apply an entry whose changes are unpacked; return False, with the batch unchanged, if that fails.
+        """Apply an entry by its unpacked changes; return False, with the batch unchanged, if that fails.
 
         With a savepoint, SQLite would copy every written page, which takes a third of the time of a large entry. So the
         entry has no savepoint: if it does not fit, the whole batch is rolled back and written again without the entry.

@@ -1,4 +1,4 @@
-"""Online schema changes: an index, built next to its table while requests go on."""
+"""Online schema changes: the build of an index next to its table, while requests go on."""
 
 import os
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 
 
 class OnlineBuilds:
-    """The part of an engine that builds for a scheduled schema change.
+    """The part of an engine that builds the result of a scheduled schema change in advance.
 
     Args:
         db: the writing connection.
         batch: the batch on it.
         versions: the versions of the schema.
-        tables: gives the tables of the schema in force.
+        tables: returns the tables of the schema in force.
         prepare: gives a connection the functions and collations that SQLite does not have.
-        open_reader: opens another connection.
+        open_reader: opens another connection, which only reads.
         note_change: notes that the open batch changes the schema.
 
     Attributes:
@@ -51,11 +51,11 @@ class OnlineBuilds:
         self.current: Build | None = None
 
     def plan(self, transaction: Transaction) -> Plan | None:
-        """Return the plan to build for a schema change next to its table; None if the change cannot be built so."""
+        """Return the plan of the online build of a schema change; None if the change cannot be built online."""
         return plan_build(decode_steps(transaction.changes), self._tables(), self._prepare)
 
     def start(self, plan: Plan, txid: Txid) -> Build:
-        """Start to build for a scheduled change; every applied entry must be flushed.
+        """Start the build of a scheduled change, and return it; every applied entry must be flushed.
 
         Raises:
             UnavailableError: the machine has no room for another connection, or the disk has none.
@@ -94,12 +94,12 @@ class OnlineBuilds:
     def apply(self, entry: Entry, apply: Callable[[], None]) -> None:
         """Apply an entry to the tables, and its rows to the build.
 
-        The rows of the build are remembered as such, since an open batch may be written again when the build has
-        gone on.
+        The batch keeps the build's rows themselves: when the batch is written again, the build may have gone on, and
+        would find other rows.
 
         Args:
             entry: the entry.
-            apply: writes it into the open batch.
+            apply: writes the entry into the open batch.
         """
         build = self.current
         touched = () if build is None else build.touched(entry.transaction, self._versions.current)
@@ -116,8 +116,8 @@ class OnlineBuilds:
     def activate(self, txid: Txid) -> str:
         """Put the scheduled schema change in force, in the open batch; return why the data forbids it, or ''.
 
-        A build that is nearly done is finished first. For a shorter one SQLite builds all in less time than the rest
-        would take.
+        A build that is nearly done is finished first. A build that has much left to load is given up: SQLite makes the
+        whole index in less time than the rest of the build would take.
         """
         self._batch.come_back()
         build = self.current
@@ -131,7 +131,7 @@ class OnlineBuilds:
         """Forget a build whose change is committed."""
         build = self.current
         if build is not None and build.version != self._versions.current:
-            build.close(wait=False)  # a thread that still reads is closed by its owner
+            build.close(wait=False)  # if a thread still reads for the build, the thread's owner closes the build
             self.current = None
 
     def interrupt(self) -> None:

@@ -11,7 +11,7 @@ from bedrockish_journal.model.transaction import Txid
 
 
 class StoredVotes:
-    """The votes and pieces in the file, by the writing connection and the batch on it."""
+    """The votes and pieces in the file, read on the writing connection and written in its batch."""
 
     def __init__(self, db: apsw.Connection, batch: Batch) -> None:
         self._db, self._batch = db, batch
@@ -23,7 +23,7 @@ class StoredVotes:
             vote: the vote.
             parts: the parts of its transaction's body, whose pieces are saved; they are stored instead of the body.
         """
-        # A copy: the core goes on to change its own, and the batch may be written again as it was.
+        # Copied, because the core goes on to change its vote, and ``redo`` must write the vote as it is now.
         copy = Vote(vote.txid, vote.transaction, vote.held, vote.promised, vote.accepted)
         self._batch.write(system.save_vote, self._db, copy, parts)
         if parts is None and vote.transaction is not None:

@@ -1,1 +1,1 @@
-"""Virtual tables: those whose rows are replicated, and those that are indexes which every node keeps by itself."""
+"""Virtual tables: tables whose rows are replicated, and indexes that every node keeps by itself."""

@@ -1,8 +1,8 @@
 """Commands of virtual tables: INSERTs into the column that has the name of an FTS5 table, or into ``cmd`` of vec1.
 
-A command that configures an index is replicated like a definition, so its text must hold its values; those of vec1,
-which may be models of a megabyte, are written into it. All others run where they are sent and are rolled back: every
-node keeps its index whole and merges it by itself.
+A command that configures an index is replicated like a definition, so its text must contain its values. The values of
+vec1's commands, which may be models of a megabyte, are written into the text. All other commands run at the node that
+receives them and are rolled back: every node keeps its index complete and merges it by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ class Command(NamedTuple):
 
     Attributes:
         table: the virtual table.
-        is_literal: its values are in the text, or can be written into it.
-        is_upkeep: it changes no answer of an index that is in step with its rows; every other one configures an index.
+        is_literal: whether its values are in the text, or can be written into the text.
+        is_upkeep: whether it changes no result of an index that matches its rows; other commands configure an index.
     """
 
     table: str
@@ -40,7 +40,7 @@ class Command(NamedTuple):
 
 
 def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
-    """Return the command if a statement is one that configures an index, or upkeep; None if it is another statement.
+    """Return the command in a statement, if it configures or maintains an index; None for any other statement.
 
     Args:
         sql: one statement that SQLite accepts.
@@ -62,7 +62,7 @@ def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
         if "cmd" not in (_name(words, place) for place in range(at + 2, end)):
             return None
         rest = words[end + 1 :]
-        # One list of values. A query would be run by each node for itself, and may give each another model.
+        # Literal only with one list of values. Each node would run a query by itself, and could get another model.
         return Command(of_vec1, rest[0].is_word("VALUES") and sum(token.text == "(" for token in rest) == 1)
     table = next((one for one in tables if folded(one) == name == given), None)
     values = next((place for place, token in enumerate(words) if token.is_word("VALUES")), len(words))
@@ -70,7 +70,7 @@ def command_of(sql: str, tables: Mapping[str, VirtualTable]) -> Command | None:
         return None
     command = words[values + 2]
     if command.kind == "param" and _name(words, at + 4) == "rank":
-        return Command(table, False)  # which command it is, a value would say
+        return Command(table, False)  # the parameter's value says which command it is
     name = (command.name or "").lower()
     if name not in _CONFIGURES | _UPKEEP:
         return None
@@ -82,8 +82,8 @@ def with_values(sql: str, names: Sequence[str | None], values: Sequence[Value]) 
 
     Args:
         sql: the statement.
-        names: of its parameters, None for one without.
-        values: of its parameters.
+        names: names of its parameters; None for a parameter without a name.
+        values: values of its parameters.
     """
     parts, done, last = list[str](), 0, 0
     for token in tokens(sql) if names else ():

@@ -2,9 +2,9 @@
 
 The triggers with which programs maintain such an index run when a request is executed, and are rolled back with it.
 When the rows are applied, triggers are off: the applier removes the old values of a row from the index and adds the new
-ones, in the transaction that changes the row. So the index of every node always has what its content table has.
+ones, in the transaction that changes the row. So the index of every node always matches its content table.
 
-An index has nothing that its table lacks. So an index that SQLite finds corrupt is rebuilt, and the node goes on.
+An index contains nothing that its table lacks. So an index that SQLite finds corrupt is rebuilt from the table.
 """
 
 import logging
@@ -32,12 +32,12 @@ class _Kept:
     """An index, with the statements that change it.
 
     Attributes:
-        name: its name.
-        places: of the indexed columns in a captured row; None if one of them is VIRTUAL, and not in it.
+        name: name of the index.
+        places: places of the indexed columns in a captured row; None if a column is VIRTUAL, and so not captured.
         find: the query for the indexed columns of a row.
-        remove: takes the values of a row out.
-        add: puts the values of a row in.
-        columns: the indexed columns, quoted, each with a mark for the name of the table.
+        remove: the statement that removes the values of a row.
+        add: the statement that adds the values of a row.
+        columns: the indexed columns, quoted, each with a placeholder for the name of the table.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Edit:
     """The effect of some row changes on one index.
 
     Attributes:
-        removed: values to take out.
-        added: values to put in; of an index on VIRTUAL columns they are read after the change.
-        touched: the rowids, of an index on VIRTUAL columns.
+        removed: values to remove.
+        added: values to add; for an index on VIRTUAL columns, they are read after the change.
+        touched: rowids of the changed rows, for an index on VIRTUAL columns only.
     """
 
     kept: _Kept
@@ -65,7 +65,7 @@ class Edit:
 
 
 class IndexKeeper:
-    """A keeper of the indexes of one connection, in step with their tables."""
+    """The indexes on one connection, which it keeps in step with their tables."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
@@ -85,7 +85,7 @@ class IndexKeeper:
         return table in self._of
 
     def before(self, changes: Iterable[Change]) -> list[Edit]:
-        """Return what changes that are about to be made in the tables do to the indexes."""
+        """Return the edits of the indexes for changes that are about to be made in the tables."""
         edits: dict[str, list[Edit]] = {}
         for change in changes if self._of else ():
             if change.table not in self._of:
@@ -97,7 +97,7 @@ class IndexKeeper:
         return [edit for found in edits.values() for edit in found]
 
     def after(self, edits: Iterable[Edit]) -> None:
-        """Change the indexes: the changes have been made in the tables."""
+        """Make edits in the indexes, after the changes have been made in the tables."""
         for edit in edits:
             kept = edit.kept
             for rowid in edit.touched:
@@ -109,7 +109,7 @@ class IndexKeeper:
         self._rebuild_corrupt()
 
     def before_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
-        """Remove the rows of a run of changes from the indexes; ``source`` has their rowids as k."""
+        """Remove the rows of a run of changes from the indexes; the table ``source`` has their rowids in column k."""
         for kept in self._of.get(table.name, ()) if op != INSERT else ():
             if _concerns(kept, op, written):
                 columns = ", ".join(column.format("old.") for column in kept.columns)
@@ -118,7 +118,7 @@ class IndexKeeper:
                 self._guarded(kept.name, lambda sql=sql: self._db.execute(sql, can_cache=False))  # type: ignore[misc]
 
     def after_run(self, table: Table, op: str, written: Collection[int], source: str) -> None:
-        """Add the rows to the indexes that a run of changes has written."""
+        """Add the rows that a run of changes has written to the indexes."""
         for kept in self._of.get(table.name, ()) if op != DELETE else ():
             if _concerns(kept, op, written):
                 columns = ", ".join(column.format("new.") for column in kept.columns)
@@ -132,7 +132,7 @@ class IndexKeeper:
         for name in names:
             self._db.execute(f"INSERT INTO main.{quote(name)}({quote(name)}) VALUES ('rebuild')", can_cache=False)
 
-    # -- one of them -----------------------------------------------------------------------------------------------
+    # -- one index -------------------------------------------------------------------------------------------------
 
     def _note(self, edit: Edit, change: Change) -> None:
         places = edit.kept.places
@@ -158,7 +158,7 @@ class IndexKeeper:
             self._db.executemany(sql, rows)
 
     def _guarded(self, name: str, action: Callable[[], object]) -> None:
-        """Change an index, unless it is corrupt."""
+        """Change an index unless it is corrupt; note the index if SQLite finds it corrupt."""
         if name in self._corrupt:
             return
         try:
@@ -179,13 +179,13 @@ class IndexKeeper:
 def stale_indexes(
     before: VirtualLayout, now: VirtualLayout, changed: Collection[str], statements: Sequence[str]
 ) -> list[str]:
-    """Return the indexes that a change of the schema has left without the rows of their tables.
+    """Return the indexes that a change of the schema has left out of step with the rows of their tables.
 
     Args:
         before: the virtual tables before the change.
-        now: those after it.
-        changed: the tables of which it has changed rows.
-        statements: of which it consists.
+        now: the virtual tables after the change.
+        changed: the tables whose rows the change has changed.
+        statements: the statements of the change.
     """
     if not statements:
         return []
@@ -203,7 +203,7 @@ def stale_indexes(
 
 
 def _replaced(statements: Iterable[str]) -> set[str] | None:
-    """Return the folded names of the tables that statements drop, or rename others to; None if that cannot be told."""
+    """Return the folded names of tables that statements drop, or that they rename others to; None if unknown."""
     found: set[str] = set()
     for sql in statements:
         try:
@@ -219,7 +219,7 @@ def _replaced(statements: Iterable[str]) -> set[str] | None:
 
 
 def _concerns(kept: _Kept, op: str, written: Collection[int]) -> bool:
-    """Return whether a run of changes changes what an index has."""
+    """Return whether a run of changes may change the values in an index."""
     return op != UPDATE or kept.places is None or not written or any(place in written for place in kept.places)
 
 

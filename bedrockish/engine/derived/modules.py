@@ -1,4 +1,4 @@
-"""Modules for vectors: those that are installed at this node, and those that statements make tables with."""
+"""Modules for vectors: the modules installed at this node, and the modules that a schema's tables need."""
 
 from collections.abc import Iterable
 
@@ -9,6 +9,6 @@ __all__ = ["PACKAGES", "installed", "needed"]
 
 
 def needed(statements: Iterable[str]) -> list[str]:
-    """Return the modules for vectors that statements of a schema make tables with."""
+    """Return the modules for vectors that are used by the virtual tables in a schema's statements."""
     made = (parse_virtual("", sql).module for sql in map(str.lstrip, statements) if is_virtual(sql))
     return sorted({module for module in made if module in VECTORS})

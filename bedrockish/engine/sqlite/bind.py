@@ -13,11 +13,11 @@ def bind_value(value: Any, name: object) -> Any:
     """Return a parameter as one of None, int, float, str, bytes.
 
     Args:
-        value: what the client sent.
+        value: the value that the client sent.
         name: the parameter's name or its number from 1, for the error.
 
     Raises:
-        SqlError: SQLite has no such value.
+        SqlError: SQLite cannot store the value.
     """
     kind = type(value)
     if value is None:
@@ -51,7 +51,7 @@ def bind_named(names: Sequence[str | None], params: Mapping[str, Any]) -> tuple[
     """Return the values of a statement's named parameters, in the statement's order.
 
     Raises:
-        SqlError: one is missing, or the statement has a parameter without a name.
+        SqlError: a value is missing, or the statement has a parameter without a name.
     """
     bound = []
     for number, name in enumerate(names, 1):
@@ -64,10 +64,10 @@ def bind_named(names: Sequence[str | None], params: Mapping[str, Any]) -> tuple[
 
 
 def bind_one(names: Sequence[str | None], params: Params) -> tuple[Any, ...]:
-    """Return the values of a text's only statement, which has these parameters.
+    """Return the values for the parameters of a text's only statement.
 
     Raises:
-        SqlError: there are too few or too many, or one cannot be stored.
+        SqlError: there are too few or too many values, or SQLite cannot store a value.
     """
     if (type(params) is list or type(params) is tuple) and len(params) == len(names):
         return _bound(params, 0)
@@ -78,8 +78,8 @@ def bind_one(names: Sequence[str | None], params: Params) -> tuple[Any, ...]:
 
 
 def _bound(values: Sequence[Any], before: int) -> tuple[Any, ...]:
-    """Return values as SQLite stores them; ``before`` others come before the first of them in the text."""
-    for value in values:  # nearly all are stored as they are, and are not worth a call each
+    """Return values as SQLite stores them. ``before`` is the number of the text's values before them, for errors."""
+    for value in values:  # nearly all values are stored as they are, and a call for each would cost too much
         kind = type(value)
         if not (
             (kind is int and INT_MIN <= value <= INT_MAX)
@@ -96,7 +96,7 @@ class Binder:
     """The distribution of a text's parameters to its statements, one after the other."""
 
     def __init__(self, params: Params) -> None:
-        # The type is looked at first: an isinstance against an abstract class costs more than all the rest.
+        # The exact type is compared first, because isinstance with an abstract class costs more than all the rest.
         if params is not None and type(params) not in (tuple, list, dict):
             if isinstance(params, str | bytes) or not isinstance(params, Mapping | Sequence):
                 raise SqlError(f"parameters should be a list of values or a map of names, not {type(params).__name__}")
@@ -108,7 +108,7 @@ class Binder:
         """Return the values for one statement with these parameters.
 
         Raises:
-            SqlError: there are too few, or one cannot be stored.
+            SqlError: there are too few values, or SQLite cannot store a value.
         """
         first, self.wanted = self.wanted, self.wanted + len(names)
         if not names:
@@ -121,7 +121,7 @@ class Binder:
         return _bound(values, first)
 
     def finish(self) -> None:
-        """Check that nothing was left over.
+        """Check that no value is left over.
 
         Raises:
             SqlError: there were more values than parameters.

@@ -22,10 +22,10 @@ def children(schema: Schema, changes: Iterable[Change]) -> list[str]:
 
 
 def violations(db: apsw.Connection, tables: Iterable[str]) -> "Counter[Any]":
-    """Return the rows of some tables that have no parent, and how often.
+    """Return the rows of some tables that lack a parent row, and how often each is found.
 
     Raises:
-        SqlError: one has a foreign key to columns that are not unique.
+        SqlError: a table has a foreign key to columns that are not unique.
     """
     found: Counter[Any] = Counter()
     for table in tables:

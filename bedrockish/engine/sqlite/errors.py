@@ -1,4 +1,4 @@
-"""From SQLite's errors to ours: each apsw exception becomes the typed error that tells a caller what to do."""
+"""Translates SQLite's errors: each apsw exception becomes the typed error that tells a caller what to do."""
 
 import errno
 import re
@@ -81,12 +81,12 @@ def _code(error: apsw.Error) -> dict[str, int]:
 
 
 def is_of_module(error: apsw.Error) -> bool:
-    """Return whether a module finds what it keeps of a virtual table corrupt, and not SQLite a page of the file."""
+    """Return whether a module found the data of its virtual table corrupt; otherwise SQLite found a corrupt page."""
     return getattr(error, "extendedresult", None) == apsw.SQLITE_CORRUPT_VTAB
 
 
 def is_in_the_text(error: BedrockishError) -> bool:
-    """Return whether a statement cannot be read as SQL at all, whatever the tables are."""
+    """Return whether an error is a syntax error of the statement, which does not depend on the tables."""
     return isinstance(error, SqlError) and _TEXT.search(error.message) is not None
 
 
@@ -95,13 +95,13 @@ def _lacks_room(error: apsw.Error, number: int) -> bool:
 
 
 def damaged_page(error: apsw.CorruptError, **details: str) -> DamagedError:
-    """Return the error with which a node begins again, and looks through all pages of its file before it serves."""
+    """Return the error that makes a node start again and check all pages of its file before it serves."""
     text = f"a page of the database file is damaged: {error}"
     return DamagedError(text, table="", page=str(error), **details)
 
 
 def damage_of(error: Exception) -> DamagedError | None:
-    """Return the damage that an exception tells of; None if it is something else."""
+    """Return the DamagedError for the damage that an exception reports; None if the exception reports no damage."""
     match error:
         case DamagedError():
             return error
@@ -113,7 +113,7 @@ def damage_of(error: Exception) -> DamagedError | None:
 
 
 def disk_failure(error: BaseException) -> str:
-    """Return how the disk failed, if that is what an exception tells of: it could not read or write; else nothing."""
+    """Return the text of the disk's failure to read or write that an exception reports; empty if it reports none."""
     match error:
         case apsw.IOError():
             return str(error)
@@ -126,10 +126,10 @@ def disk_failure(error: BaseException) -> str:
 
 @contextmanager
 def beginning(path: object) -> Iterator[None]:
-    """Read what a node cannot begin without, and without which it cannot fill its file again either.
+    """Translate damage in a block that reads data without which a node can neither start nor fill its file again.
 
     Raises:
-        DamagedError: it cannot be read; the node ends.
+        DamagedError: the data cannot be read; the node ends.
     """
     try:
         yield
@@ -138,9 +138,9 @@ def beginning(path: object) -> Iterator[None]:
 
 
 def lost_file(path: object, error: apsw.Error) -> DamagedError:
-    """Return the error with which a node ends that cannot begin from its file, and so cannot fill it again either.
+    """Return the error that ends a node which can neither start from its file nor fill the file again.
 
-    It has no ``table``: new indexes may help (``rebuild_indexes``), and to begin again does not.
+    The error has no detail ``table``: new indexes may help (``rebuild_indexes``), and another start does not.
     """
     return DamagedError(
         f"{path} is damaged in pages that its node cannot begin without ({error}); run 'bedrockish member replace URL "
@@ -150,13 +150,13 @@ def lost_file(path: object, error: apsw.Error) -> DamagedError:
 
 
 def broken(error: apsw.Error, number: int = 0) -> DamagedError:
-    """Return the error with which a node stops: what was decided cannot be written; ``number`` as in ``translate``."""
+    """Return the error with which a node stops that cannot write decided entries; ``number`` as in ``translate``."""
     if _lacks_room(error, number) or isinstance(error, apsw.ReadOnlyError):
         return NoRoomError(FULL)
     if isinstance(error, apsw.CantOpenError):
         return NoRoomError(f"{NO_FILE} ({error})")
     if isinstance(error, apsw.CorruptError):
         return damaged_page(error)
-    if isinstance(error, apsw.BusyError):  # the node holds the lock but for a moment between two batches
+    if isinstance(error, apsw.BusyError):  # the node holds the lock, except between two batches
         return DamagedError(FOREIGN_WRITER)
     return DamagedError(f"the database file failed: {error}; check the disk, and start the node again")

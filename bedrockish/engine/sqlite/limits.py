@@ -1,6 +1,6 @@
 """The limits of one request, and of all requests of a node together.
 
-The only file of the engine that looks at a clock: to bound a statement's run time.
+Only this module and the watchdog read a clock in the engine, to bound a statement's run time.
 """
 
 import itertools
@@ -17,9 +17,9 @@ from bedrockish.errors import MemoryFullError, StatementTimeoutError, TooLargeEr
 
 RECENT_S = 60.0
 LONG_TEXT = 32 << 10  # characters of a text, above which it is compiled in a worker
-ANALYSIS_ROWS = 1_000  # that ANALYZE looks at in each index, about: it runs in the node's loop
-MANY_PARAMETERS = 5_000  # of a statement, above which they are bound in a worker
-SMALL_TIMES = 2  # requests that are small as a rule are refused only when so many times as much is taken as may be
+ANALYSIS_ROWS = 1_000  # about how many rows of each index ANALYZE reads; it runs in the node's loop
+MANY_PARAMETERS = 5_000  # parameters of a statement, above which they are bound in a worker
+SMALL_TIMES = 2  # a request that is usually small is refused only above so many times ``max_bytes``
 
 
 class Memory:
@@ -30,8 +30,8 @@ class Memory:
     threads in which statements run.
 
     Args:
-        max_bytes: how much may be taken.
-        used: how much SQLite has taken, in bytes.
+        max_bytes: how many bytes may be taken.
+        used: returns how many bytes SQLite has taken.
         now: a clock that only goes forward, in seconds.
 
     Attributes:
@@ -49,14 +49,14 @@ class Memory:
         self._held: Counter[object] = Counter()
         self._held_bytes = 0
         self._numbers = itertools.count(1)
-        self._running: dict[int, int] = {}  # statements, and how much their rows take; the newest is the last
+        self._running: dict[int, int] = {}  # number of a statement -> bytes of its rows; the newest is last
         self._refused: deque[float] = deque(maxlen=1_000)
 
     @property
     def taken(self) -> int:
         """How many bytes are taken now."""
         taken = self._used() + self._held_bytes + self.elsewhere
-        return taken + sum(list(self._running.values())) if self._running else taken  # a list: threads come and go
+        return taken + sum(list(self._running.values())) if self._running else taken  # a copy: other threads write
 
     @property
     def is_full(self) -> bool:
@@ -64,7 +64,7 @@ class Memory:
         return self.taken > self.max_bytes
 
     def hold(self, owner: object, count: int) -> None:
-        """Add bytes that are kept for an owner; a negative number gives them back. In the loop only."""
+        """Count bytes as held for an owner; a negative number releases bytes. May be called in the loop only."""
         self._held[owner] += count
         self._held_bytes += count
         if self._held[owner] <= 0:
@@ -76,7 +76,7 @@ class Memory:
         self.elsewhere += count
 
     def held(self, owner: object) -> int:
-        """Return how many bytes are kept for an owner."""
+        """Return how many bytes are held for an owner."""
         return self._held.get(owner, 0)
 
     def begin(self) -> int:
@@ -86,42 +86,42 @@ class Memory:
         return number
 
     def note(self, number: int, count: int) -> None:
-        """Note how many bytes the rows take that a statement has given so far, in its own thread.
+        """Note how many bytes the rows take that a statement has returned so far; called in the statement's thread.
 
         Raises:
-            MemoryFullError: that is too much, and it is the newest.
+            MemoryFullError: too much memory is taken, and the statement is the newest.
         """
         self._running[number] = count
         if self.is_too_much(number):
             raise self.refusal("the statement was ended")
 
     def end(self, number: int) -> None:
-        """Remove a statement that is over."""
+        """Remove a statement that has ended."""
         self._running.pop(number, None)
 
     def is_too_much(self, number: int) -> bool:
-        """Return whether a statement has to end: too much is taken, and it is the newest of those that run."""
+        """Return whether a statement has to end: too much memory is taken, and no newer statement runs."""
         if not self.is_full:
             return False
         try:
             return number == next(reversed(self._running), 0)
-        except RuntimeError:  # another one has begun or ended in this very moment: it is asked again soon
+        except RuntimeError:  # another statement begins or ends at this moment: the next check will tell
             return False
 
     def check(self) -> None:
-        """Check that a new request may begin that is usually small: it may even when large ones have taken all memory.
+        """Check that a request that is usually small may begin, even when large requests have taken all memory.
 
         Raises:
-            MemoryFullError: ``SMALL_TIMES`` as much memory is taken as may be.
+            MemoryFullError: more than ``SMALL_TIMES`` times ``max_bytes`` are taken.
         """
         if self.taken > SMALL_TIMES * self.max_bytes:
             raise self.refusal("more memory is taken at this node than it may")
 
     def check_large(self) -> None:
-        """Check that a new request may begin that takes, or may take, much memory.
+        """Check that a request that may take much memory may begin.
 
         Raises:
-            MemoryFullError: more memory is taken than may be.
+            MemoryFullError: more than ``max_bytes`` are taken.
         """
         if self.is_full:
             raise self.refusal("more memory is taken at this node than it may")
@@ -140,16 +140,16 @@ class Memory:
         self._refused.append(self._now())
 
     def describe(self) -> dict[str, int]:
-        """Return what is taken, as plain data."""
+        """Return the taken bytes, their limit and the number of recent refusals, as plain data."""
         oldest = self._now() - RECENT_S
         recently = sum(1 for when in self._refused if when > oldest)
         return {"taken_bytes": self.taken, "max_bytes": self.max_bytes, "recently_refused": recently}
 
 
 class TakesLongError(Exception):
-    """Raised when a request is over its budget: it is not refused, but to be run in a worker, where it delays no other.
+    """Raised when a request has used up its budget in the loop; it then runs in a worker, where it delays no other.
 
-    ``sql`` is the statement that was at work.
+    ``sql`` is the statement that ran.
     """
 
     def __init__(self, sql: str) -> None:
@@ -161,7 +161,7 @@ TRANSACTION_BYTES = 64 << 20  # as long as a frame
 
 
 def _busy_of(thread: int) -> float:
-    """Return how long a thread that runs has had the processor, in seconds; nothing, where no system tells."""
+    """Return the processor time of a running thread, in seconds; 0 if the system does not tell it."""
     find = getattr(time, "pthread_getcpuclockid", None)
     return 0.0 if find is None else time.clock_gettime(find(thread))
 
@@ -176,12 +176,12 @@ class Limits:
         statement_s: how long one statement may run, in seconds.
         wal_frames: frames in the WAL at which a background checkpoint is due.
         wal_frames_max: frames at which a batch's end finishes the checkpoint itself, inline, if less than a quarter of
-            ``wal_frames`` are left to copy; at twice as many, in any case.
+            ``wal_frames`` are left to copy; at twice as many frames, unless a reader holds the checkpoint back.
         seconds: a clock that only goes forward, in seconds.
-        busy: how long the calling thread has had the processor, in seconds.
-        busy_of: the same of another thread, which runs, by its identity.
-        budget_s: how long a request may have the processor in the loop before it is run again in a worker.
-        memory: what all requests may take together.
+        busy: returns the processor time of the calling thread, in seconds.
+        busy_of: returns the processor time of another, running thread, by its identity.
+        budget_s: processor time that a request may use in the loop, in seconds, before it is run again in a worker.
+        memory: the memory of all requests together.
     """
 
     result_bytes: int = 64 << 20
@@ -197,21 +197,21 @@ class Limits:
 
     @property
     def length_bytes(self) -> int:
-        """The longest value that SQLite takes, in bytes: a whole transaction is one, in the journal."""
+        """The maximum length of a value in SQLite, in bytes: in the journal, a whole transaction is one value."""
         return max(self.result_bytes, self.changes_bytes, TRANSACTION_BYTES) + (1 << 20)
 
 
-ROWS_NOTED = 1 << 20  # bytes of rows between two looks at the memory
+ROWS_NOTED = 1 << 20  # bytes of rows between two checks of the memory
 
 
 class Rows:
-    """The rows of a statement as they come: as many as there is room for, and counted as memory that is taken.
+    """The bytes of a statement's rows as they come, which are bounded and counted as taken memory.
 
     Args:
-        limits: what a request may cost.
-        number: of the statement, in the account of memory.
-        room: bytes that they may take.
-        way_out: what to do if that is not enough.
+        limits: the limits of a request.
+        number: the statement's number in ``Memory``.
+        room: bytes that the rows may take.
+        way_out: the advice in the error if the rows take more.
     """
 
     def __init__(self, limits: "Limits", number: int, room: int, way_out: str) -> None:
@@ -220,7 +220,7 @@ class Rows:
         self.size = 0
 
     def add(self, size: int) -> None:
-        """Count a row of so many bytes.
+        """Count a row of ``size`` bytes.
 
         Raises:
             TooLargeError: the rows take more than their room.
@@ -234,21 +234,21 @@ class Rows:
             )
         if self.size - self._noted > ROWS_NOTED:
             self._noted = self.size
-            self._limits.memory.note(self._number, 2 * self.size)  # they are going to be encoded, too
+            self._limits.memory.note(self._number, 2 * self.size)  # twice: the rows will be encoded, too
 
 
 _FOREVER = float("inf")
-WALL_FACTOR = 10  # how many times its budget a request may take by the wall, waiting for a disk or for the processor
+WALL_FACTOR = 10  # a request may take so many times its budget by the wall clock: it waits for the disk or processor
 
 
 class Budget:
     """The time that work in the node's loop may still run there.
 
-    It is counted by the thread's own time: on a machine that is busy with other things, or was stopped for a moment,
-    everything takes long by the wall, and running it in a thread would only make that worse.
+    The budget is counted in the thread's processor time. On a busy machine, or one that was stopped for a moment,
+    everything takes long by the wall clock, and running the work in another thread would only make that worse.
 
     Attributes:
-        is_brief: it is that of the node's loop, which others wait for.
+        is_brief: whether the budget is that of the node's loop, for which other requests wait.
     """
 
     __slots__ = ("_busy", "_limits", "_soonest", "_thread", "_wall", "is_brief")
@@ -260,7 +260,7 @@ class Budget:
         self.is_brief = False
 
     def allow(self, budget_s: float) -> None:
-        """Let what runs from now on, in this thread, have the processor for so many seconds; infinity: for ever."""
+        """Give the work of this thread ``budget_s`` seconds of processor time from now on; infinity: no bound."""
         limits = self._limits
         self.is_brief = budget_s <= limits.budget_s
         if budget_s == _FOREVER:
@@ -273,7 +273,7 @@ class Budget:
 
     @property
     def is_over(self) -> bool:
-        """True if the work has run for as long as it may."""
+        """True if the work has used up its budget."""
         if self._busy == _FOREVER:
             return False
         return self._limits.busy() > self._busy or self._limits.seconds() > self._wall

@@ -1,9 +1,9 @@
 """A watchdog thread that ends statements that run for too long.
 
-SQLite asks a progress handler after so many of its own steps. Where each step is expensive, as with
+SQLite calls a progress handler after a number of its own steps. Where each step is expensive, as with
 ``hex(randomblob(…))`` for every row, these calls are seconds apart, and a call after each step would slow all other
-statements more than it is worth. SQLite checks for an interrupt at every jump, at no cost. A single call of a function,
-which no interrupt can end, is bounded by the length of its values (``call_costs``).
+statements too much. SQLite checks for an interrupt at every jump, at no cost. A single call of a function, which no
+interrupt can end, is bounded by the length of its values (``call_costs``).
 """
 
 import threading
@@ -13,18 +13,18 @@ from collections.abc import Callable
 
 import apsw
 
-TICK_S = 0.005  # between two looks
-IDLE_S = 0.5  # without any statement, after which nothing is looked at until the next one
+TICK_S = 0.005  # between two checks of the running statements
+IDLE_S = 0.5  # without a statement, after which the thread sleeps until the next statement
 
 
 class Interrupter:
-    """An interrupter of the statements of one user of connections, which runs one at a time.
+    """The interrupter of one user of connections, which runs one statement at a time.
 
     Args:
-        is_late: whether the statement that runs has run for too long; asked in another thread.
+        is_late: returns whether the running statement has run for too long; called in the watchdog's thread.
 
     Attributes:
-        has_cut: the watchdog or the progress handler has interrupted the statement that runs, or that ran last.
+        has_cut: whether the watchdog or the progress handler has interrupted the current statement.
     """
 
     __slots__ = ("__weakref__", "_db", "_is_late", "_lock", "has_cut")
@@ -37,7 +37,7 @@ class Interrupter:
         _WATCHDOG.add(self)
 
     def begin(self, db: apsw.Connection) -> None:
-        """From now on a statement runs on this connection."""
+        """Note that a statement begins to run on this connection."""
         with self._lock:
             self._db, self.has_cut = db, False
         _WATCHDOG.is_wanted = True
@@ -45,20 +45,20 @@ class Interrupter:
             _WATCHDOG.wake()
 
     def end(self) -> None:
-        """Note that the statement is over: from now on nothing is interrupted."""
+        """Note that the statement has ended, so that nothing is interrupted any more."""
         with self._lock:
             self._db, self.has_cut = None, False
 
     def caused(self, error: apsw.Error) -> bool:
         """Return whether an interrupt ended the statement that runs.
 
-        SQLite says so with a code of its own, but for one case: interrupted while it rewrites a window function, it
-        gives SQLITE_ERROR with a text about columns.
+        SQLite reports an interrupt as SQLITE_INTERRUPT, with one exception: if it is interrupted while it rewrites a
+        window function, it reports SQLITE_ERROR with a text about columns.
         """
         return isinstance(error, apsw.InterruptError) or (self.has_cut and type(error) is apsw.SQLError)
 
     def look(self) -> bool:
-        """Interrupt what runs, if it is late; return whether anything runs. Belongs to the watchdog."""
+        """Interrupt the running statement if it is late; return whether one runs. Only the watchdog calls this."""
         with self._lock:
             db = self._db
             if db is None:
@@ -73,11 +73,11 @@ class Interrupter:
 
 
 class _Watchdog:
-    """The watchdog of all interrupters, in one thread of the process that lives as long as it does.
+    """The watchdog of all interrupters: one thread, which lives as long as the process.
 
     Attributes:
-        is_wanted: a statement has begun since the last look.
-        sleeps: the thread waits to be woken.
+        is_wanted: whether a statement has begun since the last check.
+        sleeps: whether the thread waits to be woken.
     """
 
     def __init__(self) -> None:
@@ -93,11 +93,11 @@ class _Watchdog:
 
     def wake(self) -> None:
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():  # a forked process has none
+            if self._thread is None or not self._thread.is_alive():  # a forked process does not have the thread
                 self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
                 try:
                     self._thread.start()
-                except RuntimeError:  # no room for a thread: the progress handlers are still there
+                except RuntimeError:  # the machine has no room for a thread; the progress handlers still work
                     self._thread = None
                     return
             self.sleeps = False
@@ -118,7 +118,7 @@ class _Watchdog:
             if now - last > IDLE_S:
                 self._woken.clear()
                 self.sleeps = True
-                if not self.is_wanted:  # else one began in this moment, and saw us awake
+                if not self.is_wanted:  # otherwise a statement has just begun, which saw the thread awake
                     self._woken.wait()
                 self.sleeps, last = False, time.monotonic()
             time.sleep(TICK_S)

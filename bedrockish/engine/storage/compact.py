@@ -1,7 +1,7 @@
 """Rewrites the file of a stopped node with its live content only, so that no bytes of deleted data remain.
 
-SQLite marks deleted data as free and leaves the bytes where they are, in free pages and in free parts of others.
-A rewritten file has neither.
+SQLite marks deleted data as free and leaves the bytes where they are, in free pages and in the free parts of other
+pages. A rewritten file has neither.
 """
 
 import os
@@ -45,11 +45,11 @@ def compact(path: Path, prepare: Prepare) -> Compacted:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give the path of a node's database file")
     lock = FileLock(path)
-    path = path.resolve()  # of a link, its target
+    path = path.resolve()  # replace the target of a link, not the link
     fresh = path.with_name(path.name + ".compact")
     try:
         before = path.stat()
-        fresh.unlink(missing_ok=True)  # of one that was killed
+        fresh.unlink(missing_ok=True)  # left by a process that was killed
         if _write(path, fresh, prepare) != _read(fresh, prepare):
             raise ConfigError(
                 f"{path} would not have the same rows when it is written anew, so it stays as it is; run 'bedrockish "
@@ -77,7 +77,7 @@ def _read(path: Path, prepare: Prepare) -> tuple[str, Heads]:
 
 
 def _holds(db: apsw.Connection) -> tuple[str, Heads]:
-    """Return what a file must have afterwards: its rows, with rowids, and where its journal ends."""
+    """Return the digest of a file's rows and rowids, and the heads of its journal: the new file must have the same."""
     return digest(db), heads(db)
 
 
@@ -90,7 +90,7 @@ def _write(path: Path, fresh: Path, prepare: Prepare) -> tuple[str, Heads]:
         # DELETE mode removes the log, whose frames hold old rows; the node creates a new one. A reader prevents that.
         if db.pragma("journal_mode", "delete") != "delete":
             raise ConfigError(f"{path} is open elsewhere; close it there and try again")
-        db.pragma("auto_vacuum", INCREMENTAL)  # of the new one
+        db.pragma("auto_vacuum", INCREMENTAL)  # for the new file
         db.execute("VACUUM INTO ?", (str(fresh),))
         held = _holds(db)
     with open(fresh, "rb") as written:

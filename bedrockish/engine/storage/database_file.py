@@ -28,11 +28,11 @@ from bedrockish_journal.storage.own_objects import strange_objects
 from bedrockish_journal.storage.vector_modules import PACKAGES, VECTORS, Connection, installed
 from bedrockish_journal.storage.virtual_tables import rebuild_indexes, virtual_tables
 
-SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL that starts over while a checkpoint runs can lose commits
+SQLITE_VERSION_MIN = (3, 51, 3)  # an older version can lose commits if the WAL restarts while a checkpoint runs
 READABLE_BY_OTHERS = 0o077
-INCREMENTAL = 2  # auto_vacuum: free pages can be given back to the disk, some at a time
+INCREMENTAL = 2  # auto_vacuum: free pages can be returned to the disk, some at a time
 CACHE_KIB = 64 << 10
-WIDE_KIB = 256 << 10  # while a batch has something large
+WIDE_KIB = 256 << 10  # while the batch has a large write
 RECOVERY_MS = 5_000  # how long another program may take to recover the WAL of a node that was killed
 
 
@@ -80,7 +80,7 @@ class FileLock:
             ) from error
 
     def close(self) -> None:
-        """Let others have the file. The lock file stays: removing it would let two processes lock two files."""
+        """Release the lock. The lock file stays: if it were removed, two processes could lock two different files."""
         os.close(self._fd)
 
 
@@ -88,7 +88,7 @@ def place_of(path: str | os.PathLike[str], *, may_be_new: bool) -> Path:
     """Return the absolute path of a database file.
 
     Raises:
-        ConfigError: no file can be there, or none is there although it must.
+        ConfigError: no file can have this path, or the file must exist and does not.
     """
     place = Path(path).resolve()
     if place.is_dir() or not place.parent.is_dir():
@@ -100,7 +100,7 @@ def place_of(path: str | os.PathLike[str], *, may_be_new: bool) -> Path:
 
 
 def others_may_read(path: Path) -> bool:
-    """Return whether another user of the machine may read or write the file: made so, or by an earlier release."""
+    """Return whether another user of the machine may read or write the file."""
     return bool(path.stat().st_mode & READABLE_BY_OTHERS)
 
 
@@ -116,16 +116,16 @@ def check_version(version: str) -> None:
 
 
 class PageCache:
-    """How many pages the writer keeps: more of them until something large is committed.
+    """The page cache of the writer, which is larger while the open batch has a large write.
 
-    A changed page that has no room is written to the log in the middle of the transaction, and read again.
+    A changed page that is evicted from the cache is written to the WAL before the commit, and may be read back.
 
     Args:
-        db: the connection that writes.
-        memory_bytes: what all requests may take; of that, it has a quarter at most.
+        db: the writing connection.
+        memory_bytes: the memory that all requests may take; the larger cache has at most a quarter of it.
 
     Attributes:
-        is_wide: whether it keeps more.
+        is_wide: whether the cache is enlarged.
     """
 
     def __init__(self, db: apsw.Connection, memory_bytes: int) -> None:
@@ -144,18 +144,18 @@ class PageCache:
         self.is_wide = False
 
     def shrink(self) -> None:
-        """Let go of those that are not changed; they are read again when they are needed."""
+        """Evict all unchanged pages; they are read again when they are needed."""
         self._db.execute("PRAGMA shrink_memory").fetchall()
 
 
 def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prepare) -> apsw.Connection:
     """Open the file, with SQLite set as the engine needs it and the system tables in place; the caller has the lock.
 
-    ``prepare`` adds functions and collations before anything is looked at.
+    ``prepare`` adds functions and collations before any table is read.
 
     Raises:
         ConfigError: the file cannot be used; the text says why and what to do.
-        DamagedError: it is a node's, and cannot be read.
+        DamagedError: the file is a node's, and cannot be read.
     """
     check_version(apsw.sqlite_lib_version())
     remove_scratch(path)  # before any write: such files may have filled the disk
@@ -170,7 +170,7 @@ def connect(path: Path, founding: Founding | None, limits: Limits, prepare: Prep
             prepare(db)
             _begin(db)
             _found(db, path, founding)
-            db.set_busy_timeout(0)  # from now on the file is ours, and waiting for anybody would stop the node
+            db.set_busy_timeout(0)  # no other program may write now, and a wait for a lock would stop the node
         except BaseException:
             db.close()
             raise
@@ -193,7 +193,7 @@ def is_node_file(path: Path) -> bool:
 
 @contextmanager
 def _looking_into(path: Path) -> Iterator[apsw.Connection]:
-    """Open a file before its node does; nothing is written to it."""
+    """Yield a connection to a file that its node has not opened yet; nothing is written to the file."""
     with closing(Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
         db.set_busy_timeout(RECOVERY_MS)
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -203,11 +203,11 @@ def _looking_into(path: Path) -> Iterator[apsw.Connection]:
 def check_alone(path: Path, node: str, founders: Collection[str]) -> None:
     """Make sure that a new node does not found a cluster with tables that the other founders do not have.
 
-    Nothing would bring them there: no commit made them. The others would be the majority that says what is right, and
-    this file would be filled again from theirs.
+    No commit made these tables, so they would not reach the other founders. The others would be the majority, and this
+    node's file would be filled again from theirs.
 
     Raises:
-        ConfigError: it has tables, and there are other founders.
+        ConfigError: the file has tables, and there are other founders.
     """
     others = sorted(name for name in founders if name != node)
     if not others or not path.is_file():
@@ -280,7 +280,7 @@ def _set_up(db: apsw.Connection, path: Path, limits: Limits) -> None:
         if no_room := why_not_writable(path):
             raise NoRoomError(f"{path} may only be read: {no_room}")
         raise ConfigError(f"{path} may not be written by this user; change its permissions, or the user of the node")
-    # After a crash the first program that opens the file recovers the WAL, alone: it may be one that only reads.
+    # After a crash the first program that opens the file, even a reader, recovers the WAL and locks others out.
     db.set_busy_timeout(RECOVERY_MS)
     db.pragma("auto_vacuum", INCREMENTAL)  # works only on a file that is still empty; others stay as they are
     mode = db.pragma("journal_mode", "wal")  # readers in parallel with the writer, and one file to sync
@@ -320,7 +320,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
             tables.check_references()
         except UnsupportedError as error:
             raise ConfigError(f"{path} cannot be a node's file: {error}") from error
-        rebuild_indexes(db)  # a program may have let one fall behind its table
+        rebuild_indexes(db)  # another program may have let an index fall behind its table
         began_with = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         system.create(db)
         store.create(db)
@@ -330,7 +330,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         system.set_meta(db, "store", founding.store)
         system.set_meta(db, "schema_version", 0)
         system.set_meta(db, "batches", 0)
-        system.set_meta(db, "began_with", began_with[0] if began_with else 0)  # if any, the journal is not all there is
+        system.set_meta(db, "began_with", began_with[0] if began_with else 0)  # if not 0, the journal is incomplete
         membership = encode_membership(founding.membership)
         system.set_meta(db, "bootstrap", membership)  # the first membership: auditors count quorums by it
         system.set_meta(db, "membership", membership)  # the current membership
@@ -340,7 +340,7 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
         found = system.get_meta(db, "format")
         if found != system.FORMAT:
             raise ConfigError(f"{path} has the format {found}, this program reads {system.FORMAT}; use its own version")
-        schema.create(db)  # which files of earlier versions do not have
+        schema.create(db)  # files of earlier versions lack these tables
         _check_own(db, path)
         _check_level(path, decode_membership(system.get_meta(db, "membership")).level)
         node = system.get_meta(db, "node")
@@ -348,11 +348,11 @@ def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
             raise ConfigError(f"{path} is the file of node {node}, not of {founding.node}; give each node its own file")
         store.complete(db)
         system.complete(db)
-        remove_leftovers(db)  # of a process that was killed
+        remove_leftovers(db)  # left by a process that was killed
     db.execute("COMMIT")
 
 
 def set_up_reader(reader: apsw.Connection) -> None:
     """Set the options of a connection that only reads."""
     reader.set_busy_timeout(5_000)
-    reader.pragma("foreign_keys", 1)  # a client that asks is told what holds for the writer
+    reader.pragma("foreign_keys", 1)  # a client that queries the PRAGMA gets the writer's value

@@ -5,11 +5,11 @@ between its other work; no part of the build is replicated. A failure here ends 
 then runs when the change comes into force. A build does not outlive its process.
 
 1. The build takes a snapshot and reads its rows in the order of the index; SQLite sorts them in another thread.
-2. They go into the index through the *stand-in* (``index_plan``), some thousand at a time. In that order each page of
-   the index is written once; in the order of the rows each row would write another one.
-3. Rows that change during the build are noted. When the whole snapshot is in, their old entries are removed and then
-   their new ones are added, a slice at a time. Only this order keeps two rows that swapped their values under a
-   unique index from being taken for duplicates.
+2. The rows are added to the index through the *stand-in* (``index_plan``), some thousand at a time. In the order of the
+   index each page is written once; in the order of the rows each row would write another page.
+3. Rows that change during the build are noted. When the whole snapshot is added, their old entries are removed, and
+   then their new entries are added, a slice at a time. Only this order keeps two rows that swapped their values under
+   a unique index from being taken for duplicates.
 4. From then on each applied transaction changes the index, too, so that it always matches the table.
 5. When the change comes into force, the index's row in ``sqlite_schema`` is rewritten, as an index of the user's table.
 
@@ -38,47 +38,47 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 from bedrockish_journal.storage.wide_rows import all_of, select
 
 SLICE_ROWS, SLICE_BYTES = 2_000, 256 << 10
-SLICES = 4  # that are read at a time, since a thread has to be waited for
-EDIT_ROWS = 64  # that the stand-in has at a time: about a page of them
-LOADED = 2 / 3  # of the rows, from which on SQLite would not sort and put in all of them sooner than we the others ...
-LEFT_MAX = 250  # ... if these are no more slices than that: they stay in memory until the batch is committed
-NOTED_MAX = 1_000_000  # rows that change while the index is built; with more it is given up
-SAMPLES = 64  # rows whose entries are looked up before the index is the table's
-ASK_STEPS = 10_000  # of SQLite's that sorts, until it asks whether the index is still wanted
-CACHE_KIB = 16 << 10  # of the connection that sorts
+SLICES = 4  # slices that are read at a time, because each read waits for a thread
+EDIT_ROWS = 64  # rows that the stand-in has at a time: about a page
+LOADED = 2 / 3  # once this part of the rows is loaded, the rest takes less time than SQLite's own CREATE INDEX ...
+LEFT_MAX = 250  # ... and is loaded at once if it has no more slices: these stay in memory until the batch is committed
+NOTED_MAX = 1_000_000  # rows that may change while the index is built; with more, the build is given up
+SAMPLES = 64  # rows whose entries are looked up before the index becomes the table's
+ASK_STEPS = 10_000  # steps of SQLite's sort after which it checks whether the build is still wanted
+CACHE_KIB = 16 << 10  # page cache of the connection that sorts
 
 _VALUE_BYTES = 8
 _CLOSED = "not all of its rows were read before its time came, or before the node was to end"
 
 
 class Phase(Enum):
-    """How far a building is."""
+    """The phases of a build."""
 
-    LOADING = "loading"  # rows are put in
-    REMOVING = "removing"  # entries of rows that have changed since are taken out
-    ADDING = "adding"  # and put in as they are now
-    READY = "ready"  # it is what the change makes
+    LOADING = "loading"  # rows of the snapshot are added
+    REMOVING = "removing"  # old entries of rows that have changed since the snapshot are removed
+    ADDING = "adding"  # new entries of these rows are added
+    READY = "ready"  # the result matches the table
     FAILED = "failed"
 
 
 class Build:
     """The build of one result of a schema change, from the rows of one table.
 
-    Why so large: Loading, sorting and catching up work on the same rows, and a build may be anywhere in them when it is
-    ended.
+    Why so large: Loading, sorting and catching up work on the same rows, and a build may be ended in any of these
+    phases.
 
     Args:
-        db: the connection that writes.
-        plan: what is built.
-        txid: the change of the schema that makes it.
-        version: of the schema, before that.
+        db: the writing connection.
+        plan: the plan of the build.
+        txid: the schema change that makes the result.
+        version: version of the schema before the change.
 
     Attributes:
-        phase: how far it is.
-        failure: why it failed.
-        rows: how many of the snapshot's were put in.
-        is_late: the change comes into force now.
-        slice_bytes: about how many bytes of rows are put in at a time.
+        phase: the phase of the build.
+        failure: why the build failed.
+        rows: how many rows of the snapshot were added.
+        is_late: whether the change comes into force now.
+        slice_bytes: about how many bytes of rows are added at a time.
     """
 
     slice_bytes = SLICE_BYTES
@@ -94,34 +94,34 @@ class Build:
         self._fetched: deque[list[Row]] = deque()
         self._is_all_fetched = False
         self._total = 0  # rows of the table at the snapshot, once counted
-        self._slices = 0  # that were put in
+        self._slices = 0  # slices that were added
         self._lock = Lock()  # guards the reading connection, and the rows it has read
-        self._stale: set[int] = set()  # rows that have changed, whose entries are still those of the snapshot
-        self._missing: set[int] = set()  # rows whose entries are still to be put in
+        self._stale: set[int] = set()  # changed rows whose entries are still those of the snapshot
+        self._missing: set[int] = set()  # rows whose entries are still to be added
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it has not failed: rows that change matter to it."""
+        """Whether the build has not failed, so that it has to note rows that change."""
         return self.phase is not Phase.FAILED
 
     def hurry(self) -> None:
-        """Finish, since the change is due: ``next_edit`` now fetches its input itself, or the build is given up."""
+        """Note that the change is due: ``next_edit`` now fetches rows itself; with much left, give the build up."""
         self.is_late = True
         if self.phase is Phase.LOADING and not self.is_nearly_done:
             self.interrupt()
 
     def fail(self, why: str) -> None:
-        """Give it up."""
+        """Give the build up, and keep the first reason."""
         if self.phase is not Phase.FAILED:
             self.phase, self.failure = Phase.FAILED, why
 
     # -- the snapshot ----------------------------------------------------------------------------------------------
 
     def begin(self, connect: Callable[[], apsw.Connection]) -> None:
-        """Take the snapshot, when the file has all that was applied; ``connect`` opens a connection that only reads.
+        """Take the snapshot; the file must have all applied entries. ``connect`` opens a connection that only reads.
 
         Raises:
-            apsw.Error: that is not possible.
+            apsw.Error: the connection or the snapshot fails.
         """
         self._reader = reader = connect()
         # SQLite ignores an interrupt just before a sort, and closing the connection would then wait for the sort.
@@ -131,7 +131,7 @@ class Build:
         reader.execute("PRAGMA main.user_version").fetchall()
 
     def fetch(self) -> None:
-        """Read the next slices of the snapshot, in another thread; the first time takes until all of it is sorted."""
+        """Read the next slices of the snapshot, in another thread; the first call lasts until all rows are sorted."""
         with self._lock:
             for _ in range(SLICES):
                 if self._reader is None or self._is_all_fetched or self.phase is Phase.FAILED:
@@ -149,14 +149,14 @@ class Build:
                 self._fetched.append(found)
 
     def interrupt(self) -> None:
-        """Give it up, and let a thread that reads the snapshot end soon."""
+        """Give the build up, and interrupt a thread that reads the snapshot."""
         self.fail(_CLOSED)
         reader = self._reader
         if reader is not None:
             reader.interrupt()
 
     def close(self, *, wait: bool = True) -> None:
-        """Let go of the snapshot; without ``wait`` only if no thread reads it."""
+        """Release the snapshot; without ``wait`` only if no thread reads it."""
         if not self._lock.acquire(blocking=wait):
             return
         try:
@@ -167,12 +167,12 @@ class Build:
         finally:
             self._lock.release()
 
-    # -- what is to be done next -----------------------------------------------------------------------------------
+    # -- the next edit ---------------------------------------------------------------------------------------------
 
     def next_edit(self) -> tuple[list[Row], list[Row]] | None:
-        """Return the rows whose entries go and those whose entries come next; None if there is nothing to do now.
+        """Return the rows whose entries to remove next, and the rows whose entries to add; None if none are ready.
 
-        Everything up to now must be in the tables of the connection that writes, and nothing else.
+        On the writing connection, the tables must have all applied entries and no other change.
         """
         if self.phase is Phase.LOADING:
             if self.is_late and self.is_waiting:
@@ -202,7 +202,7 @@ class Build:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether more has to be fetched before there is something to do."""
+        """Whether the next edit has to wait until more rows are fetched."""
         return self.phase is Phase.LOADING and not self._fetched
 
     @property
@@ -212,7 +212,7 @@ class Build:
         return self.rows > LOADED * self._total and left * self._slices <= LEFT_MAX * self.rows
 
     def touched(self, transaction: Transaction, schema: int) -> Collection[int]:
-        """Return the rows that a transaction changes in the table of which this is made, if ``schema`` is its own."""
+        """Return the rowids that a transaction changes in the build's table; none if ``schema`` is another version."""
         if not self.is_at_work or self.version != schema:
             return ()
         if transaction.kind != ROWS or self.plan.table.encode() not in transaction.changes:
@@ -223,11 +223,11 @@ class Build:
                 if change.table == self.plan.table:
                     touched |= {rowid for rowid in (change.rowid, change.rowid_after) if rowid is not None}
         except EntryMalformedError:
-            return ()  # applying it says so
+            return ()  # applying the entry reports the error
         return touched
 
     def before(self, rowids: Iterable[int]) -> list[Row]:
-        """Note rows of the table that are about to change; return those whose entries have to go now."""
+        """Note rows of the table that are about to change; return the rows whose entries to remove now."""
         touched = set(rowids)
         if self.phase is Phase.LOADING:
             self._stale |= touched
@@ -238,9 +238,9 @@ class Build:
         return []
 
     def after(self, rowids: Iterable[int]) -> list[Row]:
-        """Return those of rows that have just changed whose entries have to come now."""
+        """Note rows of the table that have just changed; return the rows whose entries to add now."""
         touched = set(rowids)
-        if self.phase is Phase.REMOVING:  # an old entry of another row may still be in the way
+        if self.phase is Phase.REMOVING:  # under a unique index, another row's old entry may still be in the way
             self._missing |= self._settled(touched)
             return []
         if self.phase in (Phase.ADDING, Phase.READY):
@@ -262,21 +262,21 @@ class Build:
             self.fail(f"a row of its table cannot be read: {error}")
         return found
 
-    # -- on the connection that writes; each can be done again -----------------------------------------------------
+    # -- on the writing connection; a batch may repeat each of these actions ---------------------------------------
 
     def create(self) -> None:
         """Create the stand-in."""
         self.guarded(self._create)
 
     def edit(self, removed: Sequence[Any], added: Sequence[Any]) -> None:
-        """Take something out, and then put something in."""
+        """Remove the entries of some rows, and then add the entries of others."""
         if self.phase is not Phase.FAILED:
             self.guarded(lambda: self._edit(removed, added))
 
     def move(self) -> bool:
-        """Make the result the user's, and return whether that succeeded.
+        """Put the result in place under its own name, and return whether that succeeded.
 
-        It does not if the table's definition has changed, or if the result fails its checks.
+        It fails if the build is not ready, if the table's definition has changed, or if the result fails its checks.
         """
         db = self._db
         if self.phase is not Phase.READY or not stand_ins(db):
@@ -295,7 +295,7 @@ class Build:
         return moved
 
     def guarded(self, action: Callable[[], None]) -> None:
-        """Do something whole or not at all; if it cannot be done, give the building up, and nothing else."""
+        """Run an action under a savepoint; if SQLite refuses the action, roll it back and give the build up."""
         db = self._db
         db.execute("SAVEPOINT beside")
         try:
@@ -356,7 +356,7 @@ class IndexBuild(Build):
             db.executemany(self._remove_bare, [row[:1] for row in some])
 
     def _describe_bare(self) -> None:
-        """Have this connection, and it alone, know the stand-in by another name, as a table without an index."""
+        """Make the stand-in known to this connection only under another name, as a table without an index."""
         describe(self._db, BARE, root_of(self._db, STAND_IN), self.plan.bare_sql)
 
     def _move(self) -> bool:
@@ -366,19 +366,20 @@ class IndexBuild(Build):
             # At the end, where CREATE INDEX puts it: on every node the order of a table's indexes is the same.
             db.execute(DESCRIBE, ("index", plan.name, plan.table, root, plan.sql))
             db.execute("DELETE FROM sqlite_schema WHERE name = ?", (STAND_IN_INDEX,))
-            # So every connection reads the schema again, this one at its next statement, and a rollback counts, too.
+            # A new version makes every connection read the schema again, this one at its next statement, and also after
+            # a rollback.
             version: int = db.pragma("schema_version")
             db.execute(f"PRAGMA main.schema_version = {version + 1}")
         db.execute(f"DROP TABLE {STAND_IN}")
         return self._is_right()
 
     def _is_right(self) -> bool:
-        """Return whether the entries of some rows are found by their values; of an index of plain columns only."""
+        """Return whether the entries of some rows are found by the rows' values; True if the index is not plain."""
         plan, db = self.plan, self._db
         if not plan.is_plain:
             return True
         rowid, table = plan.rowid, quote(plan.table)
-        # In one query of both SQLite would read the whole table.
+        # In a single SELECT of min and max, SQLite would read the whole table.
         ends = f"SELECT (SELECT min({rowid}) FROM {table}), (SELECT max({rowid}) FROM {table})"
         bounds: Any = db.execute(ends).fetchall()[0]
         least, most = bounds
@@ -397,12 +398,12 @@ class IndexBuild(Build):
 
 
 def _taken(rowids: set[int]) -> list[int]:
-    """Take some out of a set."""
+    """Remove up to ``SLICE_ROWS`` rowids from a set, and return them."""
     return [rowids.pop() for _ in range(min(len(rowids), SLICE_ROWS))]
 
 
 def some(rows: Iterator[Row], most: int) -> list[Row]:
-    """Return the next slice of some rows; an empty one at their end."""
+    """Return the next slice of some rows; empty at their end."""
     found: list[Row] = []
     size = 0
     for row in rows:

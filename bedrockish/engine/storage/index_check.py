@@ -23,7 +23,7 @@ from bedrockish_journal.storage.wide_rows import all_of
 T = TypeVar("T")
 Reader = apsw.Connection
 Key = tuple[Any, ...]  # the rowid, or the values of the primary key
-# All in the schema ``main``: on a connection that unpacks entries there is a view of the journal's name.
+# All queries name the schema ``main``: a connection that unpacks entries has a TEMP view with the journal's name.
 _TABLES = """SELECT DISTINCT listed.name FROM pragma_table_list AS listed
   JOIN pragma_index_list(listed.name, 'main') AS one
   WHERE listed.schema = 'main' AND listed.type = 'table' AND (one.origin <> 'pk' OR NOT listed.wr)
@@ -33,8 +33,8 @@ _COLUMNS = "SELECT name, pk FROM pragma_table_xinfo(?, 'main') ORDER BY pk"
 _INDEXES = """SELECT one.name, kept.sql FROM pragma_index_list(?1, 'main') AS one
   JOIN main.sqlite_schema AS kept ON kept.type = 'index' AND kept.name = one.name WHERE one.origin <> 'pk' OR NOT ?2"""
 _TERMS = "SELECT cid, name, coll FROM pragma_index_xinfo(?, 'main') WHERE key ORDER BY seqno"
-_EXPRESSION = -2  # placeholder of a column there
-ROW = "bedrockish_row"  # no table of a user's has such a name
+_EXPRESSION = -2  # the column number that SQLite lists for an expression
+ROW = "bedrockish_row"  # no user's table has such a name
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Looked:
 
 
 def on_reader(connect: Callable[[], Reader], action: Callable[[Reader], T]) -> T:
-    """Do something on a connection of its own, which only reads.
+    """Run an action on a new connection that only reads, and return its result.
 
     Raises:
         DamagedError: a page cannot be read.
@@ -69,7 +69,7 @@ def on_reader(connect: Callable[[], Reader], action: Callable[[Reader], T]) -> T
 
 
 def tables_with_indexes(db: apsw.Connection) -> list[str]:
-    """Return the tables that have an index besides their own tree, the node's own among them."""
+    """Return the tables that have an index besides their own B-tree, including system tables."""
     return [str(name) for (name,) in db.execute(_TABLES)]
 
 
@@ -86,10 +86,10 @@ def look(db: apsw.Connection, name: str, after: Key | None, limit: int) -> Looke
     """Look a range of rows up in the indexes of their table.
 
     Args:
-        db: a connection that only reads; one snapshot is taken of it.
-        name: of the table. One that is not there any more has no rows.
+        db: a connection that only reads; the check takes one snapshot on it.
+        name: name of the table; a table that was dropped has no rows.
         after: the key before the first row; None: from the beginning.
-        limit: rows at most.
+        limit: the greatest number of rows.
 
     Raises:
         CorruptError: a page cannot be read.
@@ -166,10 +166,10 @@ def _first_lacking(
         is_unique = _finds_at_once(db, query, values, index, len(terms) + len(keys), len(terms))
         if is_unique is None:
             return None
-        if is_unique:  # of NULL it may have many, of which each would be looked at
+        if is_unique:  # a unique index may have many entries with NULL, and SQLite would look at each of them
             query += "".join(f" AND {ROW}.t{place} IS NOT NULL" for place in range(len(terms)))
         found: Any = db.execute(f"{query} LIMIT 1", values).fetchone()
-    except (apsw.SQLError, UnicodeDecodeError):  # a function of a plugin that fails, text that no client has written
+    except (apsw.SQLError, UnicodeDecodeError):  # a plugin's function failed, or a text is not UTF-8
         return None
     return None if found is None else tuple(found)
 
@@ -177,7 +177,10 @@ def _first_lacking(
 def _finds_at_once(
     db: apsw.Connection, query: str, values: list[Any], index: str, compared: int, terms: int
 ) -> bool | None:
-    """Return whether an entry is found by its terms alone, as it is unique, and not by the key, too; None: by less."""
+    """Return whether SQLite finds an entry by its terms alone, as in a unique index; None: by fewer terms than all.
+
+    False: SQLite uses the key of the row, too.
+    """
     plan: Any = db.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
     searches = [str(row[3]) for row in plan if f"INDEX {index} (" in row[3] and str(row[3]).startswith("SEARCH")]
     if len(searches) != 1:
@@ -189,11 +192,11 @@ def _finds_at_once(
 
 
 def _made_of(db: apsw.Connection, index: str, sql: object) -> tuple[list[str], str]:
-    """Return the terms of an index, as they are compared in it, and for which rows it has an entry."""
+    """Return the terms of an index with their collations, and the condition for a row to have an entry in it."""
     columns: Any = db.execute(_TERMS, (index,)).fetchall()
     condition = "true"
     expressions: list[str] = []
-    if isinstance(sql, str):  # else SQLite has made it for a constraint
+    if isinstance(sql, str):  # otherwise SQLite made the index for a constraint
         try:
             words = take_apart(sql, list(tokens(sql)))
             if words is None:
@@ -212,7 +215,7 @@ def _made_of(db: apsw.Connection, index: str, sql: object) -> tuple[list[str], s
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield the terms of an index as they are written, without their order and collation."""
+    """Yield the terms of an index as they are written, without ASC and DESC."""
     depth = begins = 0
     end = 0
     for token in [*tokens(text), None]:

@@ -1,11 +1,11 @@
 """Plans an online index build: the tables that stand in for the user's table during it, and the queries that feed them.
 
-SQLite puts entries into an index only with a row of its table. So the index is created on a system table, the
-*stand-in*, which has the columns that the index is made of, with their names, types and collations. The content of the
-index is then byte for byte that of an index on the user's table, be it unique, partial or of expressions.
+SQLite adds an entry to an index only together with a row of its table. So the index is created on a system table, the
+*stand-in*, which has the index's columns with their names, types and collations. The content of the index is then byte
+for byte that of an index on the user's table, also if it is unique, partial or on expressions.
 
-All of it is tried first, in an in-memory database that has the user's table alone. A statement that fails this trial
-is built as any other schema statement is run.
+The plan is tried first, in an in-memory database that has only the user's table. A statement that fails this trial is
+not built online: it runs like any other schema statement.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.storage.virtual_tables import FTS5, parse_virtual
 
 P = TypeVar("P", bound="Plan")
-COLUMNS_MAX = 500  # of an FTS5 index that is built online
+COLUMNS_MAX = 500  # an FTS5 index with as many columns is not built online
 _FORM = "SELECT name, desc, coll, key FROM pragma_index_xinfo(?) ORDER BY seqno"
 
 
@@ -38,11 +38,11 @@ class Plan:
         table_sql: the statement that made it.
         name: name of the result.
         sql: the statement that makes the result, as SQLite keeps it.
-        stand_in_sql: makes the stand-in.
+        stand_in_sql: the statement that makes the stand-in.
         rowid: a name of the rowid, in the table as in the stand-in, quoted.
-        columns: columns of the stand-in that its rows are given by: the rowid, and then those of the result.
-        load: selects all such rows of the table that have an entry, in the order of the entries.
-        one: selects the row of one rowid.
+        columns: the columns of the stand-in's rows: the rowid, and then the columns of the result.
+        load: the query for these columns of all rows that have an entry, in the order of the entries.
+        one: the query for these columns of the row with one rowid.
     """
 
     table: str
@@ -66,10 +66,10 @@ class IndexPlan(Plan):
     """The plan of the build of an index.
 
     Attributes:
-        bare_sql: describes the stand-in once more, as a table without the index.
-        index_sql: makes the index on the stand-in.
-        is_plain: each row has an entry, of columns alone.
-        terms: the names of the columns of an entry, if it is plain.
+        bare_sql: the statement that describes the stand-in as a table without the index.
+        index_sql: the statement that makes the index on the stand-in.
+        is_plain: whether each row has an entry, and each term of an entry is a column.
+        terms: the names of the columns of an entry, if the index is plain.
     """
 
     bare_sql: str
@@ -83,7 +83,7 @@ class SearchPlan(Plan):
     """The plan of the build of an FTS5 index on the rows of a table.
 
     Attributes:
-        near: selects the rows from a rowid on, in order.
+        near: the query for the rows from a rowid on, in order.
     """
 
     near: str
@@ -94,12 +94,12 @@ class Words:
     """The parts of a CREATE INDEX.
 
     Attributes:
-        unique: it has that word.
-        table: the name of the table, as it is written there.
+        unique: whether it has the word UNIQUE.
+        table: the name of the table, as the statement spells it.
         terms: the text in the parentheses.
-        where: from WHERE on, or empty.
-        rest: from the parenthesis on.
-        names: the words in the rest that may name a column, folded.
+        where: the text from WHERE on, or empty.
+        rest: the text from the opening parenthesis on.
+        names: the words in ``rest`` that may name a column, folded.
     """
 
     unique: bool
@@ -116,7 +116,7 @@ def makes_index(steps: Sequence[Step]) -> bool:
 
 
 def makes_search(steps: Sequence[Step]) -> bool:
-    """Return whether a change of the schema makes an FTS5 index on the rows of a table, and then only what is quick."""
+    """Return whether a change of the schema makes an FTS5 index on a table's rows, and its other steps are quick."""
     return bool(_content(*_search_statement(steps)))
 
 
@@ -272,13 +272,13 @@ def _planned_search(trial: apsw.Connection, statement: str, table: Table, table_
 
 
 def _described(trial: apsw.Connection, table: str, column: str) -> str:
-    """Return the definition of a column for a table that has it as an ordinary one."""
+    """Return a column's definition for the stand-in, where also a generated column is an ordinary column."""
     kind, collation, *_ = trial.column_metadata("main", table, column)
     return f"{quote(column)} {kind or ''} COLLATE {quote(collation or 'BINARY')}"
 
 
 def only_statement(steps: Sequence[Step]) -> tuple[str, list[Token]]:
-    """Return a schema change that is one statement, and its tokens up to the semicolon; nothing if it is more."""
+    """Return the only statement of a schema change, and its tokens up to the semicolon; ``("", [])`` if it has more."""
     if len(steps) != 1 or steps[0].kind != DO or steps[0].told:
         return "", []
     try:

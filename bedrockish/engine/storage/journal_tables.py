@@ -26,8 +26,8 @@ from bedrockish_journal.storage import schema_history as schema
 logger = logging.getLogger(__name__)
 
 HOLD = "hold:"
-WINDOW_ENTRIES_MAX = 50_000  # settled entries that a start reads: a second
-WINDOW_BYTES_MAX = 256 << 20  # and how many bytes of them
+WINDOW_ENTRIES_MAX = 50_000  # settled entries that a start reads at most, which takes a second
+WINDOW_BYTES_MAX = 256 << 20  # bytes of settled entries that a start reads at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Room:
     """The node's file.
 
     Attributes:
-        free: how many pages are free.
-        pages: how many pages it has.
-        can_shrink: whether free pages can be given back to the disk; False in a file that an earlier release made.
+        free: number of free pages.
+        pages: number of all pages.
+        can_shrink: whether free pages can be returned to the disk; False in a file that an earlier release made.
     """
 
     free: int
@@ -76,7 +76,7 @@ class DamagedEntries(dict[str, str]):
         self._node = node
 
     def note(self, place: str, why: str) -> None:
-        """Note one, and tell people of it once."""
+        """Note a damaged entry, and log it the first time."""
         if place not in self:
             self[place] = why
             logger.error(
@@ -91,28 +91,28 @@ class Journal:
 
     Args:
         db: the writing connection.
-        write: does something in the open batch, in a way that can be done again.
-        damaged: where entries are noted that are.
+        write: runs an action in the open batch, and again whenever the batch is written again.
+        damaged: where damaged entries are noted.
     """
 
     def __init__(self, db: apsw.Connection, write: Callable[..., None], damaged: DamagedEntries) -> None:
         self._db, self._write, self._damaged = db, write, damaged
         row = db.execute("SELECT max(clock) FROM bedrockish_journal WHERE repeat = 0").fetchone()
         self.applied_clock: int = (row[0] if row is not None else None) or 0  # the greatest clock that was applied
-        self.horizon = Txid(*pruning.horizon(db))  # the greatest name that was removed
-        self.forgotten_ms = pruning.forgotten_ms(db)  # of commands made up to then, ids may have been forgotten
+        self.horizon = Txid(*pruning.horizon(db))  # the greatest txid that was removed
+        self.forgotten_ms = pruning.forgotten_ms(db)  # ids of commands made up to this time may have been deleted
         self._pack_from: dict[str, int] = {}  # where in each timeline the next pack may begin
-        self._not_here = ""  # the command that was looked for last, if it was not found and nothing has come since
+        self._not_here = ""  # the command looked up last, if it was not found and no entry was appended since
 
     def recover(self, applied: Vector, heads: Mapping[str, bytes], batches: int, window_ms: int) -> Recovered:
-        """Return what the file knows.
+        """Return the state with which the core starts, read from the file.
 
         Args:
-            applied: the last tick applied of each timeline.
-            heads: its hash.
-            batches: how many batches the file has seen.
-            window_ms: how far below what was settled entries are still wanted; the newest of them are read, as many as
-                take a moment, while the caller goes through them.
+            applied: the last applied tick of each timeline.
+            heads: the hash of that entry of each timeline.
+            batches: how many batches were committed in the life of the file.
+            window_ms: how far below the settled clock the wanted entries begin. Of the settled entries only the newest
+                are read (``WINDOW_ENTRIES_MAX``, ``WINDOW_BYTES_MAX``), while the caller iterates over the window.
         """
         db = self._db
         safe = int(system.get_meta(db, "safe") or 0)
@@ -144,10 +144,10 @@ class Journal:
         )
 
     def _window(self, settled: int, clock: int) -> Iterator[Entry]:
-        """Yield the entries above a clock; without those that are settled and damaged, which count as dropped.
+        """Yield the entries above a clock, without settled entries that are damaged; these are noted.
 
         Raises:
-            DamagedError: one is damaged that may not be settled: the node cannot tell what it has to know of it.
+            DamagedError: a damaged entry is not known to be settled, so the node cannot start without it.
         """
         for row in store.tail_stored(self._db, clock):
             try:
@@ -166,9 +166,9 @@ class Journal:
         return store.clock_before(self._db, WINDOW_ENTRIES_MAX, WINDOW_BYTES_MAX)
 
     def conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
-        """Return whether an access set conflicts with an entry up to these ticks that a base has under no place.
+        """Return whether an access set conflicts with an entry up to ``upto`` whose transaction is not in a base.
 
-        None: one of them is not here, or not yet, or damaged; or places of it may have been removed.
+        None: unknown, because an entry is missing or damaged, or because a place of it may have been removed.
         """
         for leader, last in upto.items():
             tick = base.get(leader, 0)
@@ -181,7 +181,7 @@ class Journal:
                     if conflict(access_set, entry.transaction.access_set) is not None and not any(
                         base.get(other, 0) >= place for other, place in store.find_places(self._db, entry.txid)
                     ):
-                        # The base may have another place of it that was removed from the journal.
+                        # The base may have the transaction at another place, which was removed from the journal.
                         return None if entry.txid <= self.horizon else True
             except EntryMalformedError:
                 return None
@@ -193,66 +193,66 @@ class Journal:
 
     @property
     def removed(self) -> dict[str, int]:
-        """The last tick of each timeline that was removed."""
+        """The last removed tick of each timeline."""
         return {leader: mark.tick for leader, mark in pruning.marks(self._db).items()}
 
     @property
     def size(self) -> Size:
-        """How much there is."""
+        """The size of the journal."""
         return Size(*pruning.size(self._db))
 
     @property
     def rough_bytes(self) -> int:
-        """About how many bytes there are, found without counting the entries."""
+        """About how many bytes the journal has, found without counting its entries."""
         return pruning.rough_bytes(self._db)
 
     def aged(self, clock: int) -> int:
-        """Return a clock up to which all may be removed as too old; see ``pruning.aged``."""
+        """Return a clock up to which all entries may be removed as too old; see ``pruning.aged``."""
         return pruning.aged(self._db, clock)
 
     def clock_at(self, fraction: float) -> int:
-        """Return a clock at or below which this part of the transactions lies, the oldest ones."""
+        """Return a clock at or below which about this fraction of the transactions lies, the oldest ones."""
         return pruning.clock_at(self._db, fraction)
 
     def plan(self, clock: int, held: Mapping[str, int] | None) -> dict[str, int]:
-        """Return up to which ticks the journal can be removed; see ``pruning.plan``."""
+        """Return the last tick of each timeline that can be removed; see ``pruning.plan``."""
         waiting = schema.scheduled(self._db)
         if waiting is not None:
             clock = min(clock, waiting.txid.clock - 1)  # its statements are still to be run
         return pruning.plan(self._db, clock, held)
 
     def remove(self, upto: Mapping[str, int], most: int, most_bytes: int) -> None:
-        """Remove some of the beginning in the open batch, up to so many entries, and bytes of bodies, at a time."""
+        """Remove the oldest entries in the open batch, but only ``most`` entries or about ``most_bytes`` of bodies."""
         self._write(pruning.remove, self._db, dict(upto), most, most_bytes)
         self.horizon = Txid(*pruning.horizon(self._db))
 
     def next_run(self, clock: int) -> packing.Run | None:
-        """Return what can be packed next, of entries up to a clock; see ``packing.next_run``. ``pack`` has to follow.
+        """Return the next entries to pack, up to a clock; see ``packing.next_run``. ``pack`` has to follow.
 
-        The last entry of a timeline stays as it is.
+        The last entry of a timeline is not packed.
         """
         upto = {leader: tick - 1 for leader, tick in store.applied(self._db).items()}
         return packing.next_run(self._db, upto, clock, self._pack_from)
 
     def pack(self, pack: packing.Pack) -> None:
-        """Put a pack instead of the bytes of its entries, in the open batch."""
+        """Replace the bytes of entries by their pack, in the open batch."""
         self._write(packing.write, self._db, pack)
 
     @property
     def room(self) -> Room:
-        """How much of the file is free."""
+        """The free and all pages of the file."""
         free, pages = (int(self._db.pragma(name)) for name in ("freelist_count", "page_count"))
         return Room(free, pages, can_shrink=self._db.pragma("auto_vacuum") == INCREMENTAL)
 
     def shrink(self, pages: int) -> None:
-        """Give so many free pages back to the disk in the open batch, by moving those at the file's end into them.
+        """Return ``pages`` free pages to the disk, by moving pages from the file's end into them, in the open batch.
 
-        The file becomes shorter when a checkpoint has copied that.
+        The file becomes shorter when a checkpoint has copied the batch.
         """
         self._write(_shrink, self._db, pages)
 
     def forget_commands(self, unix_ms: int, most: int) -> int:
-        """Forget in the open batch, of the ids of removed commands, those that were made up to a time; how many."""
+        """Delete ids of removed commands that were made up to a time, in the open batch; return how many."""
         old = pruning.old_commands(self._db, unix_ms, most)
         if old:
             self._not_here = ""
@@ -266,7 +266,7 @@ class Journal:
         self.applied_clock = max(self.applied_clock, clock)
 
     def command_txid(self, command: str) -> Txid | None:
-        """Return what a command became, also if that was removed; ``FORGOTTEN`` if its id is too old to tell."""
+        """Return the transaction of a command, even a removed one, or None; ``FORGOTTEN`` if its id is too old."""
         if command == self._not_here:
             return None
         found = store.command_txid(self._db, command)
@@ -286,10 +286,10 @@ class Journal:
         return store.find_places(self._db, txid)
 
     def find_command(self, command: str) -> Entry | None:
-        """Return the entry that a command became, alone or with others; None if it never happened.
+        """Return the entry of a command, which may share it with other commands; None if the command did not happen.
 
         Raises:
-            ForgottenError: it was removed, or its id is too old to tell.
+            ForgottenError: the entry was removed, or the command's id is too old to tell.
         """
         found = self.command_txid(command)
         if found is None:
@@ -304,7 +304,7 @@ class Journal:
         return store.removed_command(self._db, command)
 
     def save_hold(self, name: str, times: int, clock: int) -> None:
-        """Keep in the open batch from which clock on a reader needs the journal."""
+        """Write the clock from which on a reader needs the journal, in the open batch."""
         self._write(system.set_meta, self._db, HOLD + name, f"{times}:{clock}")
 
     @property

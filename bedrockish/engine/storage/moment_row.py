@@ -1,7 +1,7 @@
-"""The row of ``bedrockish_meta`` that identifies the moment a snapshot of the file shows.
+"""The row ``moment`` of ``bedrockish_meta``, which tells the state of the database that a snapshot of the file shows.
 
-It is written with each batch, so any reader of the file, in any language, learns from the snapshot itself which entries
-have been applied in it. The value is JSON: any SQLite reads a part of it with ``value ->> '$.vector.A'``.
+The row is written with each batch, so any reader of the file, in any language, learns from the snapshot itself which
+entries are applied in it. The value is JSON: SQLite reads a part of it with ``value ->> '$.vector.A'``.
 """
 
 import json
@@ -23,11 +23,11 @@ class FileMoment:
 
     Attributes:
         batch: how many batches were committed in the life of the file.
-        vector: the last tick applied of each timeline.
-        clock: a clock that is not before that of any applied entry.
+        vector: the last applied tick of each timeline.
+        clock: a clock at or after the clock of every applied entry.
         schema: version of the schema in force.
         in_force: the clock from which on that version is in force.
-        following: the clock from which on the next one will be; None if no change is scheduled.
+        following: the clock from which on the next version will be in force; None if no change is scheduled.
         members: version of the membership.
     """
 

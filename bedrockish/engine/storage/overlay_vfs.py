@@ -1,9 +1,9 @@
 """A private, writable view of the node's file as it was at one moment. It costs only the pages that are changed.
 
-SQLite has one writer for each file, and that is the node's loop. Any other request that must write and roll back gets a
-connection on a virtual file: its pages are those of a snapshot, read from the WAL as far as it belongs to the snapshot
-and otherwise from the database file; written pages stay in memory or, if they are many, in a temporary file. To SQLite
-it is an ordinary database with a rollback journal and a single user.
+SQLite has one writer for each file, which is the node's loop. Any other request that must write and roll back gets a
+connection on a virtual file. The file's pages are those of a snapshot, read from the snapshot's frames in the WAL or,
+if no frame has the page, from the database file. Written pages stay in memory or, if they are many, in a temporary
+file. For SQLite the virtual file is an ordinary database with a rollback journal and a single user.
 
 Another connection's read transaction must pin the snapshot for as long as the view exists, or a checkpoint could put
 newer pages into the database file.
@@ -33,7 +33,7 @@ _UNNAMED = (
     | apsw.SQLITE_OPEN_DELETEONCLOSE
 )
 _FAR = 0x9E3779B1  # an odd number: its multiples are all different, and far from each other
-MEMORY_BYTES = 32 << 20  # of changed pages
+MEMORY_BYTES = 32 << 20  # bytes of changed pages that stay in memory
 _numbers = itertools.count(1)
 
 
@@ -42,9 +42,9 @@ class Moment:
     """A state of the file, right after a commit.
 
     Attributes:
-        frames: how many frames of the WAL belong to it.
-        salt: tells that WAL from the one before and the one after it.
-        version: another number for each commit.
+        frames: how many frames of the WAL belong to the state.
+        salt: the salt of the WAL, which changes each time the WAL restarts.
+        version: a number that differs for each commit.
     """
 
     frames: int
@@ -53,12 +53,12 @@ class Moment:
 
 
 def salt_of(wal: int) -> bytes:
-    """Return the salt of a WAL, by its descriptor; empty if the file is."""
+    """Return the salt of a WAL, by its descriptor; empty if the file is empty."""
     return os.pread(wal, _SALT_BYTES, _SALT_AT)
 
 
 class Frames:
-    """Where in the WAL the newest version of each page is, as of a moment that only moves forward."""
+    """The places of the newest version of each page in the WAL, as of a moment that only moves forward."""
 
     def __init__(self, wal: int, page_bytes: int) -> None:
         self._wal, self._page_bytes = wal, page_bytes
@@ -86,14 +86,14 @@ class Frames:
         data = os.pread(self._wal, self._page_bytes, place)
         if len(data) == self._page_bytes and salt_of(self._wal) == self._salt:
             return data
-        # A WAL restarts, with another header first, only when all of it is in the database file and no snapshot needs
-        # it any more: then our pages are in the database file, too, and stay there as long as the snapshot is pinned.
+        # A WAL restarts, with a new header first, only when all its frames are in the database file and no snapshot
+        # needs them. Then the pages of this moment are in the database file, and stay there while a reader pins it.
         self._places.clear()
         return None
 
 
 class Written:
-    """The pages that were written: so many in memory, and the rest in a file without a name."""
+    """The written pages: up to ``MEMORY_BYTES`` in memory, and the rest in a temporary file without a name."""
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
@@ -107,12 +107,12 @@ class Written:
 
     @property
     def memory_bytes(self) -> int:
-        """How many bytes are kept in memory."""
+        """How many bytes of written pages are in memory."""
         return len(self._memory) * self._page_bytes
 
     @property
     def all_bytes(self) -> int:
-        """How many bytes there are in all."""
+        """How many bytes all written pages have."""
         return self.memory_bytes + len(self._places) * self._page_bytes
 
     def get(self, number: int) -> bytes | None:
@@ -145,13 +145,13 @@ class Written:
             raise apsw.FullError(f"the temporary file for a long statement: {error.strerror}") from error
 
     def cut(self, last: int) -> None:
-        """Forget the pages after the last."""
+        """Drop the pages after page ``last``."""
         for pages in (self._memory, self._places):
             for number in [number for number in pages if number > last]:
                 del pages[number]
 
     def clear(self) -> None:
-        """Forget all pages."""
+        """Drop all pages."""
         self._end = 0
         self._memory.clear()
         self._places.clear()
@@ -161,7 +161,7 @@ class Written:
 
 
 class OverlayFile(apsw.VFSFile):
-    """The file that is not there."""
+    """The virtual file: the pages of a snapshot, and the pages written over them."""
 
     def __init__(self, base: str, name: Any, wal: int, page_bytes: int) -> None:
         super().__init__(base, name, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
@@ -175,24 +175,24 @@ class OverlayFile(apsw.VFSFile):
         self.was_full = False
 
     def move(self, moment: Moment, pages: int) -> None:
-        """Show another moment, with so many pages; written pages are dropped."""
+        """Show another moment, at which the database has ``pages`` pages; drop the written pages."""
         self._frames.move(moment)
         self._written.clear()
         self._pages = self._pages_now = pages
         self._version = struct.pack(">I", (moment.version + 1 + _FAR * self._commits) & 0xFFFFFFFF)
 
     def note_commit(self) -> None:
-        """Note a COMMIT of the connection, which counts its pages on: no moment to come may have that number."""
+        """Note a COMMIT of the connection, which increments the version in page 1: no later moment may have it."""
         self._commits += 1
 
     @property
     def written_bytes(self) -> int:
-        """How many bytes are kept of it."""
+        """How many bytes all written pages have."""
         return self._written.all_bytes
 
     @property
     def memory_bytes(self) -> int:
-        """How many of them in memory."""
+        """How many bytes of written pages are in memory."""
         return self._written.memory_bytes
 
     def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802  (SQLite's name, like those below)
@@ -209,14 +209,14 @@ class OverlayFile(apsw.VFSFile):
         page = self._frames.page(number)
         if page is None:
             page = super().xRead(self._page_bytes, (number - 1) * self._page_bytes)
-        if number == 1:  # by bytes 24 to 27 SQLite knows whether the pages in its cache are still good
+        if number == 1:  # by bytes 24 to 27 SQLite tells whether its cached pages are still valid
             size = struct.pack(">I", self._pages)
             version = self._version
             page = page[:18] + _ROLLBACK_JOURNAL + page[20:24] + version + size + page[32:92] + version + page[96:]
         return page
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
-        """Keep a page."""
+        """Store a page."""
         number, start = divmod(offset, self._page_bytes)
         assert not start
         assert len(data) == self._page_bytes
@@ -231,12 +231,12 @@ class OverlayFile(apsw.VFSFile):
         return self._pages_now * self._page_bytes
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
-        """Forget the pages at the end."""
+        """Drop the pages at the end."""
         self._pages_now = newsize // self._page_bytes
         self._written.cut(self._pages_now)
 
     def xClose(self) -> None:  # noqa: N802
-        """Let go of everything."""
+        """Drop the written pages, and close the database file."""
         self._written.clear()
         super().xClose()
 
@@ -263,7 +263,7 @@ class OverlayFile(apsw.VFSFile):
 
 
 class Overlay(apsw.VFS):
-    """Opens the file that is not there, for one connection; temporary files are ordinary ones.
+    """The VFS that opens the virtual file for one connection; its temporary files are ordinary files.
 
     Args:
         path: the database file.
@@ -292,12 +292,12 @@ class Overlay(apsw.VFS):
         return db
 
     def xOpen(self, name: Any, flags: Any) -> Any:  # noqa: N802
-        """Open it, or a temporary file."""
+        """Open the virtual file, or a temporary file."""
         if flags[0] & apsw.SQLITE_OPEN_MAIN_DB:
             self.file = OverlayFile("", name, self._wal, self._page_bytes)
             flags[1] = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_MAIN_DB
             return self.file
-        if flags[0] & apsw.SQLITE_OPEN_MAIN_JOURNAL:  # the pages as they were: without a name, and not in memory
+        if flags[0] & apsw.SQLITE_OPEN_MAIN_JOURNAL:  # the old pages: in a file without a name, not in memory
             flags[0] = _UNNAMED
             return apsw.VFSFile("", None, flags)
         return super().xOpen(name, flags)

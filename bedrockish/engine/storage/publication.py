@@ -15,13 +15,13 @@ class Publishes(Protocol):
     """The page that tells programs of the machine which batches are durable. Any thread may call it."""
 
     def wrote(self, number: int, frames: int, salts: bytes, schema: int, is_log_ending: bool = False) -> None:
-        """Tell that a batch is in the WAL, its frames and schema, and whether the WAL is about to start over."""
+        """Publish that a batch is in the WAL, with its frames and schema, and whether the WAL is about to restart."""
 
     def synced(self, number: int) -> None:
-        """Tell that all batches up to this one are on the disk."""
+        """Publish that all batches up to this one are durable."""
 
     def close(self) -> None:
-        """Tell that the file is about to be closed."""
+        """Publish that the file is about to be closed."""
 
 
 class Publication:
@@ -36,36 +36,36 @@ class Publication:
         self._db, self._wal = db, wal
         self.path = db.filename
         self.members = 0
-        self._clocks: tuple[int, int | None] | None = None  # as ``schema_history.clocks`` tells; None: not read
+        self._clocks: tuple[int, int | None] | None = None  # by ``schema_history.clocks``; None: not read
         self._page: Publishes | None = None
 
     def begin(self, page: Publishes, batch: int, schema: int) -> None:
-        """Tell a page from now on; all batches are durable, the last of which is this one."""
+        """Publish to a page from now on. All batches up to ``batch``, the last one, must be durable."""
         self._page = page
         self.wrote(batch, schema)
 
     def forget_schema(self) -> None:
-        """Read again, with the next batch, since when the schema is in force."""
+        """Note that the schema has changed, so that the next batch reads the clocks of its versions again."""
         self._clocks = None
 
     def write(self, batch: int, applied: Mapping[str, int], clock: int, schema: int) -> None:
-        """Write the row of the open batch."""
+        """Write the row ``moment`` of the open batch."""
         if self._clocks is None:
             self._clocks = schema_history.clocks(self._db)
         moment_row.write(self._db, moment_row.FileMoment(batch, applied, clock, schema, *self._clocks, self.members))
 
     def wrote(self, batch: int, schema: int, *, is_log_ending: bool = False) -> None:
-        """Tell that a batch is in the WAL, and whether the WAL is about to start over."""
+        """Publish that a batch is in the WAL, and whether the WAL is about to restart."""
         if self._page is not None:
             self._page.wrote(batch, self._wal.frames, salt_of(self._wal.descriptor), schema, is_log_ending)
 
     def synced(self, batch: int) -> None:
-        """Tell that all batches up to this one are durable; any thread may."""
+        """Publish that all batches up to this one are durable; any thread may call this."""
         if self._page is not None:
             self._page.synced(batch)
 
     def end(self) -> None:
-        """Tell that the file is about to be closed."""
+        """Publish that the file is about to be closed."""
         page, self._page = self._page, None
         if page is not None:
             page.close()

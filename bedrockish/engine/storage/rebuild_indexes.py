@@ -1,8 +1,8 @@
 """Rebuilds a node's file from its own tables, with new indexes: the remedy for an unreadable or incomplete index.
 
-SQLite's REINDEX does not help if a page of an index cannot be read, for it frees the old pages first. So the indexes
-are erased from the schema of a copy of the file, and the remaining tables are written into a new file, each row under
-its rowid; there the original statements make the indexes again. This fails if a page of a table cannot be read.
+SQLite's REINDEX does not help if a page of an index cannot be read, because it frees the old pages first. So the
+indexes are erased from the schema of a copy of the file. VACUUM INTO then writes the tables into a new file, with their
+rowids, where the original statements create the indexes again. This fails if a page of a table cannot be read.
 """
 
 import os
@@ -25,13 +25,13 @@ _INDEXES = "type = 'index' AND sql IS NOT NULL"
 
 
 def rebuild(source: apsw.Connection, target: Path, prepare: Prepare, go_on: GoOn = lambda: None) -> None:
-    """Make a file with the tables of another one, the node's own among them, and new indexes.
+    """Make a file with all tables of another file, including the system tables, and with new indexes.
 
     Args:
         source: a connection to the file, outside a transaction.
         target: path of the new file, in the folder of the old one.
         prepare: gives a connection the functions and collations of plugins.
-        go_on: is called all the time; an exception from it ends the work.
+        go_on: is called again and again; an exception from it ends the work.
 
     Raises:
         DamagedError: a table cannot be read, or does not have the values that an index needs.
@@ -72,7 +72,7 @@ def rebuild(source: apsw.Connection, target: Path, prepare: Prepare, go_on: GoOn
 
 
 def rebuild_in_place(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn) -> None:
-    """Give a file that no node has open new indexes; the node's promises stay in it.
+    """Rebuild the indexes of a file that no node has open; the node's promises stay in the file.
 
     Raises:
         DamagedError: its tables cannot be read.
@@ -89,7 +89,7 @@ def rebuild_in_place(database: str | os.PathLike[str], prepare: Prepare, go_on: 
             rebuild(db, target, prepare, go_on)
         target.chmod(path.stat().st_mode & 0o777)
         put_in_place(target, path)
-        for suffix in ("-wal", "-shm"):  # of the old file, empty since its checkpoint
+        for suffix in ("-wal", "-shm"):  # the old file's, empty since the checkpoint
             with suppress(FileNotFoundError):
                 path.with_name(path.name + suffix).unlink()
     except apsw.Error as error:

@@ -1,6 +1,7 @@
 """Refills a node's file whose tables are damaged, from another node's copy or by a replay of the node's own journal.
 
-A copy brings tables and journal, a replay makes the tables. In both cases the node's own name, votes and promises stay.
+A copy brings tables and a journal; a replay makes only the tables. In both cases the node's own name, votes and other
+promises stay.
 
 A copy replaces the file only if it has every commit that the file has; otherwise the node would assign ticks of its
 timeline a second time. The node's promises are read after all writes to the old file have ended.
@@ -40,15 +41,15 @@ from bedrockish_journal.verify.replay import Prepare, digest, replay
 from bedrockish_journal.verify.tables import why_not_whole
 
 Row = tuple[Any, ...]
-GoOn = Callable[[], None]  # is called all the time; an exception from it ends the work
-GO_ON_STEPS = 50_000  # of SQLite: some milliseconds
+GoOn = Callable[[], None]  # is called again and again; an exception from it ends the work
+GO_ON_STEPS = 50_000  # steps of SQLite between two calls of ``go_on``: some milliseconds
 OF_THE_DATA = (
     *("format", "membership", "schema_version", "bootstrap", "began_with", "safe", "hold:"),
     *(MEMBERS_KEY, FORGOTTEN_KEY),  # describe the pruned part of the journal, which comes with the data
 )
 """Metadata that describes the data, in any node's file; all other metadata is the node's own."""
 UNAPPLICABLE_KEY = system.ALARM + UNAPPLICABLE
-GREATEST = ("clock_ceiling", "cut")  # promises, of which the greater one includes the other
+GREATEST = ("clock_ceiling", "cut")  # promises; of two values the greater one includes the other
 
 
 class NotWholeError(JournalError):
@@ -59,7 +60,7 @@ def why_unprovable(database: str | os.PathLike[str]) -> str:
     """Return why a file's journal cannot tell the right content of its tables; empty if it can.
 
     Raises:
-        JournalError: it is not a file that has a journal.
+        JournalError: the file has no journal.
     """
     db = open_readonly(database)
     try:
@@ -75,17 +76,17 @@ def _check_whole(database: str | os.PathLike[str]) -> None:
 
 
 def refill_path(database: str | os.PathLike[str]) -> Path:
-    """Return where a file is made that is to take the place of a node's."""
+    """Return the path of the new file that is to replace a node's file."""
     return scratch_path(database, REFILL)
 
 
 def replay_own(database: str | os.PathLike[str], target: Path, prepare: Prepare, go_on: GoOn = lambda: None) -> None:
-    """Make a file with the tables that the node's own journal makes, and all that the node keeps besides.
+    """Make a file with users' tables by a replay of the node's own journal, and with copies of its system tables.
 
     Raises:
-        JournalError: the journal is not whole, or does not fit itself.
-        DamagedError: SQLite cannot read it.
-        ConfigError: the file cannot be written.
+        JournalError: the journal is incomplete, or contradicts itself.
+        DamagedError: SQLite cannot read the node's file.
+        ConfigError: the new file cannot be written.
     """
     _check_whole(database)
     begin = watched(prepare, go_on)
@@ -130,10 +131,10 @@ def watched(prepare: Prepare, go_on: GoOn) -> Prepare:
 
 
 def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn = lambda: None) -> bool:
-    """Return whether the tables of a file are those that its journal makes.
+    """Return whether the tables of a file equal those that a replay of its journal makes.
 
     Raises:
-        NotWholeError: the journal is incomplete, so that it cannot tell.
+        NotWholeError: the journal is incomplete, so that it cannot tell the right content.
         JournalError: the journal contradicts itself.
         DamagedError: SQLite cannot read the file.
         ConfigError: the disk lacks room for the comparison.
@@ -171,7 +172,7 @@ def fits_journal(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn
 
 
 def find_fault(database: str | os.PathLike[str], prepare: Prepare, go_on: GoOn = lambda: None) -> str:
-    """Return the first fault that SQLite finds in the pages of a file, its indexes among them; empty if it is whole."""
+    """Return the first fault that SQLite finds in the pages of a file, including indexes; empty if it finds none."""
     db = open_readonly(database)
     try:
         watched(prepare, go_on)(db)
@@ -187,8 +188,8 @@ def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[s
     """Check a copy of another node's file; return its applied vector.
 
     Raises:
-        DamagedError: SQLite finds a fault in it.
-        ConfigError: it lacks something of ``vector``.
+        DamagedError: SQLite finds a fault in the copy.
+        ConfigError: the copy lacks commits of ``vector``.
     """
     db = Connection(str(copy))
     try:
@@ -207,11 +208,11 @@ def check_copy(copy: Path, vector: Vector, go_on: GoOn = lambda: None) -> dict[s
 
 
 def prove_copy(copy: Path, prepare: Prepare, go_on: GoOn = lambda: None) -> None:
-    """Make sure that the tables of a copy are those that its journal makes.
+    """Make sure that the tables of a copy equal those that a replay of its journal makes.
 
     Raises:
-        DamagedError: they are not.
-        JournalError: the journal cannot be replayed: its beginning was removed, or it does not fit itself.
+        DamagedError: the tables differ.
+        JournalError: the journal cannot be replayed: its beginning was removed, or it contradicts itself.
     """
     if not fits_journal(copy, prepare, go_on):
         raise DamagedError("the tables of the copy are not what its journal makes of them")
@@ -221,7 +222,7 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
     """Replace the node's own file, which no program may have open, by a finished file with the node's promises.
 
     Raises:
-        ConfigError: one of them cannot be read or written, or the copy lacks a commit.
+        ConfigError: a file cannot be read or written, or the copy lacks a commit.
     """
     path = Path(database).resolve()
     try:
@@ -242,7 +243,7 @@ def install(database: str | os.PathLike[str], copy: Path) -> None:
         why = f"{path} cannot be filled again: {error}; check the disk, and whether other programs read the file"
         raise ConfigError(why) from error
     put_in_place(copy, path)
-    for suffix in ("-wal", "-shm"):  # of the old file, empty since its checkpoint
+    for suffix in ("-wal", "-shm"):  # the old file's, empty since the checkpoint
         with suppress(FileNotFoundError):
             path.with_name(path.name + suffix).unlink()
 
@@ -277,9 +278,9 @@ def _relabel(db: apsw.Connection, meta: dict[str, Any], votes: list[Row], pieces
     blocked = {key for key in meta if key.startswith(system.BLOCKED) and not _is_applied(db, key)}
     for key, value in meta.items():
         if key in (system.ALARM + DAMAGED_TABLES, system.ALARM + UNPROVEN):
-            continue  # it was about the old tables
+            continue  # the alarm was about the old tables
         if (key.startswith(system.BLOCKED) and key not in blocked) or (key == UNAPPLICABLE_KEY and not blocked):
-            continue  # it fits where the copy was made
+            continue  # the copy has the transaction applied
         greater = max(int(value or 0), int(found.get(key) or 0)) if key in GREATEST else value
         system.set_meta(db, key, greater)
     system.complete(db)

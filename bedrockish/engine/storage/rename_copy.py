@@ -1,7 +1,7 @@
 """Turns a copy of another node's file into the first file of a new node.
 
-The data, the journal and the times up to which the journal is complete are as true for the new node as for the old one.
-The old node's *promises*, its votes, must not be kept, and its name and id must not be used.
+The data, the journal and the clocks up to which the journal is complete hold for the new node as well. The old node's
+*promises*, its votes, must be removed, and its name and id must be replaced.
 """
 
 import os
@@ -31,10 +31,10 @@ def relabel(copy: Path, node: str, store: str, joining: bytes, alarm: Alarm | No
         node: name of the new node.
         store: random id of the new file.
         joining: the message that admitted the new node (``encode_joining``).
-        alarm: the alarm that the copy is not compared with its journal yet; None if it cannot be.
+        alarm: the alarm that the copy is not compared with its journal yet; None if it cannot be compared.
 
     Raises:
-        ConfigError: it is not a node's file, or cannot be written.
+        ConfigError: the copy is not a node's file, or cannot be written.
     """
     unproven = None if alarm is None else encode_alarm(alarm)
     try:
@@ -84,8 +84,8 @@ def make_plain(copy: Path) -> None:
 def strip(copy: Path) -> tuple[Vector, int, str]:
     """Turn a copy of a node's file into a database with the users' own objects and rows only.
 
-    Returns: how much of each timeline is in it, the highest clock of a transaction that is, and the cursor of the
-        change feed from which to go on.
+    Returns: the last applied tick of each timeline, the highest clock of an applied transaction, and the cursor from
+        which the change feed goes on after the copy.
 
     Raises:
         ConfigError: it is not a node's file, or cannot be written.
@@ -114,7 +114,7 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
                 named = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'bedrockish_*'"
                 for (name,) in list(db.execute(named)):
                     db.execute(f"DROP TABLE {quote(name)}")
-            # VACUUM in its place gives rows of a table without keys other rowids, by which the change feed names them.
+            # A VACUUM in place may renumber the rowids of a table without keys, by which the change feed names rows.
             with suppress(FileNotFoundError):
                 compact.unlink()
             db.execute("VACUUM INTO ?", (str(compact),))

@@ -1,12 +1,12 @@
-"""Applies decided row changes to the tables, as they were captured, by address.
+"""Applies decided row changes to the tables: each change addresses its row by rowid or primary key.
 
-A decided change must apply, or the node could never get past it. So no check is repeated that passed where the rows
-were made and could fail here: triggers and foreign keys are off, since their effects are among the changes already, and
-so are CHECKs. Switching triggers makes SQLite compile every cached statement again, so it is done only for tables that
-have any. An UPDATE names only the columns that changed, or every index of the table would be written.
+A decided change must apply, or the node could not go on. So no check is repeated that passed at the leading node and
+could fail here: CHECKs are off, and so are triggers and foreign keys, whose effects are among the changes already.
+Switching triggers makes SQLite compile every cached statement again, so it is done only for tables that have any. An
+UPDATE sets only the changed columns; otherwise SQLite would write every index of the table.
 
-A change is made only to the very row that it was made of: each statement looks for the whole row as it was before. A
-row that differs, here or at the node that led the change, is detected then, and not overwritten.
+A change is applied only to a row that equals the change's old row: each statement compares all columns. So a row that
+differs, here or at the leading node, is detected and not overwritten.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,8 +26,8 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.storage.schema_steps import enforce_checks, is_missing, switch
 from bedrockish_journal.storage.wide_rows import all_of, select
 
-PIECE = 1_000  # changes that are made at once, if so many come together
-PIECE_MIN = 10  # fewer are not worth the savepoint
+PIECE = 1_000  # changes at most that are made under one savepoint
+PIECE_MIN = 10  # fewer changes are not worth the savepoint
 
 DIFFERS = (
     "the tables of this node, or of the node that led it, are not what the journals say: compare them with "
@@ -43,7 +43,7 @@ _SHOWN = 100  # characters of a value in an error
 
 
 class _MisfitError(Exception):
-    """Raised inside when a change does not fit the tables."""
+    """Raised internally when a change does not fit the tables."""
 
     def __init__(self, change: Change, why: str) -> None:
         super().__init__(why)
@@ -54,12 +54,12 @@ class RowApplier:
     """Applies changes on one connection, with a statement per table, operation and set of changed columns.
 
     Attributes:
-        indexes: keeps the indexes on tables' rows that are virtual tables in step.
+        indexes: keeps the FTS5 indexes on the rows of tables in step with these rows.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        self._change = db.cursor().execute  # of one row; a cursor for each costs half as much as the row
+        self._change = db.cursor().execute  # changes a row; a cursor for each row would cost half as much as the row
         self._tables: dict[str, Table] = {}
         self.indexes = IndexKeeper(db)
         self._texts: dict[tuple[str, str, int], tuple[str, tuple[int, ...]]] = {}
@@ -92,8 +92,8 @@ class RowApplier:
         """Apply the changes of an entry, in order, inside the open transaction.
 
         Raises:
-            EntryMismatchError: a row is not as the entry says; the caller must roll back what was applied of it.
-            EntryMalformedError: they cannot be read; the same.
+            EntryMismatchError: a row differs from the entry's old row; the caller must roll back the changes made.
+            EntryMalformedError: the changes cannot be decoded; the caller must roll back the changes made.
             DamagedError: a function or collation is missing.
             apsw.Error: the file or the machine failed.
         """
@@ -104,14 +104,14 @@ class RowApplier:
             raise self._mismatch(entry, error.change, error.why) from error.__cause__
 
     def knows(self, staged: StagedChanges) -> bool:
-        """Return whether changes are unpacked for tables as they are here."""
+        """Return whether staged changes were unpacked for the tables as they are defined now."""
         return all(self._tables.get(run.table.name) == run.table for run in staged.runs)
 
     def apply_staged(self, staged: StagedChanges) -> bool:
-        """Make changes that are unpacked, for tables that it ``knows``; whether all of them fitted.
+        """Make staged changes that this applier ``knows``; return whether all of them fitted.
 
-        If not, or if it raises, some of them may be made, and SQLite may have ended the open transaction: the caller
-        must roll back all of it.
+        After False or an error, some changes may be made, and SQLite may have ended the open transaction: the caller
+        must roll back the whole transaction.
 
         Raises:
             apsw.Error: the file or the machine failed.
@@ -126,13 +126,13 @@ class RowApplier:
             return False
 
     def _all_or_none(self, make: Callable[[], bool]) -> bool:
-        """Make changes inside the open transaction, and undo them if not all of them fit; whether they did."""
+        """Make changes under a savepoint, and roll them back if one does not fit; return whether all fitted."""
         db = self._db
         db.execute("SAVEPOINT piece")
         try:
             fit = make()
         except Exception as error:
-            # One that ended the whole transaction (ON CONFLICT ROLLBACK) has left no savepoint to go back to.
+            # An error that ended the whole transaction (ON CONFLICT ROLLBACK) leaves no savepoint to roll back to.
             if not _is_refusal(error) or not db.in_transaction:
                 raise
             fit = False
@@ -142,7 +142,7 @@ class RowApplier:
         return fit
 
     def _take(self, staged: StagedChanges, run: Run) -> bool:
-        """Make the changes of a run; whether so many rows have changed as it has changes."""
+        """Make the changes of a run; return whether as many rows have changed as the run has changes."""
         db = self._db
         text = staged.take(run)
         if run.op == DELETE and db.execute(staged.count_between(run)).get == run.changes:
@@ -160,19 +160,19 @@ class RowApplier:
         return True
 
     def compare_staged(self, staged: StagedChanges) -> bool:
-        """Return whether unpacked changes were made of the rows that are here; if not, ``compare`` tells why."""
+        """Return whether the old rows of staged changes equal this node's rows; if not, ``compare`` tells why."""
         if not self.knows(staged):
             return False
         some = (run for run in staged.runs if run.op != INSERT)
         return all(self._db.execute(staged.count(run)).get == run.changes for run in some)
 
     def compare(self, pieces: Iterable[list[Change]]) -> str:
-        """Return why changes were not made of the rows that are here, in words; empty if they were.
+        """Return in words how the old rows of changes differ from this node's rows; empty if they do not.
 
-        A row that an earlier one of them has written is not as it was before that, and is not looked at.
+        Only the first change of each row is compared: the old row of a later change is the row that the first one made.
 
         Raises:
-            EntryMalformedError: they cannot be read.
+            EntryMalformedError: the changes cannot be decoded.
         """
         written: dict[str, set[object]] = {}
         for piece in pieces:
@@ -187,7 +187,7 @@ class RowApplier:
         return ""
 
     def _are_as_before(self, table: Table, changes: list[Change]) -> bool:
-        """Return whether the rows of changes to one table are here as they were before these changes."""
+        """Return whether the old rows of changes to one table equal this node's rows."""
         text = self._compared.get(table.name)
         if text is None:
             text = f"SELECT 1 FROM {quote(table.name)} WHERE {_where(table)} AND {_as_before(table)}"
@@ -207,10 +207,10 @@ class RowApplier:
         return ""
 
     def _make(self, changes: list[Change]) -> None:
-        """Make changes, in order: many of them a thousand at a time, and if that fails, these one by one.
+        """Make changes in order: ``PIECE`` at a time or, if that fails, one by one.
 
         Raises:
-            _MisfitError: one does not fit.
+            _MisfitError: a change does not fit.
         """
         if len(changes) < PIECE_MIN:
             for change in changes:
@@ -223,14 +223,15 @@ class RowApplier:
                     self._one(change)
 
     def _has_modules(self, changes: Iterable[Change]) -> bool:
-        """Return whether any change is to a virtual table: its module changes rows of its own, which SQLite counts."""
+        """Return whether any change is to a virtual table, whose module changes further rows that SQLite counts."""
         tables = (self._tables.get(name) for name in {change.table for change in changes})
         return any(table is not None and table.is_module for table in tables)
 
     def _at_once(self, changes: list[Change]) -> bool:
-        """Make changes, or none of them if one does not fit; whether they are made.
+        """Make all changes, or none if one does not fit; return whether they were made.
 
-        Each changes one row or, if it does not fit, none, or raises; so their sum tells whether all did.
+        A change that fits changes one row; any other changes no row or raises. So the number of changed rows tells
+        whether all changes fitted.
         """
         bound = [*self._statements(changes)]
         edits = self.indexes.before(changes)
@@ -244,7 +245,7 @@ class RowApplier:
         return self._all_or_none(make)
 
     def _execute(self, bound: list[tuple[str, list[Sequence[Value]]]], count: int) -> bool:
-        """Execute the statements of so many changes; whether each of them has changed its row."""
+        """Execute the statements of ``count`` changes; return whether each change has changed its row."""
         db = self._db
         before = db.total_changes()
         for text, rows in bound:
@@ -255,10 +256,10 @@ class RowApplier:
         return db.total_changes() - before == count
 
     def make_or_break(self, changes: list[Change]) -> bool | None:
-        """Make changes without a savepoint, for which SQLite would copy each page that is written; whether all fitted.
+        """Make changes without a savepoint, for which SQLite would copy each written page; return whether all fitted.
 
-        If not, or if it raises, some of them may be made, and SQLite may have ended the open transaction: the caller
-        must roll back all of it. None: nothing was tried, since it takes a savepoint.
+        After False or an error, some changes may be made, and SQLite may have ended the open transaction: the caller
+        must roll back the whole transaction. None: nothing was tried, because these changes need a savepoint.
 
         Raises:
             apsw.Error: the file or the machine failed.
@@ -269,7 +270,7 @@ class RowApplier:
             return None
         try:
             return self._execute([*self._statements(changes)], len(changes))
-        except _MisfitError:  # of a table that is not here, or has other columns
+        except _MisfitError:  # a table is not here, or has other columns
             return False
         except Exception as error:
             if not _is_refusal(error):
@@ -277,11 +278,11 @@ class RowApplier:
             return False
 
     def _statements(self, changes: list[Change]) -> Iterator[tuple[str, list[Sequence[Value]]]]:
-        """Yield the statements that make changes, in order, each with the parameters for every row that it is run for.
+        """Yield the statements that make changes, in order, each with the parameters of all rows for which it is run.
 
-        The tables come one after the other: triggers and foreign keys are off where there are any, so the order of rows
-        of different tables makes no difference. Insertions, of which bulk loads consist, are bound as a whole: most of
-        them need no work for a row.
+        The changes are grouped by table: triggers and foreign keys are off where there are any, so the order of rows of
+        different tables makes no difference. INSERTs, of which bulk loads consist, are bound together, because most of
+        them need no work for the single row.
         """
         for (_, op, _), alike in groupby(chain.from_iterable(_by_table(changes).values()), _KIND):
             some = [*alike]
@@ -330,7 +331,7 @@ class RowApplier:
         """Return the table of a change, with triggers off if it has any.
 
         Raises:
-            _MisfitError: it is not here, or has other columns.
+            _MisfitError: the table is not here, or has other columns.
         """
         table = self._tables.get(change.table)
         if table is None or table.columns != change.columns:
@@ -350,7 +351,7 @@ class RowApplier:
             assert change.after is not None
             mask, row = changed_mask(change.before, change.after), change.after
             if change.rowid != change.rowid_after and table.alias is None:
-                mask |= 1 << len(row)  # the rowid itself changed, which rewrites every index, so it is named only then
+                mask |= 1 << len(row)  # the rowid changed; it is set only then, since that rewrites every index
         known = self._texts.get((table.name, change.op, mask))
         if known is None:
             known = self._texts[table.name, change.op, mask] = _text(table, change.op, mask)
@@ -376,7 +377,7 @@ class RowApplier:
         expected = found = None
         if table is not None and table.columns == change.columns:
             expected, found = _differences(table, change.before, self._found(table, change))
-            if change.op != INSERT and expected:  # if it is the very row, SQLite has said why
+            if change.op != INSERT and expected:  # if the row is as expected, SQLite's error says why
                 why = "there is no such row" if found is None else f"expected {_said(expected)}, found {_said(found)}"
         return EntryMismatchError(
             f"{place} does not fit the tables of this node: {change.op} of {change.table} {key!r}: {why}; {DIFFERS}",
@@ -390,7 +391,7 @@ class RowApplier:
         )
 
     def _found(self, table: Table, change: Change) -> Row | None:
-        """Return the row that is there under the key of a change, a text that is not UTF-8 as its bytes."""
+        """Return this node's row under the key of a change, or None; a text that is not UTF-8 comes as its bytes."""
         rest = f"FROM {quote(table.name)} WHERE {_where(table)}"
         found = next(select(self._db, [*map(quote, table.columns)], rest, _address(table, change)), None)
         return None if found is None else tuple(one[1] if isinstance(one, list) else one for one in found)
@@ -420,7 +421,7 @@ def _by_table(changes: Iterable[Change]) -> dict[str, list[Change]]:
 
 
 def _not_written(table: Table, changes: list[Change], written: set[object]) -> list[Change]:
-    """Return the changes of those rows of a table that no change before them has written, and add what they write."""
+    """Return the changes whose old rows no earlier change has written; add the rows that they write to ``written``."""
     if table.rowid is None:
         wanted = []
         for change in changes:
@@ -433,7 +434,7 @@ def _not_written(table: Table, changes: list[Change], written: set[object]) -> l
         return wanted
     wanted = []
     for change in changes:
-        if change.op != INSERT:  # of the rows of a load nothing is compared
+        if change.op != INSERT:  # an INSERT has no old row to compare
             if change.rowid not in written:
                 wanted.append(change)
             written.add(change.rowid)
@@ -447,7 +448,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def changed_mask(before: Row, after: Row) -> int:
-    """Return the set of columns that are not the same to the byte, as bits."""
+    """Return the places of the columns whose values are not the same byte by byte, as a bit mask."""
     mask = 0
     for place, (old, new) in enumerate(zip(before, after, strict=True)):
         if old != new or type(old) is not type(new) or not (new or same_value(old, new)):
@@ -456,9 +457,9 @@ def changed_mask(before: Row, after: Row) -> int:
 
 
 def _text(table: Table, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
-    """Return a statement and the places of the row's values that it takes first.
+    """Return a statement, and the places in the row of its first parameters.
 
-    After those come, but for an INSERT, what ``_address`` gives and then the whole row as it was before.
+    The last parameters of an UPDATE or DELETE are the address of the old row (``_address``) and all its values.
     """
     name = quote(table.name)
     if op == INSERT:
@@ -476,7 +477,7 @@ def _text(table: Table, op: str, mask: int) -> tuple[str, tuple[int, ...]]:
     if mask >> len(table.columns):
         sets.append(f"{table.rowid} = ?")
     if not sets:
-        places = table.writable[:1]  # nothing changed; the row must be there all the same
+        places = table.writable[:1]  # no column changed, but the statement must check that the row is there
         sets = [f"{quote(table.columns[places[0]])} = ?"]
     return f"UPDATE OR ABORT {name} SET {', '.join(sets)} WHERE {where}", places
 
@@ -489,7 +490,7 @@ def _where(table: Table) -> str:
 
 
 def _address(table: Table, change: Change) -> list[Value]:
-    """Return where a changed row is, as it was before; of an INSERT, where it will be."""
+    """Return the rowid or primary key of a change's old row; for an INSERT, of the new row."""
     if table.rowid is not None:
         return [change.rowid]
     row = change.before or change.after
@@ -498,8 +499,8 @@ def _address(table: Table, change: Change) -> list[Value]:
 
 
 def _as_before(table: Table) -> str:
-    """Return the condition that each column is the same byte by byte, whatever the column's collation holds equal."""
-    # With the plus, SQLite does not look for an index: with 2,000 key columns it would take seconds to find none.
+    """Return the condition that each column equals its old value byte by byte, whatever the column's collation."""
+    # The unary plus keeps SQLite from looking for an index: with 2,000 key columns it would take seconds to find none.
     return f"({all_of([f'+{quote(column)} COLLATE BINARY IS ?' for column in table.columns])})"
 
 

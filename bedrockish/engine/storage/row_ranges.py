@@ -1,4 +1,4 @@
-"""Digests of ranges of a table's rows, for comparison between nodes, read next to the writer (``row_digests``)."""
+"""Digests of ranges of a table's rows (``row_digests``), for comparison between nodes, on a reading connection."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -12,7 +12,7 @@ from bedrockish_journal.verify.row_digests import Range, RangeDigest
 
 
 def digest_range(connect: Callable[[], apsw.Connection], asked: Range, beyond: Vector | None) -> RangeDigest:
-    """Return what is in a range of a table as of the last flush; may run in a helper thread.
+    """Return the digest of a range of a table as of the last flush; may run in a helper thread.
 
     Args:
         connect: opens a connection that only reads.
@@ -20,8 +20,8 @@ def digest_range(connect: Callable[[], apsw.Connection], asked: Range, beyond: V
         beyond: as for ``row_digests.digest_range``.
 
     Raises:
-        UsageError: there can be no such range.
-        UnavailableError: not even what is applied can be read.
+        UsageError: SQLite rejects the range, as for a table that does not exist.
+        UnavailableError: the file cannot be read.
     """
     try:
         with closing(connect()) as reader:

@@ -1,4 +1,4 @@
-"""The versions of the schema: what is decided, what is in force, and how the one becomes the other."""
+"""The versions of the schema: decided changes are scheduled, and put in force at their clocks."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -20,14 +20,14 @@ from bedrockish_journal.storage.schema_steps import run
 
 
 class Versions:
-    """The schema of one node's file.
+    """The versions of the schema in one node's file.
 
     Args:
         db: the writing connection.
-        write: does something in the open batch, in a way that can be done again.
+        write: runs an action in the open batch, and again whenever the batch is written again.
         loud: switches triggers and foreign keys on.
-        learn: to be called when the schema has changed; ``learn(statements, changed)`` takes what the change consists
-            of and the tables of which it has changed rows.
+        learn: called when the schema has changed, as ``learn(statements, changed)``: with the statements of the change,
+            and the tables whose rows it has changed.
         noticing: gathers the names of the tables whose rows change in a block.
 
     Attributes:
@@ -51,10 +51,10 @@ class Versions:
         self.current = int(system.get_meta(self._db, "schema_version"))
 
     def apply(self, entry: Entry) -> None:
-        """Note a change that was committed; one of an earlier version's journal is in force at once.
+        """Schedule a committed change; without a clock of activation, as in old journals, put it in force at once.
 
         Raises:
-            DamagedError: that fails; the node must stop.
+            DamagedError: the change cannot be put in force; the node must stop.
         """
         transaction = entry.transaction
         statements = decode_statements(transaction.changes)
@@ -90,7 +90,10 @@ class Versions:
         self._change(steps)
 
     def _is_moved(self, build: Build, rest: list[Step]) -> bool:
-        """Put the result of a build in the place of the first statement of its change, and do the rest; all or none."""
+        """Move a build's result into place instead of the change's first statement, and run the ``rest``.
+
+        Return whether that succeeded; if not, nothing is changed.
+        """
         if not rest:
             return build.move()
         db = self._db
@@ -98,7 +101,7 @@ class Versions:
         db.execute("SAVEPOINT built")
         try:
             is_done = build.move() and not run(db, rest)
-        except apsw.SQLError:  # running all of the change tells what is missing
+        except apsw.SQLError:  # running the whole change will report the error
             is_done = False
         if not is_done:
             db.execute("ROLLBACK TO built")
@@ -119,11 +122,11 @@ class Versions:
         return failure
 
     def _forget_own_statistics(self) -> None:
-        """Remove the statistics of the node's own tables: its statements are written for the plans without them."""
+        """Remove the statistics of system tables: the node's statements are written for plans without statistics."""
         kept = "SELECT name FROM main.sqlite_schema WHERE name IN ('sqlite_stat1', 'sqlite_stat4')"
         for (name,) in self._db.execute(kept).fetchall():
             self._db.execute(f"DELETE FROM main.{name} WHERE tbl GLOB 'bedrockish_*'")
-        self._db.execute("ANALYZE main.sqlite_schema", can_cache=False)  # which only reads them again
+        self._db.execute("ANALYZE main.sqlite_schema", can_cache=False)  # only loads the statistics again
 
     def _settle(self, failure: str, statements: Sequence[str], changed: Collection[str]) -> None:
         self.current += 1

@@ -1,7 +1,7 @@
-"""The temporary files that a node makes in the folder of its database, each as large as it, and the room for them.
+"""The temporary files that a node makes in the folder of its database, and the room on the disk for them.
 
-A disk that a copy has filled ends the node, so the last part of the disk is never used for one. A killed node leaves
-such files behind; they are removed when its database is opened again.
+Such a file may be as large as the database. A full disk ends the node, so the last part of the disk is reserved and
+never used for temporary files. A killed node leaves them behind; they are removed when its database is opened again.
 """
 
 import errno
@@ -16,7 +16,7 @@ import apsw
 from bedrockish.errors import UnavailableError
 
 LENT, REFILL, MOMENT, PROOF, PROBE = ".lent", ".refill", ".moment", ".proof", ".probe"
-PROBE_BYTES = 256 << 10  # a node that waits for room can go on with so much; more than a batch usually takes
+PROBE_BYTES = 256 << 10  # a node that waits for room goes on once this much can be written: more than most batches
 REASONS = {
     errno.ENOSPC: "its disk is full",
     errno.EDQUOT: "its quota is used up",
@@ -26,7 +26,7 @@ REASONS = {
     errno.ENFILE: "the machine has too many files open",
 }
 """Explanations of the system's error numbers for a file that cannot be written."""
-RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # a part of a disk, or this if it is less, is reserved for decided entries
+RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # one part of the disk, at most these bytes, is kept for decided entries
 _LEFT = re.compile(r"(\.(probe|lent|refill)|(\.refill)?\.(moment|proof))(\.\d+\.(part|compact))?(-wal|-shm|-journal)?")
 
 
@@ -50,7 +50,7 @@ def remove(*paths: Path) -> None:
     """Remove databases, where they exist, and SQLite's files next to them.
 
     Raises:
-        OSError: one cannot be removed.
+        OSError: a file cannot be removed.
     """
     for path in paths:
         for suffix in ("", "-wal", "-shm", "-journal"):
@@ -59,7 +59,7 @@ def remove(*paths: Path) -> None:
 
 
 def room_on_disk(path: str | os.PathLike[str]) -> dict[str, int] | None:
-    """Return how many bytes the disk of a file has, and how many may still be written; None if it cannot tell."""
+    """Return the free and the total bytes of the disk of a file; None if the system does not tell them."""
     try:
         found = os.statvfs(os.path.dirname(os.path.abspath(path)))
     except OSError:
@@ -73,9 +73,9 @@ def reserve(room: Mapping[str, int]) -> int:
 
 
 def why_not_writable(path: str | os.PathLike[str]) -> str:
-    """Return why the disk of a file takes no more bytes now, for people; empty if it does, or if that is not the cause.
+    """Return why the disk of a file takes no more bytes now, in words; empty if it does, or fails for another cause.
 
-    A quota, and a file system that the kernel has made read-only, show themselves only when something is written.
+    A quota, and a file system that the kernel has made read-only, are noticed only by a write, so the probe writes.
     """
     probe = scratch_path(path, PROBE)
     try:

@@ -1,8 +1,8 @@
 """Online build of an FTS5 index on the rows of a table, in stand-ins of its shadow tables.
 
-The file has these as ordinary tables. Only the connection that writes knows the FTS5 table that they belong to, so no
-other program, and no copy of the file, meets an index that is not ready. When the change comes into force, its
-statement makes the shadow tables, which exchange their pages with the stand-ins.
+In the file the stand-ins are ordinary tables. Only the writing connection knows the FTS5 table to which they belong, so
+no other program, and no copy of the file, meets an unfinished index. When the change comes into force, its statement
+creates the shadow tables, which then exchange their root pages with the stand-ins.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,23 +22,23 @@ from bedrockish_journal.model.changes import Row
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.storage.vector_modules import Connection
 
-TRIED = 256  # rows that the trial of a build has
+TRIED = 256  # rows in the trial of a build
 FIRST, LAST = -(1 << 63), (1 << 63) - 1
 _ENDS = "SELECT (SELECT min({0}) FROM {1}), (SELECT max({0}) FROM {1})"
 _SET_ROOT = "UPDATE sqlite_schema SET rootpage = ? WHERE name = ?"
 
 
 def seconds(db: apsw.Connection, plan: SearchPlan, prepare: Prepare, busy: Callable[[], float]) -> float:
-    """Return about how long SQLite would take to build an index: it is tried in memory, with some of the rows.
+    """Return about how many seconds SQLite would take to build an index, by a trial in memory with some of the rows.
 
     Args:
-        db: reads the rows.
-        plan: of the index.
+        db: the connection that reads the rows.
+        plan: the plan of the index.
         prepare: gives a connection the functions and tokenizers that SQLite does not have.
-        busy: the processor time of this thread, in seconds.
+        busy: returns the processor time of this thread, in seconds.
 
     Raises:
-        apsw.Error: the rows cannot be read, or it is interrupted.
+        apsw.Error: the rows cannot be read, or the trial is interrupted.
     """
     table = quote(plan.table)
     found: Any = db.execute(f"SELECT count(*), min({plan.rowid}), max({plan.rowid}) FROM {table}").fetchall()
@@ -62,23 +62,23 @@ def _add(plan: SearchPlan) -> str:
 class SearchBuild(Build):
     """The build of one FTS5 index.
 
-    Rows come in the order of their rowids, as they are in the table at that moment. So no snapshot is kept, which
-    would hold up checkpoints; a transaction that changes rows up to the last one changes the index, too.
+    Rows are added in the order of their rowids, as the table has them at that time. So the build holds no snapshot,
+    which would hold up checkpoints. A transaction that changes a row already added changes the index, too.
     """
 
     plan: SearchPlan
-    slice_bytes = 128 << 10  # which are cut into words in about as long as others' slices take
+    slice_bytes = 128 << 10  # adding these, cut into words, takes about as long as a slice of other builds
 
     def __init__(self, db: apsw.Connection, plan: SearchPlan, txid: Txid, version: int) -> None:
         super().__init__(db, plan, txid, version)
         self._next = FIRST  # rowid of the first row that may not be in the index
 
     def begin(self, connect: Callable[[], apsw.Connection]) -> None:
-        """Do nothing: the rows are read where they are written."""
+        """Do nothing: the rows are read on the writing connection."""
 
     @property
     def is_waiting(self) -> bool:
-        """Never: what comes next is in the tables."""
+        """False: the next rows are always in the table."""
         return False
 
     @property
@@ -93,7 +93,7 @@ class SearchBuild(Build):
         return self._slices > 0 and left * self._slices <= most_slices * done
 
     def next_edit(self) -> tuple[list[Row], list[Row]] | None:
-        """Return the rows that come next, as the connection that writes has them; None if all are in the index."""
+        """Return no rows to remove, and the next rows to add as the table has them; None if all are in the index."""
         if self.phase is not Phase.LOADING:
             return None
         found: list[Row] = []
@@ -115,15 +115,15 @@ class SearchBuild(Build):
         return [], found
 
     def before(self, rowids: Iterable[int]) -> list[Row]:
-        """Return those of rows that are about to change which the index has."""
+        """Return the rows about to change that the index has, with their old values."""
         return self._rows_of(self._db, self._indexed(rowids))
 
     def after(self, rowids: Iterable[int]) -> list[Row]:
-        """Return those of rows that have just changed which the index is to have."""
+        """Return the rows just changed that the index must have, with their new values."""
         return self._rows_of(self._db, self._indexed(rowids))
 
     def _indexed(self, rowids: Iterable[int]) -> list[int]:
-        """Return those of some rowids whose rows the index has, if the table has them."""
+        """Return the rowids that the build has passed: their rows are in the index, if they are in the table."""
         return [rowid for rowid in rowids if self.phase is Phase.READY or rowid < self._next]
 
     def _create(self) -> None:
@@ -151,7 +151,7 @@ class SearchBuild(Build):
             for (name, made), (one, other) in zip(pairs, roots, strict=True):
                 db.execute(_SET_ROOT, (one, made))
                 db.execute(_SET_ROOT, (other, name))
-            version: int = db.pragma("schema_version")  # by which every connection reads the schema again
+            version: int = db.pragma("schema_version")  # a new one makes each connection read the schema
             db.execute(f"PRAGMA main.schema_version = {version + 1}")
             db.execute("PRAGMA writable_schema = RESET")
         for name in stand_ins(db):
@@ -159,7 +159,7 @@ class SearchBuild(Build):
         return self._is_right()
 
     def _is_right(self) -> bool:
-        """Return whether the index has some rows of the table, and no row that the table lacks."""
+        """Return whether the index has a sample of the table's rows, and the same first and last row."""
         db, plan = self._db, self.plan
         table, sizes = quote(plan.table), quote(f"{plan.name}_docsize")
         if not db.table_exists("main", f"{plan.name}_docsize"):

@@ -6,9 +6,9 @@ thread puts them into tables of an in-memory database. When the transaction is a
 database, and SQLite changes all rows of a *run* (changes of one kind in one table) by one statement: in a tenth of the
 time, and without Python.
 
-A run is applied only if each of its changes was made to the very row that it was made of. Its statement checks that as
-everywhere (``row_applier``): a row is there once, and as many rows have changed as the run has changes. All other
-changes, and those that do not suit one statement, are applied one by one.
+A run is applied only if the old rows of all its changes equal this node's rows. Its statement compares whole rows, as
+in ``row_applier``; each row occurs once in the run, and as many rows must change as the run has changes. All other
+changes, and changes that do not suit one statement, are applied one by one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,9 +26,9 @@ from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Row, count_
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.storage.wide_rows import all_of
 
-STAGED_MIN = 1_000  # changes from which on it is worth it
+STAGED_MIN = 1_000  # fewer changes are not worth unpacking in advance
 RUNS_MAX = 16
-KEPT_MAX = 3  # transactions
+KEPT_MAX = 3  # transactions that stay unpacked
 COLUMNS_MAX = 1_000  # before and after together: SQLite's own limit is 2,000
 _NAME = f"{PREFIX}staged"
 _URI = apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
@@ -36,7 +36,7 @@ _numbers = count(1)
 
 
 class _NotForAllError(Exception):
-    """Raised inside when changes are not for one statement."""
+    """Raised internally when changes do not suit one statement for each run."""
 
 
 @dataclass(slots=True)
@@ -44,14 +44,14 @@ class Run:
     """Changes of one kind in one table that follow each other.
 
     Attributes:
-        table: whose rows.
-        op: what is done to them.
-        name: of the table that has them.
-        fill: the statement that puts one of them there.
-        changes: how many they are.
-        written: places of the columns that any of them changes, of an UPDATE.
-        first: the smallest rowid among them.
-        last: the greatest.
+        table: the table whose rows change.
+        op: INSERT, UPDATE or DELETE.
+        name: name of the in-memory table that has the changes.
+        fill: the statement that puts one change into the in-memory table.
+        changes: number of changes.
+        written: places of the columns that any change of an UPDATE run sets.
+        first: the smallest rowid of the changes.
+        last: the greatest rowid of the changes.
     """
 
     table: Table
@@ -65,13 +65,13 @@ class Run:
 
 
 class StagedChanges:
-    """Changes that are unpacked.
+    """The unpacked changes of one transaction.
 
     Attributes:
-        changes: as they are encoded.
-        version: of the schema for which they are unpacked.
+        changes: the encoded changes.
+        version: version of the schema for which the changes are unpacked.
         runs: the changes, in order.
-        fits: False once they did not fit the tables: they are applied change by change then.
+        fits: False once the changes did not fit the tables; they are then applied one by one.
     """
 
     def __init__(self, changes: bytes, tables: Tables, version: int) -> None:
@@ -91,7 +91,7 @@ class StagedChanges:
 
     @property
     def size(self) -> int:
-        """About how many bytes they take."""
+        """About how many bytes the unpacked changes take."""
         return len(self.changes)
 
     def attach(self, db: apsw.Connection) -> None:
@@ -99,11 +99,11 @@ class StagedChanges:
         db.execute(f"ATTACH ? AS {self._attached}", (self._uri,))
 
     def detach(self, db: apsw.Connection) -> None:
-        """Let a connection see them no more; outside of a transaction."""
+        """End ``attach`` for a connection; allowed only outside of a transaction."""
         db.execute(f"DETACH {self._attached}")
 
     def close(self) -> None:
-        """Let go of the memory, as soon as no connection sees them any more."""
+        """Free the memory as soon as no connection is attached any more."""
         self._db.close()
 
     # -- statements ------------------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ class StagedChanges:
         if run.op == DELETE:
             same = f"SELECT 1 FROM {source} AS {_NAME} WHERE {_NAME}.k = {name}.{table.rowid} AND {_same(table)}"
             return f"DELETE FROM {name} WHERE {table.rowid} IN (SELECT k FROM {source}) AND EXISTS ({same})"
-        places = sorted(run.written) or table.writable[:1]  # nothing changed; the rows must be there all the same
+        places = sorted(run.written) or table.writable[:1]  # no column changed, but the rows must be there
         sets = ", ".join(f"{quote(table.columns[place])} = {_NAME}.a{place}" for place in places)
-        # With the plus, SQLite goes through the run and looks for its rows, and not the other way round.
+        # The unary plus makes SQLite scan the run and look its rows up in the table, and not the other way round.
         found = f"{name}.{table.rowid} = +{_NAME}.k AND {_same(table)}"
         return f"UPDATE OR ROLLBACK {name} SET {sets} FROM {source} AS {_NAME} WHERE {found}"
 
@@ -135,16 +135,16 @@ class StagedChanges:
         return f"{self._attached}.{run.name}"
 
     def take_range(self, run: Run) -> str:
-        """Return the statement that deletes the rows of a run, if its table has no other ones between them."""
+        """Return the statement that deletes all rows from a run's first to its last; its table must have no others."""
         return f"DELETE FROM {quote(run.table.name)} WHERE {_between(run)}"
 
     def count_between(self, run: Run) -> str:
-        """Return the query for how many rows a table has from a run's first to its last, counted up to one too many."""
+        """Return the query that counts a table's rows from a run's first to its last, up to one more than the run's."""
         some = f"SELECT 1 FROM {quote(run.table.name)} WHERE {_between(run)} LIMIT {run.changes + 1}"
         return f"SELECT count(*) FROM ({some})"
 
     def count(self, run: Run) -> str:
-        """Return the query for how many rows of a run are in its table as they were before."""
+        """Return the query that counts how many of a run's old rows are in its table."""
         table, source = run.table, f"{self._attached}.{run.name}"
         name = quote(table.name)
         where = f"{name}.{table.rowid} = +{_NAME}.k AND {_same(table)}"
@@ -179,7 +179,7 @@ class StagedChanges:
         return run
 
     def _add(self, run: Run, rows: Sequence[Sequence[Any]]) -> None:
-        """Add changes, each of them a list: place, op, rowid, rowid after, row before, row after."""
+        """Add changes to a run. Each is a list: place, op, rowid, rowid after, row before, row after."""
         columns, writable = len(run.table.columns), run.table.writable
         rowids, before, after = ([row[place] for row in rows] for place in (2, 4, 5))
         if {*map(type, rowids)} != {int}:
@@ -194,7 +194,7 @@ class StagedChanges:
             )
         if run.op == UPDATE:
             if rowids != [row[3] for row in rows]:
-                raise _NotForAllError  # in which order they move may matter
+                raise _NotForAllError  # the order in which rows move to other rowids may matter
             run.written |= _differing(before, after, writable)
         run.first, run.last = min(run.first, min(rowids)), max(run.last, max(rowids))
         self._db.executemany(run.fill, map(tuple, map(chain.from_iterable, zip(*parts, strict=True))))
@@ -202,12 +202,12 @@ class StagedChanges:
 
 
 def stage(changes: bytes, tables: Tables, version: int) -> StagedChanges | None:
-    """Unpack changes, in any thread; None if they are few, or not for single statements.
+    """Return changes unpacked; None if they are few, or do not suit one statement for each run. Any thread may call it.
 
     Args:
-        changes: as they are encoded.
-        tables: of the schema for which they are unpacked.
-        version: of that schema.
+        changes: the encoded changes.
+        tables: the tables of the schema in force.
+        version: the version of that schema.
     """
     if count_changes(changes) < STAGED_MIN:
         return None
@@ -218,15 +218,15 @@ def stage(changes: bytes, tables: Tables, version: int) -> StagedChanges | None:
 
 
 class StagedStore:
-    """Transactions that may be applied soon, unpacked. One that the open batch has read stays until the commit.
+    """The unpacked transactions that may be applied soon. Those attached by the open batch stay until its commit.
 
     The loop and the thread that has the writer may call the methods concurrently.
 
     Args:
-        db: the connection that writes.
+        db: the writing connection.
 
     Attributes:
-        attached: those that the open batch has read.
+        attached: the transactions that the open batch has attached.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
@@ -241,33 +241,33 @@ class StagedStore:
         return isinstance(staged, StagedChanges) and self._kept.get(staged.changes) is staged
 
     def keep(self, staged: StagedChanges) -> None:
-        """Keep one until it is applied, or ``drop``. Of many, the first are dropped: they are applied as they came."""
+        """Keep a transaction until it is applied or dropped. Of more than ``KEPT_MAX``, the first are dropped."""
         self.drop(staged.changes)
         if staged.changes in self._kept:
-            staged.close()  # the open batch has read it already
+            staged.close()  # the open batch has attached it already
             return
         self._kept[staged.changes] = staged
         for changes in list(self._kept)[:-KEPT_MAX]:
             self.drop(changes)
 
     def drop(self, changes: bytes) -> None:
-        """Let go of one, if it is here and the open batch has not read it."""
+        """Drop a transaction, if it is here and the open batch has not attached it."""
         staged = self._kept.get(changes)
         if staged is not None and staged not in self.attached:
             self._kept.pop(changes, None)
             staged.close()
 
     def attach(self, changes: bytes, tables: Tables, version: int, *, unpack: bool) -> StagedChanges | None:
-        """Return one that the writer can read from now on; None if it is not here, or for another schema.
+        """Attach an unpacked transaction to the writer, and return it; None if it is not here, or for another schema.
 
-        If it is dropped in this very moment, its runs are gone, and the first statement fails.
+        If another thread drops it at the same moment, its runs are gone, and the first statement fails.
 
         Args:
-            changes: as they are encoded.
-            tables: of the schema in force.
-            version: of that schema.
-            unpack: unpack it now if not done ahead. That blocks the writer, yet for two thirds of the time that
-                SQLite takes for the rows one by one, and half if the table has indexes.
+            changes: the encoded changes.
+            tables: the tables of the schema in force.
+            version: the version of that schema.
+            unpack: whether to unpack the changes now if that was not done in advance. This blocks the writer, but takes
+                two thirds of the time of applying the rows one by one, and half if the table has indexes.
         """
         staged = self._kept.get(changes) if self._kept else None
         if staged is None and unpack and len(self.attached) < KEPT_MAX:
@@ -284,25 +284,25 @@ class StagedStore:
         return staged
 
     def detach(self) -> None:
-        """Let go of those that were applied, for good: the batch is committed."""
+        """Detach and drop the applied transactions, after the commit of their batch."""
         attached, self.attached = self.attached, []
         for staged in attached:
             try:
                 staged.detach(self._db)
-            except apsw.SQLError:  # a statement that has not ended still reads: after the next batch, then
+            except apsw.SQLError:  # a statement that has not ended still reads: retry after the next batch
                 self.attached.append(staged)
             else:
                 self.drop(staged.changes)
 
     def close(self) -> None:
-        """Let go of all: the node leaves."""
+        """Drop all transactions, when the file is closed."""
         self.attached.clear()
         for changes in list(self._kept):
             self.drop(changes)
 
 
 def _same(table: Table) -> str:
-    """Return the condition that each column is the same byte by byte, whatever the column's collation holds equal."""
+    """Return the condition that each column equals its old value byte by byte, whatever the column's collation."""
     name = quote(table.name)
     terms = [f"{name}.{quote(column)} COLLATE BINARY IS {_NAME}.b{place}" for place, column in enumerate(table.columns)]
     return all_of(terms)
@@ -320,13 +320,13 @@ def _rows(rows: Sequence[Row], columns: int) -> Sequence[Row]:
 
 
 def _differing(before: Sequence[Row], after: Sequence[Row], places: Sequence[int]) -> set[int]:
-    """Return the columns that are not the same to the byte in some row."""
+    """Return the places of the columns whose values are not the same byte by byte in some row."""
     old, new = [*zip(*before, strict=True)], [*zip(*after, strict=True)]
     return {place for place in places if not _are_same(old[place], new[place])}
 
 
 def _are_same(old: Row, new: Row) -> bool:
-    """Return whether values are the same to the byte; nearly always told without Python's looking at each."""
+    """Return whether values are the same byte by byte; nearly always decided without a loop in Python."""
     if old != new:
         return False
     kinds = [*map(type, old)]

@@ -46,7 +46,7 @@ def stand_ins(db: apsw.Connection) -> list[str]:
 
 
 def describe(db: apsw.Connection, name: str, root: int, sql: str) -> None:
-    """Have this connection, and it alone, know a table that is not in the file, by its row in ``sqlite_schema``."""
+    """Make a table that is not in the file known to this connection only, by a passing row in ``sqlite_schema``."""
     with Writable(db):
         db.execute(DESCRIBE, ("table", name, name, root, sql))
         try:
@@ -59,7 +59,7 @@ def describe(db: apsw.Connection, name: str, root: int, sql: str) -> None:
 
 
 def forget(db: apsw.Connection) -> None:
-    """Have this connection know what is in the file, and nothing else."""
+    """Make this connection read the schema from the file again, and forget tables made known by ``describe``."""
     with Writable(db):
         db.execute("PRAGMA writable_schema = RESET")
 
@@ -68,7 +68,8 @@ def remove_leftovers(db: apsw.Connection) -> None:
     """Remove the unfinished results of builds, if any.
 
     The writing connection may also know the stand-in by the bare name, or as an FTS5 table, neither of which is in the
-    file. It has to forget that: a root page is soon another table's, from which the next build would delete rows.
+    file. The connection has to forget these tables: their root pages may become another table's, and the next build
+    would delete that table's rows.
     """
     left = stand_ins(db)
     if db.table_exists("main", BARE) or (db.table_exists("main", STAND_IN) and STAND_IN not in left):
@@ -90,7 +91,7 @@ def remove_copied(copy: Path) -> None:
                 return
             remove_leftovers(db)
         finally:
-            db.close()  # copies its log into it, and removes that
+            db.close()  # copies the WAL into the file, and removes the WAL
         with open(copy, "rb") as written:
             os.fsync(written.fileno())
     except (apsw.Error, OSError) as error:

@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS bedrockish_piece(
   data BLOB NOT NULL         -- a part of a transaction that a vote names, or that is about to be begun
 );
 """
-_IN_PARTS = 0xA1  # how a CBOR map of one key begins; a transaction's body is an array
+_IN_PARTS = 0xA1  # the first byte of a CBOR map of one key; a transaction's body is an array
 
 # By upsert: REPLACE deletes the row first, and rows that refer to it would be affected.
 _SAVE_VOTE = """INSERT INTO bedrockish_vote VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -71,13 +71,13 @@ def complete(db: apsw.Connection) -> None:
 
 
 def get_meta(db: apsw.Connection, key: str) -> Any:
-    """Return a value kept under a name, or None."""
+    """Return the value under a key, or None."""
     row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
     return None if row is None else row[0]
 
 
 def set_meta(db: apsw.Connection, key: str, value: Any) -> None:
-    """Keep a value under a name."""
+    """Write a value under a key."""
     db.execute(
         "INSERT INTO bedrockish_meta(key, value) VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
         (key, value),
@@ -85,30 +85,30 @@ def set_meta(db: apsw.Connection, key: str, value: Any) -> None:
 
 
 def meta_under(db: apsw.Connection, prefix: str) -> dict[str, Any]:
-    """Return the values kept under all names that begin so."""
+    """Return the values under all keys that begin with a prefix, by key."""
     query = "SELECT key, value FROM bedrockish_meta WHERE substr(key, 1, length(?1)) = ?1"
     return dict(db.execute(query, (prefix,)))
 
 
 def alarms(db: apsw.Connection) -> dict[str, bytes]:
-    """Return the alarms that are kept, by name, as ``health.encode_alarm`` wrote them."""
+    """Return the stored alarms by name, as ``health.encode_alarm`` encoded them."""
     return {name.removeprefix(ALARM): bytes(kept) for name, kept in meta_under(db, ALARM).items() if kept is not None}
 
 
 def blocked(db: apsw.Connection) -> list[Txid]:
-    """Return the decided transactions that fit nowhere, and whose resolution is still to be decided."""
+    """Return the decided transactions that do not fit the tables, and whose resolution is still to be decided."""
     return _txids(db, BLOCKED)
 
 
 def void(db: apsw.Connection) -> list[Txid]:
-    """Return the transactions that an operator had applied as nothing."""
+    """Return the transactions whose changes an operator had skipped."""
     return _txids(db, VOID)
 
 
 def follow_resolutions(db: apsw.Connection, resolved: Iterable[Txid]) -> set[Txid]:
-    """Mark transactions that the membership says are applied as nothing; return those that were not marked yet.
+    """Mark the transactions whose changes are skipped by the membership; return those that were not marked yet.
 
-    The operator's order reaches each member that answers. The others follow the membership.
+    The operator's order reaches only members that answer. The others follow the membership.
     """
     missed = {txid for txid in resolved if get_meta(db, f"{VOID}{txid}") is None}
     for txid in missed:
@@ -121,7 +121,7 @@ def _txids(db: apsw.Connection, prefix: str) -> list[Txid]:
 
 
 def save_vote(db: apsw.Connection, vote: Vote, parts: "tuple[Part, ...] | None") -> None:
-    """Keep a vote, instead of the one on the same transaction; ``parts`` of its body, if its pieces are saved."""
+    """Save a vote, replacing an earlier one on the same transaction; with ``parts``, these instead of its body."""
     ballot, commit = vote.accepted or (None, None)
     body = None if vote.transaction is None else vote.transaction.body
     if parts is not None:
@@ -133,15 +133,15 @@ def save_vote(db: apsw.Connection, vote: Vote, parts: "tuple[Part, ...] | None")
 
 
 def drop_vote(db: apsw.Connection, txid: Txid) -> None:
-    """Forget a vote, if it is on record."""
+    """Delete a vote, if there is one."""
     db.execute("DELETE FROM bedrockish_vote WHERE clock = ? AND leader = ?", tuple(txid))
 
 
 def votes(db: apsw.Connection) -> list[Vote]:
-    """Return every vote on record, by clock.
+    """Return every stored vote, in the order of the clocks.
 
     Raises:
-        DamagedError: a vote names another transaction than it holds.
+        DamagedError: a vote has the body of another transaction, or a piece of its body is missing.
     """
     found = []
     query = (
@@ -161,22 +161,22 @@ def votes(db: apsw.Connection) -> list[Vote]:
 
 
 def save_piece(db: apsw.Connection, digest: bytes, data: bytes) -> None:
-    """Keep a piece."""
+    """Save a piece under its digest."""
     db.execute("INSERT OR REPLACE INTO bedrockish_piece(digest, data) VALUES (?, ?)", (digest, data))
 
 
 def drop_pieces(db: apsw.Connection, digests: Iterable[bytes]) -> None:
-    """Forget pieces; nothing happens for those that are not there."""
+    """Delete pieces; missing ones are ignored."""
     db.executemany("DELETE FROM bedrockish_piece WHERE digest = ?", [(digest,) for digest in digests]).fetchall()
 
 
 def pieces(db: apsw.Connection) -> dict[bytes, int]:
-    """Return the pieces that are kept: sha256 -> size."""
+    """Return the stored pieces: sha256 -> size."""
     return dict(db.execute("SELECT digest, length(data) FROM bedrockish_piece"))
 
 
 def named(db: apsw.Connection) -> dict[Txid, tuple[bytes, ...]]:
-    """Return which pieces each vote is kept in."""
+    """Return the digests of the pieces that each stored vote refers to."""
     query = "SELECT clock, leader, body FROM bedrockish_vote WHERE substr(body, 1, 1) = ?"
     rows = db.execute(query, (bytes([_IN_PARTS]),))
     return {
@@ -186,15 +186,15 @@ def named(db: apsw.Connection) -> dict[Txid, tuple[bytes, ...]]:
 
 
 def parts_of(packed: bytes) -> "tuple[Part, ...]":
-    """Read the parts in which a body is kept."""
+    """Return the parts of a body that is stored in parts."""
     return tuple(part if isinstance(part, bytes) else (part[0], part[1]) for part in cbor2.loads(packed)[0])
 
 
 def assemble(db: apsw.Connection, parts: "Iterable[Part]") -> bytes:
-    """Return the bytes that parts stand for.
+    """Return the bytes of parts, with the stored data of their pieces.
 
     Raises:
-        DamagedError: a piece is not there.
+        DamagedError: a piece is missing.
     """
     found: list[bytes] = []
     for part in parts:

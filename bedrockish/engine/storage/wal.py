@@ -19,10 +19,10 @@ from bedrockish.errors import ConfigError, DamagedError, NoRoomError, Unavailabl
 PRIVATE = 0o600  # the mode of the files of a database: its owner's alone
 FRAME_BYTES = 24 + 4096
 WAL_HEADER_BYTES, SALTS_AT, SALTS_BYTES = 32, 16, 8
-COPY_PAGES = 2_048  # that are copied at a time: some milliseconds
-RESERVE_BYTES = 1 << 20  # by which the WAL is lengthened before it is full
-_ZEROS = bytes(RESERVE_BYTES)  # to map new ones each time takes as long as half of the write
-RESERVE_LEAST = 64  # frames that have room before it is lengthened; longer batches lengthen it themselves
+COPY_PAGES = 2_048  # pages that are copied at a time, in some milliseconds
+RESERVE_BYTES = 1 << 20  # bytes by which the WAL is lengthened before its frames fill it
+_ZEROS = bytes(RESERVE_BYTES)  # kept, because to allocate zeros each time takes half as long as the write
+RESERVE_LEAST = 64  # the WAL is lengthened if fewer frames have room; a longer batch lengthens it with its frames
 
 
 class Wal:
@@ -41,17 +41,17 @@ class Wal:
         # Frames that a killed process left in the WAL count: workspaces read the WAL by themselves.
         self.frames = max(0, db.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)[0])
         self._copied_at = self.frames  # frames when the last background checkpoint began
-        self._copied = self.frames  # of those, how many it has copied
-        self._is_held = False  # a reader kept it from copying all that there was when it began
-        self._length = 0  # bytes that the file has at least
-        self._reserved_at = self.frames  # frames after the batch before
+        self._copied = self.frames  # how many frames the last checkpoint has copied
+        self._is_held = False  # whether a reader kept the last background checkpoint from copying all frames
+        self._length = 0  # a lower bound of the file's bytes
+        self._reserved_at = self.frames  # frames when ``reserve`` was called last
         db.wal_autocheckpoint(0)  # an automatic checkpoint would stall whichever commit it falls on
         db.set_wal_hook(self._committed)
         sync_directory(self._path.parent)
 
     @property
     def held_frames(self) -> int:
-        """How many frames the WAL has because a reader needs old ones; 0 if none does."""
+        """How many frames the WAL keeps because a reader needs old frames; 0 if no reader does."""
         return self.frames if self._is_held and self.frames >= self._copied_at else 0
 
     @property
@@ -70,8 +70,8 @@ class Wal:
     def rolled_back(self) -> None:
         """Note that SQLite has rolled back the writer's transaction after a failure, and that another one is open.
 
-        A write that failed has SQLite forget its pages, and it counts that as it counts another program's commit; so
-        the file itself tells which of them it was.
+        After a failed write SQLite drops its cached pages, and changes data_version as for a commit of another program.
+        So the WAL itself is read to tell the two apart.
         """
         if not self._holds_more():
             self._version = self._data_version()
@@ -84,7 +84,7 @@ class Wal:
         salts = os.pread(self._fd, SALTS_BYTES, SALTS_AT)
         frame = self.frames
         while True:
-            # See the WAL format of SQLite: page, size of the database (of a commit, else 0), salts, checksums.
+            # A frame's header in SQLite's format: page, database size (0 unless it ends a commit), salts, checksums.
             header = os.pread(self._fd, 8 + SALTS_BYTES, WAL_HEADER_BYTES + frame * FRAME_BYTES)
             if len(header) < 8 + SALTS_BYTES or header[8:] != salts:
                 return False
@@ -97,10 +97,10 @@ class Wal:
         return apsw.SQLITE_OK
 
     def sync(self) -> None:
-        """Return when every commit made before this call is durable. May be called in another thread.
+        """Make every commit before this call durable. May be called in another thread.
 
         Raises:
-            DamagedError: the file is gone, or the disk failed: nothing since the last sync may be promised.
+            DamagedError: the file is gone, or the disk failed: no commit since the last sync may be acknowledged.
         """
         try:
             if os.fstat(self._fd).st_nlink == 0:
@@ -119,10 +119,10 @@ class Wal:
     def reserve(self, most: int) -> None:
         """Lengthen the file by zeros before its frames fill it, after a short batch.
 
-        The writer has begun its next transaction and has not written yet, so that nothing else writes to the file.
-        A sync of a file that grows writes the length of the file, too, and waits for that. Frames that are written over
-        zeros are synced in less than half the time. The zeros end the log as the rest of an earlier round does. The log
-        starts over at about ``most`` frames.
+        The writer must have begun its next transaction, and not written in it: nothing else writes to the file then. A
+        sync of a growing file also writes the file's length; frames over existing zeros are synced in less than half
+        the time. For SQLite the log ends at the zeros, as at frames left from before a restart. The log restarts at
+        about ``most`` frames.
         """
         short, self._reserved_at = self.frames - self._reserved_at <= RESERVE_LEAST, self.frames
         end = WAL_HEADER_BYTES + min(self.frames + RESERVE_LEAST, most) * FRAME_BYTES
@@ -135,30 +135,32 @@ class Wal:
                 self._length += os.pwrite(self._fd, _ZEROS[:room], self._length)
 
     def grown(self) -> int:
-        """Return how many frames were written since the last checkpoint, so that each one has something to do."""
+        """Return how many frames were written since the last background checkpoint began."""
         if self.frames < self._copied_at:
             self._copied_at = self._copied = 0  # the WAL restarted
             self._is_held = False
         return self.frames - self._copied_at
 
     def is_to_copy(self, few: int, most: int) -> bool:
-        """Return whether to call ``checkpoint``: ``few`` frames are not copied, or the WAL is about to be finished.
+        """Return whether to call ``checkpoint``: ``few`` frames are new, or the WAL is about to be finished.
 
-        Then nearly all is copied in the background and synced, so that the blocking rest is small.
+        In the second case the checkpoint copies and syncs nearly all frames in the background, so that the blocking
+        rest is small.
         """
         return self.grown() >= (few if self.frames < most else _rest(few))
 
     def is_to_finish(self, few: int, most: int, more: int = 0) -> bool:
         """Return whether a batch's end should copy the rest: there are ``most`` frames, and nearly all are copied.
 
-        With ``more``, return whether that may be so when that many frames have been added.
+        With ``more``, return whether that may be so after that many more frames.
 
-        If the background does not come to it, and there are twice as many, in any case; unless that is because a reader
-        holds it back, and much is left: when that one is gone, the background copies it first.
+        At twice ``most`` frames, the rest is copied even if much is left, because the background checkpoint does not
+        keep up. But if a reader holds the checkpoint back, the rest waits until the reader is gone and the background
+        has copied most of it.
         """
         frames = self.frames + more
         if frames < most:
-            return False  # nearly always, and asked several times for each batch
+            return False  # the usual answer, first because it is asked several times for each batch
         self.grown()
         left = self.frames - self._copied
         return left < _rest(few) or (frames >= 2 * most and not self._is_held)
@@ -172,7 +174,7 @@ class Wal:
             frames in the WAL, and how many of them are in the database file now.
 
         Raises:
-            UnavailableError: it cannot be done now; nothing is lost, and the WAL goes on to grow.
+            UnavailableError: the frames cannot be copied now; nothing is lost, and the WAL grows further.
         """
         try:
             if self._checkpointer is None:
@@ -191,10 +193,10 @@ class Wal:
             raise UnavailableError(f"the write-ahead log cannot be copied into the database file: {error}") from error
 
     def finish(self, db: apsw.Connection, most: int) -> None:
-        """Copy the rest between two batches, so that the next commit starts the WAL over; a reader may prevent it.
+        """Copy the rest between two batches, so that the next commit restarts the WAL; a reader may prevent this.
 
         The file keeps its length unless it is more than twice ``most`` frames: to cut 130 MB off takes a tenth of a
-        second, and a file that is written again is synced faster than one that grows.
+        second, and a sync is faster if frames overwrite the file than if they lengthen it.
         """
         assert not db.in_transaction
         try:
@@ -230,8 +232,8 @@ def sync_directory(path: Path) -> None:
 def create_private(place: Path) -> None:
     """Create an empty file that only its owner may read and write, unless it exists.
 
-    SQLite gives its -wal and -shm the same mode. To be called before SQLite opens it: closing any descriptor on a
-    database file drops SQLite's locks on it.
+    SQLite gives its -wal and -shm the same mode. Call this before SQLite opens the file: closing any descriptor on a
+    database file drops SQLite's locks on the file.
     """
     with suppress(FileExistsError):
         os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
@@ -240,17 +242,17 @@ def create_private(place: Path) -> None:
 def copy_file(source: apsw.Connection, place: Path, go_on: Callable[[], None] = lambda: None) -> None:
     """Copy a database page by page into a new file, durably, as it is now; the connection has no transaction.
 
-    ``go_on`` is called after some pages each; what it raises ends it.
+    ``go_on`` is called after every ``COPY_PAGES`` pages; an error that it raises ends the copy.
 
     Raises:
-        ConfigError: the file is there already, or cannot be written.
+        ConfigError: the file exists already, or cannot be written.
     """
     if place.exists():
         raise ConfigError(f"{place} is there already; give another path")
     try:
         create_private(place)
         target = apsw.Connection(str(place))
-        source.execute("BEGIN")  # or a commit between two steps would have SQLite begin again
+        source.execute("BEGIN")  # otherwise a commit between two steps would make SQLite start over
         try:
             source.execute("PRAGMA main.user_version").fetchall()
             with target.backup("main", source, "main") as backup:

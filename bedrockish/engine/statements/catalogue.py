@@ -1,6 +1,6 @@
-"""The catalogue as a client sees it: with the user's tables. The node's own are shown where a statement names them.
+"""The catalogue as clients see it: only with users' tables. System tables are shown to a statement that names them.
 
-A program that lists tables would take the node's journal for tables of its own, and offer to drop or to rename them.
+A program that lists tables would take the node's system tables for its own, and offer to drop or to rename them.
 """
 
 from functools import lru_cache
@@ -8,10 +8,10 @@ from functools import lru_cache
 from bedrockish.access_sets.system_names import PREFIX
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, tokens
 
-_OWN = f"NOT GLOB '{PREFIX}*'"  # a session may have changed the meaning of LIKE
+_OWN = f"NOT GLOB '{PREFIX}*'"  # not LIKE, whose meaning a session may have changed
 _COLUMNS = "SELECT {}type, name, tbl_name, rootpage, sql FROM main."
 _WORD = PREFIX.rstrip("_")
-# A name that a common table expression has hides the table of that name, unless that is qualified.
+# A common table expression hides the table of the same name, unless the table's name is qualified.
 _FILTERED = {
     "sqlite_master": f"sqlite_master AS NOT MATERIALIZED ({_COLUMNS}sqlite_master WHERE tbl_name {_OWN})",
     "sqlite_schema": f"sqlite_schema AS NOT MATERIALIZED ({_COLUMNS}sqlite_schema WHERE tbl_name {_OWN})",
@@ -24,9 +24,10 @@ _ROWID = frozenset({"rowid", "oid", "_rowid_"})
 
 @lru_cache(500)
 def with_users_tables(sql: str) -> str:
-    """Return a statement that lists tables so that it lists the user's; as it is if it names a table of the node's.
+    """Return a statement that lists tables, changed so that it lists only users' tables.
 
-    Only one statement that reads is changed, and one that asks for all columns and for rowids is not.
+    The statement is returned unchanged if it names a system table, or asks for all columns and for rowids. Only a
+    single statement that reads is changed.
     """
     lower = sql.lower()
     if _WORD in lower or not ("sqlite_master" in lower or "sqlite_schema" in lower or "table_list" in lower):

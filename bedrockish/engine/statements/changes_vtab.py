@@ -1,8 +1,8 @@
-"""``bedrockish_changes``: the journal as a table of row changes, for SQL at any face.
+"""``bedrockish_changes``: the journal as a table of row changes, for SQL.
 
-An eponymous virtual table: it exists on every connection of a node without CREATE, and in no schema. Bounds on
-``clock`` and equalities on ``transaction_id`` and ``table_name`` are looked up by the journal's own indexes or tested
-before an entry is decoded; SQLite tests all other conditions by itself.
+The table is an eponymous virtual table: it exists on every connection of a node without CREATE, and in no schema.
+Bounds on ``clock`` and equalities on ``transaction_id`` and ``table_name`` are looked up by the journal's own indexes
+or tested before an entry is decoded; SQLite tests all other conditions by itself.
 """
 
 import json
@@ -52,7 +52,7 @@ _OPS = {
     apsw.SQLITE_INDEX_CONSTRAINT_LT: "<",
     apsw.SQLITE_INDEX_CONSTRAINT_LE: "<=",
 }
-# Whether the bytes of a transaction have the table's name in them is tested without decoding it.
+# The test for a table looks for its name in the bytes of a transaction, without decoding them.
 _TESTS = {
     _CLOCK: "{clock} {op} ?{number}",
     _COMMAND: "(j.command = ?{number} OR j.seq IN (SELECT seq FROM bedrockish_joined WHERE command = ?{number}))",
@@ -84,7 +84,7 @@ class _Table(ReadTable):
     """The changes."""
 
     def BestIndexObject(self, index: apsw.IndexInfo) -> bool:  # noqa: N802
-        """Choose the conditions that are looked up."""
+        """Choose the conditions that the query on the journal tests; return True."""
         tests: list[str] = []
         tables: list[int] = []
         cost = 1e7
@@ -167,7 +167,7 @@ class _Cursor:
                     yield (*head, seq, command, *middle, change.op, change.table, key, *images, None, *last)
 
     def _key(self, change: Change) -> Value:
-        """Return the value of the row's key, or the values as JSON if there are several; after the change."""
+        """Return the value of the row's key after the change (a DELETE: before it); several values as JSON."""
         if change.table not in self._keys:
             table = find_table(self._db, change.table)
             self._keys[change.table] = table.primary if table is not None else ()
@@ -194,15 +194,16 @@ class _Cursor:
         return self._number if number < 0 else self._row[number]
 
     def Close(self) -> None:  # noqa: N802
-        """Let go of the statement below, or the caller's transaction could not be rolled back."""
+        """Close the query on the journal; open, it would keep the caller's transaction from being rolled back."""
         if self._entries is not None:
             self._entries.close(True)
             self._entries = None
 
 
 def _parts(transaction: Committed) -> Sequence[Change | str | None]:
-    """Return the changes of a transaction, or its statements, or one None for a change of the members, or of the schema
-    if the data forbade it.
+    """Return the changes of a transaction, or its statements.
+
+    Return one None for a change of the members, or for a change of the schema that the data forbade.
     """
     return transaction.changes or transaction.statements or (() if transaction.kind == "rows" else (None,))
 

@@ -1,7 +1,7 @@
 """Classifies clients' statements, and refuses those that a replicated database cannot run.
 
-SQLite itself tells the effects of a statement: it calls its authorizer for each table, column, PRAGMA and function that
-the compiled statement touches. Nothing here reads SQL, except for a statement's first word where SQLite says nothing.
+SQLite itself reports the effects of a statement: it calls its authorizer for each table, column, PRAGMA and function
+that the compiled statement touches. So this module parses no SQL, except for a few words where SQLite reports nothing.
 """
 
 import re
@@ -40,7 +40,7 @@ _DDL = {
     apsw.SQLITE_DROP_TABLE,
     apsw.SQLITE_DROP_INDEX,
     apsw.SQLITE_DROP_VIEW,
-    apsw.SQLITE_DROP_TEMP_VIEW,  # the journal is one, on a node's connections
+    apsw.SQLITE_DROP_TEMP_VIEW,  # on a node's connections the journal is a view of TEMP
     apsw.SQLITE_DROP_TEMP_TABLE,
     apsw.SQLITE_DROP_TRIGGER,
     apsw.SQLITE_ALTER_TABLE,
@@ -87,7 +87,7 @@ _PAST_PACKS = (
 _NOT_HERE = "the module {} is not installed at this node; install {} at every node"
 ALONE = "a table of vec1 is made in a request of its own; make others, and fill it, before or after"
 _OF_CONNECTION = "{} sets something for one connection to the node's file; leave it out"
-_TAKES_LONG = frozenset({"vec1_train"})  # which nothing can end while it is at work
+_TAKES_LONG = frozenset({"vec1_train"})  # functions that no interrupt ends
 _MODULE = "virtual tables of the module {} are not replicated, of {} they are; use one of these, or an ordinary table"
 _TOO_OLD = "a member of the cluster runs a release that does not replicate virtual tables; upgrade all members first"
 _COMMAND = "this command configures {} on every node; write its values into the text, without parameters"
@@ -121,31 +121,32 @@ class Piece:
     Why so large: It is a record, with a field for each fact that compiling a statement shows.
 
     Attributes:
-        sql: its own text.
-        kind: ``read``, ``write``, ``schema``, ``temporary`` (it changes TEMP tables, and nothing else) or ``empty``
-            (only blanks and comments).
-        names: name of each parameter, None for one without.
+        sql: the statement's own text.
+        kind: ``read``, ``write``, ``schema``, ``temporary`` (it changes only TEMP tables) or ``empty`` (only blanks and
+            comments).
+        names: name of each parameter; None for a parameter without a name.
         columns: names of the result's columns.
         tables: tables that it touches, by the names in the schema.
-        whole_schema: it reads definitions that are not named.
-        rest: the text after it.
+        whole_schema: whether it reads definitions of tables that it does not name.
+        rest: the text after the statement.
         setting: name of the PRAGMA that it sets for the time of the request, or empty.
-        inner: tables that its triggers insert into, with an empty text, and tables and columns that they update.
+        inner: pairs of a table and a column that its triggers update; the column is empty for an INSERT of a trigger.
         auto: the text to run instead, in which the node gives the ids that the statement leaves out.
         declared: name and declared type of each column of the result; the type is None if it is not a table's column.
         needs: the role that a user needs to run it.
         reads: all tables and views that it reads, also by views, triggers and foreign keys.
-        writes: the tables that it changes, likewise.
-        named: the input of ``virtual_reads`` for it.
-        configures: it makes a change that SQLite's counter of schema changes does not count.
-        fills: it makes a table and its rows, CREATE TABLE ... AS SELECT.
-        defines: it makes, changes or drops a TEMP object.
-        is_command: it is a command of a virtual table whose values are to be written into its text.
-        is_upkeep: it is a command of FTS5 that changes no answer of an index that is in step with its rows.
-        is_dear: it calls what takes long and cannot be interrupted.
-        stays: it makes a table of vec1: a connection fails later if that is rolled back without its transaction.
-        compares: it calls ``like``, also by views and triggers.
-        settings: those of its session with which it runs, because it does something else without them.
+        writes: all tables that it changes, also by views, triggers and foreign keys.
+        named: the argument ``named`` of ``virtual_reads`` for the statement.
+        configures: whether it makes a change that SQLite's counter of schema changes does not count.
+        fills: whether it makes a table and its rows, as CREATE TABLE ... AS SELECT.
+        defines: whether it makes, changes or drops a TEMP object.
+        is_command: whether it is a command of a virtual table whose values have to be written into its text.
+        is_upkeep: whether it is a command of FTS5 that changes no result of an index that matches its rows.
+        is_dear: whether it runs a function or module that takes long and cannot be interrupted.
+        stays: whether it makes a table of vec1. The connection fails later if a savepoint undoes this, and not the
+            rollback of the whole transaction.
+        compares: whether it calls ``like``, also by views and triggers.
+        settings: the settings of its session with which it runs, because it would do something else without them.
     """
 
     sql: str
@@ -176,24 +177,24 @@ class Piece:
 
     @property
     def can_cache(self) -> bool:
-        """Whether SQLite sees by itself that it must be compiled again; EXPLAIN never looks at the schema's version."""
+        """Whether it may stay compiled: SQLite sees by itself when it must compile it again, except for EXPLAIN."""
         return not (self.whole_schema or self.settings)
 
     @property
     def drops_pages(self) -> bool:
-        """Whether it drops a table or an index, all of whose pages SQLite reads in one step that nothing ends."""
+        """Whether it drops a table or an index, whose pages SQLite all reads in one step that no interrupt ends."""
         return self.kind == SCHEMA and bool(self.tables) and _DROPS.match(self.sql) is not None
 
     @property
     def looks_behind(self) -> bool:
-        """Whether it reads data that has no keys: the schema, or tables of the database itself."""
-        if self._behind is None:  # known after compilation, and asked at each run
+        """Whether it reads data that no read set covers with keys: the schema, or system tables."""
+        if self._behind is None:  # computed once, because it is asked at each run
             self._behind = self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
         return self._behind
 
     @property
     def checks_keys(self) -> bool:
-        """Return whether it is PRAGMA foreign_key_check."""
+        """Whether the statement is PRAGMA foreign_key_check."""
         return self.whole_schema and first_word(self.sql) == "PRAGMA" and "foreign_key_check" in self.sql.lower()
 
     def text(self, params: Sequence[Any]) -> str:
@@ -238,14 +239,14 @@ class _Seen:
 class Guard:
     """Compiles statements without running them and refuses those that cannot be replicated.
 
-    The authorizer stays installed for the connection's life, since installing one makes every cached statement compile
-    again; it looks only while ``compile`` is at work.
+    The authorizer stays installed for the connection's life, because installing one makes SQLite compile every cached
+    statement again. Outside of ``compile`` it allows everything.
 
     Attributes:
         virtual: the virtual tables of the schema.
-        allows_temporary: the connection is one session's, which may make TEMP objects on it.
-        expansion: what the names in a statement stand for.
-        is_in_loop: tells whether others wait while a statement is compiled.
+        allows_temporary: whether the connection belongs to one session, which may make TEMP objects on it.
+        expansion: the sizes of the texts for which the names in a statement stand.
+        is_in_loop: returns whether the node's loop waits while a statement is compiled.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
@@ -260,9 +261,9 @@ class Guard:
     def compile_next(
         self, sql: str, at: int = 0, *, is_limited: bool = False, optimizes: bool = True
     ) -> tuple[Piece, int]:
-        """Compile the statement of a text that begins at a place or after it.
+        """Compile the first statement of a text that begins at a place or after it.
 
-        SQLite gets the text of that statement alone: with the rest of a long script it would copy all of it for each.
+        SQLite gets only the text of this statement: it would copy the rest of a long script for each statement.
 
         Args:
             sql: the text.
@@ -284,7 +285,7 @@ class Guard:
         except SqlError:
             if end == len(sql) or after_nothing(sql, end) == len(sql):
                 raise
-            # SQLite may see another end.
+            # SQLite may see another end of the statement.
             piece, end = self.compile(sql[begin:], is_limited=is_limited, optimizes=optimizes), len(sql)
         return piece, end - len(piece.rest)
 
@@ -294,14 +295,14 @@ class Guard:
         Args:
             sql: the text.
             ours: the statement may call the node's own function.
-            is_limited: its user may not read secrets, and gets the other rows (``rights.opened``).
-            optimizes: PRAGMA optimize may gather statistics; for a user who may not, it is a hint that is not followed.
+            is_limited: whether the user may not read secrets, and gets the tables of ``rights.opened`` instead.
+            optimizes: whether PRAGMA optimize may gather statistics; otherwise it does nothing.
 
         Raises:
-            SqlError: SQLite does not understand it.
-            UnsupportedError: it cannot be replicated.
-            TooLargeError: SQLite would write it out at too great a length.
-            TakesLongError: compiling it would hold up the loop.
+            SqlError: SQLite does not accept the statement.
+            UnsupportedError: the statement cannot be replicated.
+            TooLargeError: the statement is too large once SQLite has written out its views and common tables.
+            TakesLongError: compiling the statement would hold up the loop.
         """
         sql = self._admitted(sql, ours=ours, is_limited=is_limited, optimizes=optimizes)
         seen = self._seen = _Seen(ours=ours, analyzes=first_word(sql) == "ANALYZE", temporary=self.allows_temporary)
@@ -326,12 +327,12 @@ class Guard:
         cursor = self._db.cursor()
         cursor.exec_trace = look
         try:
-            # Not from the statement cache: a text that equals one of our own would pass without the authorizer.
+            # Not from the statement cache: a text that equals one of the node's own would pass without the authorizer.
             cursor.execute(sql, _NO_VALUES, can_cache=False)
         except apsw.ExecTraceAbort:
             pass
         except apsw.InterruptError:
-            raise  # reading a large schema takes time, too: the limit's owner knows which one is over
+            raise  # reading a large schema takes time, too: the caller knows which of its limits has ended it
         except apsw.Error as error:
             if seen.refusal or isinstance(error, apsw.AuthError):
                 raise UnsupportedError(seen.refusal or str(error), sql=sql) from None
@@ -364,7 +365,7 @@ class Guard:
         if not self.virtual.tables:
             return
         layout, text = self.virtual, piece.sql.lower()
-        # SQLite asks about a module's own statements, too, when it connects a virtual table as it compiles.
+        # The authorizer is also asked about a module's own statements, if SQLite connects a virtual table here.
         own = {name for name in layout.shadows if name.lower() not in text} - seen.by_views
         for name in seen.writes & layout.shadows.keys() - own:  # SQLite itself does not protect all of them
             seen.refusal = seen.refusal or f"{name} is storage of a virtual table; write to that"
@@ -385,9 +386,9 @@ class Guard:
                 seen.refusal = seen.refusal or (_MODEL if piece.is_command else _COMMAND).format(command.table)
 
     def _admitted(self, sql: str, *, ours: bool, is_limited: bool, optimizes: bool) -> str:
-        """Return the text that SQLite is to compile for a statement; raises as ``compile``."""
+        """Return the text that SQLite is to compile for a statement; raise as ``compile``."""
         nul = sql.find("\0")
-        if nul >= 0:  # SQLite would read no further, and its binding refuses the text with an error of Python's
+        if nul >= 0:  # SQLite reads no further than a NUL, and apsw refuses the text with an untyped error
             raise SqlError(
                 f"the statement has a NUL character at {nul}; send the value as a parameter", sql=sql, offset=nul
             )
@@ -405,7 +406,7 @@ class Guard:
         return sql
 
     def _find_named(self, sql: str) -> None:
-        """Have SQLite refuse a REINDEX or VACUUM of an unknown name: a node answers both without running them."""
+        """Make SQLite refuse a REINDEX or VACUUM of an unknown name; a node answers both without running them."""
         try:
             self._db.execute("EXPLAIN " + next(split(sql)), can_cache=False).close()
         except apsw.SQLError as error:
@@ -422,7 +423,7 @@ class Guard:
             return SCHEMA if seen.given & {*pragmas.REPLICATED} else READ
         if seen.temporary and (seen.defines or (not actions & _DDL and first_word(text) in ("CREATE", "DROP"))):
             return TEMPORARY
-        # IF EXISTS of nothing, and CREATE INDEX IF NOT EXISTS of one that is there, do nothing, silently.
+        # DROP ... IF EXISTS of a missing object and CREATE INDEX IF NOT EXISTS of an existing one report no action.
         if actions & _DDL or seen.analyzes or first_word(text) in ("CREATE", "DROP"):
             return SCHEMA
         if cursor.is_readonly:
@@ -486,7 +487,7 @@ class Guard:
                 seen.tables.add(first)
             return None
         if action in (apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE):
-            # SQLite writes its own catalogue for DDL, and refuses to do so for anybody's DML by itself.
+            # SQLite writes its own catalogue for DDL, and refuses DML on the catalogue by itself.
             if name in _CATALOGUE and name != "sqlite_sequence":
                 return None
             if database not in (None, "main", "temp"):

@@ -1,8 +1,8 @@
-"""The functions of the cluster's clock in SQL: what a statement may ask of time.
+"""The SQL functions of the cluster's clock.
 
-They may be called anywhere in a statement, in a view, a trigger and a DEFAULT. Rows travel, not statements, so each is
-called once, where the transaction is led. None is marked deterministic: the file's indexes, constraints and generated
-columns must not need them, so that any SQLite tool can read it.
+Statements, views, triggers and DEFAULTs may call them. Nodes replicate rows and not statements, so a function is called
+only at the node that leads the transaction. No function is marked deterministic, so that SQLite refuses them in
+indexes, constraints and generated columns, and any SQLite tool can read the file.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ MILLISECONDS_MAX = 253_402_300_799_999  # the end of the year 9999, after which 
 
 
 class ClockNeededError(UsageError):
-    """Raised inside: a statement calls ``transaction_clock()``, and a majority has not been asked for one yet."""
+    """Raised internally: a statement calls ``transaction_clock()``, and no majority was asked for a clock yet."""
 
 
 @dataclass(slots=True)
@@ -30,13 +30,13 @@ class Scope:
     """The values that the functions return to the running statement.
 
     Attributes:
-        tick: gives a new value of the node's clock; None: the running statement may not ask for one.
-        skip: moves the node's clock on by so many values, and returns it.
+        tick: returns a new value of the node's clock; None: the running statement may not call the functions.
+        skip: advances the node's clock by a number of values, and returns it.
         command: the id of the command.
-        clock: the transaction's clock; 0 if a majority has not been asked.
-        used: whether the transaction's clock was asked for.
-        named: whether the id of the command was asked for.
-        is_missing: the clock was asked for while it was 0.
+        clock: the transaction's clock; 0 if no majority was asked for a clock.
+        used: whether a statement has asked for the transaction's clock.
+        named: whether a statement has asked for the id of the command.
+        is_missing: whether a statement has asked for the clock while it was 0.
         locks: the rows that open transactions have locked.
         base: the commits that the transaction has seen; None: not known.
         locked: keys of the rows that the statement has locked.
@@ -59,20 +59,20 @@ class Scope:
         return self.tick()
 
     def take_many(self, count: int) -> int:
-        """Return the last of so many consecutive values, all of them new."""
+        """Return the last of ``count`` consecutive new values of the node's clock."""
         assert self.skip is not None, "whoever drives the engine has given it a clock"
         self.take()
         return self.skip(count - 1)
 
     def begin(self, command: str, clock: int, base: Mapping[str, int] | None = None) -> None:
-        """Start a transaction, or a statement of one, on these commits."""
+        """Start a transaction, or a statement of a transaction, on the commits of ``base``."""
         self.command, self.clock, self.used, self.named = command, clock, False, False
         self.base = base
         if self.locked:
             self.locked.clear()
 
     def take_locked(self) -> list[bytes]:
-        """Return the keys of the rows that a statement has locked, which has run."""
+        """Return the keys of the rows that the last statement has locked, and clear them."""
         locked = self.locked.copy()
         self.locked.clear()
         return locked
@@ -85,7 +85,7 @@ class Scope:
 
 @dataclass(slots=True)
 class Holder:
-    """Which scope a connection's functions look at; None while it is not a transaction that uses it."""
+    """The scope from which a connection's functions take values; None while no transaction uses the connection."""
 
     scope: Scope | None = field(default=None)
 
@@ -122,7 +122,7 @@ def register(db: apsw.Connection, holder: Holder) -> None:
         return scope.command
 
     def safe_clock() -> int:
-        # As this connection sees it: on a snapshot, no commit at or below it is missing from that snapshot.
+        # The value on this connection: a snapshot that shows it lacks no commit at or below it.
         row = db.execute("SELECT value FROM bedrockish_meta WHERE key = 'safe'").fetchone()
         return 0 if row is None or not isinstance(row[0], int) else row[0]
 
@@ -156,7 +156,7 @@ def _clock(name: str, value: Value) -> int:
 
 
 def clock_time(clock: Value) -> Value:
-    """Return the moment in a clock in the form of SQLite's datetime() with milliseconds, UTC; NULL for NULL."""
+    """Return the time of a clock as a text like that of SQLite's datetime(), with milliseconds, UTC; NULL for NULL."""
     if clock is None:
         return None
     moment = milliseconds(_clock("clock_time", clock))

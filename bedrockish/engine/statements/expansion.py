@@ -1,9 +1,9 @@
 """The size of a statement once SQLite has written out what it names: views, common tables and generated columns.
 
-SQLite writes such a text out at each mention of its name, while it compiles, and nothing interrupts that. A chain in
-which each text names the one before it twice doubles with each link, so a definition of 500 bytes can take all memory.
-The size is computed from the texts alone, in tokens, before SQLite sees the statement. It may be too large, where a
-column has the name of a view, and is not too small.
+While it compiles, SQLite writes out such a text at each mention of its name, and no interrupt ends that. A chain in
+which each text names the text before it twice doubles with each link, so definitions of 500 bytes can take all memory.
+The size is computed in tokens from the texts alone, before SQLite gets the statement. The computed size is never too
+small; it is too large where a column has the name of a view.
 """
 
 import re
@@ -21,7 +21,7 @@ from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 LOOP_TOKENS = 5_000  # a statement may add these in the loop: SQLite takes about 4 ms for them
 STATEMENT_TOKENS = 500_000  # a statement may add these anywhere: SQLite takes half a second and some 100 MB
 DEFINITION_TOKENS = 50_000  # one definition may have these: nodes describe all views when they start
-AGGREGATES = CONSTRAINTS = 2_000  # of a statement, of the definition of a table: SQLite compares each with all others
+AGGREGATES = CONSTRAINTS = 2_000  # in a statement, in a table's definition: SQLite compares each with all others
 LIGHT = 64  # a view of fewer tokens is not counted
 
 _BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "IN", "TABLE", "ON", ",", "(", "."})
@@ -59,9 +59,9 @@ class Parsed:
     """A statement: the whole text, and the texts in it that have names.
 
     Attributes:
-        named: of a query, its common tables; of a table's definition, its generated columns.
-        is_table: it defines a table.
-        defines: what a CREATE TABLE or CREATE VIEW makes, folded, or empty.
+        named: the texts of a query's common tables, or of a table's generated columns, by name.
+        is_table: whether the statement defines a table.
+        defines: the folded name that a CREATE TABLE or CREATE VIEW defines, or empty.
     """
 
     whole: Text
@@ -78,14 +78,13 @@ class Expansion:
     """The sizes of the texts that the names of a schema stand for.
 
     Args:
-        definitions: the schema; None has no names.
-        known: the sizes under an earlier schema, or on another connection: definitions that are the same are not read
-            again.
+        definitions: the schema; None: a schema without names.
+        known: the sizes under an earlier schema, or on another connection; unchanged definitions are not parsed again.
     """
 
     def __init__(self, definitions: Definitions | None = None, known: "Expansion | None" = None) -> None:
         self._definitions = definitions
-        self._parsed: dict[str, list[tuple[Definition, Parsed]]] = {}  # of each table or view, what is written out
+        self._parsed: dict[str, list[tuple[Definition, Parsed]]] = {}  # by table or view, the texts written out
         self._views: dict[str, Parsed] = {}
         self._columns: dict[str, int] = {}
         self._tables: dict[str, int] = {}
@@ -151,10 +150,10 @@ class Expansion:
         return sum_of(parsed.whole, named)
 
     def added(self, sql: str) -> int:
-        """Return how many tokens a statement has beyond its own, with all that it names written out.
+        """Return how many tokens a statement gains when all that it names is written out.
 
         Raises:
-            TooLargeError: more than SQLite may be given.
+            TooLargeError: the statement gains more than ``STATEMENT_TOKENS``, or defines a text that is too large.
         """
         _check_counts(sql)
         if not (self._tables or self._columns or "with" in sql.lower() or _MAY_COMPUTE.search(sql)):
@@ -176,7 +175,7 @@ class Expansion:
         return added
 
     def _check_definition(self, parsed: Parsed, sql: str) -> None:
-        """Check what a CREATE TABLE or CREATE VIEW makes, and the views that name it."""
+        """Check the size of the table or view that a statement defines, and of the views that name it."""
         if parsed.is_table:
             sizes = _resolve(parsed.named, lambda _: 0, lambda text: text.others)
             name, size = parsed.defines, sum(sizes.values())
@@ -226,7 +225,7 @@ def _is_written_out(row: Definition) -> bool:
 
 
 def _resolve(texts: Mapping[str, Text], outer: Sizes, names: Callable[[Text], Mapping[str, int]]) -> dict[str, int]:
-    """Return the size of each of some texts that name each other, and others, whose sizes ``outer`` gives."""
+    """Return the sizes of texts that name each other; ``outer`` returns the sizes of all other texts that they name."""
     found: dict[str, int] = {}
     for name in _after_their_parts(texts, names):
         text = texts[name]
@@ -236,7 +235,7 @@ def _resolve(texts: Mapping[str, Text], outer: Sizes, names: Callable[[Text], Ma
 
 
 def _after_their_parts(texts: Mapping[str, T], names: Callable[[T], Iterable[str]]) -> Iterator[str]:
-    """Yield the names of texts, each after those that it names; one that names itself comes without that part."""
+    """Yield the names of texts, each after the names of the texts in it; a cycle is cut at its first name."""
     seen: set[str] = set()
     for first in texts:
         if first in seen:
@@ -276,9 +275,9 @@ class _Parser:
         self._tokens = tokens
         self._named: dict[str, Text] = {}
         self._frames = [_Frame("", "", Text())]
-        self._column = ""  # of the definition of a table, the one that is being defined
+        self._column = ""  # in the definition of a table, the column that is being defined
         self._closed = ""  # the name before the parentheses that ended last
-        self._candidate = ""  # what has a name, if parentheses begin now
+        self._candidate = ""  # the name of the text in the next parentheses, if they begin now
 
     def run(self) -> Parsed:
         head: list[str] = []  # the first words, without those of EXPLAIN

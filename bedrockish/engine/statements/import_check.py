@@ -1,4 +1,4 @@
-"""Says of a schema whether a cluster would take it, before any of it is sent there."""
+"""Checks whether a cluster would accept a schema, before any of it is sent there."""
 
 from collections.abc import Iterable
 
@@ -12,10 +12,10 @@ from bedrockish_journal.storage.vector_modules import Connection
 
 
 def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the statements that cannot be replicated, and why.
+    """Return the statements that cannot be replicated, each with the reason.
 
     Args:
-        statements: what each makes, for the report, and its text, in an order in which they can run.
+        statements: pairs of a title for the report and the text of a statement, in an order in which they can run.
     """
     found: list[str] = []
     known: Tables | None = None
@@ -35,7 +35,7 @@ def misfits(statements: Iterable[tuple[str, str]]) -> list[str]:
             except BedrockishError as error:
                 found.append(f"{what}: {error.message}")
                 for kind in ("table", "view", "trigger"):
-                    if error.details.get(kind):  # or it is found again with each of the rest
+                    if error.details.get(kind):  # otherwise each later statement reports it again
                         db.execute(f"DROP {kind} {quote(error.details[kind])}")
             except apsw.Error as error:
                 found.append(f"{what}: {error}")

@@ -1,6 +1,6 @@
-"""The parts of an INSERT, found in its tokens: enough to put a column into it, and no more.
+"""Finds the parts of an INSERT in its tokens, as far as they are needed to add a column to it.
 
-Any text that deviates from SQLite's grammar for INSERT, or could be read in two ways, is not understood.
+The parser does not understand a text that deviates from SQLite's grammar for INSERT, or could be read in two ways.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _CLAUSES = ("ROLLBACK", "ABORT", "REPLACE", "FAIL", "IGNORE")
 
 
 class NotUnderstoodError(Exception):
-    """Raised for a statement of another shape than those known here."""
+    """Raised for a statement whose form the parser does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class InsertParser:
     """Walks over the tokens of one statement.
 
     Attributes:
-        tokens: all of them, but for a semicolon at the end.
+        tokens: all tokens, without a semicolon at the end.
         numbers: the number of each parameter, by the place of its token.
-        closing: the place of the closing parenthesis, by that of the opening one.
+        closing: the place of each closing parenthesis, by the place of the opening one.
     """
 
     def __init__(self, sql: str) -> None:
@@ -59,7 +59,7 @@ class InsertParser:
         """Return the parts of the statement.
 
         Raises:
-            NotUnderstoodError: it is not an INSERT, or has a form that is not known here.
+            NotUnderstoodError: the statement is not an INSERT, or has a form that the parser does not know.
         """
         if self._word("WITH"):
             self._skip_ctes()
@@ -110,7 +110,7 @@ class InsertParser:
 
     def _skip_ctes(self) -> None:
         if self._word("RECURSIVE") and (self._peek() == "(" or self.tokens[self._at].is_word("AS")):
-            raise NotUnderstoodError  # a table of that name
+            raise NotUnderstoodError  # a common table has the name RECURSIVE
         while True:
             self._name()
             if self._peek() == "(":
@@ -138,7 +138,7 @@ class InsertParser:
         return found
 
     def _source(self) -> str:
-        """Tell what follows, without going past it."""
+        """Return the kind of the source of rows that follows, without going past it."""
         if self._at >= len(self.tokens):
             raise NotUnderstoodError
         token = self.tokens[self._at]
@@ -156,10 +156,10 @@ class InsertParser:
             if self.tokens[at].text != ",":
                 break
             at += 1
-        return "select"  # VALUES as a part of something bigger
+        return "select"  # VALUES is a part of a compound SELECT
 
     def _end(self, kind: str, first: int) -> int:
-        """Return where the rows to insert end, and ON CONFLICT or RETURNING or nothing follows."""
+        """Return the place after the rows to insert, where ON CONFLICT, RETURNING or the end of the text follows."""
         if kind == "default":
             if not self.tokens[first + 1 : first + 2] or not self.tokens[first + 1].is_word("VALUES"):
                 raise NotUnderstoodError

@@ -8,9 +8,9 @@ more column or around a value that may be NULL. Parameters keep their numbers.
     INSERT INTO t(a) SELECT b FROM u    INSERT INTO t(a, "id") WITH bedrockish_rows AS MATERIALIZED (SELECT b FROM u)
                                         SELECT *, bedrockish_id('t') FROM bedrockish_rows
 
-The rows to insert are materialized first, so that ids follow their ORDER BY. A text that is not understood for certain
-is left alone: SQLite then takes the highest id plus one, which is right, but conflicts with concurrent INSERTs of the
-same kind.
+The rows to insert are materialized first, so that ids follow their ORDER BY. A text that the parser does not understand
+is left unchanged: SQLite then takes the highest id plus one, which is correct, but conflicts with concurrent INSERTs of
+the same kind.
 """
 
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ class Rewritten:
     Attributes:
         table: the table, by its name in the schema.
         sql: the text to run.
-        nulls: places from 0 of the parameters of which one must be NULL, or the client's own text will do; empty if it
-            never does.
+        nulls: places, from 0, of the parameters that may be the id: ``sql`` is run only if one of them is NULL, and the
+            client's own text otherwise. Empty: ``sql`` is always run.
     """
 
     table: str
@@ -113,7 +113,7 @@ class _Splicer:
         return Rewritten(self._table.name, self._spliced(), () if self._always else tuple(self._nulls))
 
     def _place(self) -> int | None:
-        """Return which of the columns is the id, or None if it is not among them."""
+        """Return the place of the id among the named columns, or None if it is not among them."""
         columns = self._insert.columns
         table = self._table
         if columns is None:
@@ -145,7 +145,7 @@ class _Splicer:
             self._insert_after(self._parser.closing[first] - 1, f", {self._given}")
 
     def _rows(self) -> list[int]:
-        """Return where each row of VALUES has its opening parenthesis."""
+        """Return the places of the opening parentheses of the rows of VALUES."""
         return [begin for begin, _ in self._parser.split(self._insert.first + 1, self._insert.end)]
 
     # -- where there is an id that may be NULL ---------------------------------------------------------------------
@@ -158,7 +158,7 @@ class _Splicer:
             self._wrap(*parts[place])
 
     def _wrap_once(self, place: int, width: int) -> None:
-        """Let rows of VALUES come out of a table, because SQLite asks for a row's id twice where there are triggers."""
+        """Materialize the rows of VALUES, because SQLite evaluates a row's id twice if the table has triggers."""
         self._wrap_rows(place, width)
         self._cuts.clear()
         self._materialize_with(place, width)
@@ -182,7 +182,7 @@ class _Splicer:
         return end == first + 1 and self._tokens[first].kind in ("number", "string", "blob")
 
     def _wrap_select(self, place: int, width: int) -> None:
-        """``INSERT INTO t SELECT NULL, …``; other expressions are rarely NULL, and copying ids should cost nothing."""
+        """Give ids for a NULL or a parameter in a SELECT; other expressions stay, so that copying ids is cheap."""
         insert = self._insert
         at = insert.first
         while at < insert.end and not self._tokens[at].is_word("SELECT"):

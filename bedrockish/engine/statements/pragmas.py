@@ -1,4 +1,4 @@
-"""Which PRAGMAs a client may use, and why not the others."""
+"""The PRAGMAs that a client may use, and the reasons for which others are refused."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -27,7 +27,7 @@ WITH_ARGUMENT = frozenset(
     {
         *("foreign_key_check", "foreign_key_list", "index_info", "index_list", "index_xinfo", "integrity_check"),
         *("quick_check", "table_info", "table_list", "table_xinfo"),
-        # Which SQLite takes and ignores.
+        # SQLite ignores the argument of these.
         *("collation_list", "compile_options", "data_version", "database_list", "freelist_count", "function_list"),
         *("module_list", "page_count", "pragma_list"),
     }
@@ -57,7 +57,7 @@ KEYS_OFF = (
 )
 
 
-# The answers to PRAGMAs of programs written for SQLite: their node-wide settings are fixed, and as good already.
+# The answers to PRAGMAs of programs written for SQLite. A node's settings are fixed, and already serve their purpose.
 ANSWERED = {
     "analysis_limit": "0 AS analysis_limit",
     "auto_vacuum": None,
@@ -99,22 +99,23 @@ _SETS_SILENTLY = frozenset(
         *("reverse_unordered_selects", "synchronous"),
     }
 )
-_ACTS = frozenset({"incremental_vacuum", "shrink_memory"})  # without a value, they ask for nothing
+_ACTS = frozenset({"incremental_vacuum", "shrink_memory"})  # PRAGMAs that act without a value, too
 
 
 def lacks_statistics(db: apsw.Connection) -> bool:
     """Return whether SQLite's own PRAGMA optimize would gather statistics of a user's table now."""
-    found = db.execute("PRAGMA main.optimize(0x10003)")  # of all tables; it only tells what it would run
+    found = db.execute("PRAGMA main.optimize(0x10003)")  # all tables; only list the statements
     return any('"main"."bedrockish_' not in str(sql) for (sql,) in found)
 
 
 def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
-    """Return a text with a SELECT for its first statement if that is a PRAGMA of ``ANSWERED``; any other as it is.
+    """Return a text with its first statement replaced by a SELECT if that is a PRAGMA of ``ANSWERED``.
 
-    VACUUM and REINDEX become a SELECT without rows. PRAGMA optimize becomes ANALYZE where statistics are lacking.
+    VACUUM and REINDEX become a SELECT without rows. PRAGMA optimize becomes ANALYZE where statistics are lacking. Any
+    other text is returned unchanged.
 
-    Such a PRAGMA is part of a program's first lines on SQLite. Its purpose is either met already (each commit is
-    durable before it is acknowledged, readers hold up no writer) or without meaning here.
+    Programs for SQLite begin with such PRAGMAs. Their purpose is either met already (each commit is durable before it
+    is acknowledged, readers hold up no writer) or without meaning at a node.
     """
     first = first_word(sql)
     if first not in ("PRAGMA", "REINDEX", "VACUUM"):
@@ -137,13 +138,13 @@ def answered(sql: str, lacks_statistics: Callable[[], bool]) -> str:
     sets = at + 1 < end and words[at + 1].text in ("=", "(")
     tells = ANSWERED[name]
     if tells is None and not sets and name not in _ACTS:
-        return sql  # asking is SQLite's
+        return sql  # SQLite itself answers a query
     silent = tells is None or (sets and name in _SETS_SILENTLY)
     return ("SELECT 1 WHERE 0" if silent else f"SELECT {tells}") + rest
 
 
 def refusal(name: str, argument: str | None, database: str | None) -> str | None:
-    """Return why a PRAGMA is refused, or None; ``argument`` is None if it only asks."""
+    """Return why a PRAGMA is refused, or None; ``argument`` is None for a query."""
     known = name.lower()
     if argument is None or known in WITH_ARGUMENT:
         allowed = known in READABLE
@@ -172,7 +173,7 @@ def _sets_unheard(sql: str) -> bool:
 
 
 def given(sql: str) -> tuple[str, str]:
-    """Return name and value that a text sets if it is a PRAGMA that does; else empty texts."""
+    """Return the name and the value of a PRAGMA that sets a value; two empty texts for any other text."""
     if first_word(sql) != "PRAGMA":
         return "", ""
     try:
@@ -187,12 +188,12 @@ def given(sql: str) -> tuple[str, str]:
 
 
 def is_replicated(sql: str) -> bool:
-    """Return whether a text is a PRAGMA that every node is to set."""
+    """Return whether a text is a PRAGMA whose new value is replicated."""
     return given(sql)[0] in REPLICATED
 
 
 def turns_on(sql: str) -> bool:
-    """Return whether a PRAGMA of ``SETTINGS`` switches it on; SQLite takes numbers but 0 for that, too."""
+    """Return whether a PRAGMA switches its setting on; for SQLite, any number except 0 does so, too."""
     return _is_on(given(sql)[1])
 
 
@@ -212,7 +213,7 @@ def is_deferring(sql: str) -> bool:
 
 
 def apply(db: apsw.Connection, sql: str) -> None:
-    """Run a PRAGMA of ``SETTINGS``: SQLite does so when it compiles it, so never from the statement cache."""
+    """Run a PRAGMA of ``SETTINGS``, never from the statement cache: SQLite makes the setting when it compiles it."""
     cursor = db.cursor()
     cursor.execute(sql, can_cache=False)
     cursor.close(True)
@@ -224,7 +225,7 @@ def settle(db: apsw.Connection) -> None:
 
 
 def defer(db: apsw.Connection, *, on: bool) -> None:
-    """Have foreign keys checked at the end, or with each statement."""
+    """Make SQLite check foreign keys at the end of the transaction, or with each statement."""
     apply(db, f"PRAGMA {DEFER} = {int(on)}")
 
 

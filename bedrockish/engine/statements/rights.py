@@ -1,8 +1,8 @@
-"""Checks users' rights: each user's roles, from the membership, against the effects of a compiled statement that
-SQLite reports.
+"""Checks users' rights: the roles of a user in the membership against the effects that SQLite reports for a compiled
+statement.
 
-A compiled statement is shared by all users; the right to run it is checked at each execution. So a revoked right is
-gone at once, and a statement that was compiled for one user gives no right to another.
+All users share a compiled statement, so the right to run it is checked at each execution. A revoked right is gone at
+once, and a statement that was compiled for one user gives no right to another.
 """
 
 import shlex
@@ -72,16 +72,16 @@ class Rights:
 
         Args:
             piece: the statement.
-            views: folded names of the views; what they read counts, and not they.
+            views: folded names of the views; the right to the tables behind a view is checked, not to the view.
 
         Raises:
-            ForbiddenError: it may not.
+            ForbiddenError: the user may not run it.
         """
         if piece.needs > self.role:
             self._check_tables(piece, views)
 
     def _check_tables(self, piece: Does, views: Collection[str]) -> None:
-        """Make sure that the roles for single tables are enough, with all that views, triggers and keys touch."""
+        """Make sure that the roles for single tables cover all tables touched, also by views, triggers and keys."""
         if not self.tables or piece.needs > WRITER:
             raise self.lacks(piece.needs, f"this statement {_DOES[piece.needs]}", sql=piece.sql)
         for names, role, does in ((piece.writes, WRITER, "changes"), (piece.reads, READER, "reads")):
@@ -92,7 +92,7 @@ class Rights:
                     raise self.lacks(role, f"this statement {does} {name}", name * is_users, sql=piece.sql)
 
     def includes(self, other: "Rights | None") -> bool:
-        """Return whether the user may do all that it might with other rights; None: those to do everything."""
+        """Return whether these rights include other rights; None: the right to do everything."""
         if other is None:
             return self.role >= ADMIN
         mine = self.tables
@@ -102,14 +102,14 @@ class Rights:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is anything that the user may read."""
+        """True if the user may read any table."""
         return self.role >= READER or bool(self.tables)
 
     def require(self, role: int, what: str) -> None:
         """Make sure that the user has a role.
 
         Raises:
-            ForbiddenError: it has not; ``what`` needs it.
+            ForbiddenError: the user lacks the role; ``what`` names the action that needs it.
         """
         if role > self.role:
             raise self.lacks(role, what)
@@ -139,10 +139,10 @@ class Access:
     """The rights of all users at one node.
 
     Attributes:
-        users: those of the cluster; None for one that was removed. Empty: every user may do everything.
-        bootstrap: users of the node's configuration, who are admins here until the cluster has one of that name.
+        users: the cluster's users by name; None for a removed user. Empty: every user may do everything.
+        bootstrap: users in the node's configuration, who are admins here until the cluster has a user of that name.
         nodes: the members, whose certificates may do everything.
-        config: the version of the membership that tells all this.
+        config: the version of the membership from which the users and members are.
     """
 
     def __init__(self) -> None:
@@ -153,11 +153,11 @@ class Access:
         self._known: dict[str, Rights] = {}
 
     def learn(self, users: Mapping[str, UserSaid | None], nodes: Collection[str], config: int = 0) -> None:
-        """Go by another membership from now on."""
+        """Use the users and members of another membership from now on."""
         self.users, self.nodes, self.config, self._known = users, frozenset(nodes), config, {}
 
     def of(self, user: str) -> Rights | None:
-        """Return the rights of the user of a name; None if every user may do everything."""
+        """Return the rights of a user; None if every user may do everything."""
         if not self.users:
             return None
         found = self._known.get(user)
@@ -168,10 +168,10 @@ class Access:
         return found
 
     def check_kept(self, user: str, before: Rights | None) -> None:
-        """Make sure that a user still has the rights of before, with which statements of its transaction were run.
+        """Make sure that a user still has the rights with which earlier statements of its transaction ran.
 
         Raises:
-            ForbiddenError: a part of them was taken away.
+            ForbiddenError: a part of these rights was taken away.
         """
         rights = self.of(user)
         if rights is not None and not rights.includes(before):
@@ -183,17 +183,17 @@ class Access:
             )
 
     def require(self, user: str, role: int, what: str) -> None:
-        """Make sure that a user has a role, if anybody needs one.
+        """Make sure that a user has a role, unless every user may do everything.
 
         Raises:
-            ForbiddenError: it has not.
+            ForbiddenError: the user lacks the role.
         """
         rights = self.of(user)
         if rights is not None:
             rights.require(role, what)
 
     def _rights(self, user: str) -> tuple[int, Mapping[str, int]]:
-        """Return the role of the user of a name, and the roles for single tables."""
+        """Return a user's role, and its roles for single tables."""
         if user in (TOKEN, LOCAL):
             return ADMIN, _NO_TABLES
         kind, colon, holder = user.partition(":")
@@ -210,9 +210,9 @@ class Access:
 
 @lru_cache(500)
 def opened(sql: str) -> str:
-    """Return a text whose tables with secrets are replaced by ones without; the same text if it names no such table.
+    """Return a text whose tables with secrets are replaced by queries without; the same text if it names no such table.
 
-    Only a single statement that reads is changed. Any other way to read secrets needs an admin.
+    Only a single SELECT is changed. Any other way to read secrets needs an admin.
     """
     lower = sql.lower()
     if JOURNAL not in lower and META not in lower:

@@ -1,18 +1,19 @@
 """``skip_locked(table, key)``: the rows that are free of concurrent transactions, for queues of jobs.
 
-All workers of a queue want its first job. For serializable transactions that is a conflict in the data; a worker means
-"any job, as early as may be". PostgreSQL's word for it is ``FOR UPDATE SKIP LOCKED``. The function tells of a row
-whether another transaction has it; a free row is locked for the calling transaction until that ends:
+All workers of a queue want its first job, so their serializable transactions conflict, although each worker would take
+any early job. In PostgreSQL, ``FOR UPDATE SKIP LOCKED`` serves this purpose. The function returns whether a row is free
+of other transactions, and locks a free row for the calling transaction until that transaction ends:
 
     SELECT id FROM jobs WHERE state = 'new' AND skip_locked('jobs', id) ORDER BY id LIMIT 1
 
-A row counts as another's if a transaction that is open at this node has locked it, if one that this node has approved
-or led writes it, or if a commit has written it that the calling transaction has not seen. It is a hint only: this node
-cannot know the future writes of other nodes' clients, and the later of two transactions gets a conflict as ever. So
-that they seldom try for the same row, nodes that have met at a table divide its rows among them for a while.
+A row is not free if another transaction that is open at this node has locked it, if a transaction that this node has
+approved or led writes it, or if a commit that the calling transaction has not seen has written it. The result is only a
+hint: this node cannot know the future writes of other nodes' clients, and the later of two transactions then gets a
+conflict, as always. To make such conflicts rare, nodes that have met at a table divide its rows among themselves for a
+while.
 
-A statement that calls it relaxes its reads of that table, and nothing else: only the rows that it has locked count
-(see ``readset``). All its changes to them are certified as always, so no row is handed out twice.
+A statement that calls the function relaxes only its reads of that table: of these, only the rows that it has locked
+count (see ``readset``). All its changes to them are certified as always, so no row is handed out twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,9 +25,9 @@ from bedrockish.errors import SqlError
 from bedrockish_journal.model.changes import Value
 from bedrockish_journal.storage.table_layout import SKIP_LOCKED
 
-ROWS_MAX = 1_000  # that one transaction may lock
+ROWS_MAX = 1_000  # rows that one transaction may lock
 LEFT_MAX = 10_000  # rows left to other nodes that are remembered
-LEFT_S = 3.0  # for so long a row is left to another node that may want it
+LEFT_S = 3.0  # seconds for which a row is left to another node that may want it
 
 Base = Mapping[str, int]
 
@@ -35,7 +36,10 @@ class Others:
     """A node's knowledge of transactions that are open elsewhere: by default, none."""
 
     def is_writing(self, key: bytes, base: Base | None) -> bool:  # noqa: ARG002
-        """Return whether a transaction under way writes a key, or a commit outside ``base`` has (None: do not look)."""
+        """Return whether a transaction under way writes a key, or a commit outside ``base`` has written it.
+
+        Without ``base``, commits are not searched.
+        """
         return False
 
     def share(self, objects: tuple[str, ...]) -> tuple[int, int]:  # noqa: ARG002
@@ -57,7 +61,7 @@ class RowLocks:
 
     Attributes:
         others: what is known of other transactions.
-        held: the keys that each transaction has locked, by its command; most of the time, none has any.
+        held: the keys that each transaction has locked, by its command; usually empty.
     """
 
     def __init__(self, schema: Callable[[], Schema]) -> None:
@@ -117,7 +121,7 @@ class RowLocks:
         return found
 
     def _is_left(self, key: bytes, objects: tuple[str, ...]) -> bool:
-        """Return whether the row is another node's for now, of those that go for the rows of this table."""
+        """Return whether a row is left to another of the nodes that have met at its table, for ``LEFT_S`` seconds."""
         place, count = self.others.share(objects)
         if count < 2 or crc32(key) % count == place:
             return False

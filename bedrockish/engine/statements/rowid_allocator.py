@@ -1,11 +1,11 @@
-"""Ids for rows that come without one, so that no two nodes, and no two clients of one node, take the same.
+"""Allocates ids for rows that come without an id, so that no two nodes, and no two clients of a node, take the same id.
 
-Each node has a stripe: of N consecutive ids it gives the one that leaves its own remainder. A node also remembers the
-highest id that it gave for each table, whatever became of the transaction, because others may be in flight. An id is
-always above the highest in the table as this node knows it.
+Each node has a stripe: of N consecutive ids it gives only the id whose remainder modulo N is the node's own. A node
+also remembers the highest id that it gave for each table, even if the transaction failed, because other transactions
+may be in flight. An id is always above the highest id in the table as this node knows it.
 
-Two nodes may share a stripe for a moment, because one knows of a new member already. That is harmless: an id is a key
-that is written, and of two transactions that write one key, one is run again.
+Two nodes may share a stripe for a moment, because only one of them knows of a new member. That is harmless: an id is a
+written key, and of two transactions that write the same key, one is executed again.
 """
 
 from collections.abc import Iterable, Set
@@ -22,11 +22,11 @@ from bedrockish.errors import ConstraintError, UsageError
 from bedrockish_journal.model.changes import Value, decode_changes
 from bedrockish_journal.model.transaction import ROWS
 
-STRIPES_MIN = 16  # room for members to come, without moving anybody's stripe
+STRIPES_MIN = 16  # the number of stripes is the same for up to so many members
 
 
 def stripe(node: str, members: Iterable[str]) -> tuple[int, int]:
-    """Return how many stripes there are, a power of two, and which one a node has: from 1, by its place among all.
+    """Return the number of stripes, a power of two, and a node's stripe: its place, from 1, among all names in order.
 
     >>> stripe("B", ["C", "A", "B"])
     (16, 2)
@@ -54,14 +54,14 @@ class AutoIds:
     def twin(self) -> "AutoIds":
         """Return a twin for a connection that another thread uses. Both know the ids that either has given.
 
-        They do not lock each other out: if both give an id at the same instant, one of two transactions is run again.
+        The twins take no lock: if both give the same id at the same instant, one of the transactions is executed again.
         """
         other = AutoIds()
         other._home, other._highest, other._back = self, self._highest, self._back
         return other
 
     def register(self, db: apsw.Connection) -> None:
-        """Let a connection's statements ask for ids. Only our own texts may: not a trigger, not a default."""
+        """Let a connection's rewritten statements call the function for ids; triggers and DEFAULTs may not call it."""
 
         def given(*arguments: Value) -> Value:
             table = arguments[0]
@@ -86,7 +86,7 @@ class AutoIds:
         self._stripes, self._own = stripe(node, membership.nodes)
 
     def note(self, table: str, rowid: int | None) -> None:
-        """Never give an id up to this one: a transaction that is under way may use it."""
+        """Note an id that a transaction under way may use: only higher ids are given from now on."""
         if rowid is not None:
             self._highest[table] = max(rowid, self._highest.get(table, rowid))
 
@@ -104,10 +104,10 @@ class AutoIds:
             self._stripes, self._own = self._home._stripes, self._home._own
 
     def lease(self, db: apsw.Connection, table: str, above: int, count: int) -> list[int]:
-        """Return ids of a table that no other transaction gets, all above one and in rising order.
+        """Return ids of a table that no other transaction gets, greater than ``above`` and in rising order.
 
         Returns:
-            ``count`` of them, or fewer where the ids come to an end.
+            ``count`` ids, or fewer at the end of all ids.
 
         Raises:
             UsageError: the table does not exist, or has no ids.
@@ -135,7 +135,7 @@ class AutoIds:
             self._back[table] = leased[::-1]
 
     def used_up(self, db: apsw.Connection) -> ConstraintError | None:
-        """Return the error for the table whose ids have come to an end, which SQLite calls a full disk, or None."""
+        """Return the error for a table whose ids are used up, which SQLite reports as a full disk, or None."""
         if not self._sequences:
             return None
         row: Any = db.execute("SELECT name FROM sqlite_sequence WHERE seq = ?", (INT_MAX,)).fetchone()
@@ -155,10 +155,10 @@ class AutoIds:
             return rowid
         if table in self._sequences:
             raise _used_up(table)
-        return None  # SQLite looks for one that is free
+        return None  # SQLite looks for a free id
 
     def _in_table(self, db: apsw.Connection, table: str) -> int:
-        """Return the highest id in the table, or that this statement is putting into it."""
+        """Return the highest id in the table, including the ids that this statement has noted so far."""
         seen = self._seen.get(table)
         if seen is not None:
             return seen

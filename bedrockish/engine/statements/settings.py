@@ -1,7 +1,7 @@
-"""The settings of a session that one of its statements needs: those without which it would do something else.
+"""Finds the settings of a session that a statement needs, because it would do something else without them.
 
-Most statements do the same with them and without. They run without, for a switch makes SQLite compile all other
-statements of the connection again.
+Most statements do the same with and without the settings. They run without: to switch a setting makes SQLite compile
+all other statements of the connection again.
 """
 
 from collections.abc import Callable
@@ -32,18 +32,18 @@ def settled(
     *,
     is_temporary: bool = False,
 ) -> Piece:
-    """Return a statement with those of its session's settings that it needs.
+    """Return a statement with the settings of its session that it needs.
 
     Args:
-        piece: the statement, compiled without them.
-        settings: the session's.
-        db: its connection.
-        definitions: of the schema.
+        piece: the statement, compiled without settings.
+        settings: the settings of the session.
+        db: the connection that has compiled the statement.
+        definitions: the definitions of the schema.
         again: compiles the statement again.
-        is_temporary: the connection may have TEMP triggers.
+        is_temporary: whether the connection may have TEMP triggers.
 
     Raises:
-        UnsupportedError: it needs LIKE to tell the case, and a definition that it uses has LIKE as well.
+        UnsupportedError: the statement needs a case-sensitive LIKE, and a definition that it uses has LIKE as well.
         BedrockishError: as ``Guard.compile``.
     """
     if first_word(piece.sql) == "EXPLAIN":
@@ -81,10 +81,11 @@ def _has_like(sql: str | None) -> bool:
 
 
 def _needs_triggers(db: apsw.Connection, piece: Piece) -> bool:
-    """Return whether a statement may do something else where triggers fire themselves, and REPLACE deletes with them.
+    """Return whether a statement may do something else under recursive_triggers.
 
-    Its program tells: of each trigger that is fired in another one SQLite notes whether it may be at work already, and
-    a REPLACE that fires triggers has other instructions than one that does not.
+    A trigger may then fire itself, and REPLACE fires delete triggers. The bytecode shows both: for a trigger that is
+    fired in another trigger, SQLite notes whether it may run already, and a REPLACE that fires triggers has other
+    instructions.
     """
     plain = _program(db, piece)
     with in_force(db, frozenset({TRIGGERS})):
@@ -106,9 +107,9 @@ def _program(db: apsw.Connection, piece: Piece) -> list[Any] | None:
     cursor = db.cursor()
     cursor.row_trace = cursor.exec_trace = None
     try:
-        # EXPLAIN does not look whether the schema has changed since it was compiled.
+        # Not cached: a compiled EXPLAIN does not notice that the schema has changed since.
         return cursor.execute("EXPLAIN " + piece.sql, (None,) * len(piece.names), can_cache=False).fetchall()
-    except (UnicodeDecodeError, apsw.SQLError):  # a trigger may name a table that is not there, which compiling tells
+    except (UnicodeDecodeError, apsw.SQLError):  # a trigger may name a missing table, which compiling reports
         return None
     finally:
         cursor.close(True)

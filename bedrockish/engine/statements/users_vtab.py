@@ -1,7 +1,7 @@
-"""``bedrockish_users``: the users of the cluster as a table, for SQL at any door; and memberships without secrets.
+"""``bedrockish_users``: the users of the cluster as a table for SQL; and the journal's memberships without secrets.
 
-An eponymous virtual table, as ``bedrockish_changes``. It shows the applied membership, as of the same moment as the
-rows of the other tables, without the hashes of passwords.
+The table is an eponymous virtual table, as ``bedrockish_changes``. It shows the users of the applied membership, as of
+the same snapshot as the rows of other tables, without the hashes of passwords.
 """
 
 import json
@@ -40,16 +40,16 @@ def body_without_secrets(body: object) -> bytes | None:
 
 
 def write_tables(tables: Mapping[str, int]) -> str | None:
-    """Return the roles for single tables as JSON; None for none."""
+    """Return the roles for single tables as JSON, or None for an empty mapping."""
     return json.dumps({name: ROLES[role - 1] for name, role in tables.items()}, ensure_ascii=False) if tables else None
 
 
 class Module:
-    """Makes a table that only reads.
+    """The module of a virtual table that can only be read.
 
     Args:
-        schema: its columns, as SQL.
-        table: its class.
+        schema: the table's CREATE TABLE statement.
+        table: the table's class.
     """
 
     def __init__(self, schema: str, table: "type[ReadTable]") -> None:

@@ -20,7 +20,7 @@ from bedrockish.client.trio_client import Client
 from bedrockish.errors import BedrockishError, OutcomeUnknownError, UsageError
 from bedrockish_journal.storage.virtual_tables import VirtualTable, is_virtual, parse_virtual
 
-BATCH_ROWS, BATCH_BYTES = 1_000, 512 * 1024  # executed in about 30 ms
+BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # executed in about 20 ms
 # Tables that refer to each other, or to themselves: their keys are checked at the end of a batch, so it is a large one.
 KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
 ROW_BYTES_MAX = 16 << 20  # below what a node takes as one transaction

@@ -157,7 +157,7 @@ def test_loading_puts_parents_first_and_rows_in_batches(tmp_path: Path) -> None:
             "CREATE TABLE parent(id INTEGER PRIMARY KEY, again REFERENCES child(id));"
             "CREATE INDEX child_up ON child(up);"
         )
-        db.executemany("INSERT INTO child(id, up) VALUES (?, ?)", ((i, None) for i in range(3_100)))
+        db.executemany("INSERT INTO child(id, up) VALUES (?, ?)", ((i, None) for i in range(3 * BATCH_ROWS + 100)))
         plan = read_plan(db, tmp_path)
         assert [name for name, _ in plan.tables] == ["parent", "child"]
         assert [name for _, name, _ in plan.rest] == ["child_up"]
@@ -170,7 +170,7 @@ def test_loading_puts_parents_first_and_rows_in_batches(tmp_path: Path) -> None:
                 for sql, params in statements:
                     assert isinstance(params, tuple)
                     copy.execute(sql, params)
-            assert done == [BATCH_ROWS, 2 * BATCH_ROWS, 3 * BATCH_ROWS, 3_100]
+            assert done == [BATCH_ROWS, 2 * BATCH_ROWS, 3 * BATCH_ROWS, 3 * BATCH_ROWS + 100]
             assert copy.execute("SELECT * FROM child").fetchall() == db.execute("SELECT * FROM child").fetchall()
 
 

@@ -176,7 +176,7 @@ class Batch:
         self._actions.append((action, arguments))
 
     def redo(self) -> None:
-        """Write the batch again, which was rolled back because of one request or of an entry that did not fit."""
+        """Write the batch again after it was rolled back because of a request, or of an entry that did not fit."""
         self._db.execute("BEGIN IMMEDIATE")
         self._wal.rolled_back()
         self._hooks.reload()
@@ -192,7 +192,7 @@ class Batch:
         self.state = before
 
     def give_up(self) -> None:
-        """Roll the batch back for good: a part of a write may be in it, and nothing of it may be committed."""
+        """Roll the batch back and mark it as failed: it may have a part of a write, and must never be committed."""
         self.failed = True
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
@@ -203,7 +203,7 @@ class Batch:
         return broken(error, self._db.system_errno)
 
     def flush(self) -> bool:
-        """Commit the batch and open the next one; it is durable after the next sync. Return False if it was empty.
+        """Commit the batch, which the next sync makes durable, and open the next one; return False if it was empty.
 
         Raises:
             DamagedError: the file failed; the node must stop.

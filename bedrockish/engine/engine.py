@@ -59,7 +59,7 @@ WINDOW_MS = 60_000  # the default of the conflict window
 
 
 class Engine:
-    """A node's file. Used from one thread, except ``sync``, ``checkpoint`` and ``snapshot_to``.
+    """A node's file. Used from one thread, except ``sync``, ``checkpoint`` and the reads of ``background``.
 
     Why so large: It wires the parts that work on one file, each of which is an attribute. The short methods keep
     callers from reaching through two parts.
@@ -170,10 +170,10 @@ class Engine:
         return self.journal.recover(dict(self.applied), dict(self._heads), self.batches, window_ms)
 
     def execute(self, request: Request, budget_s: float = float("inf"), clock: int = 0) -> Prepared:
-        """Run a request on the database as it is now, and roll it back.
+        """Run a request on the database as it is now, roll it back, and return its results and effects.
 
-        ``clock`` is the value of ``transaction_clock()`` in the request, and later than everything applied; 0: the
-        request has no clock yet.
+        ``clock`` is the value of ``transaction_clock()`` in the request, and later than the clock of every applied
+        entry; 0: the request has no clock yet.
 
         Raises:
             ClockNeededError: the request calls that function, and ``clock`` is 0.
@@ -475,7 +475,7 @@ class Engine:
         return store.find_places(self._db, txid)
 
     def read_entries(self, leader: str, first_tick: int, limit_bytes: int) -> list[Entry]:
-        """Return consecutive entries of a timeline, up to a size; the first comes at any size."""
+        """Return consecutive entries of a timeline, up to a size in bytes; the first is returned at any size."""
         self.batch.come_back()
         return store.read(self._db, leader, first_tick, limit_bytes)
 

@@ -128,14 +128,14 @@ class OnlineBuilds:
         return self._versions.activate(txid, build)
 
     def end(self) -> None:
-        """Forget a build whose change is committed."""
+        """Forget a build whose schema change is in force in a committed batch."""
         build = self.current
         if build is not None and build.version != self._versions.current:
             build.close(wait=False)  # if a thread still reads for the build, the thread's owner closes the build
             self.current = None
 
     def interrupt(self) -> None:
-        """Stop the thread of the build soon."""
+        """Give the build up, and interrupt its thread."""
         if self.current is not None:
             self.current.interrupt()
 

@@ -57,7 +57,7 @@ def translate(error: apsw.Error, sql: str, number: int = 0) -> BedrockishError:
             return TooLargeError(f"{text}: a value or the statement is over the limit; split it", sql=sql)
         case apsw.NoMemError():
             return TooLargeError("SQLite ran out of memory; ask for less at a time", sql=sql)
-        case _ if _lacks_room(error, number):  # what was decided was written again by now, so there is room for that
+        case _ if _lacks_room(error, number):  # the node goes on if ``Batch.redo`` finds room for decided entries
             return UnavailableError("the disk of this node has no room for what the statement needs; it did not happen")
         case apsw.CantOpenError():
             return UnavailableError(f"{NO_FILE}; it did not happen")

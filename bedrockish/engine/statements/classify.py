@@ -182,12 +182,12 @@ class Piece:
 
     @property
     def drops_pages(self) -> bool:
-        """Whether it drops a table or an index, whose pages SQLite all reads in one step that no interrupt ends."""
+        """Whether it drops a table or an index: SQLite reads all its pages in one step that no interrupt ends."""
         return self.kind == SCHEMA and bool(self.tables) and _DROPS.match(self.sql) is not None
 
     @property
     def looks_behind(self) -> bool:
-        """Whether it reads data that no read set covers with keys: the schema, or system tables."""
+        """Whether it reads data that has no keys for a read set: the schema, or system tables."""
         if self._behind is None:  # computed once, because it is asked at each run
             self._behind = self.whole_schema or bool(self.setting) or any(map(is_hidden, self.reads | self.tables))
         return self._behind
@@ -294,7 +294,7 @@ class Guard:
 
         Args:
             sql: the text.
-            ours: the statement may call the node's own function.
+            ours: whether the statement may call the node's own function.
             is_limited: whether the user may not read secrets, and gets the tables of ``rights.opened`` instead.
             optimizes: whether PRAGMA optimize may gather statistics; otherwise it does nothing.
 

@@ -1,8 +1,8 @@
 """The SQL functions of the cluster's clock.
 
 Statements, views, triggers and DEFAULTs may call them. Nodes replicate rows and not statements, so a function is called
-only at the node that leads the transaction. No function is marked deterministic, so that SQLite refuses them in
-indexes, constraints and generated columns, and any SQLite tool can read the file.
+only at the node that leads the transaction. No function is marked deterministic: the indexes, constraints and generated
+columns of the file must not need the functions, so that any SQLite tool can read the file.
 """
 
 from collections.abc import Callable, Mapping

@@ -35,7 +35,7 @@ _BETWEEN = frozenset({"NOT", "MATERIALIZED"})
 
 @dataclass(slots=True)
 class Text:
-    """A text and the names in it, by how often each is mentioned.
+    """The size of a text, and how often it mentions each name.
 
     Attributes:
         size: how many tokens it has.

@@ -182,7 +182,7 @@ class _Splicer:
         return end == first + 1 and self._tokens[first].kind in ("number", "string", "blob")
 
     def _wrap_select(self, place: int, width: int) -> None:
-        """Give ids for a NULL or a parameter in a SELECT; other expressions stay, so that copying ids is cheap."""
+        """Give ids for a NULL or a parameter in a SELECT; other expressions are unchanged, so that copying is cheap."""
         insert = self._insert
         at = insert.first
         while at < insert.end and not self._tokens[at].is_word("SELECT"):

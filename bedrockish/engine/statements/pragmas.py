@@ -9,7 +9,7 @@ from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, first_setting
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
-WORDS_MAX = 12  # more tokens than a PRAGMA has that a node answers or keeps
+WORDS_MAX = 12  # more tokens than any PRAGMA has that a node answers or replicates
 READABLE = frozenset(
     {
         *("application_id", "collation_list", "compile_options", "data_version", "database_list", "encoding"),

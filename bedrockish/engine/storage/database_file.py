@@ -301,7 +301,7 @@ def _begin(db: apsw.Connection) -> None:
 
 
 def _found(db: apsw.Connection, path: Path, founding: Founding | None) -> None:
-    """Create the system tables of a new file, or check that those of an old one agree; commits."""
+    """Create the system tables of a new file, or check and complete the tables of an old file; commit."""
     for one in virtual_tables(db):
         if one.module in VECTORS and one.module not in installed():
             package = PACKAGES[one.module]

@@ -222,7 +222,7 @@ class Journal:
         return pruning.plan(self._db, clock, held)
 
     def remove(self, upto: Mapping[str, int], most: int, most_bytes: int) -> None:
-        """Remove the oldest entries in the open batch, but only ``most`` entries or about ``most_bytes`` of bodies."""
+        """Remove the first entries in the open batch: at most ``most``, with about ``most_bytes`` of bodies at most."""
         self._write(pruning.remove, self._db, dict(upto), most, most_bytes)
         self.horizon = Txid(*pruning.horizon(self._db))
 

@@ -25,10 +25,10 @@ class Publishes(Protocol):
 
 
 class Publication:
-    """The published state of one engine's batches: the row ``moment`` in each of them, and a page once a node has one.
+    """The published state of one engine's batches: the row ``moment`` in each batch and, after ``begin``, a page.
 
     Attributes:
-        members: version of the membership that is applied.
+        members: version of the applied membership.
         path: the database file, by its absolute path.
     """
 

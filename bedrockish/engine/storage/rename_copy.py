@@ -67,7 +67,7 @@ def make_plain(copy: Path) -> None:
     """Turn a copy of a node's file into an ordinary database that is a single file.
 
     Raises:
-        ConfigError: it is not a database, or cannot be written.
+        ConfigError: the copy is not a database, or cannot be written.
     """
     try:
         db = Connection(str(copy), flags=apsw.SQLITE_OPEN_READWRITE)
@@ -88,7 +88,7 @@ def strip(copy: Path) -> tuple[Vector, int, str]:
         which the change feed goes on after the copy.
 
     Raises:
-        ConfigError: it is not a node's file, or cannot be written.
+        ConfigError: the copy is not a node's file, or cannot be written.
     """
     compact = copy.with_name(copy.name + ".compact")
     try:
@@ -133,7 +133,7 @@ def put_in_place(copy: Path, path: Path) -> None:
     """Give a finished copy its name, durably.
 
     Raises:
-        ConfigError: it cannot be renamed.
+        ConfigError: the copy cannot be renamed.
     """
     try:
         os.rename(copy, path)

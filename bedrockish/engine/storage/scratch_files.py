@@ -26,7 +26,7 @@ REASONS = {
     errno.ENFILE: "the machine has too many files open",
 }
 """Explanations of the system's error numbers for a file that cannot be written."""
-RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # one part of the disk, at most these bytes, is kept for decided entries
+RESERVE_PARTS, RESERVE_BYTES = 50, 256 << 20  # 1/50 of the disk, at most 256 MiB, is kept for decided entries
 _LEFT = re.compile(r"(\.(probe|lent|refill)|(\.refill)?\.(moment|proof))(\.\d+\.(part|compact))?(-wal|-shm|-journal)?")
 
 

@@ -202,7 +202,7 @@ class StagedChanges:
 
 
 def stage(changes: bytes, tables: Tables, version: int) -> StagedChanges | None:
-    """Return changes unpacked; None if they are few, or do not suit one statement for each run. Any thread may call it.
+    """Unpack changes, in any thread, and return them; None if they are few, or do not suit one statement for each run.
 
     Args:
         changes: the encoded changes.

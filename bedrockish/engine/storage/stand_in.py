@@ -40,13 +40,13 @@ def root_of(db: apsw.Connection, name: str) -> int:
 
 
 def stand_ins(db: apsw.Connection) -> list[str]:
-    """Return the names of the tables that stand in for a result: one, or the shadow tables of an FTS5 index."""
+    """Return the names of the stand-ins in the file: one table, or one for each shadow table of an FTS5 index."""
     found: list[Any] = db.execute(_STAND_INS, (STAND_IN, f"{STAND_IN}_*")).fetchall()
     return [str(name) for (name,) in found]
 
 
 def describe(db: apsw.Connection, name: str, root: int, sql: str) -> None:
-    """Make a table that is not in the file known to this connection only, by a passing row in ``sqlite_schema``."""
+    """Make a table that is not in the file known to this connection only, by a brief row in ``sqlite_schema``."""
     with Writable(db):
         db.execute(DESCRIBE, ("table", name, name, root, sql))
         try:

@@ -26,10 +26,10 @@ RESERVE_LEAST = 64  # the WAL is lengthened if fewer frames have room; a longer 
 
 
 class Wal:
-    """The -wal file of an open database: our descriptor for syncing, SQLite's checkpoints.
+    """The -wal file of an open database: a descriptor of the node's own for syncs, and SQLite's checkpoints.
 
-    Of SQLite's open files only the -wal may be opened: closing a descriptor on the database file would drop SQLite's
-    locks.
+    Of the files that SQLite has open, only the -wal may be opened here: closing a descriptor on the database file would
+    drop SQLite's locks.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
@@ -166,7 +166,7 @@ class Wal:
         return left < _rest(few) or (frames >= 2 * most and not self._is_held)
 
     def checkpoint(self) -> tuple[int, int]:
-        """Copy the copyable frames of the WAL into the database file, without blocking readers or the writer.
+        """Copy frames of the WAL into the database file as far as readers allow, without blocking them or the writer.
 
         May run in another thread.
 
@@ -211,7 +211,7 @@ class Wal:
             pass  # the background checkpoint is at work, a reader needs the old frames, or the disk is full: later
 
     def close(self) -> None:
-        """Close our descriptors; the database connection is closed by its owner, after this."""
+        """Close the descriptor and the checkpoints' connection; the owner closes the database connection after this."""
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None

@@ -58,7 +58,7 @@ class Interrupter:
         return isinstance(error, apsw.InterruptError) or (self.has_cut and type(error) is apsw.SQLError)
 
     def look(self) -> bool:
-        """Interrupt the running statement if it is late; return whether one runs. Only the watchdog calls this."""
+        """Interrupt the statement that runs if it is late; return whether a statement runs. For the watchdog only."""
         with self._lock:
             db = self._db
             if db is None:

@@ -143,8 +143,8 @@ class Piece:
         is_command: whether it is a command of a virtual table whose values have to be written into its text.
         is_upkeep: whether it is a command of FTS5 that changes no result of an index that matches its rows.
         is_dear: whether it runs a function or module that takes long and cannot be interrupted.
-        stays: whether it makes a table of vec1. The connection fails later if a savepoint undoes this, and not the
-            rollback of the whole transaction.
+        stays: whether it makes a table of vec1. The connection fails later if this is undone by a rollback to a
+            savepoint, and not by a rollback of the whole transaction.
         compares: whether it calls ``like``, also by views and triggers.
         settings: the settings of its session with which it runs, because it would do something else without them.
     """

@@ -18,9 +18,9 @@ from bedrockish.access_sets.definitions import Definition, Definitions, folded
 from bedrockish.errors import TooLargeError
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 
-LOOP_TOKENS = 5_000  # a statement may add these in the loop: SQLite takes about 4 ms for them
-STATEMENT_TOKENS = 500_000  # a statement may add these anywhere: SQLite takes half a second and some 100 MB
-DEFINITION_TOKENS = 50_000  # one definition may have these: nodes describe all views when they start
+LOOP_TOKENS = 5_000  # tokens that a statement may add in the loop: SQLite takes about 4 ms for them
+STATEMENT_TOKENS = 500_000  # tokens that a statement may add at all: SQLite takes half a second and some 100 MB
+DEFINITION_TOKENS = 50_000  # tokens that a definition may have: nodes describe all views when they start
 AGGREGATES = CONSTRAINTS = 2_000  # in a statement, in a table's definition: SQLite compares each with all others
 LIGHT = 64  # a view of fewer tokens is not counted
 
@@ -39,8 +39,8 @@ class Text:
 
     Attributes:
         size: how many tokens it has.
-        tables: names where SQL wants a table.
-        others: all names.
+        tables: the names at places where SQL expects a table.
+        others: the names at all places.
     """
 
     size: int = 0

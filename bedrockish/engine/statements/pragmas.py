@@ -168,7 +168,7 @@ def refusal(name: str, argument: str | None, database: str | None) -> str | None
 
 
 def _sets_unheard(sql: str) -> bool:
-    """Return whether a text switches a setting on that no session has taken: one of an earlier release takes none."""
+    """Return whether a text switches a setting on in a form that sessions do not know (``first_setting``)."""
     return first_setting(sql) is None and turns_on(sql)
 
 

@@ -33,7 +33,7 @@ Base = Mapping[str, int]
 
 
 class Others:
-    """A node's knowledge of transactions that are open elsewhere: by default, none."""
+    """A node's knowledge of other transactions; this base class knows of none."""
 
     def is_writing(self, key: bytes, base: Base | None) -> bool:  # noqa: ARG002
         """Return whether a transaction under way writes a key, or a commit outside ``base`` has written it.

@@ -1,4 +1,4 @@
-"""Online index build: the index is built a slice at a time, and then becomes the table's at one moment.
+"""Online index build: the index is built a slice at a time, and then becomes an index of the table at one moment.
 
 A change of the schema is decided long before it comes into force. Until then each node does the long part by itself,
 between its other work; no part of the build is replicated. A failure here ends only the build: the change's statement
@@ -105,7 +105,7 @@ class Build:
         return self.phase is not Phase.FAILED
 
     def hurry(self) -> None:
-        """Note that the change is due: ``next_edit`` now fetches rows itself; with much left, give the build up."""
+        """Note that the change is due: give up a build with much left; for others, ``next_edit`` now fetches rows."""
         self.is_late = True
         if self.phase is Phase.LOADING and not self.is_nearly_done:
             self.interrupt()

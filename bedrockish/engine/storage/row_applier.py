@@ -26,7 +26,7 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.storage.schema_steps import enforce_checks, is_missing, switch
 from bedrockish_journal.storage.wide_rows import all_of, select
 
-PIECE = 1_000  # changes at most that are made under one savepoint
+PIECE = 1_000  # the most changes that are made under one savepoint
 PIECE_MIN = 10  # fewer changes are not worth the savepoint
 
 DIFFERS = (

@@ -1,7 +1,7 @@
 """One statement over a whole table, a range of keys at a time: each in a transaction of its own, each done once.
 
-A file has the range under way, and the id under which it was sent: after a kill that range is sent again under its id,
-which does nothing if it had happened, and the next ranges follow.
+A state file has the range under way and the id under which it was sent. After a kill that range is sent again under the
+same id, which has no effect if it had happened, and the next ranges follow.
 """
 
 import json
@@ -33,16 +33,16 @@ PAUSES_S = (0.1, 0.5, 2.0, 5.0, 10.0)  # before a range is tried again
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a batch is.
+    """The progress of a batch.
 
     Attributes:
         sql, table, key: the identity of the batch; another batch has another file.
-        id: the first part of the ids of its ranges.
-        number: of the range that is under way, or that comes next.
+        id: the prefix of the command ids of its ranges.
+        number: the number of the range that is under way, or of the next one.
         after: the last key that is done; None at the beginning.
         first, last: the range that is under way; None between two ranges.
         rows: how many rows were looked at in all.
-        changed: how many were changed.
+        changed: how many of these rows were changed.
         finished: whether all ranges are done.
     """
 
@@ -63,7 +63,7 @@ def read_progress(path: Path, sql: str, table: str, key: str) -> Progress:
     """Return the progress of a batch from its file; without a file, its beginning.
 
     Raises:
-        ConfigError: the file is that of another batch, or none.
+        ConfigError: the file is of another batch, or is not the file of a batch.
     """
     fresh = Progress(sql, table, key, str(uuid.uuid4()))
     try:
@@ -78,7 +78,7 @@ def read_progress(path: Path, sql: str, table: str, key: str) -> Progress:
 
 
 def _write(path: Path, progress: Progress) -> None:
-    """Keep it, durably: a range that was sent must never be forgotten."""
+    """Write the progress to its file, durably: a range that was sent must never be forgotten."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("w", encoding="utf-8") as file:
@@ -96,14 +96,14 @@ def _write(path: Path, progress: Progress) -> None:
 
 
 class Batch:
-    """A batch that is run.
+    """The run of a batch.
 
     Args:
-        client: of the cluster.
-        path: its file.
-        progress: how far it is.
-        pause_s: between two ranges, in seconds.
-        say: is told how far it is.
+        client: session with the cluster.
+        path: its state file.
+        progress: its progress so far.
+        pause_s: the pause between two ranges, in seconds.
+        say: called with the progress after each range.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Batch:
         self._resend = progress.first is not None
 
     async def run(self, rows: int) -> Progress:
-        """Run it to its end.
+        """Run the batch to its end, and return its progress.
 
         Args:
-            rows: in the first range; later ones have as many as take about a tenth of a second.
+            rows: the rows of the first range; later ranges have as many rows as take about a tenth of a second.
 
         Raises:
-            BedrockishError: a range cannot be done; what was done before it is done, and it goes on there.
+            BedrockishError: a range failed; the ranges before are done, and the next run goes on at the failed one.
         """
         while not self.progress.finished:
             count = await self._choose(rows) if self.progress.first is None else 0
@@ -132,7 +132,7 @@ class Batch:
             except TooLargeError:
                 if count <= ROWS_MIN or self._resend:
                     raise
-                rows = max(ROWS_MIN, count // 4)  # nothing of it happened: a shorter one, under another id
+                rows = max(ROWS_MIN, count // 4)  # it did not happen: send a shorter range, under another id
                 self._keep(first=None, last=None, number=self.progress.number + 1)
                 continue
             took_s = time.monotonic() - began
@@ -154,9 +154,9 @@ class Batch:
         _write(self._path, self.progress)
 
     async def _choose(self, rows: int) -> int:
-        """Find the next range, and keep it before it is sent; return how many rows it has."""
+        """Find the next range, and write it to the file before it is sent; return how many rows it has."""
         table, after = quoted(self.progress.table), self.progress.after
-        key = f"{table}.{quoted(self.progress.key)}"  # alone, SQLite would take a name that it does not know for a text
+        key = f"{table}.{quoted(self.progress.key)}"  # SQLite takes an unknown name without a table for a text
         where = f"WHERE {key} > ?2" if after is not None else f"WHERE {key} IS NOT NULL AND ?2 IS NULL"
         sql = f"SELECT min(k), max(k), count(*) FROM (SELECT {key} AS k FROM {table} {where} ORDER BY k LIMIT ?1)"
         first, last, count = (await self._client.execute(sql, [rows, after], read="strict")).rows[0]
@@ -183,7 +183,7 @@ class Batch:
             except ForgottenError as error:
                 if not error.details.get("happened"):
                     raise
-                return 0  # it was done so long ago that its answer is gone
+                return 0  # the range was done so long ago that its answer is gone
             except BedrockishError as error:
                 if not (error.retry or isinstance(error, OutcomeUnknownError)) or pause_s is None:
                     raise
@@ -196,5 +196,5 @@ class Batch:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL."""
+    """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'

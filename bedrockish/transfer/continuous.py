@@ -1,9 +1,9 @@
 """A continuous backup in a directory: snapshots, and between them the journal as it becomes safe.
 
 ``snapshot-000002.db`` is a copy of a node's file, ``journal-000002.db`` the segment that is written from then on. Each
-segment begins where the one before it ends, whichever nodes they were read from, so that any snapshot can be gone on
-from with the segments after it. A write is durable before it counts, and everything is found again after a kill: the
-next run continues at the end of the last segment.
+segment begins where the segment before it ends, whichever nodes they were read from, so any snapshot can be continued
+with the segments after it. Each write is synced before it counts, so after a kill the next run continues at the end of
+the last segment.
 """
 
 import fcntl
@@ -34,10 +34,10 @@ from bedrockish_journal.verify.beginning import safe_clock
 from bedrockish_journal.verify.restore import SEGMENTS, SNAPSHOTS
 
 POLL_S = 1.0
-COLLECT_S = 3_600.0  # between two looks at what the object store need not keep
+COLLECT_S = 3_600.0  # between two removals of unused objects from the object store
 PAGE_BYTES, PAGE_TICKS = 4 << 20, 1_000
-TRANSACTIONS_MAX = 500  # that are taken at once
-# Up to where all is safe, or the first few that are; and which tick of each timeline is the last of them.
+TRANSACTIONS_MAX = 500  # transactions that are taken at a time
+# The clock up to which entries are taken, at most safe time, and the last tick of each timeline up to this clock.
 _NEXT = """
 WITH safe(clock) AS (SELECT coalesce((SELECT value FROM bedrockish_meta WHERE key = 'safe'), 0)),
   upto(clock) AS (SELECT min(safe.clock, coalesce((SELECT clock FROM bedrockish_journal
@@ -62,7 +62,7 @@ _ENTRY = "SELECT prev, label, body, hash FROM bedrockish_journal WHERE leader = 
 
 
 class GapError(JournalError):
-    """Raised when the nodes no longer have what comes next: their journals were made shorter. A snapshot is due."""
+    """Raised when the nodes no longer have the next entries: their journals were shortened. A snapshot is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class Plan:
     Attributes:
         every_s: how old the last snapshot may become before another one is made, in seconds.
         keep_s: how far back a restore must be able to go, in seconds; None for ever.
-        store: an object store that has the directory as well; None without one.
-        push_s: how often it is brought there, in seconds.
-        once: catch up to safe time, and end.
+        store: the object store to which the directory is pushed; None without one.
+        push_s: the time between two pushes, in seconds.
+        once: whether to end after catching up to safe time.
     """
 
     every_s: float
@@ -95,7 +95,7 @@ async def follow(url: str, folder: Path, plan: Plan, say: Callable[[str], None])
     Raises:
         ConfigError: the directory cannot be written, another program writes it, or it is of another cluster.
         DamagedError: the cluster tells another history than the directory.
-        BedrockishError: no node can be asked; what is there stays as it is, and the next run goes on.
+        BedrockishError: no node can be asked; the directory stays as it is, and the next run continues.
     """
     with _held(folder):
         try:
@@ -127,13 +127,13 @@ async def _keep_up(client: Client, backup: "_Backup", plan: Plan, say: Callable[
                 break
             await trio.sleep(0 if more else POLL_S)
         nursery.cancel_scope.cancel()
-    if failed is not None:  # outside, where it is one error and no group of them
+    if failed is not None:  # raised outside of the nursery, which would make a group of it
         raise failed
 
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Make the directory, and be the only one that writes it."""
+    """Make the directory, and lock it against other writers."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
@@ -156,7 +156,7 @@ async def _opened(url: str, folder: Path, plan: Plan, say: Callable[[str], None]
 
 
 class _Backup:
-    """A directory that is kept up."""
+    """A directory that is kept up to date, and its last segment."""
 
     def __init__(self, url: str, folder: Path, plan: Plan, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._plan, self._say = url, folder, plan, say
@@ -167,7 +167,7 @@ class _Backup:
         self._failed: BedrockishError | None = None
 
     async def open(self) -> None:
-        """Go on where the last run ended."""
+        """Continue where the last run ended."""
         for part in self._folder.glob("*.part*"):
             part.unlink()
         snapshots, segments = numbered(self._folder, SNAPSHOTS), numbered(self._folder, SEGMENTS)
@@ -182,7 +182,7 @@ class _Backup:
             )
         if not snapshots:
             await self._snapshot()
-        elif not segments or segments[-1].name[-9:] < snapshots[-1].name[-9:]:  # killed between the two
+        elif not segments or segments[-1].name[-9:] < snapshots[-1].name[-9:]:  # killed between snapshot and segment
             self._begin(snapshots[-1], anew=False)
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class _Backup:
             self._segment.close()
 
     async def step(self, client: Client) -> bool:
-        """Take what has become safe; return whether there may be more at once."""
+        """Take the entries that have become safe; return whether more may be ready now."""
         try:
             if self._is_due():
                 await self._snapshot()
@@ -204,11 +204,11 @@ class _Backup:
         """Push the directory to the object store if one is configured and a push is due, in parallel with other work.
 
         Args:
-            nursery: where it is done.
-            at_once: do it now, and wait for it.
+            nursery: runs the push.
+            at_once: whether to push now, and wait for the end.
 
         Raises:
-            BedrockishError: the last one failed in a way that trying again does not help; see ``Mirror``.
+            BedrockishError: the last push failed, and a retry would not help; see ``Mirror``.
         """
         store, now = self._plan.store, trio.current_time()
         if self._failed is not None:
@@ -222,7 +222,7 @@ class _Backup:
             return  # a reader has it open; retry at the next step
         self._pushed, self._pushing = now, True
         paths = {path.name: path for pattern in (SNAPSHOTS, SEGMENTS) for path in numbered(self._folder, pattern)}
-        still = self._folder / "journal.part"  # what is sent stands still, while the segment grows
+        still = self._folder / "journal.part"  # a copy is sent, because the segment grows
         await trio.to_thread.run_sync(shutil.copy2, segment.path, still)
         paths[segment.path.name] = still
         cluster = hashlib.sha256(segment.bootstrap).hexdigest()
@@ -241,7 +241,7 @@ class _Backup:
                 self._say(f"trying again: {error.message}")
             else:
                 self._failed = error
-        except OSError as error:  # it was too old, and was removed in between
+        except OSError as error:  # a file was too old, and was removed during the push
             self._say(f"trying again: {error}")
         finally:
             self._pushing = False
@@ -310,11 +310,11 @@ class _Backup:
 
 
 async def _fetch(client: Client, has: dict[str, int], wanted: dict[str, int]) -> list[Entry]:
-    """Return the entries up to some ticks, and all that they have seen: those are as good as safe, if not so by clock.
+    """Return the entries up to some ticks, and all entries in their past, which are safe even if their clocks are not.
 
     Raises:
-        GapError: the node no longer has all of them.
-        UnavailableError: the node does not have all of them yet.
+        GapError: the node no longer has all of these entries.
+        UnavailableError: the node does not have all of these entries yet.
     """
     found: list[Entry] = []
     while behind := [leader for leader, tick in wanted.items() if has.get(leader, 0) < tick]:
@@ -352,7 +352,7 @@ def too_old(folder: Path, before_s: float) -> list[Path]:
 
 
 def _of(path: Path) -> tuple[int, dict[str, int]]:
-    """Return up to which clock a file is complete, and where it ends."""
+    """Return the clock up to which a file is complete, and the vector of its entries."""
     db = open_readonly(path)
     try:
         return safe_clock(db), {leader: tick for leader, (tick, _) in ends(db).items()}

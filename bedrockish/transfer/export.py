@@ -1,4 +1,4 @@
-"""Writes what a cluster holds into a plain SQLite file: a copy of some node's file, without what makes it a node's."""
+"""Exports a cluster's tables to a plain SQLite file: a copy of some node's file, without the node's own tables."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ class Exported:
     """The result of an export.
 
     Attributes:
-        size: of the file, in bytes.
-        vector: how much of each timeline is in it: all of these transactions, and no other.
-        clock: the highest clock of a transaction that is in it.
-        cursor: where the change feed goes on.
+        size: the size of the file, in bytes.
+        vector: the last tick of each timeline in it: it has all transactions up to these, and no others.
+        clock: the highest clock of a transaction in it.
+        cursor: the cursor at which the change feed goes on.
     """
 
     size: int

@@ -1,9 +1,9 @@
-"""A lake: the change feed as tables of Delta Lake, each change there once, whatever is killed when.
+"""A lake: the change feed as tables of Delta Lake, each change exactly once, even if a process is killed.
 
-Beside the lake there is a mirror, a SQLite file that is what the cluster was after the last batch. It has two uses. It
-says what a change of the schema did to rows, which the feed has only as statements. And it keeps the place: the end of
-a batch is written down before any table of the lake gets it, so after a kill the same batch is made again, of the same
-transactions; each table knows the last batch that it has, and does not take it twice.
+Next to the lake is a mirror, a SQLite file with the state of the cluster after the last batch. The mirror has two uses.
+It shows the changes of rows by a schema change, which the feed has only as statements. And it keeps the place: the end
+of a batch is written to the mirror before any table of the lake gets the batch. So after a kill the same batch is made
+again, of the same transactions; each table has the number of its last batch, and does not take a batch twice.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from bedrockish_journal.storage.table_layout import Applier, RowMismatchError, u
 from bedrockish_journal.storage.vector_modules import Connection
 from bedrockish_journal.verify.replay import Prepare
 
-BATCH_CHANGES = 20_000  # after so many a batch ends; they are in memory together
+BATCH_CHANGES = 20_000  # a batch ends after so many changes, which are in memory together
 COPY_ROWS = 100_000  # rows of a copy in a batch
 MIRROR = "mirror.db"
 _PLACE = """CREATE TABLE IF NOT EXISTS bedrockish_lake(
@@ -51,28 +51,28 @@ _PLACE = """CREATE TABLE IF NOT EXISTS bedrockish_lake(
 
 
 class Sink(Protocol):
-    """Tables of a lake."""
+    """The tables of a lake."""
 
     def name_of(self, table: str) -> str:
-        """Return what the lake calls a table of the cluster; letters in either case are the same to it."""
+        """Return the lake's name of a table of the cluster; names in another case of letters are the same name."""
 
     def batch(self, table: str) -> int:
-        """Return the last batch that a table has; 0 for one that is not there."""
+        """Return the number of a table's last batch; 0 if the table does not exist."""
 
     def types(self, table: str) -> Mapping[str, str]:
         """Return the types of the columns that a table has."""
 
     def append(self, table: str, rows: Rows, batch: int) -> None:
-        """Add rows to a table, which is made or gets columns as needed; all of it or nothing, with its number."""
+        """Append rows and the number of their batch to a table, atomically; make the table or columns as needed."""
 
 
 class Lake:
     """One lake, and its mirror, for one process.
 
     Args:
-        directory: where the mirror is.
+        directory: the directory of the mirror.
         sink: the tables.
-        prepare: gives a connection what plugins of the nodes add.
+        prepare: registers the plugins' additions with a connection.
     """
 
     def __init__(self, directory: Path, sink: Sink, prepare: Prepare = lambda _db: None) -> None:
@@ -80,10 +80,10 @@ class Lake:
         self._shapes: dict[str, Shape] = {}
 
     def __enter__(self) -> "Lake":
-        """Open it, or begin a new one.
+        """Open the lake, or begin a new one.
 
         Raises:
-            UsageError: another process has it, it cannot be written, or the tables are of another mirror.
+            UsageError: another process has the lake, it cannot be written, or its tables are of another mirror.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(_locked(self._directory))
@@ -107,32 +107,32 @@ class Lake:
 
     @property
     def batch(self) -> int:
-        """The last batch that is in the lake."""
+        """The number of the last batch in the lake."""
         return int(self._db.execute("SELECT batch FROM bedrockish_lake").get)
 
     @property
     def cursor(self) -> str | None:
-        """Where it ended; None at the beginning."""
+        """The cursor at which the last batch ended; None at the beginning."""
         return self._db.execute("SELECT cursor FROM bedrockish_lake").get  # type: ignore[no-any-return]
 
     @property
     def ending(self) -> str | None:
-        """Where the batch ends that was being written when this was last left; None if none was."""
+        """The end of the batch that was being written when the last run ended; None if the last batch is whole."""
         return self._db.execute("SELECT next FROM bedrockish_lake").get  # type: ignore[no-any-return]
 
     @property
     def copied(self) -> str | None:
-        """Where the feed goes on after the copy whose rows are being written; None if none are."""
+        """The cursor at which the feed goes on after the copy whose rows are being written; None without a copy."""
         return self._db.execute("SELECT copied FROM bedrockish_lake").get  # type: ignore[no-any-return]
 
     def write(self, transactions: Sequence[Committed]) -> int:
-        """Write a batch: what comes in the feed after ``cursor``, up to ``ending`` if that is something.
+        """Write a batch: the transactions after ``cursor``, up to ``ending`` if that is not None.
 
         Returns:
-            how many changes of rows it has.
+            the number of changes of rows.
 
         Raises:
-            UsageError: the mirror is not what the cluster was, or a table cannot be written.
+            UsageError: the mirror differs from the cluster's state, or a table cannot be written.
         """
         end = str(transactions[-1].cursor)
         assert self.copied is None, "the rows of the copy come first"
@@ -149,12 +149,12 @@ class Lake:
         return len(events)
 
     def write_copy(self) -> Iterator[int]:
-        """Write the rows of the copy that a lake begins with, as far as they are not there; yield after each batch.
+        """Write the rows of the copy with which a lake begins, as far as they are missing; yield after each batch.
 
-        A batch is so many of its rows, in an order that stays the same, so one that was left is made again as it was.
+        A batch is so many rows in a fixed order, so a batch that was interrupted is made again with the same rows.
 
         Yields:
-            how many rows the batch has.
+            the number of rows of the batch.
         """
         if self.copied is None:
             return
@@ -176,7 +176,7 @@ class Lake:
                 yield len(events)
 
     def _put(self, events: Sequence[Event], commits: Rows) -> None:
-        """Write a batch; tables that have it already are left alone."""
+        """Write a batch; tables that have the batch already are skipped."""
         batch = self.batch + 1
         by_table: dict[str, list[Event]] = {}
         for event in events:
@@ -184,7 +184,7 @@ class Lake:
         for of_table in by_table.values():
             table = self._sink.name_of(of_table[-1].shape.name)
             self._append(table, event_rows(of_table, self._sink.types(table)), batch)
-        self._append(COMMITS, commits, batch)  # last: who finds a commit there has its rows
+        self._append(COMMITS, commits, batch)  # last: a reader that finds a commit finds its rows, too
         self._db.execute("UPDATE bedrockish_lake SET batch = ?", (batch,)).fetchall()
 
     def _append(self, table: str, rows: Rows, batch: int) -> None:
@@ -192,7 +192,7 @@ class Lake:
             self._sink.append(table, rows, batch)
 
     def _apply(self, commit: Committed) -> list[Event]:
-        """Do to the mirror what a transaction did, and return it row by row."""
+        """Apply a transaction to the mirror, and return its changes of rows."""
         try:
             return self._apply_schema(commit) if commit.statements else list(self._apply_rows(commit))
         except (RowMismatchError, apsw.Error) as error:
@@ -214,9 +214,9 @@ class Lake:
             yield Event(commit, number, shape, maker, (change.rowid, before), (change.rowid_after, after))
 
     def _apply_schema(self, commit: Committed) -> list[Event]:
-        """A change of the schema comes as statements: what they did to rows is seen by comparing the tables.
+        """Apply a schema change to the mirror, and return its changes of rows, found by comparing the tables.
 
-        It is alone in its batch, so that another connection still sees what was before.
+        A schema change is alone in its batch, so that another connection still sees the tables before it.
         """
         with self._reader:
             old = {folded(table.name): shape_of(self._reader, table.name) for table in user_tables(self._reader)}
@@ -236,13 +236,13 @@ class Lake:
 
 
 def _may_replace(statements: Sequence[str], table: str) -> bool:
-    """Whether statements may have put other rows into a table without a change of its shape or a written row.
+    """Return whether statements may have put other rows into a table without changing its shape or writing a row.
 
-    One statement cannot. Of several, one may drop the table and another one make or rename a table to the same name,
-    or exchange columns.
+    A single statement cannot. Of several statements, one may drop the table and another make a table of the same name,
+    rename one to it, or exchange columns.
 
     Args:
-        statements: of one change of the schema.
+        statements: the statements of one schema change.
         table: its folded name.
     """
     written = {table, *(table.replace(mark, mark * 2) for mark in "\"'`")}  # as it stands there, quoted or not
@@ -252,7 +252,7 @@ def _may_replace(statements: Sequence[str], table: str) -> bool:
 def _compared(
     old: apsw.Connection, was: Shape | None, new: apsw.Connection, now: Shape | None
 ) -> Iterator[tuple[Image, Image]]:
-    """Yield each row that is otherwise in one of two states of a table: before, and after."""
+    """Yield each row that differs between two states of a table, as it is before and after."""
     same_key = was is not None and now is not None and was.key == now.key
     if was is not None:
         for rowid, row in was.rows(old):
@@ -273,10 +273,10 @@ def _same(left: Values, right: Values) -> bool:
 
 
 class Batcher:
-    """Cuts a feed into batches.
+    """The division of a feed into batches.
 
     Args:
-        ending: where the first one has to end; None: where it is convenient.
+        ending: the cursor at which the first batch must end; None: at any.
     """
 
     def __init__(self, ending: str | None) -> None:
@@ -286,12 +286,12 @@ class Batcher:
 
     @property
     def may_end(self) -> bool:
-        """Whether there is a batch, and it may end here: one that was begun before has to end where it did."""
+        """Whether a batch has begun, and may end here: a batch that an earlier run began must end at ``ending``."""
         return bool(self._batch) and self._ending is None
 
     def add(self, one: Committed) -> list[list[Committed]]:
-        """Take the next transaction; return the batches that are over now."""
-        # A change of the schema has a batch of its own. If it has been begun, it stands there as it is.
+        """Take the next transaction; return the batches that are complete now."""
+        # A schema change has a batch of its own. A batch that an earlier run began ends at ``ending`` only.
         over = self.rest() if one.statements else []
         self._batch.append(one)
         self._changes += len(one.changes)
@@ -303,7 +303,7 @@ class Batcher:
         return over
 
     def rest(self) -> list[list[Committed]]:
-        """End the batch, as far as it may end here."""
+        """Return the batch, in a list, if it may end here; else an empty list."""
         if not self.may_end:
             return []
         batch, self._batch, self._changes = self._batch, [], 0
@@ -357,12 +357,12 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def begin_with(copy: Path, cursor: str, directory: Path) -> None:
-    """Let a new lake begin with the rows of a copy, as ``bedrockish export`` makes it, which becomes its mirror.
+    """Begin a new lake with the rows of a copy that ``bedrockish export`` has made; the copy becomes the mirror.
 
     Args:
         copy: the file, in the lake's directory.
-        cursor: where the feed goes on after it.
-        directory: of the lake.
+        cursor: the cursor at which the feed goes on after the copy.
+        directory: the directory of the lake.
     """
     db = Connection(str(copy))
     try:
@@ -380,7 +380,7 @@ def _open(path: Path, prepare: Prepare) -> apsw.Connection:
         prepare(db)
         db.execute("PRAGMA journal_mode = WAL").fetchall()
         db.execute("PRAGMA synchronous = FULL").fetchall()
-        switch(db, on=False)  # what triggers, foreign keys and CHECKs did is in the feed
+        switch(db, on=False)  # the feed has the effects of triggers, foreign keys and CHECKs
         db.execute(_PLACE).fetchall()
         if db.execute("SELECT count(*) FROM bedrockish_lake").get == 0:
             db.execute("INSERT INTO bedrockish_lake VALUES (0, NULL, NULL, NULL)").fetchall()

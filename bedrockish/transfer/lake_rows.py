@@ -32,7 +32,7 @@ from bedrockish_journal.spark.source.typed_values import (
 from bedrockish_journal.storage.table_layout import find_table, quote
 from bedrockish_journal.storage.wide_rows import all_of, select
 
-COMMITS = "_commits"  # no table of a user is called so, because lake names of those never begin with _
+COMMITS = "_commits"  # never the name of a user's table: a lake's names of these never begin with _
 COPY = "copy"  # the kind of a commit that stands for rows that were there when the lake was begun
 OF_COMMITS = {
     "_commit_clock": INTEGER,
@@ -47,7 +47,7 @@ OF_COMMITS = {
     "_statements": TEXT,
 }
 Values = Mapping[str, Value]
-Image = tuple[int | None, Values | None]  # of a row: its rowid, and its values; without them it is not there
+Image = tuple[int | None, Values | None]  # a row's rowid and values; without values the row does not exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Rows:
     """Rows for one table of a lake.
 
     Attributes:
-        types: of its columns, by name.
-        columns: their values, as long as each other.
+        types: the types of its columns, by name.
+        columns: the values of each column, all of the same length.
     """
 
     types: Mapping[str, str]
@@ -68,10 +68,10 @@ class Shape:
     """The layout of a table in a lake.
 
     Attributes:
-        name: the table's.
+        name: the name of the table.
         rowid: a name for the rowid; None for a table WITHOUT ROWID.
         key: the columns of the primary key of a table WITHOUT ROWID; else none.
-        types: of its stored columns, by name.
+        types: the types of its stored columns, by name.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Shape:
     types: Mapping[str, str]
 
     def key_of(self, image: Image) -> str | None:
-        """Return what names a row for as long as it is the same: its rowid, or its primary key as JSON."""
+        """Return the text that identifies a row through its updates: its rowid, or its primary key as JSON."""
         rowid, values = image
         if self.rowid is not None or values is None:
             return None if rowid is None else str(rowid)
@@ -92,7 +92,7 @@ class Shape:
             yield rowid, dict(zip(self.types, row, strict=True))
 
     def row(self, db: apsw.Connection, rowid: int | None, like: Values) -> Values | None:
-        """Return the row of the same key as another one, or None."""
+        """Return the row with the same key as ``like``, or None."""
         key = (rowid,) if self.rowid is not None else tuple(like[column] for column in self.key)
         where = all_of([f"{name} = ?" for name in self._key])
         found = next(select(db, self._columns, f"FROM {quote(self.name)} WHERE {where}", key), None)
@@ -123,8 +123,8 @@ class Event:
     """One change of a row.
 
     Attributes:
-        commit: whose it is.
-        number: which of its changes, from 0.
+        commit: the commit that made it.
+        number: its number among the commit's changes, from 0.
         shape: the table, as it is after the change, or was before it was dropped.
         maker: the id of the command that made it; None where that cannot be told.
         before, after: the row.
@@ -138,7 +138,7 @@ class Event:
     after: Image
 
     def images(self) -> Iterator[tuple[str, Image, int]]:
-        """Yield the rows that stand for it: what it is, the row, and its place in the commit."""
+        """Yield the lake's rows for the change: the kind, the row, and the place in the commit."""
         if self.before[1] is None or self.after[1] is None:
             is_new = self.before[1] is None
             yield INSERT if is_new else DELETE, self.after if is_new else self.before, 2 * self.number
@@ -160,7 +160,7 @@ def event_rows(events: Sequence[Event], known: Mapping[str, str]) -> Rows:
         declared = {called[name]: kind for name, kind in event.shape.types.items()}
         for _, values in (event.before, event.after):
             for name in values or ():
-                declared.setdefault(called[name], TEXT)  # of a column that is gone
+                declared.setdefault(called[name], TEXT)  # the type of a column that was dropped
         for name, kind in declared.items():
             types[name] = kept_type(known.get(name, types.get(name, kind)), kind)
     own: list[tuple[Any, ...]] = []
@@ -204,7 +204,7 @@ class _Names:
         return found
 
     def of(self, called: str) -> str:
-        """Return the last name of the column that the lake calls so."""
+        """Return the table's last name of a column, given the lake's name."""
         return self._of.get(called, called)
 
 

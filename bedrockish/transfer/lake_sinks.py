@@ -1,6 +1,6 @@
 """The tables of a lake, of Delta Lake, by deltalake (extra ``[lake]``).
 
-Rows and the number of their batch are added in one commit, which is what makes a batch come once.
+Rows and the number of their batch are added in one commit, so a batch is never added twice.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ class DeltaTables:
     """Tables of Delta Lake, a folder for each.
 
     Args:
-        directory: in which the folders are.
+        directory: the directory of the folders.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -32,11 +32,11 @@ class DeltaTables:
         self._batches: dict[str, int] = {}
 
     def name_of(self, table: str) -> str:
-        """Return what the lake calls a table of the cluster."""
+        """Return the lake's name of a table of the cluster."""
         return _name_of(table, (log.parent.name for log in self._directory.glob("*/_delta_log")))
 
     def batch(self, table: str) -> int:
-        """Return the last batch that a table has; 0 for one that is not there."""
+        """Return the number of a table's last batch; 0 if the table does not exist."""
         if table not in self._batches:
             path = self._path(table)
             version = DeltaTable(path).transaction_version(APPLICATION) if DeltaTable.is_deltatable(path) else None
@@ -49,10 +49,10 @@ class DeltaTables:
         return _kinds(pa.schema(DeltaTable(path).schema().to_arrow())) if DeltaTable.is_deltatable(path) else {}
 
     def append(self, table: str, rows: Rows, batch: int) -> None:
-        """Add rows to a table, which is made or gets columns as needed, with the number of their batch.
+        """Append rows and the number of their batch to a table; make the table or columns as needed.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the table cannot be written.
         """
         done = CommitProperties(app_transactions=[Transaction(APPLICATION, batch)])
         self._batches.pop(table, None)
@@ -68,16 +68,16 @@ class DeltaTables:
 
 
 def _name_of(table: str, known: Iterable[str]) -> str:
-    """Return the lake's name of a table: one that is known in some case of letters, else a new one."""
+    """Return the lake's name of a table: a known name that differs only in the case of letters, else a new one."""
     plain = plain_name(table)
     return next((name for name in known if name.lower() == plain.lower()), plain)
 
 
 def _checked(directory: Path) -> Path:
-    """Return the whole path of a folder, which deltalake takes for a part of a URL.
+    """Return the absolute path of a folder, which deltalake takes for a part of a URL.
 
     Raises:
-        UsageError: it has what means something there.
+        UsageError: the path has a character with a meaning in URLs.
     """
     found = directory.absolute()
     if any(one in str(found) for one in "%?#"):
@@ -86,13 +86,13 @@ def _checked(directory: Path) -> Path:
 
 
 def arrow_table(rows: Rows) -> pa.Table:
-    """Return rows as Arrow has them."""
+    """Return rows as an Arrow table."""
     types = {name: TYPES[kind] for name, kind in rows.types.items()}
     return pa.table([pa.array(rows.columns[name], kind) for name, kind in types.items()], list(types))
 
 
 def _kinds(schema: pa.Schema) -> dict[str, str]:
-    """Return what kinds of columns a schema has; what this program does not make is left out."""
+    """Return the kinds of a schema's columns; columns of types that this program does not make are left out."""
     names = {kind: name for name, kind in TYPES.items()} | {pa.large_string(): TEXT, pa.large_binary(): BLOB}
     return {one.name: names[one.type] for one in schema if one.type in names}
 

@@ -1,8 +1,8 @@
-"""Is a value anywhere in files: nodes' files, backups, exports, lakes, or anything else that bytes lie in?
+"""The search for values in files: nodes' files, backups, exports, lakes, or any other files.
 
-A SQLite database is asked for its rows and its journal, and its bytes are searched, which also hold what was deleted.
-Of other files the bytes are searched. Compressed and encrypted files that cannot be read are named, so that they do not
-count as clean.
+Of a SQLite database the rows, the journal and the bytes are searched, because the bytes may have deleted rows. Of other
+files the bytes are searched. Compressed and encrypted files that cannot be read are reported, so that they do not count
+as clean.
 """
 
 import json
@@ -28,7 +28,7 @@ NUMBER_LEAST = 1 << 24  # smaller numbers are not searched for: their bytes occu
 TEXT_LEAST = 4  # characters, for the same reason
 PIECE = 16 << 20  # bytes of a file that are searched at a time
 SQLITE, PARQUET = b"SQLite format 3\0", b"PAR1"
-PACKED = {  # what files begin with in which bytes cannot be searched
+PACKED = {  # the first bytes of files that cannot be searched
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\xfd7zXZ": "xz",
@@ -52,8 +52,8 @@ class Found:
 
     Attributes:
         path: the file.
-        where: what it is there, for people, and what to do about it.
-        looked: whether it is there; False for a file that could not be looked into.
+        where: the place in the file, and the remedy, for people.
+        looked: True: the value is there; False: the file could not be searched.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class Values:
     """The search terms: texts, without regard to the case of ASCII letters, and whole numbers.
 
     Raises:
-        UsageError: one is so short that it is in every file by chance.
+        UsageError: a term is so short that it is in every file by chance.
     """
 
     def __init__(self, values: Sequence[str]) -> None:
@@ -87,12 +87,12 @@ class Values:
         self.overlap = max(map(len, self._forms), default=1) - 1
 
     def in_bytes(self, data: bytes) -> bool:
-        """Whether bytes have one of them in any form in which files have it."""
+        """Whether bytes contain a term in any form in which files store it."""
         folded = data.lower()
         return any(form in folded for form in self._forms)
 
     def in_value(self, value: Any) -> bool:
-        """Whether a value of a row is one, or has one in it."""
+        """Whether a value of a row equals a term, or contains one."""
         if isinstance(value, int | float):
             return value in self._numbers
         if isinstance(value, str):
@@ -107,7 +107,7 @@ def _text_forms(text: str) -> Iterator[bytes]:
 
 
 def _number_forms(number: int) -> Iterator[bytes]:
-    """Yield the bytes of a number: at the end of those in rows and entries, in a key, and as a rowid."""
+    """Yield the bytes of a number: the last bytes of its form in rows and entries, in a key, and as a rowid."""
     yield number.to_bytes((number.bit_length() + 7) // 8)
     (word,) = struct.unpack(">Q", struct.pack(">d", number))
     yield struct.pack(">Q", word ^ (1 << 63))
@@ -117,15 +117,15 @@ def _number_forms(number: int) -> Iterator[bytes]:
 
 
 def leftovers(paths: Iterable[Path], values: Values, read_parquet: Rows | None) -> Iterator[Found]:
-    """Yield where values are in files, and in all files of directories.
+    """Yield the places of values in files, and in all files of directories.
 
     Args:
         paths: files and directories.
-        values: what is looked for.
-        read_parquet: gives the rows of a file of Parquet; None if that cannot be read here.
+        values: the search terms.
+        read_parquet: returns the rows of a Parquet file; None if Parquet cannot be read here.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: a path does not exist.
     """
     seen: set[Path] = set()
     for path in paths:
@@ -190,7 +190,7 @@ def _look(path: Path, values: Values, read_parquet: Rows | None) -> Iterator[Fou
 
 
 def _count(path: Path, what: bytes) -> int:
-    """Return how often the bytes of a file have something."""
+    """Return how often a file contains some bytes."""
     kept, found = b"", 0
     with open(path, "rb") as file:
         while piece := file.read(PIECE):
@@ -207,7 +207,7 @@ def _packs(path: Path) -> int:
 
 
 def _in_file(path: Path, values: Values) -> bool:
-    """Whether the bytes of a file have a value, wherever in it."""
+    """Whether the bytes of a file contain a value anywhere."""
     kept = b""
     with open(path, "rb") as file:
         while piece := file.read(PIECE):

@@ -1,4 +1,4 @@
-"""Loads a file of CSV, or of lines of JSON, into a table, each row once however often it is interrupted and run."""
+"""Loads a file of CSV, or of lines of JSON, into a table: each row once, however often the load is run again."""
 
 import codecs
 import csv
@@ -38,11 +38,11 @@ class TableFile:
 
     Attributes:
         path: the file, in UTF-8.
-        separator: between two values.
+        separator: the character between two values.
         skip: header lines to skip.
         again: a word that distinguishes this load from an earlier one of the same file, so that the rows are added once
             more.
-        is_json: each line is an object of JSON with names of columns, or an array of values.
+        is_json: whether each line is a JSON object with names of columns, or a JSON array of values.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class TableFile:
         return digest.hexdigest()[:32]
 
     def rows(self, told: Callable[[int], None]) -> Generator[tuple[int, Found], None, None]:
-        """Yield the number of the line at which each row ends and its values; ``told`` how far in bytes.
+        """Yield each row's last line number and its values; call ``told`` with the number of bytes read so far.
 
         Raises:
             UsageError: the content is not valid CSV or JSON.
@@ -116,9 +116,9 @@ class Filled:
     """The result of a load.
 
     Attributes:
-        rows: in all.
-        before: batches that an earlier run had loaded.
-        created: the table was made from the names in the file's first row.
+        rows: the number of rows in all.
+        before: the number of batches that an earlier run had loaded.
+        created: whether the table was made from the names in the file's first row.
         short, long: rows with fewer values than columns, whose rest is NULL, and with more, whose rest is left out.
     """
 
@@ -136,11 +136,11 @@ async def load_table(client: Client, source: TableFile, table: str, told: Callab
         client: session with the cluster.
         source: the file.
         table: name of the table.
-        told: how many bytes of the file are done.
+        told: called with the number of bytes of the file that are done.
 
     Raises:
         UsageError: the file cannot be read, or the cluster refuses a row; the text says which rows it took before.
-        BedrockishError: no node takes it.
+        BedrockishError: no node takes the rows.
     """
     prefix = f"csv-{source.fingerprint(table)}-"
     once = Once(client, prefix, await commands_done(client, prefix))
@@ -196,9 +196,9 @@ def _fit(row: Found, columns: list[str], filled: Filled, where: str) -> tuple[An
 
 
 async def _culprit(client: Client, table: str, columns: list[str], batch: list[tuple[Any, ...]]) -> int | None:
-    """Return which row of a batch the cluster does not take, found by trying each, and rolling all back.
+    """Return the place of the row that the cluster refuses, found by trying each row in a transaction that rolls back.
 
-    None if it takes each of them, so that it refused the batch as a whole, or cannot be asked.
+    The result is None if the cluster takes each row, so that it refused the batch as a whole, or cannot be asked.
     """
     place = None
     with suppress(BedrockishError):

@@ -21,7 +21,7 @@ from bedrockish.errors import BedrockishError, OutcomeUnknownError, UsageError
 from bedrockish_journal.storage.virtual_tables import VirtualTable, is_virtual, parse_virtual
 
 BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # executed in about 20 ms
-# Tables that refer to each other, or to themselves: their keys are checked at the end of a batch, so it is a large one.
+# For tables that refer to each other, or to themselves: foreign keys are checked at the end of a batch, so it is large.
 KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
 ROW_BYTES_MAX = 16 << 20  # below what a node takes as one transaction
 AHEAD = 6  # batches under way: while some are being decided, the node executes others, which share their commits
@@ -46,7 +46,7 @@ class Plan:
         tables: name and CREATE statement, parents before the children that refer to them; virtual tables that own their
             rows are among them.
         rest: type, name and CREATE statement of other virtual tables, indexes, views and triggers.
-        knots: of each table that refers to itself, or to others in a circle: all that are in the circle.
+        knots: all tables of the circle, by each table that refers to itself, or to others in a circle.
         settings: PRAGMAs that belong to the content.
     """
 
@@ -61,9 +61,9 @@ class Loaded:
     """The result of a load.
 
     Attributes:
-        rows: of each table, in all.
-        left_out: what the cluster did not take, and why.
-        before: batches that an earlier run had loaded.
+        rows: the number of rows in all, by table.
+        left_out: parts of the schema that the cluster did not take, and the reasons.
+        before: the number of transactions that an earlier run had brought.
     """
 
     rows: dict[str, int]
@@ -80,7 +80,7 @@ def open_source(path: Path) -> sqlite3.Connection:
     """Open the database to be loaded, without the means to change it.
 
     Raises:
-        UsageError: it cannot be opened.
+        UsageError: the database cannot be opened.
     """
     try:
         return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
@@ -133,7 +133,7 @@ def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
 
 
 def _by_content(virtual: VirtualTable) -> bool:
-    """Return the order in which virtual tables are made: one that shows another comes after that."""
+    """Return the sort key of a virtual table: a table that shows another one is made after it."""
     return bool(virtual.shows)
 
 
@@ -180,14 +180,14 @@ def fingerprint(path: Path) -> str:
 
 
 def survey(db: sqlite3.Connection, plan: Plan) -> list[str]:
-    """Return what in the rows a cluster would not take: broken references and text, rows that are too large."""
+    """Return the rows that a cluster would refuse: with broken references or text, or too large."""
     found: list[str] = []
     try:
         for child, row, parent, _ in db.execute("PRAGMA foreign_key_check"):
             found.append(f"table {child}: row {row} refers to a row of {parent} that does not exist")
             if len(found) >= FINDINGS_MAX:
                 return found
-    except sqlite3.Error as error:  # a foreign key of columns that are not unique, or are not there
+    except sqlite3.Error as error:  # a foreign key to columns that are not unique, or do not exist
         found.append(str(error))
     for name, _ in plan.tables:
         number = 0
@@ -208,7 +208,7 @@ def row_bytes(row: Iterable[Any]) -> int:
 
 
 def inserts(table: str, columns: list[str], rows: list[tuple[Any, ...]]) -> Statements:
-    """Return an INSERT statement for each row, all of one text: a node runs these at once, and plans them once."""
+    """Return an INSERT statement for each row, all with one text, so that a node runs them together and plans once."""
     head = f"INSERT INTO {quote(table)} ({', '.join(map(quote, columns))}) VALUES ({', '.join('?' * len(columns))})"
     return [(head, row) for row in rows]
 
@@ -233,7 +233,7 @@ def batches(db: sqlite3.Connection, table: str, *, knot: bool = False) -> Iterat
     columns = [row[1] for row in listed if row[6] == 0]  # generated columns compute themselves
     is_virtual: Any = db.execute("SELECT rootpage = 0 FROM sqlite_schema WHERE name = ?", (table,)).fetchone()
     if is_virtual[0]:
-        columns.insert(0, "rowid")  # programs refer by it to their rows
+        columns.insert(0, "rowid")  # programs refer to rows by it
     names = ", ".join(map(quote, columns))
     limits = (KNOT_ROWS, KNOT_BYTES) if knot else (BATCH_ROWS, BATCH_BYTES)
     done = 0
@@ -255,7 +255,7 @@ def _tell(progress: Progress, table: str, counts: Mapping[str, int], rows: int) 
 
 
 def knotted(db: sqlite3.Connection, tables: list[str]) -> Iterator[Statements]:
-    """Yield the rows of tables that refer to each other: all in one transaction if they fit, else in large ones."""
+    """Yield the rows of tables that refer to each other: in one transaction if they fit, else in large transactions."""
     whole = [statements for name in tables for _, statements in batches(db, name, knot=True)]
     if len(whole) <= len(tables):
         whole = [[one for statements in whole for one in statements]]
@@ -263,7 +263,7 @@ def knotted(db: sqlite3.Connection, tables: list[str]) -> Iterator[Statements]:
 
 
 async def commands_done(client: Client, prefix: str) -> set[str]:
-    """Return the ids with this beginning of all commands that have happened, wherever they were sent.
+    """Return the ids with this prefix of all commands that have happened, at any node.
 
     Raises:
         BedrockishError: no node could be asked.
@@ -280,11 +280,11 @@ async def commands_done(client: Client, prefix: str) -> set[str]:
 
 
 class Once:
-    """Sends transactions under ids, and leaves out those that are in the journal already.
+    """A sender of transactions with command ids, which skips transactions that are in the journal already.
 
     Args:
         client: session with the cluster.
-        prefix: beginning of the ids.
+        prefix: the prefix of the ids.
         done: ids that are in the journal.
     """
 
@@ -293,14 +293,14 @@ class Once:
         self.before = 0
 
     def has(self, name: str) -> bool:
-        """Say whether it happened in an earlier run."""
+        """Return whether a transaction happened in an earlier run."""
         return self._prefix + name in self._done
 
     async def send(self, name: str, statements: Sequence[str | tuple[str, Params]]) -> None:
         """Send one transaction until its outcome is known.
 
         Raises:
-            BedrockishError: it did not happen.
+            BedrockishError: the transaction did not happen.
         """
         command = self._prefix + name
         if command in self._done:
@@ -312,14 +312,14 @@ class Once:
             await self._client.transact(statements, command=command)
 
     async def send_all(self, batches: Iterable[tuple[str, int, Statements]], told: Callable[[int], None]) -> None:
-        """Send transactions that do not rest on each other, some of them at a time, until all outcomes are known.
+        """Send transactions that do not depend on each other, several at a time, until all outcomes are known.
 
         Args:
             batches: name, number of rows and statements of each.
-            told: how many rows are done.
+            told: called with the number of rows that are done.
 
         Raises:
-            BedrockishError: one did not happen; others, also later ones, may have happened.
+            BedrockishError: a transaction did not happen; others, even later ones, may have happened.
         """
         places, failed, done = trio.Semaphore(AHEAD), list[BedrockishError](), 0
 
@@ -353,13 +353,13 @@ async def load(
     Args:
         client: session with the cluster.
         path: the database; it is only read.
-        run: what the command ids begin with, a word for this file and no other.
-        progress: told the table, the rows loaded and the rows in all.
+        run: the prefix of the command ids, which no other file has.
+        progress: called with the table, the rows loaded and the rows in all.
         done: ids of the commands that an earlier run has brought into the journal.
 
     Raises:
         UsageError: the database cannot be read, or the cluster refuses a part of it; the text says where it stopped.
-        BedrockishError: no node takes it.
+        BedrockishError: no node takes the content.
     """
     left_out: list[str] = []
     once = Once(client, f"{run}-", done)

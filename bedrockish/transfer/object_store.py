@@ -1,10 +1,11 @@
 """The directory of a continuous backup in an object store: S3, Google's, Azure's, or a directory, by ``obstore``.
 
-Files are cut into chunks that are kept once, under a name made of their content: so a snapshot shares with the one
-before it what has not changed, and a segment that grows is sent as far as it has. A manifest says of which chunks each
-file consists. An object is never changed; a manifest is made only if its number is free, so of two writers one is told.
-With a key, objects are encrypted and bound to their names (AES-256-GCM): none can be read, changed, or put in the place
-of another one without the key. The store can still lose objects, or show an older state.
+Files are cut into chunks, and each chunk is stored once, under a name made from its content. So a snapshot shares its
+unchanged chunks with the snapshot before it, and only the new chunks of a growing segment are sent. A manifest lists
+the chunks of each file. Objects are never changed. A manifest is written only if its number is free, so that the second
+of two writers gets an error.
+With a key, objects are encrypted and bound to their names (AES-256-GCM): without the key no object can be read,
+changed, or put in the place of another object. The store can still lose objects, or show an older state.
 
 ``obstore`` binds the Rust crate ``object_store``: one wheel without further packages, and a conditional PUT for all of
 these stores, which fsspec's interface does not have.
@@ -31,7 +32,7 @@ CHUNK_BYTES = 1 << 20
 AT_ONCE = 8  # objects that are sent or fetched at the same time
 MANIFESTS_KEPT = 8
 MANIFEST_BYTES_MAX = 256 << 20  # as JSON: of some terabytes
-GARBAGE_AGE = timedelta(hours=1)  # a chunk that no manifest names may be of one that is being made
+GARBAGE_AGE = timedelta(hours=1)  # a younger chunk may belong to a manifest that is not written yet
 MAGIC, PLAIN, ENCRYPTED = b"BRO1", b"\0", b"\1"
 KEY_BYTES, ID_BYTES, NONCE_BYTES = 32, 8, 12
 FORMAT = 1
@@ -57,12 +58,12 @@ class Key:
         return hmac.new(self._names, content, hashlib.sha256).hexdigest()
 
     def encrypt(self, name: str, data: bytes) -> bytes:
-        """Return what is stored under a name."""
+        """Return the encrypted form in which data are stored under a name."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         return self.id + nonce + self._cipher.encrypt(nonce, data, name.encode())
 
     def decrypt(self, name: str, stored: bytes) -> bytes | None:
-        """Return what was encrypted under a name; None if this is something else."""
+        """Return the data that were encrypted under a name; None if they were changed or have another name."""
         from cryptography.exceptions import InvalidTag
 
         nonce, body = stored[ID_BYTES : ID_BYTES + NONCE_BYTES], stored[ID_BYTES + NONCE_BYTES :]
@@ -122,10 +123,10 @@ class StoredFile:
     """A file in a manifest.
 
     Attributes:
-        name: of the file in the directory.
-        size: in bytes.
+        name: its name in the directory.
+        size: its size in bytes.
         digest: SHA-256 of its content, in hexadecimal.
-        chunks: their names, in order.
+        chunks: the names of its chunks, in order.
     """
 
     name: str
@@ -139,11 +140,11 @@ class Manifest:
     """A state of the directory.
 
     Attributes:
-        number: from 1 on; each is the one after the last.
-        before: SHA-256 of the one before it, in hexadecimal.
-        cluster: SHA-256 of the founding membership, which tells the cluster.
-        complete: the clock up to which all is there.
-        files: by their names.
+        number: the numbers count up from 1.
+        before: SHA-256 of the manifest before it, in hexadecimal.
+        cluster: SHA-256 of the founding membership, which identifies the cluster.
+        complete: the clock up to which the files have all commits.
+        files: the files, by name.
     """
 
     number: int
@@ -153,7 +154,7 @@ class Manifest:
     files: Mapping[str, StoredFile]
 
     def packed(self) -> bytes:
-        """Return it as JSON."""
+        """Return the manifest as JSON."""
         files = [
             {"name": one.name, "size": one.size, "sha256": one.digest, "chunks": one.chunks}
             for one in self.files.values()
@@ -163,10 +164,11 @@ class Manifest:
 
 
 def read_manifest(data: bytes, number: int) -> Manifest:
-    """Read a manifest, which may be anybody's.
+    """Read a manifest, whose content is not trusted.
 
     Raises:
-        DamagedError: it is not a manifest.
+        ConfigError: the manifest has the format of another release.
+        DamagedError: the data are not a manifest.
     """
     try:
         told = json.loads(data)
@@ -194,7 +196,7 @@ def _fits(one: StoredFile) -> bool:
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "file")
 FORMS = "write s3://bucket/prefix, gs://…, az://… or file:///…"
 NO_BUCKET = "there is no such bucket; make it first, or correct its name"
-MISTAKES = {  # by the words of the library or the store; a repetition does not help
+MISTAKES = {  # by words in the error of the library or the store; a retry does not help
     "NoSuchBucket": NO_BUCKET,
     "The specified bucket does not exist": NO_BUCKET,
     "ContainerNotFound": NO_BUCKET,
@@ -236,7 +238,7 @@ class ObjectStore:
         options: dict[str, Any] = {"mkdir": True} if url.startswith("file:") else {}
         try:
             self._store: Any = obstore.store.from_url(url, **options)
-        except Exception as error:  # what a wrong URL is, obstore says in several ways
+        except Exception as error:  # obstore has several errors for a wrong URL
             said = _first_line(error)
             raise ConfigError(f"{url} is no object store: {said}; {FORMS}") from error
 
@@ -265,11 +267,11 @@ class ObjectStore:
         return MAGIC + ENCRYPTED + self._key.encrypt(name, packed)
 
     def _open(self, name: str, stored: bytes, most: int) -> bytes:
-        """Return what an object holds.
+        """Return the content of an object.
 
         Raises:
-            ConfigError: it is encrypted with a key that was not given.
-            DamagedError: it is not what was stored under its name.
+            ConfigError: the object is encrypted with a key that was not given.
+            DamagedError: the object is not the one that was stored under its name.
         """
         head, body = stored[: len(MAGIC) + 1], stored[len(MAGIC) + 1 :]
         packed: bytes | None = None
@@ -309,7 +311,7 @@ class ObjectStore:
         """Return a chunk.
 
         Raises:
-            DamagedError: it is not there, or was changed.
+            DamagedError: the chunk is missing, or was changed.
         """
         with self._explained(f"chunk {name}"):
             stored = bytes(self._api.get(self._store, _chunk_path(name)).bytes())
@@ -330,7 +332,7 @@ class ObjectStore:
         """Return a manifest and its SHA-256.
 
         Raises:
-            DamagedError: it is not what was written.
+            DamagedError: the manifest was changed.
         """
         name = f"manifests/{number:08}"
         with self._explained(name):
@@ -342,14 +344,14 @@ class ObjectStore:
         """Store a manifest under its number, if that is free; return its SHA-256.
 
         Raises:
-            ConfigError: another writer was quicker.
+            ConfigError: another writer has stored a manifest with this number.
         """
         name, data = f"manifests/{manifest.number:08}", manifest.packed()
         try:
             with self._explained(name):
                 self._api.put(self._store, name, self._seal(name, data), mode="create", use_multipart=False)
         except UnavailableError as error:
-            # The answer to an earlier try may have been lost, and not the manifest: then it is there, and ours.
+            # An earlier try may have stored the manifest, and only its answer was lost: then the store has ours.
             if manifest.number not in self.manifests():
                 raise
             if self.manifest(manifest.number)[0] != manifest:
@@ -359,7 +361,7 @@ class ObjectStore:
         return hashlib.sha256(data).hexdigest()
 
     def collect(self) -> int:
-        """Remove old manifests, and chunks that none of the others names; return how many chunks."""
+        """Remove old manifests, and chunks that no other manifest names; return the number of removed chunks."""
         numbers = self.manifests()
         kept = numbers[-MANIFESTS_KEPT:]
         named = {name for number in kept for one in self.manifest(number)[0].files.values() for name in one.chunks}
@@ -388,22 +390,22 @@ def _first_line(error: BaseException) -> str:
 
 
 class Mirror:
-    """A directory that is brought to an object store, state after state.
+    """The copy of a directory in an object store, pushed state after state.
 
     Args:
-        store: where to.
+        store: the object store.
         folder: the directory of a continuous backup.
-        cluster: tells which cluster it is of; see ``Manifest``.
+        cluster: identifies the cluster; see ``Manifest``.
 
     Raises:
-        ConfigError: the store has the backup of another cluster, or one of which this directory knows nothing.
+        ConfigError: the store has the backup of another cluster, or a backup that this directory does not continue.
     """
 
     def __init__(self, store: ObjectStore, folder: Path, cluster: str) -> None:
         self._store, self._cluster = store, cluster
         self._last: Manifest | None = None
         self._digest = ""
-        self._known: dict[str, tuple[int, int]] = {}  # file -> size and time of change when it was brought
+        self._known: dict[str, tuple[int, int]] = {}  # file -> size and time of change when it was pushed
         self._collected = 0.0
         numbers = store.manifests()
         if not numbers:
@@ -422,12 +424,12 @@ class Mirror:
         """Push the files to the store as they are now; they must not change during the call.
 
         Args:
-            paths: name -> where it is, of all files of the backup.
-            complete: the clock up to which they are complete.
-            say: is told what was sent.
+            paths: the paths of all files of the backup, by name.
+            complete: the clock up to which the files are complete.
+            say: called with a report on a push.
 
         Raises:
-            UnavailableError: the store does not answer; what is there is as it was.
+            UnavailableError: the store does not answer; it still has its last manifest.
             ConfigError: the store refuses us, or another program writes to it.
             OSError: a file cannot be read.
         """
@@ -451,7 +453,7 @@ class Mirror:
         say(f"{self._store.url}: manifest {number}, {sent} new chunks")
 
     def collect(self) -> int:
-        """Remove what no manifest needs any more; return how many chunks."""
+        """Remove old manifests and unused chunks; return the number of removed chunks."""
         return self._store.collect()
 
     def _bring(self, name: str, path: Path, known: set[str]) -> tuple[StoredFile, int]:
@@ -467,7 +469,7 @@ class Mirror:
                 known.add(chunk)
                 sent += 1
                 waiting.append(pool.submit(self._store.put_chunk, content))
-                if len(waiting) >= AT_ONCE:  # so much is in memory, and no more
+                if len(waiting) >= AT_ONCE:  # a bound on the chunks in memory
                     waiting.pop(0).result()
             for one in waiting:
                 one.result()
@@ -475,7 +477,7 @@ class Mirror:
 
 
 def fetch(store: ObjectStore, folder: Path, say: Callable[[str], None]) -> Manifest:
-    """Bring a backup from a store into a new directory; each file is there when it is whole and durable.
+    """Fetch a backup from a store into a new directory, and return its manifest; files appear whole and durable.
 
     Raises:
         ConfigError: the store has no backup, the directory has other files, or a key is missing.

@@ -1,4 +1,4 @@
-"""The rows of a file of Parquet, such as exports and lakes are made of."""
+"""The values of a Parquet file, for example of an export or a lake."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 
 def parquet_rows(path: Path) -> Iterator[Iterable[Any]]:
-    """Yield each value of each column, with all that is in it, as a row.
+    """Yield each value of each column as a row: all values inside it.
 
     Raises:
         OSError: the file cannot be read.
@@ -25,7 +25,7 @@ def parquet_rows(path: Path) -> Iterator[Iterable[Any]]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what a value of lists, maps and structs is made of."""
+    """Yield the single values inside a value of lists, maps and structs."""
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, list | tuple):

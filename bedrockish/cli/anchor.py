@@ -1,4 +1,4 @@
-"""``bedrockish anchor``: write down, signed by the nodes, what the journals end with now."""
+"""``bedrockish anchor``: write the present ends of the journals to a file, signed by the nodes."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ from bedrockish_journal.model.anchor import (
 )
 from bedrockish_journal.storage.anchor_file import read_anchors
 
-TIMEOUT_S = 10.0  # for each node; one that is behind is asked again until then
+TIMEOUT_S = 10.0  # for each node; a node that is behind is asked again until then
 AGAIN_S = 0.1
 BEGINNING = b'{"statement": '  # of each line
 
@@ -56,7 +56,7 @@ def anchor(url: str, file: Path) -> None:
 
 
 class _Log:
-    """An anchor file that is added to, by one process at a time."""
+    """An anchor file, to which one process at a time adds lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,9 +74,9 @@ class _Log:
         return self
 
     def _drop_torn(self) -> None:
-        """Remove a last line without an end: its writer was killed, and has not reported it.
+        """Remove a last line without an end: its writer was killed before it reported the anchor.
 
-        A line that does not begin as one of ours is left: the file is another one, named by mistake.
+        A line that does not begin like an anchor stays: the user has named another file by mistake.
         """
         self._file.seek(0)
         data = self._file.read()
@@ -86,11 +86,11 @@ class _Log:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        if self._path.stat().st_size == 0:  # nothing came of it
+        if self._path.stat().st_size == 0:  # no anchor was added
             self._path.unlink()
 
     def last(self) -> Anchor | None:
-        """Return the last anchor of the file."""
+        """Return the last anchor of the file; None if it has none."""
         anchors = read_anchors(self._path)
         return anchors[-1] if anchors else None
 
@@ -105,7 +105,7 @@ class _Log:
 
 
 async def _make(url: str, last: Anchor | None) -> tuple[Anchor, dict[str, str]]:
-    """Return a new anchor, and why voters have not signed it."""
+    """Return a new anchor, and the reasons of the voters that have not signed it."""
     async with open_client(url) as client:
         nodes = await client.nodes(timeout=TIMEOUT_S)
         facts = await client.upkeep({"do": "anchor"}, timeout=TIMEOUT_S)
@@ -156,7 +156,7 @@ def _statement(facts: Mapping[str, Any], last: Anchor | None) -> Statement:
 
 
 async def _signature(url: str, said: Statement, bound_s: float) -> Signature | None:
-    """Return what one node signs with; None if it confirms the statement and has no certificate."""
+    """Return a node's signature; None if the node confirms the statement and has no certificate."""
     until = trio.current_time() + bound_s
     told = None
     async with open_client(url) as client:

@@ -1,4 +1,4 @@
-"""``--anchor`` and ``--authority``, of the commands that look at journals."""
+"""The options ``--anchor`` and ``--authority`` of the commands that check journals."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ def anchor_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hold_against(paths: Sequence[str | Path], anchor: Path | None, authority: Path | None) -> Anchored | None:
-    """Hold files of nodes against the anchors in a file; None without one.
+    """Check files of nodes against the anchors in a file, and return the result; None without an anchor file.
 
     Raises:
         UsageError: an authority without anchors, or the package that checks signatures is not installed.
@@ -40,7 +40,7 @@ def hold_against(paths: Sequence[str | Path], anchor: Path | None, authority: Pa
         for path in paths:
             files[str(path)] = db = open_readonly(path)
             stack.callback(db.close)
-            db.execute("BEGIN")  # all of it as of one moment
+            db.execute("BEGIN")  # one snapshot for all reads
         told = check_anchors(files, anchors)
     if authority is not None:
         try:
@@ -55,7 +55,7 @@ def hold_against(paths: Sequence[str | Path], anchor: Path | None, authority: Pa
 
 
 def in_words(told: Anchored) -> str:
-    """Return what was looked at, as a line of a report."""
+    """Return the result of the check as a line of a report."""
     text = f"{told.anchors} anchors with {told.places} places"
     if told.removed:
         text += f", of which {told.removed} were removed to make room"

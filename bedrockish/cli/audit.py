@@ -1,8 +1,8 @@
-"""``bedrockish audit``: hold the journals of all nodes against the laws that they must obey, with DuckDB or Spark.
+"""``bedrockish audit``: check the journals of all nodes against the laws that they must obey, with DuckDB or Spark.
 
-``bedrockish journal verify`` walks through the files and needs nothing for that; this asks all of them at once, also
-for conflicts, and prints nothing but its report. Status 0: all laws hold; 1: something is wrong; 3: the audit could not
-be made.
+``bedrockish journal verify`` walks through the files and needs no further package. The audit queries all journals
+together, also for conflicts, and prints nothing but its report. Status 0: all laws hold; 1: something is wrong; 3: the
+audit could not be made.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ def audit(
 
 
 class Report:
-    """Prints the checks as they end, then the findings; or everything at the end, as JSON."""
+    """The printer of a report: the checks as they end, then the findings; or everything at the end, as JSON."""
 
     def __init__(self, strict: bool, as_json: bool) -> None:
         self._strict, self._as_json = strict, as_json
@@ -118,7 +118,7 @@ class Report:
             self.line(f"{node} has removed all up to {_labels(ticks)}: only what comes after that is judged")
 
     def add(self, check: str, says: str, found: list[dict[str, Any]], counts: dict[str, int]) -> None:
-        """Take in the outcome of one check."""
+        """Add the outcome of one check, and print its line."""
         faults, information = counts.get("fault", 0), counts.get("information", 0)
         bad = faults + (information if self._strict else 0)
         self.wrong = self.wrong or bad > 0
@@ -146,7 +146,7 @@ class Report:
 
 
 def _about(finding: dict[str, Any]) -> str:
-    """Return the transaction, table and row of a finding, as far as its text does not say them."""
+    """Return the transaction, table and row of a finding, unless its text has them."""
     row = f"{finding['table']} {finding['key'] or ''}".strip() if finding["table"] else ""
     parts = [part for part in (finding["txid"], row) if part and part not in finding["text"]]
     return f" ({': '.join(parts)})" if parts else ""
@@ -162,7 +162,7 @@ def _as_finding(one: Finding) -> dict[str, Any]:
 
 
 def _nodes(paths: list[str], replayed: bool, anchored: bool) -> dict[str, str]:
-    """Return the nodes' files by node, after a look at every path."""
+    """Return the nodes' files by node, after a check of every path."""
     from bedrockish_journal.spark.source.feeds import is_url
     from bedrockish_journal.spark.source.inputs import find_inputs  # needs pyarrow, which is there by now
 
@@ -184,7 +184,7 @@ def _check_engine(engine: str, memory: str) -> None:
     """Check that the packages of an engine are installed, before anything is read.
 
     Raises:
-        JournalError: one is not, or the bound on memory is not a size.
+        JournalError: a package is missing, or the bound on memory is not a size.
     """
     for name in ("pyarrow",) if engine == SPARK else ("duckdb", "pyarrow"):
         if importlib.util.find_spec(name) is None:
@@ -220,7 +220,7 @@ def _audit(report: Report, paths: list[str], limit: int, engine: str, memory: st
 
 
 def _progress(node: str, entries: int, of: int) -> None:
-    """Draw on a terminal how far the reading of a journal is, on one line that is written over."""
+    """Draw the progress of reading a journal on a terminal, on one line that is written over."""
     if sys.stderr.isatty():
         part = min(1.0, entries / max(of, 1))
         bar = "█" * int(part * BAR) + "·" * (BAR - int(part * BAR))
@@ -228,14 +228,14 @@ def _progress(node: str, entries: int, of: int) -> None:
 
 
 def _readable(finding: dict[str, Any]) -> dict[str, Any]:
-    """Return a finding with the key of a conflict as people read it; the engine's own bytes are in ``key_bytes``."""
+    """Return a finding with a readable key of a conflict; the bytes of the key are in ``key_bytes``."""
     if finding["check"] != "conflict" or finding["key"] is None:
         return finding
     return {**finding, "key": key_text(bytes.fromhex(finding["key"])), "key_bytes": finding["key"]}
 
 
 def _replay(nodes: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Replay each journal into a database of its own; return what differs from the node's database, row by row."""
+    """Replay each journal into a new database; return the differences from the node's database, row by row."""
     found: list[dict[str, Any]] = []
     for node, path in nodes.items():
         with tempfile.TemporaryDirectory(prefix="bedrockish-audit-") as directory, _copy(path, directory) as copy:
@@ -280,7 +280,7 @@ def _finding(node: str, text: str, **more: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _copy(path: str, directory: str) -> Iterator[Path]:
-    """Copy a database as of one moment, so that a running node cannot move it between replay and comparison."""
+    """Copy a database as of one moment, so that a running node cannot change it between replay and comparison."""
     copy = Path(directory) / "copy.db"
     source, target = open_readonly(path), apsw.Connection(str(copy))
     try:

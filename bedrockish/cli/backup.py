@@ -1,4 +1,4 @@
-"""``bedrockish backup``: a copy of a running node's file, a directory that is kept up to it, and a drill."""
+"""``bedrockish backup``: a copy of a running node's file, a continuous backup in a directory, a test of a restore."""
 
 import json
 import sys
@@ -34,12 +34,12 @@ key_option = click.option(
 
 
 class BackupGroup(click.Group):
-    """A group that makes a backup where the words do not begin with one of its commands."""
+    """A group whose default command, ``copy``, runs if the first word is not the name of a command."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is meant."""
+        """Return the command that the first word names, else ``copy``."""
         if args and args[0] in self.commands:
             return super().resolve_command(ctx, args)
         return copy.name, copy, args
@@ -209,7 +209,7 @@ def _drill(file: str, older: Path | None, keys: tuple[Path, ...], prepare: "Prep
 
 
 def _what(found: "Drill", continuous: "DirectoryDrill | None") -> str:
-    """Say what there is in a backup that is good."""
+    """Return the contents of a good backup in words."""
     if continuous is None:
         return f"{found.entries} commits in its journal"
     since = f"{time_text(continuous.since)} on" if continuous.since else "its cluster's beginning on"

@@ -1,4 +1,4 @@
-"""A small certificate authority for one cluster: what ``bedrockish tls`` makes, with the cryptography package."""
+"""A small certificate authority for one cluster, made by ``bedrockish tls`` with the cryptography package."""
 
 import datetime
 import ipaddress
@@ -22,7 +22,7 @@ from bedrockish.errors import ConfigError
 AUTHORITY_DAYS = 7300
 EARLIER = datetime.timedelta(hours=1)  # clocks differ
 CA, CA_KEY = "ca.pem", "ca-key.pem"
-ISSUED = "issued.txt"  # whose serial numbers were signed: a certificate is lost together with its machine
+ISSUED = "issued.txt"  # names and serial numbers of signed certificates, needed to revoke one whose file is lost
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -82,16 +82,16 @@ class Authority:
         _write_pair((ca_key, _pem(key)), (ca, certificate.public_bytes(Encoding.PEM)))
 
     def issue(self, name: str, hosts: list[str], days: float, *, for_node: bool) -> str:
-        """Make a certificate and its key, and return which files they are.
+        """Make a certificate and its key, and return the names of their files.
 
         Args:
-            name: of the node or client, and of the files.
-            hosts: names and addresses that it is for.
+            name: the name of the node or client, and of the files.
+            hosts: the names and addresses for which the certificate is valid.
             days: how long it is valid.
-            for_node: whether others connect to it as well; else it can only come as a client.
+            for_node: whether the certificate is also valid for a server, to which others connect.
 
         Raises:
-            ConfigError: the name cannot be that of a file, or the files are there already.
+            ConfigError: the name cannot be the name of a file, or the files exist already.
         """
         if not FILE_NAME.fullmatch(name) or f"{name}.pem" in (CA, CA_KEY):
             raise ConfigError(f"{name!r} cannot be the name of a file; use letters, digits and _.-")
@@ -120,7 +120,7 @@ class Authority:
         return f"{cert_file} {key_file}"
 
     def _note(self, name: str, certificate: x509.Certificate) -> None:
-        """Write down whose certificate it is, before anybody has it."""
+        """Write the certificate's name and serial number to the list, before the certificate exists as a file."""
         made, ends = certificate.not_valid_before_utc + EARLIER, certificate.not_valid_after_utc
         with (self._directory / ISSUED).open("a", encoding="utf-8") as file:
             file.write(f"{certificate.serial_number:X}  # {name}, made {made:%Y-%m-%d %H:%M}, ends {ends:%Y-%m-%d}\n")
@@ -158,7 +158,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_pair(key: tuple[Path, bytes], certificate: tuple[Path, bytes]) -> None:
-    """Write both or none: a key without its certificate is of no use, and in the way of the next attempt."""
+    """Write both or none: a key without its certificate is useless, and would block the next attempt."""
     _write(*key, 0o600)
     try:
         _write(*certificate, 0o644)

@@ -57,8 +57,8 @@ def run_import(url: str | None, file: Path, *, add: bool, again: bool) -> Loaded
     """Load a SQLite file into a cluster.
 
     Raises:
-        UsageError: there is no such file, or the cluster is not empty.
-        BedrockishError: it cannot be replicated, or no node takes it.
+        UsageError: the file does not exist, or the cluster is not empty.
+        BedrockishError: a part of the file cannot be replicated, or no node takes the content.
     """
     if not file.exists():
         raise UsageError(f"{file}: there is no such file")
@@ -87,10 +87,10 @@ async def _import(url: str | None, file: Path, add: bool, again: bool) -> Loaded
 
 
 def _check(file: Path, plan: Plan) -> None:
-    """Refuse a database of which not everything can be replicated.
+    """Refuse a database unless all of its content can be replicated.
 
     Raises:
-        UnsupportedError: the text lists what cannot.
+        UnsupportedError: the text lists the parts that cannot be replicated.
     """
     from bedrockish.engine.statements.import_check import misfits
 
@@ -103,10 +103,10 @@ def _check(file: Path, plan: Plan) -> None:
 
 
 async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
-    """Refuse to write among what others have.
+    """Refuse to import into a cluster with tables, unless ``add`` allows it and no name is taken.
 
     Raises:
-        UsageError: the cluster has tables, or some of the same names.
+        UsageError: the cluster has tables, or tables of the same names.
     """
     there = [str(name) for (name,) in await client.execute(NAMES, read=STRICT)]
     known = {name.lower() for name in there}

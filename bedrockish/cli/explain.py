@@ -1,4 +1,4 @@
-"""``bedrockish explain``: what a statement would read and write, and so what it would conflict with."""
+"""``bedrockish explain``: the reads and writes of a statement, and so its possible conflicts."""
 
 import json
 from typing import Any, TextIO
@@ -39,7 +39,7 @@ def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) 
 
 
 def print_access_sets(found: list[dict[str, Any]], out: TextIO | None = None) -> None:
-    """Print for each statement what it would read and write."""
+    """Print the reads and writes of each statement."""
     console = Console(file=out, soft_wrap=True)
     for one in found:
         console.print(Text(visible(one["sql"]), style="bold"))

@@ -49,7 +49,7 @@ def _ends(told: "Progress") -> str:
 
 
 def _show(told: "Progress") -> None:
-    """Say on a terminal how far it is, on one line that is written over."""
+    """Print the progress on a terminal, on one line that is written over."""
     if sys.stderr.isatty():
         share = 100 * told.entries // max(1, told.expected)
         click.echo(f"\r\x1b[K{told.node}: {told.entries} of {told.expected} entries, {share} %", err=True, nl=False)

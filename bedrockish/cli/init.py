@@ -18,12 +18,12 @@ from bedrockish.errors import ConfigError, UsageError
 from bedrockish_net.loopback import is_loopback
 
 AUTHORITY, CLIENT, CERTS = "authority", "client", "certs"
-PART = ".init-"  # how the folder is called until it is whole; then comes the number of the process
+PART = ".init-"  # the beginning of the folder's name until it is whole; the process id follows
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Planned(NamedTuple):
-    """A node that is to be: where others reach it, and further names of its machine."""
+    """A planned node: its name, the address at which others reach it, and further names of its machine."""
 
     name: str
     address: Address
@@ -31,16 +31,16 @@ class Planned(NamedTuple):
 
     @property
     def here(self) -> bool:
-        """Whether it can be reached from its own machine only."""
+        """Whether the node can be reached from its own machine only."""
         return is_loopback(self.address.host)
 
     @property
     def machine(self) -> str:
-        """The machine that it is on, so far as its address tells: empty for this one."""
+        """The node's machine, by its address; empty for this machine."""
         return "" if self.here else self.address.host
 
     def listen(self, port: int) -> Address:
-        """Return where it listens: at a loopback address, or on all of its machine's."""
+        """Return the address at which the node listens: the loopback address, or all addresses of its machine."""
         if self.here:
             return Address(self.address.host, port)
         return Address("::" if ":" in self.address.host else "0.0.0.0", port)  # TLS and passwords keep strangers out
@@ -115,7 +115,7 @@ def url_of(nodes: list[Planned], client: Path | None, name: str) -> str:
 
 
 def _in_url(path: Path) -> str:
-    """Return a path as it stands in a URL, and between the quotes of a shell; letters of all languages stay."""
+    """Return a path quoted for a URL, and for use between quotes of a shell; letters of all languages stay."""
     return re.sub(r"[^\w/.~-]", lambda found: quote(found[0], safe=""), str(path))
 
 
@@ -154,7 +154,7 @@ def init(
         _remove_killed(directory.parent)
         prefix = f"{PART}{os.getpid()}-"
         with tempfile.TemporaryDirectory(prefix=prefix, dir=directory.parent, ignore_cleanup_errors=True) as made:
-            whole = Path(made) / "cluster"  # it gets its name when all of it is there
+            whole = Path(made) / "cluster"  # renamed to its final name when it is whole
             for one in planned:
                 folder = whole / one.name
                 folder.mkdir(parents=True)
@@ -180,7 +180,7 @@ def init(
 
 
 def _remove_killed(folder: Path) -> None:
-    """Remove what an ``init`` that was killed has left in a folder: there are private keys in it."""
+    """Remove the remains of killed ``init`` processes from a folder, because they contain private keys."""
     for left in folder.glob(f"{PART}*"):
         process = left.name.removeprefix(PART).partition("-")[0]
         if not process.isdigit() or not Path(f"/proc/{process}").exists():
@@ -192,7 +192,7 @@ def _http_ports(nodes: list[Planned], http: int | None) -> dict[str, int]:
     """Return the port of HTTP of each node; nodes on one machine get ports that follow each other.
 
     Raises:
-        UsageError: one is taken by a node's own.
+        UsageError: a port is taken by a node's links.
     """
     found: dict[str, int] = {}
     if http is None:
@@ -209,7 +209,7 @@ def _http_ports(nodes: list[Planned], http: int | None) -> dict[str, int]:
 
 
 def _certify(directory: Path, nodes: list[Planned], client: str, days: int) -> None:
-    """Make the authority's folder, the client's, and each node's certs."""
+    """Make the folders of the authority and the client, and the certificates of each node."""
     try:
         from bedrockish.cli.certificates import CA, Authority
     except ModuleNotFoundError as error:
@@ -218,7 +218,7 @@ def _certify(directory: Path, nodes: list[Planned], client: str, days: int) -> N
     authority = Authority.at(home, days)
     issued = [(one.name, directory / one.name / CERTS) for one in nodes] + [(client, directory / CLIENT)]
     for one in nodes:
-        # Also under the names that a machine has for itself, for clients on the node's own machine.
+        # Also valid for the loopback names, for clients on the node's own machine.
         hosts = dict.fromkeys([one.name, one.address.host, *one.others, "localhost", "127.0.0.1"])
         authority.issue(one.name, list(hosts), days, for_node=True)
     authority.issue(client, [], days, for_node=False)

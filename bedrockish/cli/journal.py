@@ -65,7 +65,7 @@ def show(file: Path, leader: str | None, limit: int, from_tick: int | None, chan
 
 
 def _chosen(db: apsw.Connection, leader: str | None, limit: int, from_tick: int | None) -> Iterator[Entry]:
-    """Yield the entries asked for; only their row numbers are held in memory."""
+    """Yield the chosen entries; only their row numbers are held in memory."""
     where = ["1"]
     values: list[str | int] = []
     if leader is not None:
@@ -84,7 +84,7 @@ def _chosen(db: apsw.Connection, leader: str | None, limit: int, from_tick: int 
 
 
 class Keys:
-    """Prints the key of a changed row, by the primary key that its table has now."""
+    """The printer of keys of changed rows, by the primary key that their table has now."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
@@ -103,7 +103,7 @@ def describe(entry: Entry, nodes: list[str], keys: Keys) -> str:
 
     Args:
         entry: the entry.
-        nodes: all nodes of the cluster, sorted: what the components of the vectors stand for.
+        nodes: all nodes of the cluster, sorted: a vector has a component for each.
         keys: prints the keys of rows.
     """
     everybody = sorted({*nodes, *entry.quorum, *entry.after})
@@ -118,7 +118,7 @@ def describe(entry: Entry, nodes: list[str], keys: Keys) -> str:
 
 
 def _subject(entry: Entry, keys: Keys) -> str:
-    """Say in a few words what an entry is about: its tables and rows, or its statement."""
+    """Return the subject of an entry in a few words: its tables and rows, or its statement."""
     transaction = entry.transaction
     try:
         if transaction.kind == SCHEMA:
@@ -204,14 +204,14 @@ def verify_files(
 
 
 def _compare_tables(files: tuple[Path, ...], plugins: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Compare each file's tables with its journal; for each file what differs, and why it could not be told if so."""
+    """Compare each file's tables with its journal; return, by file, the differences, or why they were not compared."""
     found: dict[str, dict[str, Any]] = {}
     for file in files:
         db = open_readonly(file)
         why_not, is_pruned = why_not_whole(db), bool(marks(db))
         db.close()
         texts: list[str] = []
-        if not is_pruned:  # of a cluster that began with tables, those are compared that the journal makes
+        if not is_pruned:  # if a cluster began with tables, only tables that the journal makes are compared
             try:
                 texts = [one.text for one in compare_with_journal(file, load_plugins(plugins), DIFFERENCES_MAX)]
             except ReplayMismatchError as error:
@@ -233,7 +233,7 @@ def _print_tables(compared: dict[str, dict[str, Any]] | None) -> None:
 
 
 def _progress(node: str, entries: int) -> None:
-    """Say on a terminal how far it is, on one line that is written over."""
+    """Print the progress on a terminal, on one line that is written over."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{node}: {entries} entries", err=True, nl=False)
 
@@ -241,7 +241,7 @@ def _progress(node: str, entries: int) -> None:
 def _print_report(report: Verification, compared: dict[str, dict[str, Any]] | None, anchored: Anchored | None) -> None:
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", err=True, nl=False)
-    # Without a terminal, programs read the lines, and need them whole.
+    # Without a terminal the output goes to a program, which needs whole lines.
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 400)
     table = Table(box=None, header_style="bold")
     for title in ("node", "file", "entries", "adopted", "second labels", "applied"):
@@ -305,10 +305,10 @@ def replay_files(
 
 
 def load_plugins(names: tuple[str, ...]) -> Prepare:
-    """Return what gives a connection the functions and collations of plugins.
+    """Return a function that registers the functions and collations of plugins with a connection.
 
     Raises:
-        ConfigError: one cannot be loaded.
+        ConfigError: a plugin cannot be loaded.
     """
     from bedrockish.node.plugins import Plugins
 

@@ -9,18 +9,18 @@ from itertools import zip_longest
 
 from rich.cells import cell_len, chop_cells
 
-LEAST = 4  # characters below which no column is folded
+LEAST = 4  # no column is folded to fewer characters
 TAB = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """How one kind of table is drawn.
+    """The drawing of one kind of table.
 
     Attributes:
-        top, under, between, bottom: lines of it, as left end, filling, crossing and right end; empty: no such line.
-        left, bar, right: what stands before, between and after the cells of a row.
-        centred: whether the names of columns stand in the middle.
+        top, under, between, bottom: its lines, as left end, filling, crossing and right end; empty: no such line.
+        left, bar, right: the texts before, between and after the cells of a row.
+        centred: whether the names of columns are centred.
     """
 
     top: str
@@ -45,11 +45,11 @@ def lay_out(
     """Yield the lines of a table.
 
     Args:
-        columns: names.
-        rows: cells, of which only a line feed is a control character.
-        frame: how it is drawn.
+        columns: the names of the columns.
+        rows: the cells; the only control character in them is the line feed.
+        frame: the drawing of the table.
         headers: whether the names are written.
-        width: characters of a line, into which columns are folded if that can be done; 0: as wide as it gets.
+        width: the characters of a line, to which columns are folded if possible; 0: no bound.
     """
     cells = [[_lines(cell) for cell in row] for row in ([columns] if headers else []) + list(rows)]
     widths = [max(1, *(cell_len(line) for line in column)) for column in _by_column(cells, len(columns))]
@@ -81,7 +81,7 @@ def _by_column(cells: list[list[list[str]]], count: int) -> Iterator[list[str]]:
 
 
 def _fit(widths: list[int], room: int) -> list[int]:
-    """Make the widest columns narrower until all fit, or none is worth folding."""
+    """Return narrower widths: the widest columns shrink until all fit, or until they have ``LEAST`` characters."""
     widths = list(widths)
     while sum(widths) > room and max(widths) > LEAST:
         widest = max(widths)

@@ -41,7 +41,7 @@ def leftovers_of(context: click.Context, paths: tuple[Path, ...], values: tuple[
 
 
 def _parquet() -> Rows | None:
-    """Return what reads Parquet, if that is installed."""
+    """Return the reader of Parquet files; None if pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         return None
     from bedrockish.transfer.parquet_rows import parquet_rows

@@ -20,11 +20,11 @@ from bedrockish_net.errors import NetError
 DEBUG_VARIABLE = "BEDROCKISH_DEBUG"
 OTHERS = 0o077
 USAGE, UNREACHABLE, BUG, INTERRUPTED = 2, 3, 70, 130
-# Errors of SQLite's that tell of the disk or of a limit of the system, by name: apsw is not imported for them.
+# SQLite's errors about the disk or a limit of the system, by name, so that apsw need not be imported.
 OF_THE_SYSTEM = frozenset({"IOError", "FullError", "CantOpenError", "ReadOnlyError", "PermissionsError", "NoMemError"})
 
-# Of each command its module, its name there, and the first sentence of its help. It is imported when it runs: the audit
-# needs Spark, and the list of commands waits for the import of none.
+# For each command: its module, its name there, and the first sentence of its help. A module is imported when its
+# command runs, so that the list of commands imports none of them: the audit, for example, needs Spark.
 COMMANDS = {
     "init": (
         "bedrockish.cli.init",
@@ -155,7 +155,7 @@ GROUPS = {
 
 
 class Program(click.Group):
-    """The group of all commands, which never shows a traceback unless BEDROCKISH_DEBUG=1 asks for it."""
+    """The group of all commands, which shows a traceback only with BEDROCKISH_DEBUG=1."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of all commands."""
@@ -186,7 +186,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is meant, or say which one may have been."""
+        """Return the named command, or raise an error with the most similar name."""
         name = args[0] if args else ""
         if name.lower().startswith("bedrockish:"):  # there may be a password in it
             raise click.UsageError("the URL comes after the command: bedrockish status URL")
@@ -199,7 +199,7 @@ class Program(click.Group):
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         """Run the program and end with its exit status."""
         extra.pop("standalone_mode", None)
-        os.umask(OTHERS)  # databases, backups, exports: whatever is written here is its owner's
+        os.umask(OTHERS)  # only the owner can read the files written here
         try:
             status = super().main(args, prog_name or "bedrockish", standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -215,7 +215,7 @@ def main() -> None:
 
 
 def _place(error: BaseException) -> str:
-    """Say where an error was raised: a node that ended should not have to do it again to tell."""
+    """Return the place where an error was raised, so that it need not be reproduced to find the place."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -263,7 +263,7 @@ def _report(error: BaseException) -> int:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in a group, those that a person can act on first."""
+    """Yield the errors in a group; errors that a person can act on come first."""
     if not isinstance(error, BaseExceptionGroup):
         yield error
         return

@@ -30,7 +30,7 @@ move_option = click.option(
 
 OWN_JOURNAL = "its own journal"
 POLL_S = 1.0
-RECORD_S = 30.0  # in which the members that were stopped have begun again
+RECORD_S = 30.0  # how long the members may take to restart after the order
 
 
 @click.group(cls=UrlGroup)
@@ -189,10 +189,10 @@ def resolve(url: str, transaction: str, force: bool) -> None:
 
 
 def check_address(text: str, *, force: bool) -> None:
-    """Make sure that the host of an address resolves here, as it has to at every member.
+    """Check that the host of an address resolves here, as it has to at every member.
 
     Raises:
-        UsageError: it does not, and the order is not forced.
+        UsageError: the host does not resolve, and the order is not forced.
     """
     address = parse_address(text, where="HOST:PORT")
     try:
@@ -206,10 +206,10 @@ def check_address(text: str, *, force: bool) -> None:
 
 
 async def _record_void(url: str, transaction: str) -> None:
-    """Have the cluster record a resolution; its members, which begin again at this moment, get some time for it.
+    """Have the cluster record a resolution; retry for some time, because its members are restarting.
 
     Raises:
-        BedrockishError: it is not recorded yet.
+        BedrockishError: the resolution is not recorded yet.
     """
     change = MemberChange(VOID, transaction)
     until = trio.current_time() + RECORD_S
@@ -229,7 +229,7 @@ async def _record_void(url: str, transaction: str) -> None:
 
 
 def change_members(url: str, change: MemberChange, mode: str | None, timeout: float | None) -> None:
-    """Have the cluster at a URL make a change of its members or users, and print what it answers."""
+    """Have the cluster at a URL make a change of its members or users, and print the answer."""
 
     async def ask() -> Rows:
         async with open_client(url) as client:

@@ -1,4 +1,4 @@
-"""How results are printed: in the forms of sqlite3's shell, and one more. Data never controls the terminal."""
+"""The printing of results, in the forms of sqlite3's shell and one more. Data never controls the terminal."""
 
 import json
 import math
@@ -32,14 +32,14 @@ CSV_QUOTED = re.compile(r"[^!#-&(-~]|,")  # sqlite3 puts quotes around values wi
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How to print rows.
+    """The style in which rows are printed.
 
     Attributes:
         mode: one of ``ALL_MODES``.
         headers: whether names come before rows; by default in tables, columns and CSV only.
-        null: what NULL is printed as; by default nothing, and NULL in the mode ``plain``.
+        null: the text for NULL; by default empty, and NULL in the mode ``plain``.
         target: the table that ``insert`` names.
-        wrap: characters of a line at most, in tables and columns; 0: what the terminal has, and no bound elsewhere.
+        wrap: the most characters of a line in tables and columns; 0: the terminal's width, no bound without one.
     """
 
     mode: str
@@ -49,14 +49,14 @@ class Style:
     wrap: int = 0
 
     def show(self, value: Any, *, lines: bool = False) -> str:
-        """Return a value as text; with ``lines``, its line feeds and tabs stay what they are."""
+        """Return a value as text; with ``lines``, its line feeds and tabs are not escaped."""
         if value is None:
             return self.null if self.null is not None else "NULL" if self.mode == PLAIN else ""
         return harmless(show_exactly(value)) if lines else show(value)
 
 
 def show_exactly(value: Any) -> str:
-    """Return a value as a text in which nothing is changed; blobs as SQL writes them."""
+    """Return a value as text without any escaping; blobs as SQL writes them."""
     return f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
 
 
@@ -70,17 +70,17 @@ def show(value: Any) -> str:
 
 
 def literal(value: Any) -> str:
-    """Return a value as SQL that SQLite reads as the same value, and that does not steer a terminal."""
+    """Return a value as a literal of SQL that SQLite reads as the same value, without characters for terminals."""
     return literal_of_blob(value) if isinstance(value, str) and UNSAFE.search(value) else literals.literal(value)
 
 
 def name(text: str) -> str:
-    """Return a name as SQL, in quotes if it needs them."""
+    """Return a name as an SQL identifier, in quotes if it needs them."""
     return text if SIMPLE.fullmatch(text) and text.upper() not in apsw.keywords else quote(text)
 
 
 def print_rows(rows: Rows, style: Style | str, out: TextIO | None = None) -> None:
-    """Print the result of one statement; for one without columns, a box says what it did and the others nothing."""
+    """Print the result of one statement; without columns, the mode ``box`` prints the count of changed rows."""
     style = Style(style) if isinstance(style, str) else style
     if not rows.columns:
         if style.mode == BOX:
@@ -133,7 +133,7 @@ def _table(rows: Rows, style: Style, frame: Frame, *, shown: bool) -> Iterator[s
     cells = [[style.show(value, lines=True) for value in row] for row in rows]
     if frame is MARKDOWN:  # a bar or a line feed would begin another cell or row
         names, *cells = [[_in_markdown(cell) for cell in row] for row in (names, *cells)]
-    headers = style.headers is not False or frame is not COLUMN  # a frame has them always, as with sqlite3
+    headers = style.headers is not False or frame is not COLUMN  # framed tables always have headers, as in sqlite3
     width = style.wrap or (shutil.get_terminal_size().columns if shown else 0)
     for line in lay_out(names, cells, frame, headers=headers, width=width):
         yield line + "\n"

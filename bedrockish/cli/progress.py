@@ -13,10 +13,10 @@ from bedrockish.cli.safe_text import visible
 
 
 class Told(Protocol):
-    """Takes what is done."""
+    """The receiver of progress."""
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that so much is done of so much."""
+        """Show that ``done`` of ``total`` is done of the work called ``what``."""
 
 
 class _Name(TextColumn):
@@ -30,7 +30,7 @@ class _Name(TextColumn):
 
 @contextmanager
 def progress_bar() -> Iterator[Told]:
-    """Show a bar for each thing that is told of, on standard error if that is a terminal."""
+    """Show a bar for each reported work, on standard error if that is a terminal."""
     columns = (_Name(), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()) as bars:
         known: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Text that others wrote, made harmless for a terminal: nothing in data moves the cursor or hides what is there."""
+"""Text of others, made harmless for a terminal: data cannot move the cursor or hide other text."""
 
 import re
 import sys
@@ -26,5 +26,5 @@ def is_terminal(out: TextIO | None) -> bool:
 
 
 def write(text: str, out: TextIO | None = None) -> None:
-    """Write a text exactly, to a file or to standard output: nothing is taken out of it on the way."""
+    """Write a text unchanged to a file or to standard output; ``click.echo`` would remove escape sequences."""
     (out or sys.stdout).write(text)

@@ -1,4 +1,4 @@
-"""``bedrockish password`` and ``bedrockish tls``: what a node needs in order to keep strangers out."""
+"""``bedrockish password`` and ``bedrockish tls``: the passwords and certificates that keep strangers out of a node."""
 
 import re
 import secrets
@@ -29,7 +29,7 @@ def password(user: str) -> None:
 
 
 def ask_hash() -> str:
-    """Return the hash of a password that is asked for, or read from standard input."""
+    """Ask for a password, or read it from standard input, and return its hash."""
     if sys.stdin.isatty():
         given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
@@ -75,7 +75,7 @@ def revoke(directory: Path, which: str) -> str:
 
 
 def _not_one(which: str, directory: Path, named: dict[int, str], left: dict[int, str]) -> str:
-    """Say why it is not clear which certificate is meant."""
+    """Return why the named certificate cannot be determined."""
     if left:
         several = "; ".join(f"{serial:X} is of {told}" for serial, told in left.items())
         return f"{which} has {len(left)} certificates; say which one is to end by its serial number: {several}"

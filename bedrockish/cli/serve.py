@@ -43,9 +43,9 @@ def read_config(path: Path | None, flags: dict[str, str]) -> Config:
 
 
 def _check_folder(path: Path, built: Config) -> None:
-    """Make sure that a node is not started in another folder than before.
+    """Check that a node is not started in another folder than before.
 
-    It would begin with an empty file, and be turned away by the others as one that has lost its own.
+    It would begin with an empty file, and the others would refuse it as a node that has lost its file.
 
     Raises:
         ConfigError: a file that the configuration names is next to it, and not here.
@@ -63,7 +63,7 @@ def read_settings(settings: tuple[str, ...]) -> dict[str, str]:
     """Read the values of --set.
 
     Raises:
-        UsageError: one is not of the form KEY=VALUE.
+        UsageError: a value does not have the form KEY=VALUE.
     """
     flags: dict[str, str] = {}
     for setting in settings:
@@ -136,7 +136,7 @@ def _open_many_files() -> None:
 
 
 async def run_until_signal(run_node: Callable[[Config, "Departure"], Awaitable[None]], config: Config) -> None:
-    """Run a node; SIGTERM or SIGINT lets it leave in order, a second one ends it at once, SIGHUP reads files again."""
+    """Run a node. SIGTERM or SIGINT stops it in order, a second one at once; SIGHUP reads its certificates again."""
     from bedrockish.node.departure import Departure
 
     departure = Departure()
@@ -150,7 +150,7 @@ async def run_until_signal(run_node: Callable[[Config, "Departure"], Awaitable[N
                     departure.reload()
                     continue
                 if leaving:
-                    os._exit(128 + number)  # what was promised is durable, so a node may stop anywhere
+                    os._exit(128 + number)  # all promises are durable, so a node may stop at any moment
                 leaving = True
                 logger.info("%s: leaving", signal.Signals(number).name)
                 nursery.start_soon(departure.leave)

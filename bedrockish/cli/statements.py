@@ -1,4 +1,4 @@
-"""``bedrockish statements``: what the statements of clients cost, added up over the members."""
+"""``bedrockish statements``: the costs of clients' statements, added up over the members."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""``bedrockish status`` and ``bedrockish nodes``: what a node says about itself and the others."""
+"""``bedrockish status`` and ``bedrockish nodes``: a node's report about itself and the other members."""
 
 import json
 from datetime import UTC, datetime
@@ -37,7 +37,7 @@ def status(url: str | None, as_json: bool) -> None:
 
 
 def print_status(found: dict[str, Any], out: TextIO | None = None) -> None:
-    """Print what a node says about itself: what is wrong, its facts, the members, and the transactions in doubt."""
+    """Print the status of a node: its troubles, its facts, the members, and the transactions in doubt."""
     console = _console(out)
     troubles = found.get("troubles")
     for one in troubles if isinstance(troubles, list) else ():
@@ -85,12 +85,12 @@ def print_nodes(found: dict[str, Any], out: TextIO | None = None) -> None:
 
 
 def _console(out: TextIO | None) -> Console:
-    """Return where to print: lines fit a terminal, and are as long as they get where a program reads."""
+    """Return the console: lines fit a terminal, and have no bound where a program reads them."""
     return Console(file=out, soft_wrap=True, width=WIDE) if not is_terminal(out) else Console(file=out)
 
 
 def _print_facts(console: Console, head: str, found: dict[str, Any]) -> None:
-    """Print a row for each thing and a column for each fact; one below the other where that is too wide."""
+    """Print a table, with a row for each item and a column for each fact; print lists if the table is too wide."""
     facts = [fact if isinstance(fact, dict) else {"": fact} for fact in found.values()]
     titles = list(dict.fromkeys(str(title) for fact in facts for title in fact))
     table = Table(box=None, header_style="bold")
@@ -113,14 +113,14 @@ def _print_facts(console: Console, head: str, found: dict[str, Any]) -> None:
 
 
 def to_json(value: Any) -> str:
-    """Return indented JSON; what JSON does not know is printed as text."""
+    """Return indented JSON; values of other types than JSON's are written as text."""
     return json.dumps(
         value, indent=2, ensure_ascii=False, default=lambda one: one.hex() if isinstance(one, bytes) else str(one)
     )
 
 
 def _day(end_s: Any) -> str:
-    """Return when a certificate ends, for a person."""
+    """Return the end of a certificate as text."""
     return f"until {datetime.fromtimestamp(end_s, UTC):%Y-%m-%d}" if isinstance(end_s, int | float) else str(end_s)
 
 

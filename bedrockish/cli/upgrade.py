@@ -15,12 +15,12 @@ from bedrockish.common.levels import LEVEL
 from bedrockish.errors import BedrockishError
 
 TIMEOUT_S = 5.0
-EXPECTED = "upgrade_unfinished"  # a trouble that a cluster has which is being upgraded
+EXPECTED = "upgrade_unfinished"  # a trouble that every cluster has during an upgrade
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answer of a member; ``why_not`` says why it is not well, or could not be asked."""
+    """The answer of a member; ``why_not``: its troubles, or why it could not be asked; empty without these."""
 
     name: str
     is_voter: bool
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def found_of(name: str, role: str, status: Mapping[str, Any]) -> Found:
-    """Return what the status of a member tells; releases that tell no troubles tell who is up."""
+    """Return the facts in a member's status; where an older release tells no troubles, members that are down count."""
     troubles = status.get("troubles")
     if isinstance(troubles, list):
         why_not = "; ".join(str(one["text"]) for one in troubles if one["code"] != EXPECTED)
@@ -57,8 +57,8 @@ def found_of(name: str, role: str, status: Mapping[str, Any]) -> Found:
 
 
 def judge(members: list[Found], version: str, level: int) -> Verdict:
-    """Return what to do with a cluster of such members, to upgrade it to a release. Learners go first: they answer
-    writes with the voters' addresses, and an older one may know no newer voters.
+    """Return the next step of an upgrade to a release. Learners go first: a learner answers writes with the voters'
+    addresses, and a learner of an older release may not understand newer voters.
     """
     lines = [
         f"{one.name}  {'voter' if one.is_voter else 'learner'}  {one.version or 'unknown'}"

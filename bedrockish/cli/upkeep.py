@@ -1,4 +1,4 @@
-"""``bedrockish clock``, ``bedrockish journal prune`` and ``bedrockish journal hold``: what changes while nodes run."""
+"""``bedrockish clock``, ``bedrockish journal prune`` and ``bedrockish journal hold``: settings of running nodes."""
 
 import re
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ def duration(_context: click.Context, _parameter: click.Parameter, value: str | 
     """Read an option such as 12h as seconds.
 
     Raises:
-        BadParameter: it is not a duration.
+        BadParameter: the value is not a duration.
     """
     if value is None:
         return None
@@ -117,9 +117,9 @@ def hold(url: str, name: str, after: str | None, release: bool) -> None:
 
 
 async def everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None = None) -> dict[str, dict[str, Any]]:
-    """Ask every member, or one, for upkeep, or, if ``asked`` is None, for its status.
+    """Send an order to every member, or to one; if ``asked`` is None, ask for the status.
 
-    Return the answer of each node by name, or why it does not answer.
+    Return the answer of each node by name, or the reason why a node does not answer.
     """
     target_of(url)
     async with open_client(url) as client:
@@ -144,7 +144,7 @@ async def everywhere(url: str, asked: Mapping[str, Any] | None, only: str | None
 
 
 def _tell_missing(node: str, found: Mapping[str, Any]) -> None:
-    """Print why a node could not be asked, on standard error: the table has no room for it."""
+    """Print why a node could not be asked, on standard error, since the table has no room for the reason."""
     if "unreachable" in found:
         click.echo(f"{node}: {found['unreachable']}", err=True)
 

@@ -1,4 +1,4 @@
-"""Commands whose first argument is the URL of a cluster, by default what BEDROCKISH_URL says."""
+"""Commands whose first argument is the URL of a cluster, by default the value of BEDROCKISH_URL."""
 
 import os
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from bedrockish.api.url import SCHEME
 from bedrockish.client.trio_client import URL_VARIABLE
 from bedrockish.errors import ConfigError
 
-DOWN_S = 1.0  # in which a node has to answer that the others do not hear
+DOWN_S = 1.0  # how long a node may take to answer if the others do not hear it
 
 
 class UrlCommand(click.Command):
-    """A command with ``url`` as its first argument, which may be left out where the environment has it.
+    """A command with ``url`` as its first argument, which may be left out if the environment has the URL.
 
-    Click fills required arguments from the left, so with one word too few it would take the next one for the URL. All
-    our URLs begin with the same scheme, so whether one was given can be seen before.
+    Click fills required arguments from the left, so without a URL it would take the next word for the URL. All our URLs
+    begin with the same scheme, so this command recognises a URL before click parses the words.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -29,7 +29,7 @@ class UrlCommand(click.Command):
         """Put the URL of the environment first if no word is a URL.
 
         Raises:
-            ConfigError: the environment has no URL either, and there are too few words.
+            ConfigError: the environment has no URL either, and too few words were given.
         """
         if any(word.lower().startswith(f"{SCHEME}:") for word in args):
             return super().parse_args(ctx, args)
@@ -45,15 +45,15 @@ class UrlCommand(click.Command):
 
 
 class UrlGroup(click.Group):
-    """A group of such commands: the URL comes after the command, which is easily turned around."""
+    """A group of such commands, with an error for a URL that comes before the command in place of after it."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is meant.
+        """Return the named command.
 
         Raises:
-            click.UsageError: the URL stands in its place; it is not repeated, for there may be a password in it.
+            click.UsageError: a URL is in the command's place; the error does not repeat it, as it may have a password.
         """
         if args and args[0].lower().startswith(f"{SCHEME}:"):
             known = next((word for word in args[1:] if word in self.commands), "COMMAND")
@@ -63,11 +63,11 @@ class UrlGroup(click.Group):
 
 
 class LocalPath(click.Path):
-    """A path of this machine; a URL in its place is a slip, and would be a directory called ``s3:``.
+    """A path of this machine. A URL is refused: it is a mistake, and would make a directory called ``s3:``.
 
     Args:
-        instead: what to write.
-        options: of ``click.Path``.
+        instead: the remedy, for the error text.
+        options: the options of ``click.Path``.
     """
 
     def __init__(self, instead: str, **options: Any) -> None:
@@ -77,7 +77,7 @@ class LocalPath(click.Path):
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        """Return the path; a URL is not repeated, for there may be a password in it."""
+        """Return the path; an error does not repeat a URL, which may have a password in it."""
         if "://" in os.fspath(value):
             self.fail(f"this is a URL, and no path; {self._instead}", param, ctx)
         return super().convert(value, param, ctx)
@@ -87,7 +87,7 @@ url_argument = click.argument("url", metavar="[URL]")
 
 
 def url_of(url: str, member: Mapping[str, Any]) -> str:
-    """Return a URL that is like another one and names one member; one that the others do not hear is given up soon."""
+    """Return a URL like ``url`` that names one member only; a member that is not up gets a short timeout."""
     scheme, separator, rest = url.partition("://")
     before, _, query = rest.partition("?")
     login, at, _ = before.rstrip("/").rpartition("@")

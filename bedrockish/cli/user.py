@@ -85,7 +85,7 @@ def grant(url: str, name: str, role: str, table: str, mode: str | None, timeout:
 
 
 def _odd_table(url: str, table: str) -> str:
-    """Return what is odd about a role for a table: it counts all the same, but may be a slip."""
+    """Return a warning about a role for a table that may be a mistake; the role is granted all the same."""
     query = "SELECT type FROM sqlite_schema WHERE name = ? COLLATE NOCASE AND type IN ('table', 'view')"
     with connect(url) as connection:
         rows = connection.execute(query, [table]).rows

@@ -1,4 +1,4 @@
-"""``bedrockish verify``: compare the tables of all running nodes now, and name what differs."""
+"""``bedrockish verify``: compare the tables of all running nodes now, and print the differences."""
 
 import sys
 from collections.abc import Awaitable, Callable
@@ -72,7 +72,7 @@ async def _compare(url: str, pause: Callable[[int], Awaitable[None]]) -> tuple[R
 
 
 def asking(client: Client) -> AskRange:
-    """Return how a node is asked for the digest of a range, over a client of that node alone."""
+    """Return a function that asks a node for the digest of a range, by a client of that node alone."""
 
     async def ask(asked: Range, beyond: Vector | None) -> RangeDigest:
         told = await client.upkeep({"do": "digest", **pack_range(asked, beyond)}, timeout=TIMEOUT_S)

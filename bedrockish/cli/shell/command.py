@@ -45,8 +45,8 @@ def sql(
     mode = mode or (BOX if sys.stdout.isatty() else PLAIN)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter is shown its number
-    # BEGIN without COMMIT is found before anything is sent.
+            stream.reconfigure(errors="backslashreplace")  # letters that a terminal cannot show are escaped
+    # All scripts are parsed first, so that a BEGIN without COMMIT is found before anything is sent.
     scripts = [] if is_terminal else _scripts(texts, file)
     parts = list(group(part for text, name in scripts for part in items(text, name)))
     with (
@@ -56,7 +56,7 @@ def sql(
         if is_terminal:
             from bedrockish.cli.shell.prompt import run_prompt
 
-            shell.restyle(null="NULL")  # a person shall see what is missing
+            shell.restyle(null="NULL")  # a person can tell NULL from an empty text
             run_prompt(shell)
             return
         with suppress(Leave):
@@ -64,21 +64,21 @@ def sql(
 
 
 def _url_and_texts(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    """Tell the URL from the statements; it may be left out when the environment has one."""
+    """Split the arguments into the URL and the statements; the URL is None if it is left to the environment."""
     if not arguments:
         return None, ()
     first = arguments[0]
     if "://" in first.partition("'")[0].partition(" ")[0]:
         return first, arguments[1:]
     if os.path.isfile(first) or (first.endswith(SUFFIXES) and not first.split()[1:]):
-        return first, arguments[1:]  # of a node of this machine
+        return first, arguments[1:]  # the file of a node of this machine
     if HOST_PORT.fullmatch(first):
         raise ConfigError(f"{first!r} is not a bedrockish URL; write bedrockish://{first}")
     return None, arguments
 
 
 def _scripts(texts: Sequence[str], file: Path | None) -> list[tuple[str, str]]:
-    """Return what is to be run, and the names of it for error texts."""
+    """Return the scripts to run, each with its name for error texts."""
     if texts:
         return [(text, f"statement {number}, line") for number, text in enumerate(texts, 1)]
     name = "stdin" if file is None or str(file) == "-" else str(file)

@@ -120,11 +120,11 @@ def _back_up_to(shell: Shell, words: list[str]) -> None:
 
 
 def _restore_from(shell: Shell, words: list[str]) -> None:
-    """Make the content of a SQLite file that of the cluster, which has none yet; see ``bedrockish import``.
+    """Import a SQLite file into the cluster, which must be empty; see ``bedrockish import``.
 
     Raises:
         UsageError: a transaction is open, or the cluster is not empty.
-        BedrockishError: it cannot be replicated.
+        BedrockishError: a part of the file cannot be replicated.
     """
     from bedrockish.cli.database import describe, run_import
 
@@ -156,7 +156,7 @@ def _databases(shell: Shell, _: list[str]) -> None:
 def _parameter(shell: Shell, words: list[str]) -> None:
     match words:
         case ["init"]:
-            pass  # there is always room for them
+            pass  # sqlite3 creates a table for parameters here; this shell needs none
         case ["list"]:
             for line in shell.parameters.lines():
                 shell.say(line)
@@ -188,7 +188,7 @@ def _journal(shell: Shell, words: list[str]) -> None:
 
 
 def _conflicts(shell: Shell, words: list[str]) -> None:
-    """Print the rejects that the connected node sends or hears; it records them only while it is watched."""
+    """Print the rejects that the connected node sends or receives; a node records them only while it is watched."""
     seconds = _number(words[0], 0, WATCH_S_MAX) if words else WATCH_S
     until, last, seen = time.monotonic() + seconds, 0, 0
     if shell.is_for_people:

@@ -7,7 +7,7 @@ from bedrockish.errors import BedrockishError, UsageError
 from bedrockish.transfer.load_database import DEFER, REST_ORDER, knots, parents_first, quote
 from bedrockish_journal.storage.virtual_tables import is_virtual, made_after_rows
 
-BLOCK_ROWS = 500  # of one transaction
+BLOCK_ROWS = 500  # rows of one transaction
 NAMED = "name NOT LIKE 'sqlite~_%' ESCAPE '~' AND name NOT LIKE 'bedrockish~_%' ESCAPE '~'"
 SCHEMA = f"SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND {NAMED} ORDER BY name"
 COLUMNS = (
@@ -22,10 +22,10 @@ PARENTS = (
 
 
 def dump(shell: Shell, words: list[str]) -> None:
-    """Print the schema and the rows of all tables, or of those that are named, as they are at one moment.
+    """Print the schema and the rows of all tables, or of the named tables, as of one moment.
 
     Raises:
-        UsageError: there is no such table.
+        UsageError: a named table does not exist.
         BedrockishError: the rows cannot be read.
     """
     schema, columns, parents, listed = (list(shell.query(sql)) for sql in (SCHEMA, COLUMNS, PARENTS, TABLES))
@@ -75,7 +75,7 @@ def _rows(shell: Shell, tables: dict[str, list[str]]) -> dict[str, Rows]:
 
 
 def _print_block(shell: Shell, names: list[str], found: dict[str, Rows], rows_max: int) -> None:
-    """Print rows as transactions of so many rows; with 0 as a single one, whose references are checked at its end."""
+    """Print rows as transactions of ``rows_max`` rows; 0: as one transaction that checks references at its end."""
     lines = [
         f"INSERT INTO {quote(name)}({','.join(map(quote, found[name].columns))}) VALUES({','.join(map(literal, row))});"
         for name in names

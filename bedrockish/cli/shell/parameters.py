@@ -1,4 +1,4 @@
-"""``.parameter``: values for the parameters of statements, by the names that stand in them, as in sqlite3's shell."""
+"""``.parameter``: values for the parameters of statements, by the parameters' names, as in sqlite3's shell."""
 
 import sqlite3
 from contextlib import closing
@@ -9,7 +9,7 @@ from bedrockish.errors import UsageError
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 MARKS = ":@$?"
-STEPS = 1_000_000  # of SQLite's machine: no value of a person's takes more
+STEPS = 1_000_000  # the most steps of SQLite's virtual machine for the expression of a value
 
 
 class Parameters:
@@ -40,14 +40,14 @@ class Parameters:
         return [f"{name:<{width}} {literal(value)}" for name, value in sorted(self._values.items())]
 
     def bind(self, sql: str) -> Params:
-        """Return what a statement finds; NULL for a name that was not set, as sqlite3 does it.
+        """Return the parameters of a statement; NULL for a name that was not set, as in sqlite3.
 
         Raises:
-            UsageError: its parameters cannot be told apart.
+            UsageError: the statement's parameters cannot be distinguished.
         """
         try:
             names = list(dict.fromkeys(token.text for token in tokens(sql) if token.kind == "param"))
-        except NotTokensError:  # the node says what is wrong with it
+        except NotTokensError:  # the node answers with the error
             return None
         if not names:
             return None

@@ -23,7 +23,7 @@ from bedrockish.errors import BedrockishError
 from bedrockish.sqltext import statement_ends as sqltext
 
 HISTORY_VARIABLE = "BEDROCKISH_HISTORY"
-NAMES_S = 30.0  # after so long, names are looked up again: others change the schema too
+NAMES_S = 30.0  # names are looked up again after so long, because others may change the schema
 WORD = re.compile(r"[\w$]+$")
 _KEYWORDS = """
 ABORT ADD AFTER ALL ALTER AND AS ASC BEFORE BEGIN BETWEEN BY CASCADE CASE CAST CHECK COLLATE COLUMN COMMIT
@@ -41,7 +41,7 @@ NAMES = (
 
 
 class Names(Completer):
-    """Completes keywords, names of tables and columns, and dot-commands."""
+    """The completer of keywords, names of tables and columns, and dot-commands."""
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
@@ -50,7 +50,7 @@ class Names(Completer):
         self._seen = (-1, 0.0)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:  # noqa: ARG002
-        """Yield what the word before the cursor may become."""
+        """Yield the completions of the word before the cursor."""
         before = document.text_before_cursor
         if before.startswith(".") and " " not in before:
             yield from (
@@ -69,7 +69,7 @@ class Names(Completer):
                     yield Completion(text, -len(word), display_meta=kind)
 
     def _look(self) -> None:
-        """Ask for the names, but not in an open transaction: it would have read the whole schema."""
+        """Ask for the names, but not in an open transaction, which would then have read the whole schema."""
         changed, at = self._seen
         now = time.monotonic()
         if self._shell.connection.in_transaction or (changed == self._shell.changed_schema and now - at < NAMES_S):
@@ -82,12 +82,12 @@ class Names(Completer):
 
 
 def is_complete(text: str) -> bool:
-    """Return whether Enter ends the input, rather than a line of it."""
+    """Return whether Enter ends the input, and not only a line of it."""
     return text.startswith(".") or sqltext.is_complete(text)
 
 
 def run_prompt(shell: Shell) -> None:
-    """Go on until the person leaves; an error is printed and forgotten."""
+    """Read and run statements until the person leaves; errors are printed, and the prompt goes on."""
     click.echo(f"connected to {', '.join(shell.connection.nodes()) or 'a node'}; .help for help")
     session: PromptSession[str] = PromptSession(
         history=_history(),
@@ -103,7 +103,7 @@ def run_prompt(shell: Shell) -> None:
             text = session.prompt("     begin> " if shell.connection.in_transaction else "bedrockish> ")
         except EOFError:
             break
-        except KeyboardInterrupt:  # throws away what was typed, as every shell does
+        except KeyboardInterrupt:  # discards the typed text, as every shell does
             continue
         try:
             for part in items(text, "line"):
@@ -124,7 +124,7 @@ def _history() -> History:
     path = Path(os.environ.get(HISTORY_VARIABLE) or Path.home() / ".bedrockish_history")
     try:
         path.touch(0o600)
-    except OSError:  # it cannot be kept: the prompt works without
+    except OSError:  # without a file, the history lasts as long as the prompt
         return InMemoryHistory()
     return FileHistory(str(path))
 

@@ -59,9 +59,9 @@ def items(text: str, source: str) -> Iterator[Piece | Dot]:
 
 
 def _with_keys_off(pieces: list[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
-    """Yield pieces, and as one unit those that run as one transaction because foreign keys are off for them.
+    """Yield pieces; pieces that run as one transaction, because foreign keys are off for them, become one unit.
 
-    Where a script's own transaction follows PRAGMA foreign_keys = OFF, the PRAGMA goes into it.
+    If a script's own transaction follows PRAGMA foreign_keys = OFF, the PRAGMA is moved into that transaction.
     """
     at = 0
     waiting: Piece | None = None  # the PRAGMA, for the next transaction that changes the schema
@@ -109,7 +109,7 @@ def _changes_schema(pieces: list[Piece | Dot], at: int) -> bool:
 
 
 def group(pieces: Iterable[Piece | Dot]) -> Iterator[Unit | Piece | Dot]:
-    """Yield transactions as they become complete; as single pieces those that need an open transaction.
+    """Yield transactions as they become complete; a transaction that must be an open one is yielded piece by piece.
 
     Raises:
         UsageError: BEGIN and COMMIT do not match.

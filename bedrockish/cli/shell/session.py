@@ -29,11 +29,11 @@ class Command:
     """One dot-command.
 
     Attributes:
-        usage: what is written after its name.
-        says: what it does, for .help.
-        run: does it, with the words that were written.
+        usage: its arguments, for error texts and .help.
+        says: its description, for .help.
+        run: runs it with the words of the line.
         least, most: how many words it takes.
-        raw: the rest of the line is one word, as it stands.
+        raw: whether the rest of the line is one word, unchanged.
     """
 
     usage: str
@@ -49,14 +49,14 @@ class Shell:
 
     Args:
         connection: the session's connection.
-        url: its URL, for commands that need a client of their own; None for that of the environment.
-        mode: how rows are printed.
+        url: its URL, for commands that need a client of their own; None for the environment's URL.
+        mode: the mode in which rows are printed.
         read: how fresh reads must be; None for the URL's value.
         timeout: seconds for each transaction; None for the URL's value.
         commands: the dot-commands, by name.
 
     Attributes:
-        style: how rows are printed.
+        style: the style in which rows are printed.
         out: the file for the results; None for standard output.
         timer: whether the time of each statement is printed.
         parameters: the values that .parameter has set, by name.
@@ -78,7 +78,7 @@ class Shell:
         self.read, self.timeout = read, timeout
         self.timer = False
         self.out: TextIO | None = None
-        self.is_once = False  # what is printed goes back to where it was after the next statement
+        self.is_once = False  # whether ``out`` is closed after the next statement
         self.parameters = Parameters()
         self.changed_schema = 0  # counts up, so that completion knows when to look again
         self._nested = 0
@@ -102,11 +102,11 @@ class Shell:
                 raise type(error)(f"{_where(part, error)}: {error.message}", **error.details) from error
 
     def run(self, part: Unit | Piece | Dot) -> None:
-        """Run one statement, one transaction or one dot-command, and print what comes of it.
+        """Run one statement, one transaction or one dot-command, and print its results.
 
         Raises:
-            BedrockishError: what the node said.
-            Leave: it was .quit.
+            BedrockishError: the node's error.
+            Leave: the command was .quit.
         """
         if isinstance(part, Dot):
             self._command(part.text)
@@ -137,7 +137,7 @@ class Shell:
         return self.connection.execute(sql, params, read=self.read, timeout=self.timeout)
 
     def print(self, rows: Rows) -> None:
-        """Print rows as they are to be printed."""
+        """Print rows in the present style."""
         print_rows(rows, self.style, self.out)
 
     def say(self, text: str) -> None:
@@ -145,7 +145,7 @@ class Shell:
         write((harmless(text) if is_terminal(self.out) else text) + "\n", self.out)
 
     def restyle(self, **changes: Any) -> None:
-        """Print rows otherwise from now on."""
+        """Change the style in which rows are printed from now on."""
         self.style = replace(self.style, **changes)
 
     @property
@@ -165,7 +165,7 @@ class Shell:
         self._nested += 1
         try:
             parts = items(Path(path).read_text(encoding="utf-8"), path)
-            # Within an open transaction the file's statements belong to that one.
+            # Within an open transaction, the file's statements belong to that transaction.
             self.run_all(list(parts) if self.connection.in_transaction else list(group(parts)))
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: this is not UTF-8 text") from error
@@ -173,7 +173,7 @@ class Shell:
             self._nested -= 1
 
     def roll_back(self) -> bool:
-        """End the open transaction, if there is one; say whether there was."""
+        """Roll back the open transaction, if there is one; return whether there was one."""
         if not self.connection.in_transaction:
             return False
         with suppress(BedrockishError):
@@ -203,7 +203,7 @@ class Shell:
 
 
 def _where(part: Unit | Piece | Dot, error: BedrockishError) -> str:
-    """Return where the statement was written that an error is about."""
+    """Return the place in the script of the statement that caused an error."""
     if not isinstance(part, Unit):
         return part.where
     culprit = error.details.get("sql")

@@ -19,7 +19,7 @@ def import_file(shell: Shell, words: list[str]) -> None:
 
     Raises:
         UsageError: an argument is wrong, or a transaction is open.
-        BedrockishError: the cluster does not take it.
+        BedrockishError: the cluster does not take the rows.
     """
     source, table = _arguments(words)
     if shell.connection.in_transaction:

@@ -1,7 +1,7 @@
 """Django on a cluster: ``ENGINE = "bedrockish.django"``, ``NAME`` the URL.
 
-``base`` is the database backend, made of Django's own for SQLite and our DB-API. ``functions`` is a plugin for the
-nodes: the SQL functions that Django brings. ``run_transaction`` runs a block again when it has lost to another one.
+``base`` is the database backend: Django's backend for SQLite, on our DB-API. ``functions`` is a plugin for the nodes,
+with Django's SQL functions. ``run_transaction`` runs a transaction again when it has lost to another one.
 """
 
 import time
@@ -16,14 +16,14 @@ TIMEOUT_S = 30.0
 
 
 def run_transaction(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function in ``transaction.atomic()``, and the whole again if it lost to another transaction.
+    """Run a function in ``transaction.atomic()``, and run all of it again if it lost to another transaction.
 
     The function may be run several times, so it should change nothing but the database. It is run on the database
     ``default``, for at most 30 seconds.
 
     Raises:
-        OperationalError: it could not be committed in time, or it cannot be told whether it was: then its cause, an
-            error of ``bedrockish.dbapi``, has the code ``unknown``.
+        OperationalError: the transaction could not be committed in time, or its outcome is unknown: then the error's
+            cause, an error of ``bedrockish.dbapi``, has the code ``unknown``.
     """
     from django.db import OperationalError, transaction
 

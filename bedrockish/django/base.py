@@ -1,7 +1,7 @@
-"""The database backend: Django's own for SQLite, on the DB-API of a cluster.
+"""The database backend: Django's backend for SQLite, on the DB-API of a cluster.
 
-It differs as a cluster does: the connection is a session, the functions are the nodes', a database for tests is another
-cluster's, and the shell is ``bedrockish sql``.
+The differences: a connection is a session with a cluster, SQL functions are registered at the nodes, tests use another
+cluster, and the shell is ``bedrockish sql``.
 """
 
 import decimal
@@ -34,7 +34,7 @@ class Cursor(db.Cursor):
     """A cursor that takes parameters as Django writes them: ``%s`` and ``%(name)s``."""
 
     def execute(self, sql: str, parameters: Any = None, /) -> Any:
-        """Run a statement; without parameters, its text is SQLite's."""
+        """Run a statement; without parameters, its text is sent unchanged."""
         if parameters is None:
             return super().execute(sql)
         return super().execute(*_converted(sql, parameters))
@@ -68,7 +68,7 @@ class DatabaseFeatures(features.DatabaseFeatures):
 
     test_db_allows_multiple_connections = True
     can_clone_databases = False
-    has_select_for_update = True  # a transaction that loses is told so when it commits
+    has_select_for_update = True  # a transaction that loses gets the error when it commits
     has_select_for_update_nowait = True  # no transaction waits for a row
     has_select_for_no_key_update = True
     supports_sequence_reset = False  # ids that nodes give only rise
@@ -86,8 +86,8 @@ class DatabaseOperations(operations.DatabaseOperations):
     def _quote_params_for_last_executed_query(self, params: Sequence[Any]) -> tuple[str, ...]:
         """Return values as SQLite writes them, for Django's log of queries.
 
-        Django asks the database. After a statement that failed, that fails, too, and hides why: a transaction that is
-        to be run again would end the program.
+        Django would ask the database. After a failed statement that would fail, too, and hide the first error, so that
+        the program could not see that its transaction can be run again.
         """
         return tuple(_quoted(value) for value in params)
 
@@ -150,7 +150,7 @@ class DatabaseCreation(BaseDatabaseCreation):
         return name
 
     def _destroy_test_db(self, test_database_name: str, verbosity: int) -> None:
-        """Leave it: the next run drops what is there."""
+        """Leave the tables: the next run drops them."""
 
     def _clone_test_db(self, suffix: str, verbosity: int, keepdb: bool = False) -> None:
         raise ImproperlyConfigured("tests of a cluster run in one process; leave out --parallel")
@@ -162,7 +162,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
     ``NAME`` is the URL of the cluster or the path of a node's file, ``OPTIONS`` are arguments of ``dbapi.connect``.
     """
 
-    vendor = "sqlite"  # what Django's own parts ask for when they choose SQL
+    vendor = "sqlite"  # Django's own parts choose their SQL by this name
     display_name = "bedrockish"
     Database = db
     client_class = DatabaseClient
@@ -180,13 +180,13 @@ class DatabaseWrapper(base.DatabaseWrapper):
                 "NAME should be the URL of a cluster, such as bedrockish://host1:7373,host2:7373/, or the path of a "
                 f"node's file, not {name!r}"
             )
-        params = super().get_connection_params()  # takes out what Django does itself, and says what is wrong
+        params = super().get_connection_params()  # removes options that Django handles, and raises errors
         if "detect_types" not in self.settings_dict["OPTIONS"]:
             del params["detect_types"]  # Django converts values by their fields, and types would have to be asked for
         return {**params, "isolation_level": None}
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> db.Connection:
-        """Open a session with the cluster, and run what ``init_command`` says."""
+        """Open a session with the cluster, and run the statements of ``init_command``."""
         connection = db.connect(**conn_params)
         try:
             for command in filter(None, map(str.strip, self.init_commands)):
@@ -201,15 +201,15 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return self.connection.cursor(Cursor)
 
     def close(self) -> None:
-        """Close the session; what is not committed is rolled back."""
+        """Close the session; an open transaction is rolled back."""
         base.BaseDatabaseWrapper.close(self)
 
     def is_in_memory_db(self) -> bool:
-        """Say that closing loses nothing."""
+        """Return False: closing a connection loses no data."""
         return False
 
     def is_usable(self) -> bool:
-        """Say whether a node answers on this session."""
+        """Return whether a node answers on this session."""
         try:
             self.connection.ping()
         except db.Error:

@@ -1,7 +1,7 @@
-"""Django's SQL compilers, of which that of queries honours ``select_for_update()``.
+"""Django's SQL compilers; the compiler of queries supports ``select_for_update()``.
 
-SQLite has no FOR UPDATE, and here no row is locked: the rows that such a query selects are written, with the values
-that they have, just before they are read. So of two transactions that select one row for update, the one that commits
+SQLite has no FOR UPDATE, and here no row is locked: the rows that such a query selects are written, with their present
+values, just before they are read. So if two transactions select the same row for update, the transaction that commits
 later loses and can run again, in snapshot isolation as well.
 """
 
@@ -18,9 +18,9 @@ class SQLCompiler(compiler.SQLCompiler):
     """The compiler of queries."""
 
     def execute_sql(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the query; before that, write the rows that it selects for update."""
+        """Write the rows that the query selects for update, then run the query."""
         if self.query.select_for_update and self.query.model is not None:
-            self.as_sql()  # refuses what no backend honours, such as a query outside of a transaction
+            self.as_sql()  # raises Django's own errors, such as for a query outside of a transaction
             self._claim()
         return super().execute_sql(*args, **kwargs)
 

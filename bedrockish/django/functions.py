@@ -1,7 +1,7 @@
 """Django's SQL functions, for the nodes: ``plugins = ["bedrockish.django.functions"]`` in their configuration.
 
-Django writes them in Python and gives them to each connection of ``sqlite3``. Here SQL runs on the nodes, so Django is
-installed there, too, and in the same version as in the programs.
+Django implements these functions in Python, and registers them with each connection of ``sqlite3``. Here SQL runs on
+the nodes, so Django must be installed there, too, in the same version as in the programs.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from django.db.backends.sqlite3._functions import register as register_all
 
 @contextmanager
 def _as_in_sqlite3(what: str) -> Iterator[None]:
-    """Let an exception of a function be an error of the statement, as ``sqlite3`` has it."""
+    """Turn an exception of a function into an error of the statement, as ``sqlite3`` does."""
     try:
         yield
     except (apsw.Error, MemoryError):
@@ -25,7 +25,7 @@ def _as_in_sqlite3(what: str) -> Iterator[None]:
 
 
 class _Aggregate:
-    """One use of an aggregate. As in ``sqlite3``, it is made by its first row: of no rows, the result is NULL."""
+    """One use of an aggregate. As in ``sqlite3``, the first row creates it: without rows, the result is NULL."""
 
     def __init__(self, kind: Callable[[], Any]) -> None:
         self._kind = kind
@@ -43,7 +43,7 @@ class _Aggregate:
 
 
 class _Registering:
-    """A stand-in for a connection of ``sqlite3``, in which Django registers its functions."""
+    """A stand-in for a connection of ``sqlite3``, with which Django registers its functions."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
@@ -59,7 +59,7 @@ class _Registering:
         self._connection.create_scalar_function(name, called, narg, deterministic=deterministic)
 
     def execute(self, sql: str) -> apsw.Cursor:
-        """Ask SQLite what it was built with."""
+        """Run a query of Django's about SQLite's compile options."""
         return self._connection.execute(sql)
 
     def create_aggregate(self, name: str, n_arg: int, kind: Callable[[], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Transactions that are run again when they lost, for sessions of SQLAlchemy's ORM and for connections of its core."""
+"""Retries of transactions that lost a conflict, for sessions of SQLAlchemy's ORM and connections of its core."""
 
 import asyncio
 import time
@@ -15,19 +15,19 @@ MADE_MAX = 5  # how often a conflict with another creator of a table is retried
 
 
 def run_transaction(maker: Any, function: Callable[[Any], T], *, timeout: float = 30.0) -> T:
-    """Run ``function(session)`` in a transaction, and the whole again if it lost to another one.
+    """Run ``function(session)`` in a transaction, and run all of it again if it lost to another transaction.
 
     The function may be run several times, each time with a new session, so it should change nothing but the database,
     and return no object that belongs to the session.
 
     Args:
-        maker: a ``sessionmaker``, or an ``Engine``, which gives the function a connection instead.
-        function: what to do.
-        timeout: seconds after which it is not tried again.
+        maker: a ``sessionmaker``, or an ``Engine``, which gives the function a connection in place of a session.
+        function: the work of the transaction.
+        timeout: seconds after which the transaction is not tried again.
 
     Raises:
-        DBAPIError: it could not be committed in time. If ``error.orig.code`` is ``unknown``, it cannot be told whether
-            it was; otherwise it was not.
+        DBAPIError: the transaction could not be committed in time. If ``error.orig.code`` is ``unknown``, its outcome
+            is unknown; otherwise it did not happen.
     """
 
     def attempt() -> T:
@@ -39,11 +39,11 @@ def run_transaction(maker: Any, function: Callable[[Any], T], *, timeout: float 
 
 
 def repeated(attempt: Callable[[], T], timeout: float = 30.0) -> T:
-    """Do something that is one transaction, and again if that lost.
+    """Run one whole transaction, and run it again if it lost.
 
     Args:
-        attempt: what to do, from its begin to its commit.
-        timeout: seconds after which it is not tried again.
+        attempt: runs the transaction, from its begin to its commit.
+        timeout: seconds after which the transaction is not tried again.
 
     Raises:
         DBAPIError: see ``run_transaction``.
@@ -65,7 +65,7 @@ async def run_transaction_async(
     *,
     timeout: float = 30.0,  # noqa: ASYNC109  as its twin has it
 ) -> T:
-    """Await ``function(session)`` in a transaction, and the whole again if it lost; see ``run_transaction``.
+    """Await ``function(session)`` in a transaction, and run all of it again if it lost; see ``run_transaction``.
 
     ``maker`` is an ``async_sessionmaker``, or an ``AsyncEngine``.
     """
@@ -82,13 +82,13 @@ async def run_transaction_async(
 
 
 class _Tries:
-    """When a transaction that failed is to be tried again."""
+    """The decisions whether a failed transaction is tried again, and when."""
 
     def __init__(self, timeout: float) -> None:
         self._pauses, self._number = Pauses(timeout), 0
 
     def pause_s(self, error: DBAPIError) -> float | None:
-        """Return for how long to wait after a try, in seconds; None if it is not to be tried again."""
+        """Return how long to wait before the next try, in seconds; None if the transaction is not tried again."""
         self._number += 1
         again = lost(error) or (self._number <= MADE_MAX and was_made(error))
         return self._pauses.draw() if again else None
@@ -100,5 +100,5 @@ def lost(error: DBAPIError) -> bool:
 
 
 def was_made(error: DBAPIError) -> bool:
-    """Whether a table or an index is there already: who looked before making it finds it by looking again."""
+    """Whether a table or an index exists already: code that looks before it creates one finds it when run again."""
     return "already exists" in str(error.orig)

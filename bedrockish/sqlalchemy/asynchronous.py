@@ -24,7 +24,7 @@ def _in_thread(call: Callable[..., Any], *args: Any) -> Any:
 
 
 class AsyncCursor:
-    """A cursor of which SQLAlchemy believes that it does not wait."""
+    """A cursor with synchronous methods, as SQLAlchemy expects it, whose calls run in threads."""
 
     server_side = False
 
@@ -83,10 +83,10 @@ class AsyncStreamingCursor(AsyncCursor):
 
 
 class AsyncConnection:
-    """A connection of which SQLAlchemy believes that it does not wait.
+    """A connection with synchronous methods, as SQLAlchemy expects it, whose calls run in threads.
 
     Attributes:
-        driver_connection: the one of ``bedrockish.dbapi`` behind it.
+        driver_connection: the connection of ``bedrockish.dbapi``.
     """
 
     _OWN = frozenset({"driver_connection"})
@@ -118,7 +118,7 @@ class AsyncConnection:
         _in_thread(self.driver_connection.rollback)
 
     def ping(self) -> None:
-        """Make sure that some node answers."""
+        """Check that a node answers."""
         _in_thread(self.driver_connection.ping)
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class AsyncConnection:
 
 
 class _Module:
-    """The DB-API module with connections that do not wait."""
+    """The DB-API module, with connections whose calls run in threads."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -155,7 +155,7 @@ class BedrockishDialectAsync(BedrockishDialect):
 
     @classmethod
     def import_dbapi(cls) -> Any:
-        """Return the DB-API module, with connections that do not wait."""
+        """Return the DB-API module, with connections whose calls run in threads."""
         return _Module(super().import_dbapi())
 
     @classmethod

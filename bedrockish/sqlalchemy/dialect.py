@@ -1,8 +1,8 @@
 """SQLAlchemy's SQLite dialect on a bedrockish cluster.
 
-Its name stays ``sqlite``: types, DDL options, ``insert().on_conflict_do_update()`` and Alembic do for it what they do
-for SQLite. The differences: transactions are real from their first statement, reads included, so SERIALIZABLE is
-serializable, and schema statements are part of them; errors tell a lost node from a lost race.
+The dialect's name stays ``sqlite``, so types, DDL options, ``insert().on_conflict_do_update()`` and Alembic work as for
+SQLite. The differences: a transaction begins with its first statement, reads included, so SERIALIZABLE is serializable;
+schema statements are part of transactions; errors distinguish a lost node from a lost conflict.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from bedrockish.sqlalchemy.for_update import claim_of
 from bedrockish.sqlalchemy.urls import client_url, is_yes, last_of
 
 SERIALIZABLE, SNAPSHOT, AUTOCOMMIT = "SERIALIZABLE", "SNAPSHOT", "AUTOCOMMIT"
-# After these the connection's node is gone, or was never one: what is pooled may be as stale as this one.
+# Codes of errors after which a connection has lost its node; SQLAlchemy then drops the pool's other connections, too.
 LOST = ("unavailable", "closed", "protocol")
 
 
 class BedrockishContext(SQLiteExecutionContext):
-    """Runs one statement."""
+    """The execution of one statement."""
 
     def pre_exec(self) -> None:
         """Write the rows that a SELECT … FOR UPDATE is about to read."""
@@ -38,7 +38,7 @@ class BedrockishContext(SQLiteExecutionContext):
                 self.root_connection.execute(claim)
 
     def create_server_side_cursor(self) -> Any:
-        """Return a cursor whose rows come as they are fetched; asked for with ``stream_results`` or ``yield_per``."""
+        """Return a cursor whose rows arrive as they are fetched, for ``stream_results`` or ``yield_per``."""
         return self._dbapi_connection.cursor(self.dialect.loaded_dbapi.StreamingCursor)
 
 
@@ -63,7 +63,7 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
 
     @classmethod
     def get_async_dialect_cls(cls, url: URL) -> Any:  # noqa: ARG003
-        """Return what ``create_async_engine`` uses for the same URL."""
+        """Return the dialect that ``create_async_engine`` uses for the same URL."""
         return registry.load("bedrockish.asyncio")
 
     @classmethod
@@ -81,7 +81,7 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
         setattr(engine, "_run_ddl_visitor", run_again)  # noqa: B010  a method of one object
 
     def create_connect_args(self, url: URL) -> Any:
-        """Return what ``bedrockish.dbapi.connect`` is called with."""
+        """Return the arguments for ``bedrockish.dbapi.connect``."""
         given = dict(url.query)
         hosts = given.pop("host", ())
         options = {name: last_of(value) for name, value in given.items()}
@@ -100,7 +100,7 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
     # -- isolation -------------------------------------------------------------------------------------------------
 
     def get_isolation_level_values(self, dbapi_connection: Any) -> Any:  # noqa: ARG002
-        """Return the levels there are."""
+        """Return the levels of isolation."""
         return [SERIALIZABLE, SNAPSHOT, AUTOCOMMIT]
 
     def get_default_isolation_level(self, dbapi_conn: Any) -> Any:

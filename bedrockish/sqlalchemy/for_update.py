@@ -1,8 +1,8 @@
 """``SELECT … FOR UPDATE``, which SQLite does not have, as a read that conflicts.
 
 A database with locks lets one transaction at a time hold a row. Here no row is locked: the rows that such a statement
-selects are written, with the values that they have, just before they are read. So of two transactions that select one
-row for update, the one that commits later loses and can run again, in snapshot isolation as well.
+selects are written, with their present values, just before they are read. So if two transactions select the same row
+for update, the transaction that commits later loses and can run again, in snapshot isolation as well.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ def claim_of(statement: Any, params: dict[str, Any]) -> Any:
     """Return the UPDATE that writes the rows which a SELECT … FOR UPDATE selects; None for any other statement.
 
     Args:
-        statement: of SQLAlchemy's core or ORM.
-        params: the values of its parameters that have names.
+        statement: a statement of SQLAlchemy's core or ORM.
+        params: the values of its named parameters.
 
     Raises:
-        CompileError: the rows of its tables have no keys by which they could be written.
+        CompileError: the table has no primary key by which its rows could be written, or the statement has no table.
     """
     wanted = getattr(statement, "_for_update_arg", None)
     if wanted is None or wanted.read or not isinstance(statement, Select) or not statement.get_final_froms():
@@ -47,7 +47,7 @@ def _without_lock(statement: Select[Any]) -> Select[Any]:
 
 
 def _table(statement: Select[Any], of: Any) -> Table:
-    """Return the table whose rows are selected: that which FOR UPDATE OF names, else the first one."""
+    """Return the table whose rows are selected: the table that FOR UPDATE OF names, else the first table."""
     named = [getattr(one, "table", one) for one in of or ()]
     for found in [*named, *statement.get_final_froms()]:
         while not isinstance(found, Table):

@@ -1,9 +1,9 @@
-"""From SQLAlchemy's URLs to ours.
+"""Conversion of SQLAlchemy's URLs to the client's URLs, and back.
 
-SQLAlchemy reads one host and one number as its port, before any dialect is asked: ``host1:7373,host2:7373`` fails there
-with a ValueError. So several nodes with ports need brackets around them, as in ``bedrockish://[host1:7373,host2:7373]/``,
-or are options, ``bedrockish:///?host=host1:7373&host=host2:7373``, as for psycopg. The client reads brackets as well.
-``make_url`` takes a URL as the client does.
+SQLAlchemy parses one host and one number as its port before it asks a dialect: ``host1:7373,host2:7373`` fails there
+with a ValueError. So several nodes with ports need brackets, as in ``bedrockish://[host1:7373,host2:7373]/``, or are
+options, ``bedrockish:///?host=host1:7373&host=host2:7373``, as for psycopg. The client accepts brackets as well.
+``make_url`` takes a URL in the client's form.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def make_url(url: str) -> URL:
     """Return SQLAlchemy's URL for one of bedrockish's, such as ``bedrockish://host1:7373,host2:7373/?read=session``.
 
     Raises:
-        ConfigError: it cannot be understood.
+        ConfigError: the URL cannot be parsed.
     """
     target = parse_url(url)
     query = dict(parse_qsl(url.partition("?")[2]))
@@ -31,10 +31,10 @@ def make_url(url: str) -> URL:
 
 
 def client_url(url: URL, options: dict[str, str], hosts: Sequence[str] = ()) -> str:
-    """Return the client's URL for one of SQLAlchemy's; ``hosts`` are further nodes, which it had among its options.
+    """Return the client's URL for one of SQLAlchemy's; ``hosts`` are further nodes from its options.
 
     Raises:
-        ConfigError: it says something that a client's URL cannot.
+        ConfigError: the URL names a database and a node.
     """
     if url.database and (hosts or url.host):
         raise ConfigError(f"{url!r} names the database {url.database!r}, but a node serves one; leave it out")
@@ -56,7 +56,7 @@ def is_yes(value: str, name: str) -> bool:
     """Return whether an option of a URL says yes.
 
     Raises:
-        ConfigError: it says neither yes nor no.
+        ConfigError: the value is neither yes nor no.
     """
     if value not in ("yes", "no"):
         raise ConfigError(f"the option {name}: {value!r} is neither yes nor no; write {name}=yes")

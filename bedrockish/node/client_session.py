@@ -69,7 +69,7 @@ AT_ONCE_BYTES = 64 << 10  # a longer answer waits for room on its link
 LARGE_BYTES = 1 << 20  # a longer call is refused when all memory is used
 STAY_S = 1.0  # between two looks at whether a client that came with a token may stay
 LEAVE_LOOKS = 100  # checks whether the calls that such a client had begun are answered; then its link ends
-WAITING_BYTES = 4 << 20  # with more bytes on their way to a client, or kept for it, its further calls are not begun
+WAITING_BYTES = 4 << 20  # while more bytes wait for a client, no further call of it is begun
 
 
 class Submits(Protocol):
@@ -194,7 +194,7 @@ async def serve_client(
         begin: runs a command and calls back, without a task for each; None: ``node.submit`` is awaited.
         transactions: keeps interactive transactions, which end with the link.
         upkeep: performs an operator's orders.
-        memory: is told how many bytes are kept for the link.
+        memory: counts the bytes that are kept for the link.
         user: the client's user; empty if the node required none when the client connected.
         access: the users' rights.
         why_out: returns why the client may not stay, empty if it may; None: the client may always stay.

@@ -1,4 +1,4 @@
-"""Stopping in order: the node refuses new requests, answers those that it has taken, and then closes its doors.
+"""Stopping in order: the node refuses new requests, answers the requests that it has taken, and then closes its links.
 
 The first SIGTERM or SIGINT starts a departure. The node keeps voting and reading its links until its own requests are
 answered and durable. Statements that run in background workers are interrupted after a second, and answered as not
@@ -20,9 +20,9 @@ from bedrockish_net.stream import Link
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 5.0  # for requests under way
-LONG_S = 1.0  # for those in a background worker: other nodes can execute them from the beginning
-FLUSH_S = 1.0  # for answers that links and HTTP still have to send
+DRAIN_S = 5.0  # how long requests under way may take
+LONG_S = 1.0  # the same for requests in a background worker, which other nodes can execute from the beginning
+FLUSH_S = 1.0  # how long links and HTTP may take to send the last answers
 POLL_S = 0.01
 LOOKS = 2  # checks in a row that must find a condition false
 
@@ -52,7 +52,7 @@ class Departure:
 
 
 def say_last(link: Link) -> None:
-    """Tell a client that the node has executed nothing beyond what it has answered, and read nothing more of it."""
+    """Stop reading from a client, and tell it that the node has executed no request that it has not answered."""
     text = "the node is stopping; it has not executed this request"
     link.pause()
     try:

@@ -110,7 +110,7 @@ class Plugins:
                     raise UnsupportedError(f"node {node} {why} the module {module}; install {PACKAGES[module]} there")
 
     def difference(self, node: str) -> str:
-        """Return in words how another node's modules differ from ours; empty if they do not, or it has told nothing."""
+        """Return the differences of another node's modules from ours, in words; empty if they are equal or unknown."""
         theirs, _ = self.others.get(node, (self.digests, frozenset[str]()))
         parts = [f"{node} has no {name}" for name in self.digests if name not in theirs]
         parts += [f"{node} has {name}, and this node has not" for name in theirs if name not in self.digests]

@@ -1,7 +1,7 @@
 """The activity of a node in the last hour, for display, in bounded memory.
 
-The hour is kept in slices of ten seconds. Requests add nothing to it while they run: a slice is the growth of the
-counts and of the histogram.
+The hour is kept in slices of ten seconds. A slice is the growth of the node's counts and of its histogram, so requests
+have no further cost.
 """
 
 import os

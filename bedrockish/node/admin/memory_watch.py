@@ -27,7 +27,7 @@ class Caller(Protocol):
 
     @property
     def stuck_seconds(self) -> float:
-        """For how long it has not read the bytes sent to it."""
+        """For how long the client has not read the bytes sent to it."""
 
     def cut(self) -> None:
         """End the connection at once."""

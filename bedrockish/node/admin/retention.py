@@ -84,7 +84,7 @@ def start_core(
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How far the journal may be removed.
+    """The bound up to which the journal may be removed.
 
     Attributes:
         clock: the latest clock of an entry that may be removed.

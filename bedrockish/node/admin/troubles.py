@@ -30,7 +30,7 @@ OUT_OF_SERVICE = (Mode.DAMAGED.label, Mode.REPAIRING.label)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One thing that can be wrong.
+    """One kind of trouble of a node or its cluster.
 
     Attributes:
         code: a stable word for programs.

@@ -29,7 +29,7 @@ def open_files() -> dict[str, int]:
     """Return how many files are open, sockets among them, and how many may be before clients are turned away."""
     most = files_max()
     try:
-        found = os.open(os.devnull, os.O_RDONLY)  # it has the lowest number that is free
+        found = os.open(os.devnull, os.O_RDONLY)  # it gets the lowest free number
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise

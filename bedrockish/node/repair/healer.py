@@ -44,7 +44,7 @@ NAMED = ("entry", "txid", "table", "key", "page")  # the details of a damage tha
 
 
 class RestartError(Exception):
-    """Raised to restart the node on its file, or on another one that takes its place.
+    """Raised to restart the node on its file, or on another file that takes its place.
 
     Attributes:
         copy: the file that takes the place of the node's file; None: the node keeps its file.
@@ -243,7 +243,7 @@ class Healer:
             self._restart(DamagedError(why, table="", txid=str(txid)))
 
     async def _ask(self, txid: Txid) -> tuple[dict[str, Word], list[str]]:
-        """Ask all others about a transaction; return their words, and the names of those that do not answer."""
+        """Ask all other members about a transaction; return their answers, and the names of the silent members."""
         others = list(self._core.state.roster.peers)
         words: dict[str, Word] = {}
         async with peer_calls(self._core, self._config, self._entry(), others) as links:

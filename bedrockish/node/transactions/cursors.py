@@ -278,7 +278,7 @@ class Streams:
                 raise
             stream.is_busy = False
             stream.touched = time.monotonic()
-            if stream.error is not None:  # it was ended while the thread had the connection
+            if stream.error is not None:  # the stream was ended while the thread had the connection
                 self._let_go(stream)
                 raise stream.error
             stream.rows += count

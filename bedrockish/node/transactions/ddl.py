@@ -108,7 +108,7 @@ class SchemaTransactions:
 
     def _begin(self, session: Session, draft: Draft) -> None:
         engine = self._engine
-        if session.ended:  # its step was cancelled, too, so that nothing would throw the copy away
+        if session.ended:  # its step was cancelled, too, so no other code would delete the copy
             return
         try:
             draft.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)

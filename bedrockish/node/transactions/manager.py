@@ -619,7 +619,7 @@ class Transactions:
             raise UnavailableError(f"node {self._core.state.me} has no room for another snapshot; try again")
 
     def _take_snapshot(self, session: Session, taken: trio.Event) -> None:
-        if session.ended:  # its step was cancelled, too, so that nothing would give the snapshot back
+        if session.ended:  # its step was cancelled, too, so no other code would give the snapshot back
             taken.set()
             return
         try:
@@ -710,7 +710,7 @@ class Transactions:
         return (yield from steps.wait(partial(self._temporary.settle, running, submit, answer)))
 
     async def _settle(self, request: Request) -> Answer:
-        """Make sure that a command has happened, or never will: an empty transaction takes its place.
+        """Settle a command: if it has not happened, commit an empty transaction under its id, so that it never will.
 
         Raises:
             CommandIdError: the command is another user's, or was another request.

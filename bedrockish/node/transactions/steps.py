@@ -22,10 +22,10 @@ def wait(wanted: Callable[[], Awaitable[T]]) -> Steps[T]:
 
 
 def begin(steps: Steps[T]) -> T | Rest[T]:
-    """Run steps up to the first that waits; return their result, or an awaitable that goes on with them.
+    """Run steps up to the first wait; return their result, or an awaitable that goes on with them.
 
     Raises:
-        Exception: what the steps raise.
+        Exception: any exception of the steps.
     """
     try:
         wanted = next(steps)
@@ -36,10 +36,10 @@ def begin(steps: Steps[T]) -> T | Rest[T]:
 
 
 async def run(steps: Steps[T]) -> T:
-    """Do steps to their end.
+    """Run steps to their end, and return their result.
 
     Raises:
-        Exception: what the steps raise.
+        Exception: any exception of the steps.
     """
     try:
         wanted = next(steps)

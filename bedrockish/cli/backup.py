@@ -54,8 +54,8 @@ class BackupGroup(click.Group):
 def backup() -> None:
     """Copy the file of a node at URL, as it is now, to the new FILE, while clients go on.
 
-    FILE is a SQLite database with all tables and the whole journal: 'bedrockish restore' makes a database of it, as of
-    any moment that is in it. Other ways: keep a directory up to the newest commits, or prove that a backup can be
+    FILE is a SQLite database with all tables and the whole journal: 'bedrockish restore' makes a database from it, as
+    of any moment in the journal. Other commands keep a continuous backup in a directory, or prove that a backup can be
     restored.
     """
 
@@ -88,11 +88,12 @@ def follow_cluster(
     push_every: float,
     keys: tuple[Path, ...],
 ) -> None:
-    """Keep a continuous backup in DIRECTORY: a snapshot, and all that is committed after it as it becomes safe.
+    """Keep a continuous backup in DIRECTORY: a snapshot, and all commits after it as they become safe.
 
-    'bedrockish restore --from DIRECTORY' makes a database of any moment since. It may be killed at any time, and goes
-    on where it was; a new snapshot bridges the commits that nodes no longer have. With --to, an object store has all
-    of it as well, encrypted with --key; 'bedrockish backup fetch' brings it back.
+    'bedrockish restore --from DIRECTORY' makes a database as of any moment since the snapshot. The command may be
+    killed at any time, and run again: it continues where it was. If the nodes no longer have the next commits, it makes
+    a new snapshot. With --to, the backup is also copied to an object store, encrypted with --key; 'bedrockish backup
+    fetch' fetches it from there.
     """
     from bedrockish.transfer.continuous import Plan, follow
 
@@ -108,9 +109,10 @@ def follow_cluster(
 @click.argument("directory", type=LocalPath("write the store first, and then a new directory", file_okay=False))
 @key_option
 def fetch_backup(store: str, directory: Path, keys: tuple[Path, ...]) -> None:
-    """Bring a continuous backup from an object store into the new DIRECTORY.
+    """Fetch a continuous backup from an object store into the new DIRECTORY.
 
-    'bedrockish restore --from DIRECTORY' makes a database of it then. It may be killed, and goes on where it was.
+    'bedrockish restore --from DIRECTORY' then makes a database from it. If the command is killed, run it again: it
+    continues where it was.
     """
     from bedrockish.transfer.object_store import fetch
 

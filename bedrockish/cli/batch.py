@@ -24,10 +24,10 @@ from bedrockish.transfer.batch import ROWS_MAX, Batch, Progress, read_progress
 def batch(url: str, table: str, sql: str, key: str, rows: int, pause: float, state: Path | None) -> None:
     """Run SQL over all of TABLE, a range of keys at a time, each in a transaction of its own.
 
-    SQL says which rows with :first and :last, as in "DELETE FROM log WHERE rowid BETWEEN :first AND :last AND old". A
-    range has as many rows as take about a tenth of a second, so other clients do not wait long. Interrupted, or killed,
-    it goes on where it was when it is run again: each range is done once. Rows that come later with a smaller key are
-    not met.
+    SQL selects a range with :first and :last, as in "DELETE FROM log WHERE rowid BETWEEN :first AND :last AND old". A
+    range has as many rows as take about a tenth of a second, so other clients do not wait long. After an interruption
+    or a kill, run the command again: it continues where it was, and each range is done once. Rows that are inserted
+    later with a smaller key are not processed.
     """
     target_of(url)
     if ":first" not in sql or ":last" not in sql:

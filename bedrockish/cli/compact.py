@@ -14,8 +14,8 @@ from bedrockish.engine.storage.compact import compact
 def compact_file(file: Path, plugins: tuple[str, ...]) -> None:
     """Rewrite the FILE of a stopped node without free pages and without the bytes of deleted data.
 
-    It has the same rows, the same journal and the same name. Nodes can be compacted one after the other, as for an
-    upgrade. 'bedrockish leftovers' shows whether data of a person is left.
+    The file keeps its rows, its journal and its name. Nodes can be compacted one after the other, as for an upgrade.
+    'bedrockish leftovers' shows whether data of a person is left.
     """
     done = compact(file, load_plugins(plugins))
     click.echo(f"{file}: {done.before} bytes before, {done.after} now")

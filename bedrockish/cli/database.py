@@ -42,8 +42,8 @@ NAMES = (
 def import_database(url: str, file: Path, add: bool, again: bool) -> None:
     """Make the tables, rows, indexes, views and triggers of the SQLite database FILE the content of the cluster at URL.
 
-    Nothing is written if any of it cannot be replicated; all that is in the way is listed. If it is interrupted, run
-    it again: it goes on where it was, and each row is there once.
+    Nothing is written if any part of FILE cannot be replicated; all obstacles are listed. If the import is interrupted,
+    run it again: it continues where it was, and each row is imported once.
     """
     target_of(url)
     loaded = run_import(url, file, add=add, again=again)
@@ -123,8 +123,8 @@ async def _check_room(client: Client, plan: Plan, *, add: bool) -> None:
 def export_database(url: str, file: Path) -> None:
     """Write the contents of the cluster at URL into the new SQLite database FILE, while clients go on.
 
-    FILE holds everything that the asked node had at one moment: whole transactions, and with each all that it has
-    seen. The journal and the other tables of the cluster itself are left out; 'bedrockish backup' keeps them.
+    FILE has the state of one node at one moment: whole transactions, each with all transactions that it has seen. The
+    journal and the other tables of the cluster itself are left out; 'bedrockish backup' keeps them.
     """
     from bedrockish.transfer.export import export
 

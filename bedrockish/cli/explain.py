@@ -22,9 +22,9 @@ from bedrockish.errors import UsageError
 def explain(arguments: tuple[str, ...], params: tuple[str, ...], as_json: bool) -> None:
     """Print what SQL would read and write at the node at URL (by default what BEDROCKISH_URL says).
 
-    It is run and rolled back. Two transactions at the same time conflict if one writes what the other reads or writes.
-    "wider" names what counts as read as a whole because the rows cannot be told, and the reason; "to do" says what
-    would make it less.
+    SQL is run and rolled back. Two concurrent transactions conflict if one writes rows that the other reads or writes.
+    "wider" lists objects that count as read as a whole, because the rows are not known, with the reason; "to do" is
+    advice on how to read less.
     """
     if len(arguments) > 2:
         raise UsageError("give one text of SQL, in quotes")

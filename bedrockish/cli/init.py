@@ -136,8 +136,8 @@ def init(
 ) -> None:
     """Make the configurations of a new cluster in DIRECTORY, a folder for each node.
 
-    Bring each folder to its machine and start the node in it. Between machines, links are encrypted: the folders have
-    certificates, of an authority that is made for this cluster. Needs pip install 'bedrockish[tls]' then.
+    Bring each folder to its machine and start the node in it. Between machines, links are encrypted: the folders then
+    have certificates of an authority that is made for this cluster. That needs pip install 'bedrockish[tls]'.
     """
     planned = read_nodes(nodes)
     tls = tls or not planned[0].here

@@ -186,7 +186,7 @@ def verify_files(
 ) -> None:
     """Verify the journals in FILES, each for itself and against each other. Ends with status 1 if anything is wrong.
 
-    Only with --tables are the tables looked at, too.
+    The tables are checked only with --tables.
     """
     report = verify([*files], None if as_json else _progress)
     compared = _compare_tables(files, plugins) if tables else None

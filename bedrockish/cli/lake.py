@@ -35,7 +35,8 @@ def lake(
 ) -> None:
     """Write every change of every row into DIRECTORY, once: a typed table for each table, and one of all commits.
 
-    Killed at any moment, start it again. Beside the tables it keeps a mirror of the database, mirror.db.
+    The command may be killed at any moment, and started again. Next to the tables it keeps a mirror of the database,
+    mirror.db.
     """
     target_of(url)
     sink = _sink(directory)

@@ -20,8 +20,8 @@ FOUND, NOT_LOOKED = 1, 3
 def leftovers_of(context: click.Context, paths: tuple[Path, ...], values: tuple[str, ...]) -> None:
     """Look for values in PATHS: nodes' files, backups, exports, lakes, and directories of them.
 
-    Rows, journals and bytes are searched, those of deleted rows too. Ends with status 1 if a value is found, and with
-    3 if none is, but a file could not be looked into.
+    Rows, journals and bytes are searched, bytes of deleted rows included. Ends with status 1 if a value is found, and
+    with 3 if no value is found, but a file could not be searched.
     """
     given = [value for value in values if value != "-"]
     if "-" in values:

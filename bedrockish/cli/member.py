@@ -64,7 +64,7 @@ def list_members(url: str, mode: str | None, timeout: float | None) -> None:
 @mode_option
 @timeout_option
 def add(url: str, node: str, address: str, force: bool, mode: str | None, timeout: float | None) -> None:
-    """Let NODE in as a learner. 'bedrockish join', run where the node shall live, does this by itself."""
+    """Admit NODE as a learner. 'bedrockish join', run on the new node's machine, does this by itself."""
     check_address(address, force=force)
     change_members(url, MemberChange(ADD, node, address), mode, timeout)
 
@@ -94,7 +94,7 @@ def demote(url: str, node: str, force: bool, mode: str | None, timeout: float | 
 @mode_option
 @timeout_option
 def remove(url: str, node: str, force: bool, mode: str | None, timeout: float | None) -> None:
-    """Let NODE go. Stop it afterwards; its file is no longer kept up. A voter that answers is demoted first."""
+    """Remove NODE. Stop it afterwards; its file gets no more commits. A voter that answers is demoted first."""
     change_members(url, MemberChange(REMOVE, node, force=force), mode, timeout)
 
 
@@ -122,9 +122,10 @@ def change_address(url: str, node: str, address: str, force: bool, mode: str | N
 def replace_node(
     url: str, node: str, successor: str, address: str | None, force: bool, mode: str | None, timeout: float | None
 ) -> None:
-    """Remove NODE, whose file is lost, and let the new node SUCCESSOR in as a learner, by default at NODE's address.
+    """Remove NODE, whose file is lost, and admit the new node SUCCESSOR as a learner, by default at NODE's address.
 
-    SUCCESSOR must be a new name: the commits that NODE led keep theirs. Then run 'bedrockish join --voter' for it.
+    SUCCESSOR must be a new name, because the commits that NODE led keep the name NODE. Then run 'bedrockish join
+    --voter' for the new node.
     """
     if address is not None:
         check_address(address, force=force)
@@ -136,10 +137,10 @@ def replace_node(
 @click.option("--from", "source", metavar="NAME", help="The member to copy from, whatever the others say of it.")
 @click.option("--from-journal", is_flag=True, help="Make the tables from NODE's own journal instead of a copy.")
 def repair(url: str, node: str, source: str | None, from_journal: bool) -> None:
-    """Fill the tables of NODE again, which found them damaged; print its progress until it serves.
+    """Fill the damaged tables of NODE again, and print its progress until it serves.
 
-    NODE keeps its name, its votes and its promises. A copy is proven before it is taken: its tables have to be what its
-    journal makes of them or, where the beginning of that was removed, those of most members.
+    NODE keeps its name, its votes and its promises. A copy is proven before it is used: its tables must equal a replay
+    of its journal or, if the beginning of the journal was removed, the tables of most members.
     """
     if source and from_journal:
         raise UsageError("--from and --from-journal are two different sources; give one")

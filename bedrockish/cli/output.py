@@ -80,7 +80,7 @@ def name(text: str) -> str:
 
 
 def print_rows(rows: Rows, style: Style | str, out: TextIO | None = None) -> None:
-    """Print the result of one statement; without columns, the mode ``box`` prints the count of changed rows."""
+    """Print the result of one statement. Without columns, only the mode ``box`` prints a line: the changed rows."""
     style = Style(style) if isinstance(style, str) else style
     if not rows.columns:
         if style.mode == BOX:

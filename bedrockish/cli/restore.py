@@ -31,9 +31,9 @@ def restore(
 ) -> None:
     """Write a plain SQLite database with the cluster's contents at a moment; found a new cluster with it.
 
-    A backup can go back as far as its journal does; a continuous one has all moments since it began. To go on from an
-    older one, give that with --from, and with --journal the file of any node, or a younger backup, whose journal has
-    the later commits.
+    A backup can be restored as of any moment in its journal, a continuous backup as of any moment since it began. To go
+    beyond an older backup, name it with --from, and with --journal a younger backup, or the file of a node, whose
+    journal has the later commits.
     """
     began = time.monotonic()
     if backup.is_dir():

@@ -48,7 +48,7 @@ def print_versions(found: Sequence[SchemaVersion], out: TextIO | None = None) ->
 @schema.command("try")
 @click.argument("arguments", nargs=-1, required=True, metavar="[URL] SQL")
 def try_change(arguments: tuple[str, ...]) -> None:
-    """Run schema statements on what the node at URL has, roll them back, and say what would fail (exit status 1)."""
+    """Run schema statements on the data of the node at URL, roll them back, and print errors (exit status 1)."""
     if len(arguments) > 2:
         raise UsageError("give one text of SQL, in quotes")
     url, sql = arguments if len(arguments) == 2 else (None, arguments[0])

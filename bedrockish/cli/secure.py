@@ -96,8 +96,8 @@ def _not_one(which: str, directory: Path, named: dict[int, str], left: dict[int,
 def tls(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days: int, revoked: tuple[str, ...]) -> None:
     """Make certificates for nodes, and for clients, in DIRECTORY.
 
-    For each node its name and every name or address by which others and clients reach it. The first time this also
-    makes the cluster's own authority, ca.pem; keep ca-key.pem where no node is. Needs pip install 'bedrockish[tls]'.
+    Give each node's name, and every name or address by which peers and clients reach it. The first run also makes the
+    cluster's own authority, ca.pem; keep ca-key.pem where no node is. Needs pip install 'bedrockish[tls]'.
     """
     try:
         from bedrockish.cli.certificates import Authority

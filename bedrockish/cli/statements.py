@@ -26,8 +26,8 @@ BY = COLUMNS[:7]
 def statements(url: str, by: str, limit: int, only: str | None, reset: bool, mode: str | None) -> None:
     """Print which statements cost most since the nodes started: by their text, with ? for each value.
 
-    A request counts at the node that it was sent to, from its arrival to its answer; statements that were sent together
-    are one. 'repeats' says how often one was executed again, mostly for a conflict.
+    A request counts at the node to which it was sent, from its arrival to its answer; statements that were sent
+    together count as one. 'repeats' is how often it was executed again, mostly because of a conflict.
     """
     told = trio.run(everywhere, url, {"do": "statements", "reset": reset}, only)
     missing = {node: one["unreachable"] for node, one in told.items() if "unreachable" in one}

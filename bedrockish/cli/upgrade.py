@@ -39,7 +39,7 @@ class Verdict:
 
 
 def found_of(name: str, role: str, status: Mapping[str, Any]) -> Found:
-    """Return the facts in a member's status; where an older release tells no troubles, members that are down count."""
+    """Return the facts of a member's status. If its release reports no troubles, members that are down are one."""
     troubles = status.get("troubles")
     if isinstance(troubles, list):
         why_not = "; ".join(str(one["text"]) for one in troubles if one["code"] != EXPECTED)
@@ -104,7 +104,7 @@ def upgrade() -> None:
 
 @upgrade.command(cls=UrlCommand)
 def check(url: str) -> None:
-    """Say which node may be restarted next on the release of this program, while clients go on.
+    """Print which node may be restarted next on the release of this program, while clients go on.
 
     Run it with the new release, before each restart. Ends with 1 if no node should be restarted now.
     """

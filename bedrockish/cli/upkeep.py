@@ -26,8 +26,8 @@ MEGABYTES = {"KB": 0.001, "MB": 1, "GB": 1_000, "TB": 1_000_000}
 def clock(url: str, to: str | None) -> None:
     """Print the clocks of all members, or let them follow the wall clock (on), or only count (off).
 
-    The setting holds over restarts; default returns to each node's configuration. Off is the safety valve for walls
-    that have gone wrong: order and safety stay, only the time in a clock is no longer that of the day.
+    The setting survives restarts; default returns to each node's configuration. Off is the safety valve for wrong wall
+    clocks: order and safety stay, but the cluster's clock no longer shows the time of day.
     """
 
     async def run() -> int:
@@ -106,7 +106,7 @@ def prune(url: str, older_than: float | None, larger_than: float | None, only: s
 @click.option("--after", metavar="CURSOR", help="What it has read of the change feed; by default nothing.")
 @click.option("--release", is_flag=True, help="It needs nothing any more.")
 def hold(url: str, name: str, after: str | None, release: bool) -> None:
-    """Have all nodes keep the journal for the reader NAME, from where it has got to; or no longer."""
+    """Have all nodes keep the journal for the reader NAME from its cursor on or, with --release, no longer."""
 
     async def run() -> dict[str, Any]:
         async with open_client(url) as client:

@@ -65,7 +65,7 @@ def add(url: str, name: str, role: str | None, force: bool, mode: str | None, ti
 @mode_option
 @timeout_option
 def passwd(url: str, name: str, mode: str | None, timeout: float | None) -> None:
-    """Give NAME another password. Every user may change the own one."""
+    """Give NAME another password. Every user may change their own password."""
     change_members(url, MemberChange(USER_PASSWORD, name, secret=ask_hash()), mode, timeout)
 
 
@@ -104,7 +104,7 @@ def _odd_table(url: str, table: str) -> str:
 @mode_option
 @timeout_option
 def revoke(url: str, name: str, role: str, table: str, force: bool, mode: str | None, timeout: float | None) -> None:
-    """Take ROLE from NAME, and those that include it; what is less stays, and so do roles for other tables."""
+    """Take ROLE, and the roles that include it, from NAME; lower roles and roles for other tables stay."""
     change_members(url, MemberChange(USER_REVOKE, name, role=role, force=force, table=table), mode, timeout)
 
 
@@ -114,7 +114,7 @@ def revoke(url: str, name: str, role: str, table: str, force: bool, mode: str | 
 @mode_option
 @timeout_option
 def remove(url: str, name: str, force: bool, mode: str | None, timeout: float | None) -> None:
-    """Let NAME be no user any more, at once and at every node, also if a configuration has the name."""
+    """Remove the user NAME, at once and at every node, even if a node's configuration has the name."""
     change_members(url, MemberChange(USER_REMOVE, name, force=force), mode, timeout)
 
 
@@ -123,9 +123,9 @@ def remove(url: str, name: str, force: bool, mode: str | None, timeout: float | 
 @click.option("--for", "for_s", callback=duration, default="1h", show_default=True, help="How long it is good: 1h, 7d.")
 @timeout_option
 def token(url: str, name: str, for_s: float, timeout: float | None) -> None:
-    """Print a token with which NAME comes in, wherever a password is taken. Everybody may make the own ones.
+    """Print a token with which NAME can log in wherever a password is taken. Users may make their own tokens.
 
-    It ends with its time, when NAME gets another password or is removed.
+    A token ends with its time, and when NAME gets another password or is removed.
     """
 
     async def ask() -> str:

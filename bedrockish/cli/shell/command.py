@@ -34,7 +34,7 @@ def sql(
 ) -> None:
     """Run SQL and dot-commands at the cluster at URL (by default that of BEDROCKISH_URL).
 
-    Without SQL and FILE, they are read from the pipe, or asked for at a prompt; .help there lists the dot-commands.
+    Without SQL and FILE, statements are read from the pipe, or at a prompt; .help there lists the dot-commands.
     The statements between BEGIN and COMMIT are one transaction. The first error ends a script, with its line number.
     """
     url, texts = _url_and_texts(arguments)

@@ -31,8 +31,8 @@ class Bounds:
     """The limits of a node.
 
     Attributes:
-        memory_max: what all requests, their results and the messages that wait may take together, in bytes; above it
-            the newest request is refused.
+        memory_max: bytes that all requests, their results and waiting messages may take together; above it the newest
+            request is refused.
         result_bytes_max: size of all results of one command together, in bytes.
         changes_bytes_max: size of all rows that one command changes, before and after, in bytes.
         statement_ms_max: how long one statement may run, in milliseconds.

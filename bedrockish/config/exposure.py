@@ -23,10 +23,10 @@ class Security:
         tls: folder with ca.pem, NODE.pem and NODE-key.pem, as 'bedrockish tls' makes it, and with revoked.txt if there
             is a list of revoked certificates; empty: no TLS, or the files of the following keys.
         tls_ca: file with the certificates that sign those of the nodes and clients.
-        tls_certificate: file with the certificate of this node, in which its name is.
+        tls_certificate: file with the certificate of this node, which contains the node's name.
         tls_key: file with the private key of that certificate.
         tls_revoked: file with the serial numbers of certificates that were revoked; empty: none.
-        insecure: serve HTTP beyond this machine although it asks for no password.
+        insecure: whether HTTP may be served beyond this machine without a password.
     """
 
     tls: str = ""
@@ -108,7 +108,7 @@ class Exposed(Protocol):
 
     @property
     def listen(self) -> Address:
-        """Where peers and clients connect."""
+        """The address at which peers and clients connect."""
 
     @property
     def peers(self) -> Mapping[str, Address]:
@@ -116,7 +116,7 @@ class Exposed(Protocol):
 
     @property
     def http(self) -> Address | None:
-        """Where HTTP is served."""
+        """The address of HTTP; None if the node serves none."""
 
     @property
     def http_token(self) -> str:
@@ -134,8 +134,8 @@ class Exposed(Protocol):
 def check_security(config: Exposed) -> None:
     """Check that a node which others can reach keeps strangers out.
 
-    An open port with a readable and writable database is an accident; it should need a decision. Clear text between
-    machines can be read, and replayed by an eavesdropper: that is refused.
+    An open port with an unprotected database should need an explicit decision. Clear text between machines is refused,
+    because an eavesdropper can read and replay it.
 
     Raises:
         ConfigError: the node does not keep strangers out, or the configuration contradicts itself.

@@ -13,7 +13,7 @@ import httptools
 from bedrockish.errors import UsageError
 from bedrockish.http.messages import Request, StatusError
 
-HEAD_BYTES_MAX = 64 << 10  # of a head, a trailer, or another piece between two parts of a body; doubled by one read
+HEAD_BYTES_MAX = 64 << 10  # bytes of a head, a trailer, or a piece between parts of a body; one read may double them
 HEADERS_MAX = 200
 PIPELINED_MAX = 64  # requests that a caller may send before it has read the answer of the first
 

@@ -102,7 +102,7 @@ class Values:
 
 def _text_forms(text: str) -> Iterator[bytes]:
     yield text.encode(errors="surrogateescape")
-    yield text.replace("'", "''").encode(errors="surrogateescape")  # in SQL
+    yield text.replace("'", "''").encode(errors="surrogateescape")  # as a literal of SQL
     yield json.dumps(text)[1:-1].encode()
 
 

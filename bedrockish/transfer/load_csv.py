@@ -156,7 +156,7 @@ async def load_table(client: Client, source: TableFile, table: str, told: Callab
         await once.send("create", [f"CREATE TABLE {quote(table)}({made})"])
         if not source.is_json:
             next(rows)
-    lines: list[int] = []  # of the batch
+    lines: list[int] = []  # the last line number of each row of the batch
 
     def fitted() -> Iterator[tuple[Any, ...]]:
         for line, row in rows:

@@ -23,7 +23,7 @@ from bedrockish_journal.storage.virtual_tables import VirtualTable, is_virtual, 
 BATCH_ROWS, BATCH_BYTES = 600, 512 * 1024  # executed in about 20 ms
 # For tables that refer to each other, or to themselves: foreign keys are checked at the end of a batch, so it is large.
 KNOT_ROWS, KNOT_BYTES = 5_000, 4 << 20
-ROW_BYTES_MAX = 16 << 20  # below what a node takes as one transaction
+ROW_BYTES_MAX = 16 << 20  # less than a node takes as one transaction
 AHEAD = 6  # batches under way: while some are being decided, the node executes others, which share their commits
 FINDINGS_MAX = 20
 LAYOUT = 3  # counts up when batches are cut differently, so that their ids do not name other rows

@@ -42,7 +42,7 @@ MISSING = "the package {name} is missing; pip install 'bedrockish[backup]'"
 
 
 class Key:
-    """A secret of a backup: encrypts objects, and names chunks so that their names tell nothing."""
+    """A secret of a backup: encrypts objects, and names chunks so that their names reveal nothing of their content."""
 
     def __init__(self, secret: bytes) -> None:
         try:

@@ -489,7 +489,7 @@ class Session:
             is_reading = is_readonly(steps[0].statement.sql)
             answer = await self._node.submit(self._request(statements, is_readonly=is_reading))
         except UsageError:
-            self._values.settings = settings  # one by one, the steps make them again
+            self._values.settings = settings  # the steps, run one by one, set them again
             return None
         except BedrockishError as error:
             entries.append({"type": "step_error", "step": inner.start, "error": write_error(error)})
@@ -539,7 +539,7 @@ def whole_transaction(steps: Sequence[Step]) -> range | None:
 
 
 def _follows(condition: Json | None, before: int) -> bool:
-    """Whether a condition says: if the step before succeeded (and, as newer clients add, a transaction is open)."""
+    """Whether a condition means that the step before succeeded (newer clients add: and that a transaction is open)."""
     match condition:
         case {"type": "ok", "step": step}:
             return bool(step == before)
@@ -551,7 +551,7 @@ def _follows(condition: Json | None, before: int) -> bool:
 
 
 def _follows_failure(condition: Json | None, commit: int) -> bool:
-    """Whether a condition says: unless COMMIT succeeded."""
+    """Whether a condition means that COMMIT did not succeed."""
     match condition:
         case {"type": "not", "cond": {"type": "ok", "step": step}}:
             return bool(step == commit)

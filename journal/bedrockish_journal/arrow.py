@@ -1,4 +1,4 @@
-"""Journals as Arrow, for pandas, Polars, DuckDB and whatever else takes a stream of it. It needs pyarrow, not Java."""
+"""Journals as Arrow record batches, for pandas, Polars, DuckDB and other readers of Arrow. Needs pyarrow, not Java."""
 
 import os
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ from bedrockish_journal.spark.source.typed_rows import table_of
 
 
 def read_journal(path: "str | os.PathLike[str]", **options: str | int) -> pa.RecordBatchReader:
-    """Return a table of journals as batches of Arrow, which are read as they are asked for.
+    """Return a table of journals as Arrow record batches, which are read lazily.
 
-    The call fixes the content of the batches: each journal's timelines up to the ticks that they have. The memory
-    needed is that of a batch, of a thousand rows or as many as one transaction has changed.
+    The call fixes the content of the batches: each journal's timelines up to their present ticks. One batch is in
+    memory at a time, with a thousand rows or the rows of one transaction.
 
     Args:
         path: node files, globs, directories and URLs of running nodes, separated by commas.
-        options: those of the data source for Spark: ``table="changes"``, or ``rows="account"`` for typed columns, and
-            ``columns``, ``leader``, ``clock_from``, ``clock_to``, ``tables``, ``malformed``, ``copies``, ``user`` …
+        options: the options of the data source for Spark: ``table="changes"``, or ``rows="account"`` for typed columns,
+            and ``columns``, ``leader``, ``clock_from``, ``clock_to``, ``tables``, ``malformed``, ``copies``, ``user`` …
 
     Raises:
         ValueError: an option is wrong.
-        JournalError: a journal cannot be read, now or while batches are taken.
+        JournalError: a journal cannot be read, now or while batches are read.
         BedrockishError: a running node cannot be reached.
     """
     parsed = Options.parse({**{name: str(value) for name, value in options.items()}, "path": os.fspath(path)})

@@ -1,8 +1,8 @@
 """The journal in Spark: data source, stream, exports and audits.
 
 ``register(spark)`` makes ``spark.read.format("bedrockish")`` known, ``parquet_batches`` writes a stream. The rest is in
-the modules ``source``, ``export``, ``lake`` and ``session``. Importing this package needs no pyspark and no Java, so
-that both can be missed politely.
+the modules ``source``, ``export``, ``lake`` and ``session``. Importing this package needs neither pyspark nor Java, so
+that a missing one can be reported in plain words.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ def register(spark: "SparkSession") -> None:
 def parquet_batches(directory: str) -> "Callable[[DataFrame, int], None]":
     """Return a writer for ``foreachBatch`` that writes batch 7 to ``<directory>/batch=7``.
 
-    Spark's own Parquet sink leaves files behind that only Spark knows to ignore. Here a batch that was cut short is
-    written again after the restart with the same rows, because its offsets are in the checkpoint before it begins. A
-    batch is whole once its directory has the file ``_SUCCESS``. A directory belongs to one checkpoint.
+    Spark's own Parquet sink leaves files behind that only Spark knows to ignore. With this writer, an interrupted batch
+    is written again after the restart with the same rows, because its offsets are in the checkpoint before it begins. A
+    batch is complete when its directory has the file ``_SUCCESS``. A directory belongs to one checkpoint.
 
     Example::
 
@@ -34,7 +34,7 @@ def parquet_batches(directory: str) -> "Callable[[DataFrame, int], None]":
         stream.writeStream.foreachBatch(parquet_batches("out")).option("checkpointLocation", "out.checkpoint").start()
 
     Args:
-        directory: where to write; a path, or a URL that Spark can write to.
+        directory: the target directory: a path, or a URL that Spark can write to.
     """
 
     def write(rows: "DataFrame", number: int) -> None:

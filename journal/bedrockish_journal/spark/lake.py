@@ -1,7 +1,7 @@
-"""A lake of ``bedrockish lake`` in Spark: its changes, its rows as they were at a moment, and for how long each was.
+"""A lake of ``bedrockish lake`` in Spark: its changes, its rows as of a moment, and the history of each row.
 
-The tables are read as the Parquet files that they are made of, by the list that deltalake gives of them;
-so Spark needs no package of Delta's, and none of a version that goes with its own.
+The Parquet files of the tables are read directly, by the list of files that the package deltalake returns. So Spark
+needs no Delta package, whose version would have to fit Spark's.
 """
 
 import os
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 COMMITS = "_commits"
-CHANGES, HISTORY, AS_OF = "__changes", "__history", "__as_of"  # what the names of views and functions end with
+CHANGES, HISTORY, AS_OF = "__changes", "__history", "__as_of"  # suffixes of the names of views and functions
 _PLACE = ("_commit_clock", "_commit_origin", "_commit_seq")
-_OF_THE_CHANGE = ("_change_type", "_commit_seq")  # columns that say nothing of a row
+_OF_THE_CHANGE = ("_change_type", "_commit_seq")  # columns that describe the change, and not the row
 _THERE = "_change_type IN ('insert', 'update_postimage')"
 _SPARK: Mapping[pa.DataType, str] = {kind: name for name, kind in ARROW.items()} | {
     pa.large_string(): "STRING",
@@ -49,14 +49,14 @@ class _Table:
 
 
 class Lake:
-    """A lake as it was when this was made: up to the last commit that was whole then, in all tables.
+    """A snapshot of a lake, up to the last commit that was complete in all tables when this object was created.
 
     Args:
         spark: a session.
-        directory: which ``bedrockish lake`` has written; every worker must see it under this path.
+        directory: the directory of ``bedrockish lake``; every worker must see it under this path.
 
     Raises:
-        FileMissingError: the directory has no lake, or an empty one.
+        FileMissingError: the directory has no lake, or the lake is empty.
         JournalError: the library for its format is not installed.
     """
 
@@ -71,7 +71,7 @@ class Lake:
         self._last, self._first = self._bounds()
 
     def _bounds(self) -> tuple[tuple[int, str], int]:
-        """Return the last commit, and the clock before which this lake knows nothing."""
+        """Return the last commit, and the clock of the copy that the lake begins with."""
         from pyspark.sql import functions as f
 
         last = f.max(f.struct("_commit_clock", "_commit_origin"))
@@ -86,10 +86,10 @@ class Lake:
         return self._whole(self._read(COMMITS))
 
     def changes(self, table: str) -> "DataFrame":
-        """Return all changes of a table, with its columns and those of the lake.
+        """Return all changes of a table, with the table's columns and those of the lake.
 
         Args:
-            table: its name, as the database or as the lake has it.
+            table: its name in the database or in the lake.
 
         Raises:
             FileMissingError: the lake has no such table.
@@ -97,15 +97,15 @@ class Lake:
         return self._whole(self._read(self._named(table)))
 
     def rows(self, table: str, as_of: int | datetime | None = None) -> "DataFrame":
-        """Return the rows of a table, each with the commit that made it so.
+        """Return the rows of a table as of a moment, each with the commit that wrote it.
 
         Args:
             table: its name.
-            as_of: a clock or a time, commits at it included; by default the last.
+            as_of: a clock or a time, inclusive; by default the last commit.
 
         Raises:
             FileMissingError: the lake has no such table.
-            MomentError: it was before the lake begins, or is a time without a time zone.
+            MomentError: the moment is before the lake begins, or is a time without a time zone.
         """
         from pyspark.sql import Window
         from pyspark.sql import functions as f
@@ -118,10 +118,10 @@ class Lake:
         return _there(found).drop("_latest", *_OF_THE_CHANGE)
 
     def history(self, table: str) -> "DataFrame":
-        """Return every version of each row, and from when to when it was the one (a slowly changing dimension).
+        """Return every version of each row with its beginning and its end (a slowly changing dimension).
 
-        ``_valid_from`` and ``_valid_to`` are times, ``_commit_clock`` and ``_clock_to`` the same by the cluster's
-        clock. The present version has no end; a version with two equal clocks was gone before its commit was over.
+        ``_valid_from`` and ``_valid_to`` are times; ``_commit_clock`` and ``_clock_to`` are the same moments as clocks
+        of the cluster. The present version has no end. A version with two equal clocks was replaced in its own commit.
 
         Raises:
             FileMissingError: the lake has no such table.
@@ -136,22 +136,22 @@ class Lake:
         return _there(found).drop(*_OF_THE_CHANGE)
 
     def register(self, prefix: str = "", as_of: int | datetime | None = None) -> list[str]:
-        """Make views for SQL: of each table its rows under its name, and ``…__changes`` and ``…__history``.
+        """Create views for SQL: for each table its rows under its name, and ``…__changes`` and ``…__history``.
 
-        ``…__as_of(moment TIMESTAMP)`` is a function: the rows as they were then, such as
+        The function ``…__as_of(moment TIMESTAMP)`` returns the rows as of a moment, for example
         ``SELECT * FROM account__as_of(TIMESTAMP '2026-11-24 12:00:00')``. It raises an error for a moment before the
-        copy that the lake begins with. It asks the view ``…__changes``, so this must stay.
+        copy that the lake begins with. The function queries the view ``…__changes``, which must not be dropped.
 
         Args:
-            prefix: what their names begin with.
-            as_of: the rows as they were at a clock or at a time; the other views have all that there is.
+            prefix: the prefix of all names.
+            as_of: a clock or a time, as of which the views of rows are; the other views have all commits.
 
         Returns:
-            the names of all of them.
+            the names of all views and functions.
 
         Raises:
-            JournalError: two would have the same name.
-            MomentError: ``as_of`` was before the lake begins, or is a time without a time zone.
+            JournalError: two views would have the same name.
+            MomentError: ``as_of`` is before the lake begins, or is a time without a time zone.
         """
         views: dict[str, DataFrame] = {}
         functions: dict[str, str] = {}
@@ -173,9 +173,9 @@ class Lake:
         return sorted([*views, *functions])
 
     def _as_of(self, changes: str) -> str:
-        """Return the query for the rows of a table at ``moment``, from the view of its changes."""
+        """Return the query for the rows of a table as of ``moment``, from the view of its changes."""
         then = f"{_quoted(changes)} WHERE _committed_at <= moment"
-        if self._first:  # the moment is checked before any row: a table without rows must refuse it, too
+        if self._first:  # the moment is checked before any row is read, so that an empty table refuses it, too
             begin = f"timestamp_millis({milliseconds(self._first)})"
             text = f"concat(moment, ' is before the copy that the lake begins with (', {begin}, ')')"
             known = f"SELECT CASE WHEN moment < {begin} THEN raise_error({text}) ELSE moment END AS _moment"
@@ -202,7 +202,7 @@ class Lake:
         return clock
 
     def _whole(self, found: "DataFrame") -> "DataFrame":
-        """Leave out what is of commits that were not whole when this was made."""
+        """Return the rows of commits that were complete when this object was created."""
         from pyspark.sql import functions as f
 
         clock, origin = self._last
@@ -232,7 +232,7 @@ def _quoted(name: str) -> str:
 
 
 def _there(found: "DataFrame") -> "DataFrame":
-    """Leave out images of rows that were not there any more after their change."""
+    """Return the rows that exist after their change, without deleted ones."""
     return found.where(_THERE)
 
 

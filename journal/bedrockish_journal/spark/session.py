@@ -1,8 +1,7 @@
-"""A Spark session on this machine that starts fast enough, prints nothing, and says in plain words why it cannot start.
+"""A Spark session on this machine that starts fast, prints nothing, and reports in plain words why it cannot start.
 
-Spark's own voice (its log, the JVM's warnings, the workers' stderr) goes to a file, so that a report is all that a
-terminal sees. The settings are for one machine; a session of your own does as well,
-after ``bedrockish_journal.spark.register``.
+Spark's output (its log, the JVM's warnings, the workers' stderr) goes to a file, so that a terminal shows only the
+report. The settings are for one machine. Any other session works as well, after ``bedrockish_journal.spark.register``.
 """
 
 import atexit
@@ -33,7 +32,7 @@ appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d %p %c{{1}}: %m%n%ex
 """
 _LIGHT = " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_BRIEF = {  # no Java source is made of a query and compiled, and a query is planned once, for one partition
+_BRIEF = {  # queries are not compiled to Java, and each is planned once, for one partition
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
@@ -43,7 +42,7 @@ _HOW = "on Debian or Ubuntu: apt install openjdk-17-jre-headless; elsewhere: htt
 
 
 class SparkUnavailableError(JournalError):
-    """Raised when Spark or pyarrow cannot be used here: not there, no Java, or one too old. Install what it names."""
+    """Raised when Spark, pyarrow or Java is missing or too old. Install what the message names."""
 
 
 def check_java() -> int:
@@ -74,7 +73,7 @@ def check_installed(*packages: str) -> None:
     """Check that packages are installed.
 
     Raises:
-        SparkUnavailableError: one is not.
+        SparkUnavailableError: a package is missing.
     """
     for name in packages:
         try:
@@ -87,7 +86,7 @@ def check_pyspark() -> None:
     """Check that pyspark and pyarrow are installed.
 
     Raises:
-        SparkUnavailableError: one is not.
+        SparkUnavailableError: one of the two packages is missing.
     """
     check_installed("pyspark", "pyarrow")
 
@@ -95,14 +94,13 @@ def check_pyspark() -> None:
 def quiet_session(
     name: str = "bedrockish", cores: int | None = None, memory: str = "2g", *, brief: bool = False
 ) -> "SparkSession":
-    """Start Spark on this machine, with the data source registered; a session that is active already is returned.
+    """Return the active Spark session of this machine, or start one, with the data source registered.
 
     Args:
-        name: what the session is called.
-        cores: threads to run on; all cores by default.
-        memory: the JVM's heap, as Spark writes sizes.
-        brief: little will be asked of it: do not spend time on compiling and on planning that would only pay with much
-            data.
+        name: the name of the session.
+        cores: the number of threads; all cores by default.
+        memory: the JVM's heap, in Spark's notation.
+        brief: save the time of compilation and planning, which pays off only with much data.
 
     Raises:
         SparkUnavailableError: pyspark or Java is missing or too old, or the JVM did not come up.
@@ -116,8 +114,8 @@ def quiet_session(
     from bedrockish_journal.spark.source.source import register
 
     for talker in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        logging.getLogger(talker).setLevel(logging.CRITICAL)  # they repeat, as JSON, what is raised anyway
-    # With a newer pandas than PySpark has been tried with, it says so on stderr. Nothing here uses pandas.
+        logging.getLogger(talker).setLevel(logging.CRITICAL)  # these loggers repeat raised errors as JSON
+    # PySpark warns on stderr about a pandas that is newer than the tested one. Nothing here uses pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = sys.executable  # workers would take the python3 of the PATH
@@ -135,7 +133,7 @@ def quiet_session(
         conf.setAll(list(_BRIEF.items()))
     try:
         with open(log, "ab") as sink:
-            # A JVM that an earlier session of this process left behind is used again; there can be only one.
+            # A process can have only one JVM, so that of an earlier session is used again.
             gateway = SparkContext._gateway or launch_gateway(  # type: ignore[no-untyped-call]
                 conf, {"stdout": sink, "stderr": sink}
             )

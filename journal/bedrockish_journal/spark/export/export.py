@@ -1,8 +1,8 @@
-"""Exports journals to Parquet with pyarrow alone: incremental, idempotent, and it may be killed at any moment.
+"""Exports journals to Parquet with pyarrow alone. An export is incremental, and may be killed at any moment.
 
-A run takes what the export lacks in steps. Each step is a causally closed piece of the journal, in the order in which
-the node applied it; it is written aside, named, and counted by the manifest, in this order. The hash of the last entry
-exported is kept, so that a journal which does not continue the export is refused.
+A run exports the missing entries in steps. Each step is a causally closed part of the journal, in the order in which
+the node applied it. Its files are written under temporary names, renamed, and then included by a new manifest. The
+manifest has the hash of the last exported entry, so that a journal that does not continue the export is refused.
 """
 
 import os
@@ -36,19 +36,19 @@ from bedrockish_journal.spark.source.reading import rows_before
 from bedrockish_journal.spark.source.tables import TABLES
 from bedrockish_journal.storage.row import Stored
 
-STEP = 20_000  # entries between two manifests, and in a file at most
-BUFFER_ROWS = 32_768  # a row group of a file
+STEP = 20_000  # the greatest number of entries between two manifests, and in a file
+BUFFER_ROWS = 32_768  # rows of a row group of a file
 ENTRIES_AT_ONCE = 2_048
 
 
 class Written(NamedTuple):
-    """A range of ticks that was written aside.
+    """A range of ticks whose files have temporary names.
 
     Attributes:
         span: the range.
-        tables: the tables that have rows of it.
-        prev: what its first entry continues.
-        hash: of its last entry.
+        tables: the tables that have rows of the range.
+        prev: the ``prev`` of its first entry.
+        hash: the hash of its last entry.
     """
 
     span: Span
@@ -62,10 +62,10 @@ class Progress:
     """The progress of a run.
 
     Attributes:
-        node: whose journal.
-        entries: entries exported by this run.
-        expected: entries that it found to export when it began.
-        vector: how far the export of this node goes.
+        node: the node.
+        entries: the number of entries that this run has exported.
+        expected: the number of entries that were missing when the run began.
+        vector: the vector up to which this node's journal is exported.
     """
 
     node: str
@@ -82,19 +82,19 @@ def export(
     *,
     oldest: bool = False,
 ) -> Progress:
-    """Bring the export of one node's journal up to the end that the journal has when this begins.
+    """Export one node's journal up to the end that it has when this begins, and return the progress.
 
     Args:
         feed: the journal.
-        directory: where; it is made if it is not there. Exports of several nodes may share one.
+        directory: the export's directory, which is created if it does not exist. Several nodes may share a directory.
         progress: called after each step.
-        step: entries in a step.
-        oldest: begin a new export with the oldest entry that the journal has, not with the first that there was.
+        step: the number of entries in a step.
+        oldest: begin a new export at the oldest entry that the journal still has, instead of requiring the first one.
 
     Raises:
-        ExportError: the directory is something else, or in use.
-        ChainBrokenError: the journal does not continue what was exported.
-        JournalError: the journal cannot be read, or has lost the next entries.
+        ExportError: the directory is not an export, or is in use.
+        ChainBrokenError: the journal does not continue the export.
+        JournalError: the journal cannot be read, or no longer has the next entries.
     """
     node = feed.context.node
     with locked(directory):
@@ -117,7 +117,7 @@ def export(
 
 
 def begin(manifest: Manifest, context: Context, *, oldest: bool) -> dict[str, int]:
-    """Return how far the export of a node goes, or where a new one begins."""
+    """Return the vector up to which a node is exported, or after which a new export begins."""
     node, marks = context.node, context.beginning.marks if oldest else ()
     if node in manifest.vectors:
         return manifest.vectors[node]
@@ -126,14 +126,14 @@ def begin(manifest: Manifest, context: Context, *, oldest: bool) -> dict[str, in
 
 
 def write_aside(feed: Feed, span: Span, directory: str) -> Written:
-    """Write the rows of all tables that a range of ticks makes, into files that do not count yet.
+    """Write the rows of a range of ticks into files with temporary names, for all tables, and return the range.
 
     Raises:
-        ChainBrokenError: an entry does not continue the one before it.
+        ChainBrokenError: an entry does not continue the entry before it.
         JournalError: the journal cannot be read, or has a gap.
     """
     leader, low, high = span
-    feed.context.skip = True  # what cannot be decoded is a row of commits, with the reason
+    feed.context.skip = True  # an entry that cannot be decoded has only a row of commits, with the reason
     tables = _Tables(feed.context, span, directory)
     last: Stored | None = None
     first_prev = GENESIS
@@ -155,10 +155,10 @@ def write_aside(feed: Feed, span: Span, directory: str) -> Written:
 
 
 def publish(directory: str, manifest: Manifest, context: Context, upto: dict[str, int], written: list[Written]) -> None:
-    """Name the files that were written aside, and count them.
+    """Rename the files of some ranges to their final names, and include the ranges in the manifest.
 
     Raises:
-        ChainBrokenError: they do not continue what was exported before.
+        ChainBrokenError: a range does not continue the export.
     """
     node = context.node
     hashes = dict(manifest.hashes.get(node, {}))
@@ -180,7 +180,7 @@ def publish(directory: str, manifest: Manifest, context: Context, upto: dict[str
 
 
 def _write_before(directory: str, context: Context) -> None:
-    """Write what is of no entry: the founding membership, and where the journal began when the export began."""
+    """Write the rows without an entry: the founding membership, and the marks of removed entries."""
     for name, table in TABLES.items():
         rows = list(rows_before(context, table))
         if rows:
@@ -192,12 +192,12 @@ def _write_before(directory: str, context: Context) -> None:
 
 
 def _kept(table: str) -> dict[str, str]:
-    """Return the columns that are in the files; the node is in the name of their directory."""
+    """Return the columns of a table's files, which have the node only in the name of their directory."""
     return {name: kind for name, kind in TABLES[table].columns.items() if name != "node"}
 
 
 class _Tables:
-    """The files of all tables for one range of ticks, each made when its first row comes."""
+    """The files of all tables for one range of ticks, each created for its first row."""
 
     def __init__(self, context: Context, span: Span, directory: str) -> None:
         self._node, self._span, self._directory = context.node, span, directory
@@ -213,7 +213,7 @@ class _Tables:
         return list(self._writers)
 
     def take(self, chunk: list[Stored]) -> None:
-        """Add the rows that some entries make."""
+        """Add the rows of some entries."""
         for row in chunk:
             for name, builder in self._builders.items():
                 kind = TABLES[name].kind
@@ -235,7 +235,7 @@ class _Tables:
         self._writers[name].write_table(made, row_group_size=max(made.num_rows, 1))
 
     def close(self) -> None:
-        """Write what is left, and make the files durable."""
+        """Write the remaining rows, and sync the files."""
         for name, builder in self._builders.items():
             if builder.count:
                 self._batches[name].append(builder.take())

@@ -1,9 +1,9 @@
-"""The form of an export: a directory of Parquet, and a manifest that says how far it goes.
+"""The form of an export: a directory of Parquet files, and a manifest with the vector up to which it goes.
 
-``<directory>/<table>/node=A/B-000000000001-000000020000.parquet`` holds the rows that ticks 1 to 20000 of
-timeline B make, as node A's journal has them. A file counts if its ticks are within the manifest's vector. Files are
-written under names that readers of Parquet ignore (``_….partial``), then renamed, and then the manifest is replaced: a
-run that is killed leaves at most files that do not count yet, and the next run removes them.
+``<directory>/<table>/node=A/B-000000000001-000000020000.parquet`` has the rows of ticks 1 to 20000 of timeline B, by
+node A's journal. A file belongs to the export if its ticks are within the manifest's vector. Files are written under
+names that readers of Parquet ignore (``_….partial``), then renamed, and then the manifest is replaced. So a killed run
+leaves at most files that do not belong to the export, and the next run removes them.
 """
 
 import fcntl
@@ -43,7 +43,7 @@ class Manifest:
 
 
 def partial(path: Path) -> Path:
-    """Return what a file is called until it is whole; some readers pass over ``_``, others take ``*.parquet``."""
+    """Return the name of an incomplete file: some readers ignore the prefix ``_``, others read ``*.parquet``."""
     return path.with_name(f"_{path.name}.partial")
 
 
@@ -53,10 +53,10 @@ def is_export(path: str) -> bool:
 
 
 def read_manifest(directory: str) -> Manifest:
-    """Return the manifest of an export; that of a directory which has none yet says that nothing was exported.
+    """Return the manifest of an export; an empty one if the directory has no manifest yet.
 
     Raises:
-        ExportError: it cannot be read, or was written by a newer version.
+        ExportError: the manifest cannot be read, or was written by a newer version.
     """
     path = Path(directory, MANIFEST)
     try:
@@ -74,7 +74,7 @@ def read_manifest(directory: str) -> Manifest:
 
 
 def write_manifest(directory: str, manifest: Manifest) -> None:
-    """Replace the manifest in one step, durably; from then on the files within its vector count."""
+    """Replace the manifest atomically and durably; then the files within its vector belong to the export."""
     nodes = {
         node: {leader: {"tick": tick, "hash": manifest.hashes[node][leader]} for leader, tick in sorted(vector.items())}
         for node, vector in sorted(manifest.vectors.items())
@@ -94,7 +94,7 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
 
 
 def sync_directory(directory: str | Path) -> None:
-    """Make the names in a directory durable."""
+    """Sync the names in a directory."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -104,10 +104,10 @@ def sync_directory(directory: str | Path) -> None:
 
 @contextmanager
 def locked(directory: str) -> Iterator[None]:
-    """Keep other exports out of a directory, which is made if it is not there.
+    """Lock a directory against other exports, and create it if it does not exist.
 
     Raises:
-        ExportError: another one is writing, or the directory has something else in it.
+        ExportError: another export is writing, or the directory has files that no export wrote.
     """
     os.makedirs(directory, exist_ok=True)
     strangers = sorted({one.name for one in os.scandir(directory)} - {*TABLES, MANIFEST, f"_{MANIFEST}", LOCK})
@@ -122,19 +122,19 @@ def locked(directory: str) -> Iterator[None]:
 
 
 def file_of(directory: str, table: str, node: str, span: Span | None) -> Path:
-    """Return the name of the file that holds a table's rows of some ticks; without ticks, the founding members."""
+    """Return the path of a file: a table's rows of a range of ticks, or without a range, those before the journal."""
     name = FOUNDING if span is None else f"{span[0]}-{span[1]:012}-{span[2]:012}.parquet"
     return Path(directory, table, f"node={node}", name)
 
 
 def files_of(directory: str, table: str, manifest: Manifest) -> list[str]:
-    """Return the files of a table that count, sorted."""
+    """Return the files of a table that belong to the export, sorted."""
     found = [(path, node) for path, node in _all_files(directory, table) if _counts(path, node, manifest)]
     return sorted(str(path) for path, _ in found)
 
 
 def clear(directory: str, manifest: Manifest) -> None:
-    """Remove what runs left behind that were killed: files that do not count, and parts of files."""
+    """Remove the files that killed runs left: files that do not belong to the export, and incomplete files."""
     for table in TABLES:
         for path, node in _all_files(directory, table):
             if not _counts(path, node, manifest):

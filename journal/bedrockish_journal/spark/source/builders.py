@@ -1,4 +1,4 @@
-"""Columns that are built from stored entries, one after the other, and taken as Arrow batches."""
+"""Builders of columns, to which stored entries are added and which return Arrow batches."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -10,27 +10,27 @@ import pyarrow.compute as pc
 from bedrockish_journal.spark.source.columns import ARROW
 from bedrockish_journal.storage.row import Stored
 
-BATCH_ROWS = 1024  # with more, Python looks at what is held for garbage so often that it costs a third
-BATCH_BYTES = 8 << 20  # of the entries held at once
-Part = tuple[Sequence[int], Mapping[str, Any]]  # some rows: the place of each among all, and columns by name
+BATCH_ROWS = 1024  # with more rows, Python's garbage collector scans them so often that it costs a third of the time
+BATCH_BYTES = 8 << 20  # limit of the entries that are held at once
+Part = tuple[Sequence[int], Mapping[str, Any]]  # some rows: their places among all rows, and their columns by name
 
 
 class Builder(Protocol):
-    """The columns of one table, as far as they are built."""
+    """A builder of columns of one table."""
 
     @property
     def count(self) -> int:
-        """How many rows there are, or changes of rows."""
+        """The number of rows, or of row changes."""
 
     @property
     def is_full(self) -> bool:
-        """Return whether the batch is large enough to be taken."""
+        """Return whether the batch is large enough for ``take``."""
 
     def add(self, row: Stored) -> None:
-        """Add the rows that an entry makes.
+        """Add the rows of an entry.
 
         Raises:
-            EntryMalformedError: it cannot be decoded, and may not be skipped; nothing of it was added.
+            EntryMalformedError: the entry cannot be decoded, and may not be skipped; none of its rows was added.
         """
 
     def take(self) -> pa.RecordBatch:
@@ -41,8 +41,8 @@ def arrow_batch(types: Mapping[str, str], parts: Sequence[Part]) -> pa.RecordBat
     """Return columns as an Arrow batch.
 
     Args:
-        types: name and Spark type of each.
-        parts: the rows; their columns may be more.
+        types: name and Spark type of each column.
+        parts: the rows, which may have further columns.
     """
     schema = pa.schema([(name, ARROW[kind]) for name, kind in types.items()])
     made = []
@@ -58,6 +58,6 @@ def arrow_batch(types: Mapping[str, str], parts: Sequence[Part]) -> pa.RecordBat
 
 
 def in_pieces(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in pieces of so many rows at most: one entry may have any number of them."""
+    """Yield a batch in pieces of at most ``rows`` rows, because a single entry may have any number of rows."""
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)

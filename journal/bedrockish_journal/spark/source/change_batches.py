@@ -1,4 +1,4 @@
-"""The row changes of some entries, by table and column by column, so that columns can be made of many at once."""
+"""The row changes of some entries, grouped by table and stored by column, so that many are converted at once."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,16 +28,18 @@ class _Entry(NamedTuple):
 
 @dataclass(slots=True)
 class OfTable:
-    """Changes of one table with some columns. All lists but ``rows`` and ``counts`` have an item for each change.
+    """Changes of one table with the same columns.
+
+    The lists ``rows`` and ``counts`` have an item for each entry, the other lists an item for each change.
 
     Attributes:
         name: the table.
         columns: its columns.
         rows: the entries.
-        counts: how many changes of the table each has.
-        order: the change's place among all of the batch.
-        numbers: its place in its entry.
-        makers, users: the command that made it, and whose that is; empty if that was not asked for.
+        counts: the number of changes of the table in each entry.
+        order: the place of each change in the batch.
+        numbers: the place of each change in its entry.
+        makers, users: the command behind each change, and the command's user; empty if not wanted.
         ops, rowids, rowids_after, before, after: as in ``Change``.
     """
 
@@ -56,16 +58,16 @@ class OfTable:
     after: list[Image] = field(default_factory=list)
 
     def of_entries(self, values: Sequence[Any]) -> list[Any]:
-        """Return what each entry says, for each change."""
+        """Return a list with each entry's value repeated for each of its changes."""
         if len(self.rows) == len(self.order):
             return list(values)
         return list(chain.from_iterable(map(repeat, values, self.counts)))
 
     def check(self) -> None:
-        """Check what these changes are, of all at once, for speed.
+        """Check all changes at once, which is faster than one by one.
 
         Raises:
-            ValueError: one is not a change of a row with these columns.
+            ValueError: a change is not a change of a row with these columns.
         """
         if type(self.name) is not str or not {*map(type, self.columns)} <= {str}:
             raise ValueError("the name of a table or of a column is no text")
@@ -92,7 +94,7 @@ class ChangeBuilder(ABC):
         makers: names of the columns that need the command behind each change.
 
     Attributes:
-        count: how many changes there are.
+        count: the number of changes.
     """
 
     def __init__(self, context: Context, types: Mapping[str, str], makers: Iterable[str]) -> None:
@@ -107,18 +109,18 @@ class ChangeBuilder(ABC):
 
     @abstractmethod
     def _parts(self, one: OfTable) -> Iterable[Part]:
-        """Return the rows that some changes make, in parts with the same columns each."""
+        """Return the rows of some changes, in parts whose rows have the same columns."""
 
     @property
     def is_full(self) -> bool:
-        """Return whether the batch is large enough to be taken."""
+        """Return whether the batch is large enough for ``take``."""
         return self.count >= BATCH_ROWS or self._bytes >= BATCH_BYTES
 
     def add(self, row: Stored) -> None:
         """Add the changes of an entry.
 
         Raises:
-            EntryMalformedError: it cannot be decoded, and may not be skipped.
+            EntryMalformedError: the entry cannot be decoded, and may not be skipped.
         """
         found = self._context.changes(row)
         if found is None or not any(type(name) is not str or self._wants(name) for name, _ in found.heads):
@@ -132,7 +134,7 @@ class ChangeBuilder(ABC):
         """Return the rows, and start an empty batch.
 
         Raises:
-            EntryMalformedError: an entry has changes that cannot be, and may not be skipped.
+            EntryMalformedError: an entry has impossible changes, and may not be skipped.
         """
         entries, self._entries, self.count, self._bytes = self._entries, [], 0, 0
         try:
@@ -187,7 +189,7 @@ class ChangeBuilder(ABC):
 
 
 def _by_table(found: ChangeColumns) -> list[tuple[int, list[int]]]:
-    """Return which of an entry's changes are of each of its tables."""
+    """Return the index of each changed table of an entry, with the numbers of the table's changes."""
     numbers: dict[int, list[int]] = {place: [] for place in range(len(found.heads))}
     for number, place in enumerate(found.places):
         if type(place) is not int or place not in numbers:

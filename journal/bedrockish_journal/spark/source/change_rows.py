@@ -31,7 +31,7 @@ class ChangeRows(ChangeBuilder):
     """A builder of columns of the table ``changes``.
 
     Args:
-        context: of the journal; it says of which tables changes are wanted.
+        context: the context of the journal, with the tables whose changes are wanted.
         types: name and Spark type of the columns wanted.
     """
 
@@ -57,7 +57,7 @@ class ChangeRows(ChangeBuilder):
         key = self._context.key_columns(one.name, one.columns) if wants_keys else ((), ())
         found["before"], found["pk"] = self._texts(one.columns, key, one.before, "before")
         found["after"], found["pk_after"] = self._texts(one.columns, key, one.after, "after")
-        if key[0]:  # the key of a new row stands in both; that of a deleted one is gone
+        if key[0]:  # ``after`` has the key of a new row, and only ``before`` that of a deleted row
             pairs = zip(one.before, found["pk"], found["pk_after"], strict=True)
             found["pk"] = [after if image is None else before for image, before, after in pairs]
         return found
@@ -65,7 +65,7 @@ class ChangeRows(ChangeBuilder):
     def _texts(
         self, columns: tuple[str, ...], key: tuple[tuple[str, ...], tuple[int, ...]], images: list[Image], name: str
     ) -> tuple[list[str | None], list[str | None]]:
-        """Return rows, and their keys, as JSON, as far as they are wanted."""
+        """Return rows and their keys as JSON; None for rows or keys that are not wanted."""
         is_wanted = name in self._types
         there = [image for image in images if image is not None]
         if not there or not (is_wanted or key[0]):
@@ -77,7 +77,7 @@ class ChangeRows(ChangeBuilder):
 
 
 def _where(images: list[Image], texts: list[str]) -> list[str | None]:
-    """Return texts for the images that are there, and None for the others."""
+    """Return the texts in the places of the images that are not None, and None in the other places."""
     if not texts:
         return [None] * len(images)
     if len(texts) == len(images):

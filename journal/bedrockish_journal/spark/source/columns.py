@@ -1,6 +1,6 @@
-"""Columns as Spark and Arrow know them.
+"""Columns with their types in Spark and Arrow.
 
-A column's type is given once, by its Spark name; the Arrow type follows from it, and a test holds it against Spark's
+A column's type is given once, by its Spark name; the Arrow type follows from it, and a test compares it with Spark's
 own translation.
 """
 
@@ -23,7 +23,7 @@ ARROW = {
 
 
 def ddl(columns: Mapping[str, str]) -> str:
-    """Return columns as the text that Spark reads a schema from."""
+    """Return columns as the DDL text of a Spark schema."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
 
@@ -33,7 +33,7 @@ def batch(columns: Mapping[str, str], rows: Sequence[tuple[Any, ...]], places: S
     Args:
         columns: name and Spark type of the columns wanted.
         rows: tuples of all columns of the table.
-        places: where in such a tuple each wanted column is.
+        places: the index of each wanted column in such a tuple.
     """
     types = [ARROW[kind] for kind in columns.values()]
     arrays = [pa.array([row[place] for row in rows], type=kind) for place, kind in zip(places, types, strict=True)]

@@ -1,6 +1,6 @@
-"""The common state of the rows of one journal, and an entry decoded once for all tables that want rows of it.
+"""The common state of the rows of one journal; it decodes each entry once for all tables.
 
-Payloads are decoded here, in the worker, by the journal's own code.
+The worker decodes labels and bodies here, with the journal's own code.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,14 +33,14 @@ class Context:
     """The common state of the rows of one file.
 
     Attributes:
-        node: whose file.
+        node: the node that has the file.
         path: the file, for errors.
-        look_up: returns the columns of a table's declared primary key, by the schema that the node has now.
-        beginning: what the node keeps of the time before its journal.
-        skip: leave out entries that cannot be decoded (they are rows of ``commits`` all the same), instead of failing.
-        columns: the columns wanted; what only others need may be left out. None for all.
-        tables: of ``changes``, only those of these tables, spelled so; None for all.
-        named: of ``changes``, only those of the tables with these folded names; None for all.
+        look_up: returns the columns of a table's declared primary key, by the node's present schema.
+        beginning: the node's records of the time before its journal.
+        skip: leave out entries that cannot be decoded instead of failing; they still have a row in ``commits``.
+        columns: the columns wanted; values that only other columns need are not computed. None for all.
+        tables: the tables whose ``changes`` are wanted, by their exact names; None for all.
+        named: the tables whose ``changes`` are wanted, by their folded names; None for all.
     """
 
     node: str
@@ -62,12 +62,14 @@ class Context:
         return self.columns is None or not self.columns.isdisjoint(columns)
 
     def field(self, row: Stored, place: int) -> Any:
-        """Return one field of a transaction's body without looking at the others, or None if it may be skipped.
+        """Return one field of a transaction's body, without checking the others.
+
+        Return None if the body cannot be decoded and may be skipped.
 
         Raises:
-            EntryMalformedError: the body cannot be decoded.
+            EntryMalformedError: the body cannot be decoded, and may not be skipped.
         """
-        if self._packed_row is not row:  # several tables may ask for the same row in turn
+        if self._packed_row is not row:  # cached, because several tables may ask for the same row in turn
             try:
                 packed = cbor2.loads(row.body)
                 if not isinstance(packed, list) or len(packed) < 14:
@@ -80,7 +82,7 @@ class Context:
         return self._packed[place]
 
     def decoded(self, row: Stored) -> "Decoded | EntryMalformedError":
-        """Return what an entry says, or why it cannot be decoded; several tables may ask for the same row in turn."""
+        """Return a decoded entry, or the error; cached, because several tables may ask for the same row in turn."""
         if self._row is not row or self._decoded is None:
             self._row = row
             try:
@@ -93,7 +95,7 @@ class Context:
         """Return the row changes of an entry; None if it made none, or cannot be decoded and may be skipped.
 
         Raises:
-            EntryMalformedError: it cannot be decoded.
+            EntryMalformedError: the entry cannot be decoded, and may not be skipped.
         """
         if row.kind != ROWS or row.repeat or (row.clock, row.origin) in self.beginning.void:
             return None
@@ -108,10 +110,10 @@ class Context:
             raise self.unreadable(row, error) from error
 
     def makers(self, row: Stored, count: int) -> tuple[Sequence[str | None], Sequence[str | None]]:
-        """Return the command that made each of an entry's changes, and whose it is; None where it cannot be told."""
+        """Return the commands behind an entry's changes, and the commands' users; None in places that are unknown."""
         self.field(row, CHANGES)
         if self._packed_row is row and len(self._packed) == BARE and type(self._packed[COMMAND]) is str:
-            return (self._packed[COMMAND],) * count, (None,) * count  # one command, no user: not all is decoded
+            return (self._packed[COMMAND],) * count, (None,) * count  # one command without a user, a shortcut
         found = self.decoded(row)
         if isinstance(found, EntryMalformedError):
             return (None,) * count, (None,) * count
@@ -120,10 +122,10 @@ class Context:
         return makers, [whose[maker] for maker in makers]
 
     def unpack(self, row: Stored, decode: Callable[[bytes], list[_T]]) -> list[_T]:
-        """Return what an entry changed, or nothing if it cannot be decoded and may be skipped.
+        """Return the decoded changes of an entry, or an empty list if they cannot be decoded and may be skipped.
 
         Raises:
-            EntryMalformedError: it cannot be decoded.
+            EntryMalformedError: the changes cannot be decoded, and may not be skipped.
         """
         packed = self.field(row, CHANGES)
         if packed is None:
@@ -143,7 +145,7 @@ class Context:
         )
 
     def key_columns(self, table: str, columns: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return which of a change's columns are the table's primary key, and where they are; looked up once."""
+        """Return the names and the indexes of a change's columns that are the table's primary key; cached."""
         found = self.keys.get((table, columns))
         if found is None:
             names = tuple(name for name in self.look_up(table) if name in columns)
@@ -152,7 +154,7 @@ class Context:
 
 
 class Decoded(NamedTuple):
-    """A decoded entry. Its hash is not computed here: Spark does that, from the bytes."""
+    """A decoded entry. Its hash is not computed here, because Spark computes it from the bytes."""
 
     label: Label
     transaction: Transaction
@@ -174,7 +176,7 @@ def _decode(row: Stored) -> Decoded:
 
 
 def head(context: Context, row: Stored) -> tuple[Any, ...]:
-    """Return what the columns of ``HEAD`` have in all rows of an entry."""
+    """Return the values of the columns of ``HEAD``, which are the same in all rows of an entry."""
     txid = f"{row.origin}-{row.clock:x}"
     at = milliseconds(row.clock) * 1000
     return context.node, row.leader, row.tick, txid, row.clock, row.origin, at

@@ -1,8 +1,8 @@
-"""The declarations of a table's columns over all schema changes, from which its typed columns follow.
+"""The declarations of a table's columns over all schema changes, which determine its typed columns.
 
-A column keeps the type that it had first. The schema changes are run once more, in a database of their own in memory
-that has no rows: only those of tables and views, within bounds, because an altered file may hold anything. A definition
-that cannot be run there, such as a table that needs a function of a plugin, is taken from the node's present schema.
+A column keeps its first type. The statements of all schema changes for tables and views are run again in a private
+in-memory database without rows. They have limits, because an altered file may have any statements. A definition that
+cannot be run there, such as a table that needs a function of a plugin, is taken from the node's present schema.
 """
 
 import re
@@ -19,7 +19,7 @@ from bedrockish_journal.model.transaction import SCHEMA, decode_transaction
 from bedrockish_journal.spark.source.feeds import Feed
 from bedrockish_journal.spark.source.typed_values import column_type, kept_type
 
-STEPS_MOST = 1_000_000  # of SQLite's machine, for one statement
+STEPS_MOST = 1_000_000  # steps of SQLite's virtual machine for one statement
 PAGES_MOST = 10_000
 LENGTH_MOST = 1_000_000
 _OF_TABLES = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP)\s+(?:TABLE|VIEW)\b", re.I | re.DOTALL)
@@ -34,12 +34,12 @@ _TABLES = r"""SELECT name FROM sqlite_master WHERE type = 'table'
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A table as it was declared, in all versions of the schema together.
+    """The declarations of a table in all versions of the schema.
 
     Attributes:
         table: its name.
-        types: of its stored columns, by name, each as it was first.
-        keys: the columns of its primary keys, the one of the last version first.
+        types: the first type of each stored column, by name.
+        keys: the columns of its primary keys, that of the last version first.
     """
 
     table: str
@@ -48,16 +48,16 @@ class Declared:
 
 
 def declared(feeds: Iterable[Feed], table: str) -> Declared:
-    """Return what a table is declared as in some journals of one cluster.
+    """Return the declarations of a table in some journals of one cluster.
 
     Raises:
-        FileMissingError: none of them has such a table, or had.
+        FileMissingError: no journal has or had such a table.
         JournalError: a journal cannot be read.
     """
     types: dict[str, str] = {}
     keys: list[tuple[str, ...]] = []
     paths, tables = list[str](), set[str]()
-    known = dict[str, str]()  # the same names as SQLite compares them
+    known = dict[str, str]()  # folded name -> first spelling
     for feed in feeds:
         paths.append(feed.context.path)
         for columns in _versions(feed, table):
@@ -111,7 +111,7 @@ def _statements(feed: Feed) -> Iterator[str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield the statements of a text; an end of a line within a statement does not end it."""
+    """Yield the statements of a text in which ``;`` and a newline separate statements, but may also be inside one."""
     found = ""
     for part in text.split(";\n"):
         found += part + ";\n"

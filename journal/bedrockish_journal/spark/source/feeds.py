@@ -1,4 +1,4 @@
-"""Journals to read, wherever they are: node files, directories of them, and running nodes, all read in the same way."""
+"""Journals in node files, in directories of node files, and at running nodes, with the same interface for all."""
 
 import glob
 import os
@@ -16,26 +16,26 @@ from bedrockish_journal.storage.row import Stored
 
 Access = Mapping[str, str]
 NO_ACCESS: Access = {}
-SUFFIXES = (".db", ".sqlite", ".sqlite3")  # what a directory is searched for
+SUFFIXES = (".db", ".sqlite", ".sqlite3")  # suffixes of the files that are read in a directory
 
 
 class Feed(Protocol):
-    """The journal of one node, open."""
+    """The open journal of one node."""
 
     @property
     def context(self) -> Context:
-        """The context that its rows share."""
+        """The common state of its rows."""
 
     @property
     def ask(self) -> Ask:
-        """Runs a query on it."""
+        """Runs a query on the journal, and returns the rows."""
 
     def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
-        """Yield what is wanted of some ranges, by timeline and tick.
+        """Yield the wanted entries of some ranges, by timeline and tick.
 
         Raises:
             JournalPrunedError: the beginning of a range was removed from the journal.
-            JournalError: ticks are missing, and ``wanted`` says that none may be.
+            JournalError: ticks are missing although ``wanted.whole`` is set.
         """
 
 
@@ -49,24 +49,26 @@ def open_feed(path: str, access: Access = NO_ACCESS) -> AbstractContextManager[F
 
     Args:
         path: a file, or a client's URL.
-        access: what the URL does not say of how the node lets us in: user, password, ca, cert, key.
+        access: credentials that the URL lacks: user, password, ca, cert, key.
 
     Raises:
         JournalFileError: the file cannot be read as a node's file.
         BedrockishError: the node cannot be reached, or refuses.
     """
     if is_url(path):
-        from bedrockish_journal.spark.source.live import open_node_feed  # the client is needed for running nodes alone
+        from bedrockish_journal.spark.source.live import open_node_feed  # only running nodes need the client
 
         return open_node_feed(path, access)
     return open_file_feed(path)
 
 
 def expand(path: str) -> list[str]:
-    """Return what a ``path`` option names: comma separated files, globs, directories and URLs, sorted, once each.
+    """Return the files and URLs of a ``path`` option, sorted, without duplicates.
+
+    The option has files, globs, directories and URLs, separated by commas.
 
     Raises:
-        FileMissingError: a part names nothing.
+        FileMissingError: a part names no file.
     """
     found: set[str] = set()
     for part in (piece.strip() for piece in path.split(",")):
@@ -94,7 +96,7 @@ def expand(path: str) -> list[str]:
 
 
 def shown(path: str) -> str:
-    """Return a path or URL to be printed, without the password."""
+    """Return a path or URL for messages, without user and password."""
     scheme, separator, rest = path.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}" if separator else path
 
@@ -105,10 +107,10 @@ def nodes_of(paths: Sequence[str], access: Access = NO_ACCESS, *, newest: bool =
     Args:
         paths: node files and URLs.
         access: see ``open_feed``.
-        newest: of several copies of one node's journal take the one that goes furthest, instead of refusing.
+        newest: of several copies of one node's journal, use the one that goes furthest instead of raising an error.
 
     Raises:
-        JournalError: one cannot be read, or two are of the same node.
+        JournalError: a journal cannot be read, or two are of the same node.
     """
     found: dict[str, str] = {}
     heads: dict[str, dict[str, int]] = {}

@@ -1,8 +1,8 @@
-"""Node files as Spark's planner and workers see them: opened read-only, and read in fixed ranges of ticks.
+"""Node files for Spark's planner and workers: opened read-only, and read in fixed ranges of ticks.
 
-Only the standard library's ``sqlite3`` is used, so a worker needs nothing but Python, pyarrow and cbor2. A file is
-opened inside each task and closed with it; a running node may go on writing, because entries are only ever added and a
-range of ticks, once planned, never changes.
+Only the standard library's ``sqlite3`` is used, so a worker needs only Python, pyarrow and cbor2. A file is opened
+inside each task and closed with it. A running node may continue to write, because entries are only appended, and the
+entries of a planned range never change.
 """
 
 import os
@@ -33,13 +33,13 @@ _MAGIC = b"SQLite format 3\0"
 
 @contextmanager
 def open_file(path: str) -> Iterator[sqlite3.Connection]:
-    """Open a node's file to read its journal, also while the node runs; it is closed at the end of the ``with``.
+    """Open a node's file to read its journal, even while the node runs; close it at the end of the ``with``.
 
     Raises:
-        FileMissingError: there is no such file.
-        NotDatabaseError: it is not a SQLite database.
-        NoJournalError: it is one, but has no journal.
-        FileUnreadableError: it may not be read, or SQLite cannot read it.
+        FileMissingError: the file does not exist.
+        NotDatabaseError: the file is not a SQLite database.
+        NoJournalError: the database has no journal.
+        FileUnreadableError: the file may not be read, or SQLite cannot read it.
     """
     if not os.path.isfile(path):
         raise FileMissingError(path, f"{path}: no such file; every Spark worker must see it under this very path")
@@ -50,12 +50,14 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
         raise FileUnreadableError(path, f"{path} cannot be read ({error}); run Spark as a user who may") from error
     if head != _MAGIC:
         raise NotDatabaseError(path, f"{path} is not a SQLite database; give the file of a bedrockish node")
-    # A file in WAL mode needs a -shm next to it. Where none can be made and no -wal is left, the file is at rest.
+    # A file in WAL mode needs a -shm file. If the directory is read-only and no -wal exists, no program writes the
+    # file,
+    # and it is opened as immutable.
     directory = os.path.dirname(os.path.abspath(path))
     at_rest = not os.access(directory, os.W_OK) and not os.path.exists(f"{path}-wal")
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro" + ("&immutable=1" if at_rest else "")
     try:
-        # Several threads may read, one after the other: DuckDB, for example, takes the batches in a thread of its own.
+        # Several threads may read, one after the other: DuckDB, for example, reads the batches in its own thread.
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False)) as db:
             db.text_factory = partial(str, encoding="utf-8", errors="replace")
             if not _has_table(db, "bedrockish_journal"):
@@ -75,7 +77,7 @@ def _has_table(db: sqlite3.Connection, name: str) -> bool:
 
 
 def meta(db: sqlite3.Connection, key: str) -> object:
-    """Return a value that the node keeps about itself, or None."""
+    """Return a value of the table ``bedrockish_meta``, or None."""
     if not _has_table(db, "bedrockish_meta"):
         return None
     row = db.execute("SELECT value FROM bedrockish_meta WHERE key = ?", (key,)).fetchone()
@@ -83,7 +85,7 @@ def meta(db: sqlite3.Connection, key: str) -> object:
 
 
 def node_of(db: sqlite3.Connection, path: str) -> str:
-    """Return the name of the node whose file this is; a bare journal, made without a node, is named by its file."""
+    """Return the name of the node that has the file; for a journal without a node, the name of the file."""
     name = meta(db, "node")
     return name if isinstance(name, str) and name else Path(path).stem
 
@@ -100,18 +102,18 @@ class FileFeed:
         return [name for (name,) in self._db.execute(PRIMARY_KEY, (table,))]
 
     def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
-        """Yield what is wanted of some ranges, by timeline and tick, as of one moment for each range.
+        """Yield the wanted entries of some ranges, by timeline and tick, with one snapshot for each range.
 
         Raises:
             JournalPrunedError: the beginning of a range was removed from the journal.
-            JournalError: ticks are missing, and ``wanted`` says that none may be.
+            JournalError: ticks are missing although ``wanted.whole`` is set.
         """
         condition, values = wanted.condition
         columns = COLUMNS if wanted.blobs else COLUMNS.replace("label, body", "x'', x''")
         query = f"""SELECT {columns} FROM bedrockish_journal
             WHERE leader = ? AND tick BETWEEN ? AND ?{condition} ORDER BY tick"""
         for span in spans:
-            self._db.execute("BEGIN")  # no longer than a range is read: it holds up the node's checkpoints
+            self._db.execute("BEGIN")  # a snapshot blocks the node's checkpoints, so it lasts only for a range
             try:
                 self._check(span, wanted.whole)
                 for row in self._db.execute(query, (*span, *values)):

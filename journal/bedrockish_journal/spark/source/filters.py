@@ -1,6 +1,6 @@
-"""The conditions of a ``where``, as Spark hands them to a data source, turned into limits on what is read.
+"""Translates the conditions of a ``where``, which Spark passes to a data source, into limits on the entries to read.
 
-A condition that is not understood here only means that more is read: Spark applies it afterwards.
+A condition that is not understood here only costs time: more is read, and Spark applies the condition afterwards.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def limits_of(condition: Filter, told: Mapping[str, str]) -> tuple[Limits, bool]:
-    """Return the limits that a condition sets on the wanted entries, and whether they express all of it.
+    """Return the limits that a condition sets on the wanted entries, and whether they express the whole condition.
 
     Args:
-        condition: as Spark has it.
-        told: the columns by which less is read, each with its meaning: leader, tick, clock, committed_at or table.
+        condition: Spark's condition.
+        told: the columns that can limit the read, each with its meaning: leader, tick, clock, committed_at or table.
     """
     if not isinstance(
         condition, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual | In
@@ -46,10 +46,10 @@ def limits_of(condition: Filter, told: Mapping[str, str]) -> tuple[Limits, bool]
         between = _between(condition, value)
         if between is None:
             return NO_LIMITS, False
-        exact = not isinstance(condition, In)  # of a list only the least and the greatest are used
+        exact = not isinstance(condition, In)  # only the least and the greatest value of a list are used
         return (Limits(clocks=between) if column == "clock" else Limits(ticks=between)), exact
     if column == "committed_at" and not isinstance(condition, In):
-        return _within(condition, value), False  # a clock says more than its moment
+        return _within(condition, value), False  # a clock is more precise than its time
     return NO_LIMITS, False
 
 
@@ -78,7 +78,7 @@ def _between(condition: Filter, value: Any) -> Between | None:
 
 
 def _within(condition: Filter, value: Any) -> Limits:
-    """Return the limits of a moment, rounded outwards to the milliseconds that a clock counts."""
+    """Return the limits on clocks for a condition on a time, rounded outwards to a clock's milliseconds."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return NO_LIMITS
     millisecond: int = (value - _EPOCH) // _MICROSECOND // 1000

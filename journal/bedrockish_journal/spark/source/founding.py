@@ -1,6 +1,6 @@
 """The beginning of a journal: the founders of the cluster, and the marks of removed entries.
 
-``bedrockish_journal.storage.pruning`` removes. These are rows of tables, too, but of no entry.
+``bedrockish_journal.storage.pruning`` removes entries. These records have rows in tables, too, but no entry.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from bedrockish_journal.model.membership import read_membership
 from bedrockish_journal.model.transaction import Txid, parse_txid
 from bedrockish_journal.spark.source.plans import Ask
 
-# A running node shows its own tables to a statement that names them, and not to one that has the name in a parameter.
+# A running node shows its own tables only to a statement with their name in its text, and not in a parameter.
 _HAS = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = '{}'"
 _META = "SELECT value FROM bedrockish_meta WHERE key = ?"
 _VOID = "SELECT key FROM bedrockish_meta WHERE key >= 'void:' AND key < 'void;'"
@@ -24,7 +24,7 @@ Member = tuple[int, str, str, bool, str, list[tuple[str, int]]]
 
 
 class Mark(NamedTuple):
-    """The last entry of a timeline that was removed, and the greatest (clock, origin) that was removed of it."""
+    """The last removed entry of a timeline, and the greatest (clock, origin) that was removed from it."""
 
     leader: str
     tick: int
@@ -38,10 +38,10 @@ class Beginning:
     """A node's record of the time before its journal.
 
     Attributes:
-        founding: the membership that the cluster was founded with, encoded; None if the file does not say it.
-        changed: the memberships of removed entries, encoded; None for none.
-        marks: one for each timeline of which something was removed.
-        void: clock and origin of each transaction that the node applied as nothing: it changed no row.
+        founding: the encoded membership of the cluster's founding; None if the file lacks it.
+        changed: the encoded memberships of removed entries; None without such entries.
+        marks: a mark for each timeline whose first entries were removed.
+        void: clock and origin of each transaction that the node skipped by an operator's decision.
     """
 
     founding: object = None
@@ -53,7 +53,7 @@ class Beginning:
         """Yield timeline, tick and member of each membership that no entry of the journal made.
 
         Raises:
-            EntryMalformedError: they are not in the form in which they are kept.
+            EntryMalformedError: a membership is malformed.
         """
         try:
             if self.founding is not None:
@@ -71,10 +71,10 @@ class Beginning:
 
 
 def read_beginning(ask: Ask, path: str) -> Beginning:
-    """Ask a journal where it begins.
+    """Return the beginning of a journal.
 
     Raises:
-        JournalError: its marks are not what a node writes.
+        JournalError: the journal's marks are malformed.
     """
     founding = changed = None
     void: frozenset[tuple[int, str]] = frozenset()
@@ -106,7 +106,7 @@ def _bytes(value: object) -> bytes:
 
 
 def decode_members(data: bytes) -> list[Member]:
-    """Return version, name, address, voter, store and the retired timelines for each member of an encoded membership.
+    """Return each member of an encoded membership as (version, name, address, voter, store, retired timelines).
 
     Raises:
         EntryMalformedError: the bytes are not a membership.

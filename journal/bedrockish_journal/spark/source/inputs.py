@@ -15,7 +15,7 @@ from bedrockish_journal.spark.source.tables import TABLES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ENTRY_BYTES = 500  # of a file, for each entry of its journal, if commits are small
+ENTRY_BYTES = 500  # estimate of a file's bytes per entry with small commits
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Inputs:
     """The sources from which the journal of each node is read.
 
     Attributes:
-        files: path of its file, or URL, by node.
-        exports: directory of an export that has it, by node.
+        files: node -> path of its file, or its URL.
+        exports: node -> directory of an export that has its journal.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Inputs:
 
     @property
     def size(self) -> int:
-        """How many bytes there are to read, about; running nodes are asked for how many entries they have.
+        """The approximate number of bytes to read; running nodes are asked for their numbers of entries.
 
         Raises:
             JournalError: a journal cannot be read.
@@ -58,10 +58,10 @@ def _entries(path: str) -> int:
 
 
 def find_inputs(paths: Sequence[str]) -> Inputs:
-    """Look at nodes' files, directories of them, exports, and running nodes.
+    """Return the inputs for paths of nodes' files, directories of files, exports, and running nodes.
 
     Raises:
-        JournalError: one is missing or is neither, or two have the journal of the same node.
+        JournalError: a path is missing or is not such an input, or two have the journal of the same node.
     """
     exports: dict[str, str] = {}
     plain: list[str] = []
@@ -81,11 +81,11 @@ def find_inputs(paths: Sequence[str]) -> Inputs:
 
 
 def read_table(spark: "SparkSession", inputs: Inputs, name: str, columns: Sequence[str] = ()) -> "DataFrame":
-    """Return a table of all nodes; entries that cannot be decoded are rows of ``commits`` alone.
+    """Return a table of all nodes; entries that cannot be decoded have rows only in ``commits``.
 
     Args:
         spark: a session in which the data source is registered.
-        inputs: what ``find_inputs`` gave.
+        inputs: the result of ``find_inputs``.
         name: the table.
         columns: the columns wanted; all by default.
     """
@@ -103,7 +103,7 @@ def read_table(spark: "SparkSession", inputs: Inputs, name: str, columns: Sequen
 
 
 def _export(spark: "SparkSession", directory: str, inputs: Inputs, name: str) -> "DataFrame":
-    """Return a table of an export: only the files that count, of the nodes that are to be read from there."""
+    """Return a table of an export, with the nodes that are read from this export."""
     files = files_of(directory, name, read_manifest(directory))
     schema = ddl(TABLES[name].columns)
     if not files:

@@ -1,8 +1,8 @@
 """Rows as lossless JSON text, because Spark parses JSON in the JVM, faster than Python builds typed rows.
 
-An integer is a JSON number of up to 64 bits; a float always has a point or an exponent (``5.0``), in the shortest form
-that reads back as the same bits; text is a JSON string; NULL is ``null``. Values beyond JSON are objects, which no
-SQLite value ever is: ``{"$blob": "<base64>"}`` and ``{"$float": "inf"}`` or ``"-inf"``.
+An integer is a JSON number of up to 64 bits. A float always has a point or an exponent (``5.0``), in the shortest form
+that parses to the same bits. Text is a JSON string, and NULL is ``null``. Other values are objects, which cannot be
+confused with a SQLite value: ``{"$blob": "<base64>"}`` and ``{"$float": "inf"}`` or ``"-inf"``.
 """
 
 import base64
@@ -18,20 +18,20 @@ from bedrockish_journal.model.errors import EntryMalformedError
 
 
 def row_text(columns: Sequence[str], row: Row | None) -> str | None:
-    """Return a row as a JSON object in the order of its columns; None for no row."""
+    """Return a row as a JSON object in the order of its columns; None if ``row`` is None."""
     if row is None:
         return None
     return _template(tuple(columns)) % tuple(map(_text, row))
 
 
 def row_texts(columns: Sequence[str], texts: Sequence[Sequence[str]], count: int) -> list[str]:
-    """Return so many rows as JSON objects, from the texts of the values of each column."""
+    """Return ``count`` rows as JSON objects, from the texts of the values of each column."""
     template = _template(tuple(columns))
     return [template % row for row in zip(*texts, strict=True)] if columns else [template] * count
 
 
 def value_texts(values: Sequence[Value]) -> list[str]:
-    """Return values as JSON; those of one column, which mostly are of one type, are fast."""
+    """Return values as JSON; fast for values of the same type, as those of a column mostly are."""
     types: set[type] = {*map(type, values)}
     text: Callable[[Any], str] = int.__repr__ if types == {int} else _quoted if types == {str} else _text
     return list(map(text, values))
@@ -44,7 +44,7 @@ def _template(columns: tuple[str, ...]) -> str:
 
 
 def _text(value: Value) -> str:
-    # Written out, because a JSONEncoder would be made for every row and takes three times as long.
+    # Not json.dumps, which would create an encoder for every row and takes three times as long.
     if isinstance(value, str):
         return _quoted(value)
     if value is None:
@@ -57,7 +57,7 @@ def _text(value: Value) -> str:
 
 
 def parse_row(text: str) -> dict[str, Value]:
-    """Read what ``row_text`` wrote, back into SQLite's own values.
+    """Return the row that ``row_text`` encoded, with SQLite's values.
 
     Raises:
         EntryMalformedError: the text is not such a row.

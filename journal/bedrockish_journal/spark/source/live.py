@@ -1,7 +1,7 @@
 """The journal of a running node, read over the network through the ordinary client, in pages that take milliseconds.
 
-Reads are stale ones, which never wait, and pages have a bounded size: to the node this is a client like any other.
-After each page the reader rests as long as the node has taken, so that it never has more than half of a node's time.
+Reads are stale reads, which never wait, and pages have a limited size, so that the load is that of any client. After
+each page the reader sleeps for as long as the node has taken, so that it uses at most half of a node's time.
 """
 
 import time
@@ -26,7 +26,7 @@ REST_MAX_S = 1.0
 _NODE = "SELECT value FROM bedrockish_meta WHERE key = 'node'"
 _FIRST = "SELECT min(tick) FROM bedrockish_journal WHERE leader = ?"
 _TICKS = "SELECT tick, 0 FROM bedrockish_journal WHERE leader = ?1 AND tick BETWEEN ?2 AND ?3 ORDER BY tick"
-# No further than one entry beyond a page: to tell its length, a node may have to read an entry.
+# Reads the length of at most one entry beyond a page, because a node may have to read the entry for its length.
 _SIZES = """WITH RECURSIVE page(tick, size, before) AS (
     SELECT ?2 - 1, 0, 0
     UNION ALL SELECT j.tick, length(j.label) + length(j.body), page.before + page.size
@@ -55,7 +55,7 @@ class NodeFeed:
         return rows
 
     def _ask_all(self, *questions: tuple[str, tuple[object, ...]]) -> list[Iterable[Sequence[Any]]]:
-        """Ask several questions at one moment; all of them of the node that was asked first."""
+        """Run several queries on one snapshot, and check that the same node answers as before."""
         asked: Any = [_NODE, *questions]
         begun = time.monotonic()
         node, *found = self._connection.transact(asked, read=STALE)
@@ -70,12 +70,12 @@ class NodeFeed:
         return [str(row[0]) for row in self.ask(PRIMARY_KEY, (table,))]
 
     def scan(self, spans: Sequence[Span], wanted: Wanted) -> Generator[Stored]:
-        """Yield what is wanted of some ranges, page by page, by timeline and tick.
+        """Yield the wanted entries of some ranges, page by page, by timeline and tick.
 
         Raises:
             JournalPrunedError: the beginning of a range was removed from the journal.
-            JournalError: ticks are missing, and ``wanted`` says that none may be.
-            BedrockishError: the node cannot be reached any more.
+            JournalError: ticks are missing although ``wanted.whole`` is set.
+            BedrockishError: the node can no longer be reached.
         """
         condition, values = wanted.condition
         columns = COLUMNS if wanted.blobs else COLUMNS.replace("label, body", "x'', x''")
@@ -96,9 +96,10 @@ class NodeFeed:
                 raise JournalPrunedError(f"node {self._node}", leader, low, first)
 
     def _page(self, leader: str, low: int, high: int, wanted: Wanted) -> tuple[int, list[int]]:
-        """Return where a page that begins at tick ``low`` ends, and which ticks it has.
+        """Return the last tick of a page that begins at tick ``low``, and the ticks of its entries.
 
-        The page has one entry of any size, or many small ones; or no entry, if the next ``PAGE_TICKS`` ticks have none.
+        The page has one entry of any size, or many small ones. It is empty if the next ``PAGE_TICKS`` ticks are
+        missing.
         """
         window = min(high, low + PAGE_TICKS - 1)
         span = (leader, low, window)
@@ -122,21 +123,21 @@ def open_node_feed(url: str, access: Mapping[str, str]) -> Iterator[NodeFeed]:
     """Connect to a running node to read its journal.
 
     Args:
-        url: of the node, as clients have it.
+        url: the node's URL for clients.
         access: user, password, ca, cert and key, as far as they are not in the URL.
 
     Raises:
-        BedrockishError: the node cannot be reached, or does not let us in.
+        BedrockishError: the node cannot be reached, or refuses the connection.
     """
     with connect(url_with(url, access)) as connection:
         yield NodeFeed(connection)
 
 
 def url_with(url: str, access: Mapping[str, str]) -> str:
-    """Return a URL that says how a node lets us in, and is of that node alone.
+    """Return a URL with the credentials, and without discovery of other nodes.
 
     Raises:
-        ConfigError: the URL names a user, and so do the options.
+        ConfigError: both the URL and the options name a user.
     """
     scheme, _, rest = url.partition("://")
     if "user" in access:
@@ -146,6 +147,6 @@ def url_with(url: str, access: Mapping[str, str]) -> str:
         rest = f"{quote(access['user'], safe='')}{password}@{rest}"
     options = {name: access[name] for name in ("ca", "cert", "key") if name in access}
     if "discover=" not in rest:
-        options["discover"] = "no"  # the journal of another node is another one
+        options["discover"] = "no"  # another node has another journal
     mark = "&" if "?" in rest else "?" if rest.endswith("/") else "/?"
     return f"{scheme}://{rest}{mark if options else ''}{urlencode(options)}"

@@ -1,4 +1,4 @@
-"""The options of the data source, checked where a query is made and not where it runs."""
+"""The options of the data source, checked when a query is created, before it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,17 +26,17 @@ class Options:
 
     Attributes:
         path: the journals: comma separated node files, globs, directories, and URLs of running nodes.
-        table: which table.
-        rows: the user's table whose changes are wanted, with its columns typed, instead of ``table``.
-        limits: which entries and changes are wanted.
+        table: the name of the table.
+        rows: the user's table whose changes are wanted, with typed columns, instead of ``table``.
+        limits: the conditions on wanted entries and changes.
         columns: the columns wanted, in this order; empty for all.
-        partition_rows: commits read by one task; None for the default: of a running node, one task reads all.
-        skip_malformed: leave out entries that cannot be decoded, instead of failing.
-        pushdown: take the conditions of a query from Spark.
-        newest: of several copies of a node's journal read the one that goes furthest, instead of failing.
-        starting: where a new stream begins.
+        partition_rows: commits read by one task; None for the default, by which one task reads all of a running node.
+        skip_malformed: leave out entries that cannot be decoded instead of failing.
+        pushdown: use the conditions of a query that Spark passes on.
+        newest: of several copies of a node's journal, read the one that goes furthest instead of failing.
+        starting: the beginning of a new stream.
         until: the end of a stream: the last entry that the node has applied, or its safe time.
-        max_commits: commits of each node in one batch of a stream at most; None for all that there are.
+        max_commits: the greatest number of commits of each node in one batch of a stream; None for no limit.
         access: credentials for running nodes: user, password, ca, cert and key, as far as they are not in the URLs.
     """
 
@@ -61,10 +61,10 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "Options":
-        """Check the options of ``spark.read`` or ``spark.readStream``.
+        """Return the checked options of ``spark.read`` or ``spark.readStream``.
 
         Raises:
-            ValueError: an option is missing, unknown, or has a value that it cannot have.
+            ValueError: an option is missing, unknown, or has an invalid value.
         """
         options = {name.lower(): value for name, value in given.items()}
         location, *_ = (options.pop(name, "") for name in OF_A_CATALOGUE)
@@ -159,10 +159,10 @@ def _number(options: Mapping[str, str], name: str, least: int) -> int | None:
 
 
 def check_columns(table: Table, name: str, columns: tuple[str, ...]) -> None:
-    """Check that a table has the columns that are asked for.
+    """Check that a table has the wanted columns.
 
     Raises:
-        ValueError: it lacks one, or one is asked for twice.
+        ValueError: the table lacks a column, or a column is wanted twice.
     """
     for column in columns:
         if column not in table.columns:

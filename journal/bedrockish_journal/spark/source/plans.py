@@ -1,5 +1,5 @@
-"""The ranges of ticks that a reader reads: the bounds of a journal, the ticks between two vectors, and the part of them
-that the conditions of a query leave. Pure but for the queries that it runs on a journal, which may be remote.
+"""The ranges of ticks that a reader reads: all of a journal, or the ticks between two vectors, narrowed by the
+conditions of a query. Pure, except for the queries on a journal, which may be remote.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ Between = tuple[int, int]  # both included
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 ALL: Between = (LOWEST, HIGHEST)
-NARROW_MOST = 200_000  # entries that are looked at to find out which ticks some clocks are at
+NARROW_MOST = 200_000  # the most entries that are searched for the ticks of a range of clocks
 ORDER_PAGE = 10_000
 PRIMARY_KEY = "SELECT name FROM pragma_table_info(?) WHERE pk > 0 ORDER BY pk"
 _BOUNDS = """WITH RECURSIVE leaders(leader) AS (
@@ -27,7 +27,7 @@ _BOUNDS = """WITH RECURSIVE leaders(leader) AS (
   FROM leaders WHERE leader IS NOT NULL ORDER BY leader"""  # a few seeks for each leader, not a walk over all entries
 _SEQ = "SELECT min(seq) FROM bedrockish_journal WHERE leader = ? AND tick = ?"
 _ORDER = "SELECT seq, leader, tick FROM bedrockish_journal WHERE seq >= ? ORDER BY seq LIMIT ?"
-# Two subqueries, or SQLite would walk through all of the table.
+# Two subqueries, because with one query for both SQLite would scan the whole table.
 _HELD = "SELECT (SELECT max(seq) FROM bedrockish_journal) - (SELECT min(seq) FROM bedrockish_journal) + 1"
 # The constants repeat = 0 and repeat = 1 let SQLite use the two partial indexes on the clock.
 _WITHIN = "clock BETWEEN ?1 AND ?2 AND repeat"
@@ -49,11 +49,11 @@ class Limits:
     """The conditions of a query on entries, all of which an entry has to meet.
 
     Attributes:
-        leaders: in these timelines; None for all.
-        ticks: with ticks in these bounds.
-        clocks: with clocks in these bounds.
-        tables: of ``changes``, only those of these tables, spelled so; None for all.
-        named: of ``changes``, only those of the tables with these folded names; None for all.
+        leaders: the timelines; None for all.
+        ticks: the bounds of ticks.
+        clocks: the bounds of clocks.
+        tables: the tables whose ``changes`` are wanted, by their exact names; None for all.
+        named: the tables whose ``changes`` are wanted, by their folded names; None for all.
     """
 
     leaders: frozenset[str] | None = None
@@ -63,7 +63,7 @@ class Limits:
     named: frozenset[str] | None = None
 
     def both(self, other: "Limits") -> "Limits":
-        """Return the limits of the entries that meet both."""
+        """Return the limits of the entries that meet these limits and ``other``."""
         return Limits(
             _common(self.leaders, other.leaders),
             _overlap(self.ticks, other.ticks),
@@ -73,7 +73,7 @@ class Limits:
         )
 
     def meet(self, leader: str | None, tick: int | None, clock: int | None) -> bool:
-        """Return whether a row is within the limits; as in SQL, what it does not say is not."""
+        """Return whether a row is within the limits; as in SQL, None does not meet a limit."""
         return (
             (self.leaders is None or leader in self.leaders)
             and (self.ticks == ALL or (tick is not None and self.ticks[0] <= tick <= self.ticks[1]))
@@ -86,13 +86,13 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which entries of a range of ticks are wanted, and how much of each.
+    """The wanted entries of a range of ticks, and their wanted columns.
 
     Attributes:
-        clocks: with clocks in these bounds.
-        kind: only of this kind, and no repeats, which change nothing; None for all.
+        clocks: the bounds of clocks.
+        kind: the kind of the entries, without second labels, which change nothing; None for all entries.
         blobs: whether label and body are wanted; without them SQLite does not read their pages.
-        whole: whether each tick of the range must be there.
+        whole: whether each tick of the range must exist.
     """
 
     clocks: Between = ALL
@@ -102,7 +102,7 @@ class Wanted:
 
     @property
     def condition(self) -> tuple[str, tuple[object, ...]]:
-        """The condition as SQL that follows another one, and its values."""
+        """The condition as SQL, to be appended to another condition, and its values."""
         sql, values = "", tuple[object, ...]()
         if self.clocks != ALL:
             sql, values = " AND clock BETWEEN ? AND ?", self.clocks
@@ -122,7 +122,7 @@ def _overlap(left: Between, right: Between) -> Between:
 
 
 def bounds(ask: Ask) -> dict[str, Between]:
-    """Return the first and the last tick that the journal holds of each timeline.
+    """Return the first and the last tick of each timeline in the journal.
 
     Raises:
         JournalError: the journal has a tick that is not a number.
@@ -136,14 +136,14 @@ def bounds(ask: Ask) -> dict[str, Between]:
 
 
 def plan(ask: Ask, limits: Limits, rows: int | None) -> list[tuple[Span, ...]]:
-    """Return the ranges that hold the wanted part of the journal as it is now, in groups of ``rows`` entries.
+    """Return the ranges that contain the wanted entries of the present journal, in groups of ``rows`` entries.
 
-    A few seeks for each timeline, however long the journal is. The ranges may also hold entries that are not wanted.
+    This takes a few seeks for each timeline, however long the journal is. The ranges may also contain other entries.
 
     Args:
         ask: runs queries on the journal.
-        limits: what is wanted.
-        rows: entries in a group, at most; None for all in one.
+        limits: the conditions on wanted entries.
+        rows: the greatest number of entries in a group; None for a single group.
 
     Raises:
         JournalError: the journal has a tick that is not a number.
@@ -166,7 +166,10 @@ def plan(ask: Ask, limits: Limits, rows: int | None) -> list[tuple[Span, ...]]:
 
 
 def _narrow(ask: Ask, spans: list[Span], clocks: Between) -> list[Span]:
-    """Shorten ranges to the entries between two clocks, if they are few: a timeline is not in the order of clocks."""
+    """Return ranges shortened to the entries between two clocks, if these are few.
+
+    The entries have to be searched, because a timeline is not in the order of clocks.
+    """
     if clocks == ALL or not spans:
         return spans
     ((many,),) = ask(_MANY, (*clocks, NARROW_MOST))
@@ -178,7 +181,7 @@ def _narrow(ask: Ask, spans: list[Span], clocks: Between) -> list[Span]:
 
 
 def _cut_by_count(ask: Ask, spans: Sequence[Span], rows: int) -> list[tuple[Span, ...]]:
-    """Cut where ticks cannot be counted on: one that was altered may be any number. It walks over the whole index."""
+    """Return ranges cut into groups by counting entries in the index, because altered ticks may be any numbers."""
     cuts = list(ask(_CUTS, (rows,)))
     groups: list[tuple[Span, ...]] = []
     group: list[Span] = []
@@ -193,7 +196,7 @@ def _cut_by_count(ask: Ask, spans: Sequence[Span], rows: int) -> list[tuple[Span
 
 
 def cut(spans: Sequence[Span], rows: int) -> list[tuple[Span, ...]]:
-    """Cut ranges of ticks into groups of ``rows`` ticks: a small journal is one task, a large one many."""
+    """Return ranges of ticks in groups of ``rows`` ticks: a small journal is one task, a large one many."""
     groups: list[tuple[Span, ...]] = []
     group: list[Span] = []
     room = rows
@@ -210,16 +213,16 @@ def cut(spans: Sequence[Span], rows: int) -> list[tuple[Span, ...]]:
 
 
 def spans_between(start: Mapping[str, int], end: Mapping[str, int]) -> list[Span]:
-    """Return the ticks that are in the vector ``end`` and not in ``start``."""
+    """Return the ranges of ticks that the vector ``end`` covers and ``start`` does not."""
     spans = [(leader, start.get(leader, 0) + 1, tick) for leader, tick in sorted(end.items())]
     return [span for span in spans if span[1] <= span[2]]
 
 
 def safe_prefix(ask: Ask) -> dict[str, int]:
-    """Return the vector of the entries up to safe time: nothing earlier by clock can still appear.
+    """Return the vector of the entries up to safe time, after which no entry with a smaller clock can be committed.
 
-    An entry follows only what has a lower clock, so this is a causally closed prefix as well. Only the entries beyond
-    are looked at, which are few.
+    An entry follows only entries with smaller clocks, so this prefix is causally closed. Only the entries beyond it are
+    read, which are few.
     """
     found = {leader: high for leader, (_, high) in bounds(ask).items()}
     found |= {leader: first - 1 for leader, first in ask(_UNSAFE, ())}
@@ -229,17 +232,17 @@ def safe_prefix(ask: Ask) -> dict[str, int]:
 def advance(
     ask: Ask, path: str, start: Mapping[str, int], upto: Mapping[str, int] | None = None, most: int | None = None
 ) -> dict[str, int]:
-    """Return the vector that the next ``most`` entries lead to, in the order in which the node applied them.
+    """Return the vector after the next ``most`` entries, in the order in which the node applied them.
 
     Args:
         ask: runs queries on the journal.
-        path: whose, for errors.
-        start: what was taken so far; entries up to it are left out.
-        upto: entries beyond this vector are left out as well; None for no such bound.
-        most: how many entries; None for all.
+        path: the path of the journal, for errors.
+        start: the vector to begin after.
+        upto: the vector to end at; None for the end of the journal.
+        most: the number of entries; None for all.
 
     Raises:
-        JournalPrunedError: the journal no longer holds what comes next.
+        JournalPrunedError: the journal no longer has the next entries.
     """
     wanted: dict[str, int] = {}
     for leader, (first, last) in bounds(ask).items():

@@ -1,4 +1,4 @@
-"""Ranges of a journal as Arrow batches of one table: what batch reads, streams and exports have in common."""
+"""Reads ranges of a journal as Arrow batches of one table, for batch reads, streams and exports."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,7 +26,7 @@ class Part:
 
 
 def parts(options: Options, table: Table, limits: Limits) -> list[Part]:
-    """Return all that is to be read; this fixes what a reader will see.
+    """Return the parts to read, which fix the entries that the reader will see.
 
     Raises:
         JournalError: a file is missing, is not a database or has no journal; or two are of the same node.
@@ -56,7 +56,7 @@ def read_part(
 
     Raises:
         JournalPrunedError: entries were removed from the journal after the read was planned.
-        JournalError: the journal cannot be read any more, or an entry of it cannot be decoded.
+        JournalError: the journal can no longer be read, or an entry cannot be decoded.
     """
     with open_feed(part.path, options.access) as feed:
         yield from batches(feed, table, part.spans, options, limits, columns, before=part.before)
@@ -73,21 +73,21 @@ def batches(
     before: bool,
     whole: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one table that some ranges of ticks make.
+    """Yield the rows of one table for some ranges of ticks.
 
     Args:
         feed: the journal.
         table: the table.
         spans: the ranges.
         options: whether to skip entries that cannot be decoded.
-        limits: which entries and changes are wanted; the ranges have been made by them.
+        limits: the conditions on wanted entries and changes, by which the ranges were planned.
         columns: name and Spark type of the columns wanted.
-        before: whether the rows of the time before the journal are to be among them.
-        whole: whether each tick of the ranges must be there.
+        before: whether to include the rows of the time before the journal.
+        whole: whether each tick of the ranges must exist.
 
     Raises:
         JournalPrunedError: the beginning of a range was removed from the journal.
-        JournalError: ticks are missing that must be there, or an entry cannot be decoded.
+        JournalError: required ticks are missing, or an entry cannot be decoded.
     """
     context = feed.context
     context.skip, context.columns = options.skip_malformed, frozenset(columns)
@@ -108,7 +108,7 @@ def batches(
 
 
 def rows_before(context: Context, table: Table, limits: Limits = NO_LIMITS) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows that are of no entry, but of the time before the journal."""
+    """Yield the rows without an entry, from the time before the journal."""
     if table.before is not None:
         leader, tick, clock = (list(table.columns).index(name) for name in ("leader", "tick", "clock"))
         for row in table.before(context):

@@ -1,7 +1,7 @@
 """The data source ``bedrockish``: the journals of nodes as Spark tables, read from their files or from the nodes.
 
-The plan of a query fixes its input: each journal's timelines up to the ticks they had then. Nodes may commit while the
-query runs; running it again plans again.
+The plan of a query fixes its input: each journal's timelines up to their ticks at that time. Nodes may commit while the
+query runs; running the query again plans it again.
 """
 
 import sys
@@ -26,7 +26,7 @@ _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 @dataclass
 class Piece(InputPartition):
-    """The input of one task; None if there is nothing to read, as Spark wants a task all the same."""
+    """The input of one task; None for an empty read, because Spark needs at least one task."""
 
     part: Part | None
 
@@ -37,21 +37,22 @@ class BedrockishSource(DataSource):
     Options:
         path: node files, comma separated, globs, directories, and URLs of running nodes. Required.
         table: commits (default), changes, approvals, footprints, schema_history, members or pruned.
-        rows: instead of ``table``, a table of the user's: its changes, with its columns typed.
-        leader: only commits that stand in these nodes' timelines, comma separated.
+        rows: a table of the user's, instead of ``table``: its changes, with typed columns.
+        leader: only commits in these nodes' timelines, comma separated.
         clock_from, clock_to: only commits with a clock in these bounds, both included.
-        tables: of ``changes``, only those of these tables, comma separated; names in any case of letters.
-        columns: only these columns, comma separated; the fewer, the less is decoded.
-        partition_rows: commits read by one task; 50000 by default, and of a running node all by one task.
+        tables: only ``changes`` of these tables, comma separated; names in upper or lower case.
+        columns: only these columns, comma separated; with fewer columns, less is decoded.
+        partition_rows: commits read by one task; 50000 by default, and all commits of a running node.
         malformed: ``fail`` (default) or ``skip``, for entries that cannot be decoded. The table commits shows them in
             any case, with the reason in its column ``malformed``.
-        pushdown: ``no`` (default) or ``yes``: let Spark hand over the conditions of the query. For a DataFrame that is
-            used in one query, once; up to 4.3 Spark mixes up the conditions of several.
+        pushdown: ``no`` (default) or ``yes``: let Spark pass on the conditions of the query. Use it only for a
+            DataFrame
+            in a single query, because Spark up to 4.3 mixes up the conditions of several queries.
         copies: ``fail`` (default) or ``newest``, for several copies of one node's journal.
-        user, password, ca, cert, key: how running nodes let us in, as far as their URLs do not say it.
-        starting: where a stream without a checkpoint begins: ``beginning`` (default), ``oldest`` or ``now``.
-        until: how far a stream goes: ``applied`` (default) or ``safe``.
-        max_commits: how many commits of each node one batch of a stream takes at most.
+        user, password, ca, cert, key: credentials for running nodes, as far as their URLs lack them.
+        starting: the beginning of a stream without a checkpoint: ``beginning`` (default), ``oldest`` or ``now``.
+        until: the end of a stream: ``applied`` (default) or ``safe``.
+        max_commits: the greatest number of commits of each node in one batch of a stream.
 
     Example::
 
@@ -84,9 +85,9 @@ class BedrockishSource(DataSource):
         """
         options = Options.parse(self.options)
         table = table_of(options)
-        # Spark refuses a reader that takes conditions where the session has not turned this on, so such a reader is
-        # made only in the worker that Spark starts in order to hand conditions over. And only when it was asked for:
-        # up to 4.3 Spark keeps what the conditions of one query left, also for later queries of the same DataFrame.
+        # Spark refuses a reader that accepts conditions if the session has not enabled this. So such a reader is
+        # created only in the worker that Spark starts to pass conditions on, and only with the option: up to 4.3 Spark
+        # uses a reader with the conditions of one query for later queries of the same DataFrame, too.
         made = PushingReader if options.pushdown and _PUSHING_WORKER in sys.modules else BedrockishReader
         return made(options, _columns(options, table, schema), table)
 
@@ -112,12 +113,12 @@ def _columns(options: Options, table: Table, schema: StructType) -> dict[str, st
 
 
 class BedrockishReader(DataSourceReader):
-    """The planner of a read, and the reader of its pieces in Spark's workers. It keeps no state or open file between.
+    """The planner of a read, and the reader of its pieces in Spark's workers, without state between the two.
 
     Args:
         options: the journals and the limits.
         columns: name and Spark type of the columns wanted.
-        table: what they are of.
+        table: the table.
     """
 
     def __init__(self, options: Options, columns: dict[str, str], table: Table) -> None:
@@ -127,7 +128,7 @@ class BedrockishReader(DataSourceReader):
         self.columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """Return the pieces to read; this fixes what the query will see.
+        """Return the pieces to read, which fix the entries that the query will see.
 
         Raises:
             JournalError: a file is missing, is not a database or has no journal; or two are of the same node.
@@ -141,7 +142,7 @@ class BedrockishReader(DataSourceReader):
 
         Raises:
             JournalPrunedError: entries were removed from the journal after the read was planned.
-            JournalError: the journal cannot be read any more, or an entry of it cannot be decoded.
+            JournalError: the journal can no longer be read, or an entry cannot be decoded.
         """
         assert isinstance(partition, Piece)
         if partition.part is not None:
@@ -149,10 +150,10 @@ class BedrockishReader(DataSourceReader):
 
 
 class PushingReader(BedrockishReader):
-    """A reader that Spark tells the conditions of a query, so that it need not read what they leave out."""
+    """A reader that gets the conditions of a query from Spark, and reads only entries that may meet them."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  (Spark's name)
-        """Take conditions on leader, tick, clock, committed_at and table; return those that Spark must still apply."""
+        """Use conditions on leader, tick, clock, committed_at and table; yield those that Spark must still apply."""
         for condition in filters:
             limits, exact = limits_of(condition, self.table.told)
             self.limits = self.limits.both(limits)
@@ -161,5 +162,5 @@ class PushingReader(BedrockishReader):
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark.read.format("bedrockish")`` known to a session; needed where pip did not install the package."""
+    """Make ``spark.read.format("bedrockish")`` known to a session, if pip has not installed the package."""
     spark.dataSource.register(BedrockishSource)

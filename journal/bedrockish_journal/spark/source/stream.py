@@ -1,9 +1,9 @@
 """The data source as a stream: every commit that a node has applied, once, in batches between two vectors.
 
-An offset is the vector timestamp of each node: ``{"A": {"A": 76, "B": 36}}``, by node and then by leader. A batch takes
-the entries that a node applied next, in that order, so that every offset is a causally closed prefix of the journal: no
-entry is read before the entries that it follows. The entries between two offsets never change, so a batch that is read
-again after a crash has the same rows.
+An offset has the vector of each node: ``{"A": {"A": 76, "B": 36}}``, by node and then by leader. A batch has the
+entries that a node applied next, in this order. So every offset is a causally closed prefix of the journal: no entry is
+read before the entries that it follows. The entries between two offsets never change, so a batch that is read again
+after a crash has the same rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ Offset = dict[str, dict[str, int]]
 
 @dataclass
 class Range(InputPartition):
-    """The input of one task: ranges of ticks that were all there when the batch was planned."""
+    """The input of one task: ranges of ticks that all existed when the batch was planned."""
 
     path: str
     spans: tuple[Span, ...]
@@ -39,17 +39,17 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     Args:
         options: the journals and the limits.
         columns: name and Spark type of the columns wanted.
-        table: what they are of.
+        table: the table.
     """
 
     def __init__(self, options: Options, columns: dict[str, str], table: Table) -> None:
         self.options = options
         self.table = table
         self.columns = columns
-        self._end: Offset | None = None  # of a run that takes what there is now and ends
+        self._end: Offset | None = None  # the end of a run with the trigger ``availableNow``
 
     def initialOffset(self) -> Offset:  # noqa: N802  (the names of Spark's interface, here and below)
-        """Return where a stream without a checkpoint begins.
+        """Return the offset at which a stream without a checkpoint begins.
 
         Raises:
             JournalError: a file cannot be read.
@@ -61,22 +61,22 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._ends()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return how much one batch takes, by the option ``max_commits``."""
+        """Return the limit of a batch, by the option ``max_commits``."""
         return ReadAllAvailable() if self.options.max_commits is None else ReadMaxRows(self.options.max_commits)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix where this run ends: what is committed from now on is left to the next run."""
+        """Fix the end of this run; later commits are left to the next run."""
         self._end = self._ends()
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
-        """Return how far the files go, for the progress that Spark reports."""
+        """Return the present ends of the files, for the progress that Spark reports."""
         return self._ends()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Return where the batch that begins at ``start`` ends.
+        """Return the end of the batch that begins at ``start``.
 
         Raises:
-            JournalPrunedError: a file no longer holds what comes after ``start``.
+            JournalPrunedError: a file no longer has the entries after ``start``.
             JournalError: a file cannot be read.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -90,7 +90,7 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return ordered(end)
 
     def _upto(self, feed: Feed) -> dict[str, int] | None:
-        """Return the vector that the stream goes to; None for no bound."""
+        """Return the vector up to which the stream may go; None for no limit."""
         return safe_prefix(feed.ask) if self.options.until == SAFE else None
 
     def _ends(self) -> Offset:
@@ -102,10 +102,10 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return ordered(found)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Cut what lies between two offsets into tasks.
+        """Return the tasks for the entries between two offsets.
 
         Raises:
-            JournalError: a file is gone.
+            JournalError: a file is missing.
         """
         files = self._files()
         pieces: list[InputPartition] = []
@@ -131,8 +131,8 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """Yield the rows of one task.
 
         Raises:
-            JournalPrunedError: the file no longer holds what the batch was planned to read.
-            JournalError: the file cannot be read, or an entry of it cannot be decoded.
+            JournalPrunedError: the file no longer has the entries of the task.
+            JournalError: the file cannot be read, or an entry cannot be decoded.
         """
         assert isinstance(partition, Range)
         wanted = (self.table, partition.spans, self.options, self.options.limits, self.columns)
@@ -152,5 +152,5 @@ class BedrockishStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
 
 def ordered(offset: Mapping[str, Mapping[str, int]]) -> Offset:
-    """Return an offset with its keys in order: Spark compares offsets as text."""
+    """Return an offset with sorted keys, because Spark compares offsets as text."""
     return {node: dict(sorted(vector.items())) for node, vector in sorted(offset.items())}

@@ -1,4 +1,4 @@
-"""The tables that the data source offers: their columns, and how one stored entry becomes rows of each."""
+"""The tables of the data source: their columns, and the functions that make their rows from a stored entry."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,11 +31,11 @@ class Table:
 
     Attributes:
         columns: name and Spark type of each column.
-        build: begins to build some of its columns, by name and Spark type; None if entries make no rows.
-        before: yields the rows that are not of an entry, but of the time before the journal; None: it has no such rows.
-        kind: only entries of this kind can have rows, and not their repeats; None for all entries.
-        bare: the columns that can be had without label and body.
-        told: the columns by which less is read, each with its name in ``PLACE``.
+        build: returns a builder of some columns, given by name and Spark type; None if entries have no rows.
+        before: yields the rows without an entry, from the time before the journal; None: the table has no such rows.
+        kind: the kind of entries that have rows, without second labels; None for all entries.
+        bare: the columns that need neither label nor body.
+        told: the columns whose conditions limit the read, each with its name in ``PLACE``.
     """
 
     columns: dict[str, str]
@@ -50,9 +50,9 @@ class MadeRows:
     """A builder of the columns of a table whose rows are made one by one.
 
     Args:
-        all_columns: the table's.
+        all_columns: all columns of the table.
         make: yields the rows of an entry, as tuples of all columns.
-        context: of the journal.
+        context: the context of the journal.
         types: name and Spark type of the columns wanted.
     """
 
@@ -63,19 +63,19 @@ class MadeRows:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self._rows)
 
     @property
     def is_full(self) -> bool:
-        """Return whether the batch is large enough to be taken."""
+        """Return whether the batch is large enough for ``take``."""
         return len(self._rows) >= BATCH_ROWS
 
     def add(self, row: Stored) -> None:
-        """Add the rows that an entry makes.
+        """Add the rows of an entry.
 
         Raises:
-            EntryMalformedError: it cannot be decoded, and may not be skipped.
+            EntryMalformedError: the entry cannot be decoded, and may not be skipped.
         """
         self._rows += self._make(self._context, row)
 
@@ -146,7 +146,7 @@ def _disagreement(row: Stored, label: Label, transaction: Transaction) -> str | 
 
 def _approvals(context: Context, row: Stored) -> Iterator[tuple[Any, ...]]:
     try:
-        quorum = decode_label(row.label).quorum  # the body says nothing of them
+        quorum = decode_label(row.label).quorum  # only the label has the approvals
     except EntryMalformedError as error:
         if not context.skip:
             raise context.unreadable(row, error) from error

@@ -1,4 +1,4 @@
-"""The changes of one table with its columns typed: a row for an insert or delete, two for an update, as in a lake."""
+"""The changes of one table with typed columns: one row for an insert or delete, two for an update, as in a lake."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,15 +31,15 @@ from bedrockish_journal.spark.source.typed_values import (
 )
 from bedrockish_journal.storage.row import Stored
 
-OF_A_JOURNAL = {"_node": TEXT, "_leader": TEXT, "_tick": INTEGER}  # whose file, and the place in a timeline
+OF_A_JOURNAL = {"_node": TEXT, "_leader": TEXT, "_tick": INTEGER}  # the file's node, and the place in a timeline
 TOLD = {"_leader": "leader", "_tick": "tick", "_commit_clock": "clock", "_committed_at": "committed_at"}
 
 
 def table_of(options: Options) -> Table:
-    """Return the table that some options choose; for typed rows the journals are asked for its columns.
+    """Return the table that the options choose; for typed rows, the journals are read for its columns.
 
     Raises:
-        FileMissingError: there is no such table.
+        FileMissingError: the journals have no such table.
         JournalError: a journal cannot be read.
     """
     names = [options.rows] if options.rows is not None else sorted(options.limits.named or ())
@@ -50,7 +50,7 @@ def table_of(options: Options) -> Table:
         feeds = [stack.enter_context(open_feed(path, options.access)) for path in paths]
         every = [declared(feeds, name) for name in names]
     if options.rows is None:
-        return TABLES[options.table]  # of tables that are there, or were
+        return TABLES[options.table]  # ``declared`` has checked that the named tables exist or existed
     (found,) = every
     types = {plain_name(name): kind for name, kind in found.types.items()} | {**OWN, **OF_A_JOURNAL}
     columns = {name: SPARK[kind] for name, kind in types.items()}
@@ -62,7 +62,7 @@ class TypedRows(ChangeBuilder):
 
     Args:
         of: the table.
-        context: of the journal.
+        context: the context of the journal.
         types: name and Spark type of the columns wanted.
     """
 
@@ -74,14 +74,14 @@ class TypedRows(ChangeBuilder):
         return table == self._of.table or folded(table) == self._table
 
     def _parts(self, one: OfTable) -> Iterator[Part]:
-        """Yield the rows for changes with the same columns: first the rows that were, then those that are."""
+        """Yield the rows of changes with the same columns: first the rows before, then the rows after."""
         for name, images in ((DELETE, one.before), (INSERT, one.after)):
             at = [place for place, image in enumerate(images) if image is not None]
             if at:
                 yield self._part(one, name, at)
 
     def _part(self, one: OfTable, name: str, at: list[int]) -> Part:
-        """Return the rows that were (a delete's, or an update's first), or are, at the places that have one."""
+        """Return the rows before (``name`` is DELETE) or after the changes at the places ``at``."""
         all_images, all_others, all_rowids = one.before, one.after, one.rowids
         if name == INSERT:
             all_images, all_others, all_rowids = one.after, one.before, one.rowids_after
@@ -110,19 +110,19 @@ class TypedRows(ChangeBuilder):
         return {name: values for name, values in says.items() if name in self._types}
 
     def _fit(self, values: Mapping[str, tuple[Value, ...]], count: int, into: dict[str, Sequence[Any]]) -> None:
-        """Add the columns of the user's, and ``_other``."""
+        """Add the user's columns and ``_other``."""
         left = {folded(name): (name, column) for name, column in values.items()}
         others: dict[int, dict[str, Value]] = {}
         for declared_as, kind in self._of.types.items():
             name, column = left.pop(folded(declared_as), (declared_as, (None,) * count))
             into[plain_name(declared_as)], other = fit(column, kind)
             _put(others, name, other)
-        for name, column in left.values():  # declared nowhere that is known
+        for name, column in left.values():  # columns without a known declaration
             _put(others, name, {place: value for place, value in enumerate(column) if value is not None})
         into["_other"] = other_texts(others, count)
 
     def _keys(self, values: Mapping[str, tuple[Value, ...]], rowids: Sequence[int | None]) -> list[str | None]:
-        """Return what names each row: its rowid, or its primary key as JSON in a table WITHOUT ROWID."""
+        """Return the key of each row: its rowid, or its primary key as JSON in a table WITHOUT ROWID."""
         if None not in rowids:
             return list(map(str, rowids))
         key = next((key for key in self._of.keys if values.keys() >= {*key}), None)
@@ -133,7 +133,7 @@ class TypedRows(ChangeBuilder):
 
 
 def _some(values: Sequence[Any], at: Sequence[int]) -> Sequence[Any]:
-    """Return the values at some places, which are often all."""
+    """Return the values at some places, which are often all places."""
     return values if len(at) == len(values) else [values[place] for place in at] if values else ()
 
 

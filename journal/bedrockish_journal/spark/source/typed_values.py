@@ -1,9 +1,9 @@
-"""Typed columns for the rows of a SQLite table: their names and types, and the place of values that do not fit.
+"""Typed columns for the rows of a SQLite table: their names and types, and the handling of values that do not fit.
 
-SQLite's columns hold what they are given, those of Arrow, Spark and a lake have a type. A column gets the one of its
-declaration, and a value that does not fit is NULL there and stands in ``_other``, so nothing is lost. A column without
-a type holds the text '12' and the integer 12 as two values, so a number in it stands in ``_other`` as well. Lakes
-(``bedrockish lake``) and the data source (its option ``rows``) have the same columns by these rules.
+A column of SQLite may have values of any type; columns of Arrow, Spark and a lake have one type. A column gets the type
+of its declaration. A value that does not fit is NULL there and is stored in ``_other``, so no value is lost. A column
+without a type can have the text '12' and the integer 12 as two values, so its numbers are stored in ``_other`` as well.
+Lakes (``bedrockish lake``) and the data source (option ``rows``) have the same columns by these rules.
 """
 
 import math
@@ -14,9 +14,9 @@ from bedrockish_journal.model.changes import INT64, Value
 from bedrockish_journal.spark.source.json_rows import row_text
 
 INTEGER, REAL, TEXT, BLOB, MOMENT = "integer", "real", "text", "blob", "moment"
-ANY = "any"  # of a column without affinity: texts, and numbers written out
+ANY = "any"  # the type of a column without affinity: texts, and numbers as texts
 INSERT, PREIMAGE, POSTIMAGE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
-OWN: Mapping[str, str] = {  # columns besides the user's, as Delta calls the first of them
+OWN: Mapping[str, str] = {  # columns besides the user's; the names of the first ones are Delta's
     "_change_type": TEXT,
     "_key": TEXT,
     "_commit_clock": INTEGER,
@@ -34,7 +34,7 @@ _PLAIN = {INTEGER: int, REAL: float, TEXT: str, BLOB: bytes, ANY: str}
 
 
 def column_type(declared: str) -> str:
-    """Return the type for a declared one, by SQLite's rules of affinity; a NUMERIC column is text.
+    """Return the type of a column by its declared type and SQLite's rules of affinity; a NUMERIC column is text.
 
     Args:
         declared: the type; empty for ANY in a STRICT table, which has no affinity either.
@@ -52,17 +52,17 @@ def column_type(declared: str) -> str:
 
 
 def kept_type(first: str, later: str) -> str:
-    """Return the type of a column that was declared first as one type and later as another one.
+    """Return the type of a column that was declared first with one type and later with another.
 
-    The first type stays. A column of texts takes numbers as well once it is declared without affinity.
+    The first type stays. But a text column that is later declared without affinity becomes ``ANY``, for numbers.
     """
     return ANY if first == TEXT and later in (ANY, BLOB) else first
 
 
 def fit(values: Sequence[Value], kind: str) -> tuple[Sequence[Any], dict[int, Value]]:
-    """Return values as a column of a type takes them, and by their place those that ``_other`` has to tell.
+    """Return values converted to a column's type, and the values for ``_other`` by their places.
 
-    A value that the column cannot take is NULL there. A number in a column of ``ANY`` is written out, and is told, too.
+    A value that does not fit becomes NULL. A number in a column of type ``ANY`` becomes a text, and is in ``_other``.
     """
     if {*map(type, values)} <= {_PLAIN[kind], type(None)} and (kind != INTEGER or _is_narrow(values)):
         return values, {}
@@ -81,7 +81,7 @@ def _is_narrow(values: Sequence[Any]) -> bool:
 
 
 def _taken(value: Value, kind: str) -> Any:
-    """Return a value as its column takes it; None if it does not."""
+    """Return a value converted to its column's type; None if it does not fit."""
     match value:
         case int() if kind == INTEGER and -INT64 <= value < INT64:
             return value
@@ -99,7 +99,7 @@ def _taken(value: Value, kind: str) -> Any:
 
 
 def other_texts(others: Mapping[int, Mapping[str, Value]], count: int) -> list[str | None]:
-    """Return the column ``_other`` of so many rows: what does not fit, by name, as JSON."""
+    """Return the column ``_other`` of ``count`` rows: the values that do not fit, by column name, as JSON."""
     found: list[str | None] = [None] * count
     for place, values in others.items():
         found[place] = row_text(tuple(values), tuple(values.values()))

@@ -1,1 +1,1 @@
-"""A cluster in a box: real cores, simulated disks, network, clocks, faults and clients, all drawn from one seed."""
+"""The simulator: real cores with simulated disks, network, clocks, faults and clients, all drawn from one seed."""

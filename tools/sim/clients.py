@@ -1,6 +1,7 @@
-"""Clients: each does one command after the other, keeps a session token, and asks elsewhere when no answer comes.
+"""Clients: each sends one command after the other, keeps a session token, and retries at another node without an
+answer.
 
-A client's answers are written into its history; the laws may look only at that and at the journals.
+A client records its answers in its history. The final laws use only the histories and the journals.
 """
 
 from collections import deque
@@ -23,15 +24,15 @@ LAST_TIMEOUT_S = 10.0
 
 @dataclass
 class Call:
-    """One command as its client lived it.
+    """One command from its client's point of view.
 
     Attributes:
-        began, ended: when it was first sent, and when the client knew (or gave up).
-        sent: to which nodes, how often.
-        again: it is an old command, asked about once more.
-        answer: what it was answered in the end, None if it never learned.
-        errors: the errors on the way; ``unsure`` if some attempt may have happened nevertheless.
-        before: the session's token when it began.
+        began, ended: the times of the first attempt, and of the result or of the client giving up.
+        sent: the number of attempts.
+        again: whether the client asks again about an old command.
+        answer: the answer; None if the client never got one.
+        error: the error; with ``unsure``, an attempt may have been committed in spite of an error.
+        before: the session's token at the beginning.
     """
 
     client: str
@@ -49,7 +50,7 @@ class Call:
 
 @dataclass
 class Client:
-    """A session."""
+    """A client with one session."""
 
     world: "World"
     name: str
@@ -68,12 +69,12 @@ class Client:
         self.only_reads = self.luck.random() < 0.2
 
     def start(self) -> None:
-        """Begin after a while."""
+        """Send the first command after a short time."""
         self.world.after(self.luck.uniform(0, 0.3), self._next)
 
     @property
     def idle(self) -> bool:
-        """Say whether the client has no request under way."""
+        """Return whether the client has no request under way."""
         return self.call is None and not self.last
 
     def _next(self) -> None:
@@ -86,7 +87,7 @@ class Client:
             self._begin(self.last.popleft())
 
     def finish(self) -> None:
-        """Ask what became of all that this client is unsure of, then read everything strictly."""
+        """Ask again for each command without a known outcome, then read all rows strictly."""
         self.last.extend(call.request for call in self.calls if call.answer is None and call.error is None)
         self.count += 1
         everything = (Statement("scan", ("", "~")),)
@@ -96,7 +97,7 @@ class Client:
         self._next()
 
     def ask(self, statements: tuple[Statement, ...], level: str) -> None:
-        """Begin a command."""
+        """Send a new command with these statements."""
         self.count += 1
         options, command = self.world.options, f"{self.name}-{self.count}"
         if not self.world.happens(command):
@@ -139,7 +140,7 @@ class Client:
         call.sent += 1
         call.node = node
         request = call.request
-        if world.closing:  # it wants to know now, and nothing is in a hurry any more
+        if world.closing:  # the client waits longer, because it has to learn the outcome now
             request = replace(request, timeout_s=max(request.timeout_s, LAST_TIMEOUT_S))
 
         def arrive() -> None:
@@ -151,22 +152,22 @@ class Client:
             world.machines[node].submit(request, lambda answer: self._answered(call, -1, answer))
 
         world.trace(self.name, call.request.command, node)
-        if self.luck.random() < world.options.doubles:  # also past its commit, and while it waits or runs
-            call.unsure = True  # an error speaks of one of the two
+        if self.luck.random() < world.options.doubles:  # the second copy may come while the first waits, or after it
+            call.unsure = True  # an error is about only one of the two copies
             world.after(self.luck.uniform(0.0, self.luck.choice((0.005, 0.1, request.timeout_s))), arrive_again)
         world.after(self.luck.expovariate(1000.0 / max(0.1, world.options.delay_ms)), arrive)
         patience = request.timeout_s + self.luck.choice((2.5, 2.5, 2.5, 0.0, -0.7 * request.timeout_s))
         world.after(patience, lambda: self._failed(call, generation, reached=True))
 
     def _failed(self, call: Call, generation: int, *, reached: bool) -> None:
-        """The link to the node broke, or the client's patience is over."""
+        """Retry a command after the link to the node broke or the client's timeout expired."""
         if generation != self.generation or self.call is not call:
             return
         call.unsure = call.unsure or reached
         self._again(call)
 
     def _again(self, call: Call, voters: Collection[str] = ()) -> None:
-        """Send it again: to one of these voters, if a learner has named them."""
+        """Send a command again, to one of the voters that a learner has named, if any."""
         self.generation += 1
         world = self.world
         if world.short_handed if world.closing else call.sent >= TRIES_MAX:
@@ -200,7 +201,7 @@ class Client:
             self.done(call)
 
     def done(self, call: Call) -> None:
-        """A command is over, as far as this client will ever know."""
+        """Record the end of a command, with or without a known outcome, and plan the next one."""
         self.generation += 1
         call.ended = self.world.now
         self.call = None

@@ -1,13 +1,12 @@
 """Damaged rows: a bit changes at one node, and the node's reaction.
 
-A row is changed in a node's file, whether the node runs or is down. The node does not know. It finds out when a commit
-meets the row, when a voter has other rows than it (then both look), or when tables are compared in the background.
-Then it does as a real one does: it begins again with an alarm in its file, is as if it were down to the others, and
-fills itself again from another node's file, if that one's tables are what its journal makes of them, or from its own
-journal; its votes and promises stay.
+A row is changed in a node's file, whether the node runs or is down, without the node's knowledge. The node detects the
+damage when a commit updates the row, when a voter finds another row than the leader (then both check their tables), or
+when tables are compared in the background. Then it behaves like a real node: it restarts with an alarm in its file,
+seems to be down to its peers, and fills its tables again from another node's undamaged file or from its own journal.
+Its votes and promises stay.
 
-Whether tables are what their journal makes of them is not worked out here, as a real node does it: the world knows
-which rows it has changed.
+A real node replays a journal to find out whether tables are damaged. Here the world knows the rows that it has changed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,14 +42,14 @@ if TYPE_CHECKING:
     from tools.sim.world import World
 
 NOT_WHEN_DAMAGED = (Approve, Promise, Accepted, Checked, ToldClock, Begin, Recover, Accept, Commit)
-VOTERS_MIN = 3  # fewer cannot tell by comparing whose row is wrong before one of them has decided alone
+VOTERS_MIN = 3  # with fewer voters, a comparison cannot show whose row is wrong before one of them commits alone
 
 
 class Flips:
-    """Changes rows at nodes, until it is told to stop; and the laws about that.
+    """Damages rows at nodes until it is stopped, and checks the laws about damage.
 
     Attributes:
-        keys: the rows that were ever changed somewhere.
+        keys: the rows that were ever damaged at some node.
         misled: the commands that were executed at least once on an undetected changed row.
     """
 
@@ -64,7 +63,7 @@ class Flips:
         self._written: dict[tuple[str, int], Any] = {}  # (key, version) -> value, as committed
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to damage rows, if the options say so."""
         if self.world.options.flip_every_s:
             self._wait()
 
@@ -83,7 +82,7 @@ class Flips:
         machines = [machine for _, machine in sorted(self.world.machines.items()) if not machine.retired]
         machine = self.luck.choice(machines)
         seen, durable = machine.disk.seen, machine.disk.durable
-        # Volatile rows are in memory, and overwrite the damage on the disk.
+        # Rows that are not durable yet are in memory, and would overwrite the damage on the disk.
         keys = sorted(key for key, row in seen.rows.items() if durable.rows.get(key) == row and row[1] is not None)
         keys = [key for key in keys if key not in seen.flipped]
         if not keys:
@@ -100,7 +99,7 @@ class Flips:
     # -- laws ------------------------------------------------------------------------------------------------------
 
     def committed(self, entry: Entry) -> None:
-        """A commit is durable for the first time: it overwrites what was committed, and no damage."""
+        """Check a commit that is durable for the first time: it must overwrite committed values, and no damage."""
         if entry.transaction.kind != ROWS:
             return
         for key, before, after in cbor2.loads(entry.transaction.changes):
@@ -113,7 +112,13 @@ class Flips:
             self._written[key, after[0]] = after[1]
 
     def met(self, machine: "Machine", entry: Entry, damaged: Mapping[str, Row]) -> None:
-        """A node has applied an entry, with these rows damaged until then. (What is made of them is another law's.)"""
+        """Check that a node that has applied an entry did not overwrite a damaged row without noticing it.
+
+        Args:
+            machine: the node.
+            entry: the entry.
+            damaged: the rows of the node that were damaged before.
+        """
         if entry.transaction.kind != ROWS:
             return
         for key, before, _ in cbor2.loads(entry.transaction.changes):
@@ -122,21 +127,21 @@ class Flips:
                 self.world.broken("damage that is met is noticed", story)
 
     def doubted(self, machine: "Machine", transaction: Transaction, key: str) -> None:
-        """A voter has another row than a transaction was made of."""
+        """Check a voter's doubt about the row that a transaction overwrites: the row must be damaged at some node."""
         self.world.counts["transactions doubted"] += 1
         if key not in self.keys:
             story = f"{machine.name} doubts {transaction.txid} for {key}, which is sound everywhere"
             self.world.broken("sound rows are not doubted", story)
 
     def says(self, machine: "Machine", message: Message) -> None:
-        """A node says something."""
+        """Check that a node that sends a message does not know that it is damaged."""
         if not is_damaged(machine):
             return
         if isinstance(message, NOT_WHEN_DAMAGED):
             self.world.broken("a damaged node is silent", f"{machine.name} says {message}")
 
     def answers(self, machine: "Machine", answer: Answer | BedrockishError) -> None:
-        """A node answers a client."""
+        """Check that a node that answers a client does not know that it is damaged."""
         if is_damaged(machine) and isinstance(answer, Answer):
             self.world.broken("a damaged node is silent", f"{machine.name} answers {answer}")
 
@@ -147,29 +152,29 @@ class Flips:
 
 
 def _damaged(value: Any, number: int) -> Any:
-    """Return a value that neither a commit nor another damage makes."""
+    """Return a damaged value that no commit and no other damage produces."""
     if type(value) is int:
         return value + 1_000 * number
     return [*value, f"?{number}"] if isinstance(value, list) else f"{value}?{number}"
 
 
 def is_damaged(machine: "Machine") -> bool:
-    """Whether a node runs and knows that its tables are damaged."""
+    """Return whether a node runs and knows that its tables are damaged."""
     return machine.node is not None and machine.node.state.health.mode >= Mode.DAMAGED
 
 
 class Care:
-    """The care of one node for its own tables."""
+    """The detection and repair of damage at one node."""
 
     def __init__(self, machine: "Machine") -> None:
         self.machine = machine
         self.luck = Random(f"care {machine.name} {machine.world.options.seed}")
         self.doubts = 0
-        self._looks = False  # a comparison is about to begin
-        self._compared: dict[Txid, str | None] = {}  # where rows differ; None while they are compared
+        self._looks = False  # whether a comparison is about to begin
+        self._compared: dict[Txid, str | None] = {}  # the key of a row that differs; None during the comparison
 
     def started(self) -> None:
-        """The node has begun: heal it if it knows that it is damaged, and compare tables now and then."""
+        """Begin with a started node: repair it if it knows that it is damaged, else compare tables now and then."""
         self.doubts, self._looks = 0, False
         self._compared.clear()
         if is_damaged(self.machine):
@@ -183,9 +188,9 @@ class Care:
         return [txid for txid, found in self._compared.items() if found is None]
 
     def compare_rows(self, transaction: Transaction) -> str | None:
-        """Return why a transaction was not made of the rows that are here; empty if it was.
+        """Return how the rows on which a transaction ran differ from the rows here; empty if they are equal.
 
-        None: another thread compares them, and ``Compared`` will be stepped.
+        Return None if another thread compares them; the core gets the event ``Compared`` later.
         """
         mean_ms, txid = self.machine.world.options.compare_ms, transaction.txid
         if not mean_ms or transaction.kind != ROWS:
@@ -202,7 +207,7 @@ class Care:
         self.machine.post(Compared(transaction.txid))
 
     def _difference(self, transaction: Transaction) -> str:
-        """Return the key of a row that is another one here than the one that a transaction was made of, or nothing.
+        """Return the key of a row that differs from the row on which a transaction ran, or an empty text.
 
         Raises:
             DivergedError: a row cannot be read.
@@ -225,7 +230,7 @@ class Care:
         return f"row {key} is another one here"
 
     def stepped(self) -> None:
-        """The core took a step: when it has come to doubt its rows, or a peer's, look."""
+        """After a step of the core, check the tables if it has begun to doubt its own rows or a peer's."""
         assert self.machine.node is not None
         if self.machine.node.state.doubts > self.doubts:
             self.doubts = self.machine.node.state.doubts
@@ -251,7 +256,7 @@ class Care:
             self._after(self.luck.uniform(0.01, 0.3), self._look)
 
     def _look(self) -> None:
-        """Compare tables with those of others; whose are not what their journal makes of them is damaged."""
+        """Compare tables with those of peers, and restart each node whose tables are damaged."""
         self._looks = False
         machine = self.machine
         others = self._others()
@@ -265,7 +270,7 @@ class Care:
                 other.care._look_soon()
 
     def _others(self) -> "list[Machine]":
-        """Return the others that serve and that can be asked."""
+        """Return the other machines that serve and can be reached."""
         machine, blocked = self.machine, self.machine.world.network.blocked
         return [
             other
@@ -278,11 +283,11 @@ class Care:
         ]
 
     def damaged(self, why: str) -> None:
-        """Begin again, without what is not written yet, as a node that knows that it is damaged."""
+        """Restart the node with an alarm in its file, without the open batch."""
         machine = self.machine
         machine.world.counts["nodes damaged"] += 1
         machine.world.trace(machine.name, "is damaged", why)
-        machine.disk.open = Batch()  # a step may have been half done
+        machine.disk.open = Batch()  # the batch may have only a part of a step
         machine.crash()
         alarm = Note(ALARM, encode_alarm(Alarm(Mode.DAMAGED, why, {})))
         machine.disk.note_at_once(alarm)
@@ -303,7 +308,7 @@ class Care:
         self._after(self.luck.choice((0.01, 0.2, 1.0)) * self.luck.uniform(0.5, 2), self._heal)
 
     def _heal(self) -> None:
-        """Put a file in the place of this one that has its votes and promises, and tables that are proven."""
+        """Replace the file by one with the node's own votes and promises, and with undamaged tables."""
         machine = self.machine
         if machine.paused_until > machine.world.now:
             self._heal_soon()

@@ -1,8 +1,8 @@
 """A small model of the database: rows with versions, and requests that are programs over them.
 
-A row is (version, value); each write increments the version, so versions identify each read. A row that is deleted
-stays as a version with no value. Applying checks that the overwritten value is the one in the transaction, so a
-divergence shows at once.
+A row is (version, value). Each write increments the version, so a version shows which write a read has seen. A deleted
+row stays as a version without a value. ``apply`` checks that the overwritten row is the one in the transaction, so that
+a divergence shows at once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ WHOLE_INDEX = (INDEX, b"i:rows\1")
 
 
 class Unreadable:
-    """The value of a row that the file cannot give any more."""
+    """The value of a row that can no longer be read from the file."""
 
     def __repr__(self) -> str:
         return "unreadable"
@@ -50,16 +50,16 @@ def entry(key: str) -> bytes:
 
 @dataclass
 class Run:
-    """One execution of a program: what it reads and writes on top of the rows as they are."""
+    """One execution of a program: its reads and writes on the present rows."""
 
     rows: Mapping[str, Row]
-    where: str  # the node that runs it: what it draws may depend on that, as an automatic id does
-    clock: int = 0  # what the transaction's clock is; 0: a majority has not been asked
+    where: str  # the node that runs the program; drawn values may depend on it, as automatic ids do
+    clock: int = 0  # the transaction's clock; 0: a majority has not been asked
     written: dict[str, Row] = field(default_factory=dict)
     points: set[bytes] = field(default_factory=set)
     ranges: set[tuple[bytes, bytes]] = field(default_factory=set)
-    indexed: bool = False  # each row has an entry in an index
-    sweeps: bool = False  # it writes the index as a whole
+    indexed: bool = False  # whether each row has an entry in an index
+    sweeps: bool = False  # whether the program writes the index as a whole
 
     def get(self, key: str) -> Row:
         self.points.add(point(key))
@@ -69,7 +69,7 @@ class Run:
         """Return a row of the file.
 
         Raises:
-            DivergedError: it cannot be read.
+            DivergedError: the row cannot be read.
         """
         row = self.rows.get(key, NOTHING)
         if row[1] is UNREADABLE:
@@ -84,13 +84,13 @@ class Run:
     def put(self, key: str, value: Any, *, blind: bool = False) -> int:
         if not blind:
             self.points.add(point(key))
-        version = self.read(key)[0] + 1  # one transaction makes one version, however often it writes
+        version = self.read(key)[0] + 1  # a transaction makes one version of a row, however often it writes the row
         self.written[key] = (version, value)
         return version
 
 
 def run_statement(run: Run, statement: Statement) -> list[Any]:
-    """Run one statement and return its answer: [[key, version, value], ...] of its reads and writes."""
+    """Run one statement, and return its answer: [key, version, value] for each row that it reads or writes."""
     params: list[Any] = list(statement.params) if statement.params is not None else []
     match statement.sql, params:
         case "read", keys:
@@ -129,7 +129,7 @@ def run_statement(run: Run, statement: Statement) -> list[Any]:
         case "sweep", [low, high, amount]:
             run.sweeps = True
             found = [(key, _number(row[1]) + amount) for key, row in run.between(low, high) if row[1] is not None]
-            found = found or [(low, amount)]  # an empty range gets a row
+            found = found or [(low, amount)]  # insert a row into an empty range
             return [[key, run.put(key, value), value] for key, value in found]
         case "total", [low, high, key]:
             summed = sum(_number(row[1]) for _, row in run.between(low, high))
@@ -139,12 +139,12 @@ def run_statement(run: Run, statement: Statement) -> list[Any]:
 
 
 def wants_clock(request: Request) -> bool:
-    """Whether a program is told its transaction's clock."""
+    """Return whether a program uses its transaction's clock."""
     return any(statement.sql in ("stamp", "clock") for statement in request.statements)
 
 
 def only_writes(request: Request) -> bool:
-    """Whether a request writes rows, whatever they are, and is told nothing of its transaction."""
+    """Return whether a request writes rows and does not use its transaction's clock."""
     writes = ("write", "delete", "add", "append", "note", "move", "total", "sweep")
     return any(statement.sql in writes for statement in request.statements) and not wants_clock(request)
 
@@ -167,7 +167,7 @@ class Outcome:
 def run_program(
     rows: Mapping[str, Row], statements: Iterable[Statement], where: str, clock: int = 0, *, indexed: bool = False
 ) -> Outcome:
-    """Run a program and leave the rows as they are.
+    """Run a program without changing the rows, and return its effects.
 
     Raises:
         ConstraintError: the rows forbid it.
@@ -183,10 +183,12 @@ def run_together(
     *,
     indexed: bool = False,
 ) -> list[Outcome]:
-    """Run programs, one on top of the other, and leave the rows as they are; what they did is that of all of them.
+    """Run programs one after the other without changing the rows, and return an outcome for each.
+
+    Each outcome has the reads and changes of all programs, and the program's own answer.
 
     Raises:
-        ConstraintError: the rows forbid one.
+        ConstraintError: the rows forbid a program.
     """
     run = Run(rows, where, clock, indexed=indexed)
     try:
@@ -198,13 +200,13 @@ def run_together(
 
 
 def outcomes_of(rows: Mapping[str, Row], run: Run, told: list[list[Any]]) -> list[Outcome]:
-    """Return what programs did that told this."""
+    """Return the outcomes of programs with these answers."""
     changes = [[key, list(rows.get(key, NOTHING)), list(row)] for key, row in run.written.items()]
     reads = {key.removeprefix(TABLE).decode(): 0 for key in run.points}
     for low, high in run.ranges:
         reads.update({key: 0 for key in rows if low <= point(key) < high})
     reads = {key: rows.get(key, NOTHING)[0] for key in sorted(reads)}
-    # A sweep counts the entries of the index as one range, as an engine does that writes many.
+    # A sweep counts the entries of the index as one range, as the engine does for many writes.
     swept = (WHOLE_INDEX,) if run.sweeps and run.written else ()
     written = frozenset(point(key) for key in run.written)
     if run.indexed and not swept:
@@ -224,19 +226,18 @@ def execute(
     *,
     indexed: bool = False,
 ) -> Prepared:
-    """Run a request as an engine would, and others on top of it, up to the first that fails.
+    """Run a request as an engine would, then others in the same transaction up to the first failure; return the result.
 
-    The result tells, besides what the statements tell, the version of everything that was read, and that of the schema:
-    the laws use it.
+    For the laws, the encoded result also has the versions of all rows that were read, and the version of the schema.
 
     Raises:
-        ConstraintError: the rows forbid it.
-        ClockNeededError: it wants the transaction's clock, and ``clock`` is 0.
+        ConstraintError: the rows forbid the request.
+        ClockNeededError: the request uses the transaction's clock, and ``clock`` is 0.
     """
     if request.statements[0].sql == "alter":
         statements = encode_statements([f"alter {request.command}"])
         result = cbor2.dumps([[], {}, [], schema])
-        # Some leave the time for an index that is built next to its table: longer than a conflict window, too.
+        # Some changes come into force after a delay, as for building an index, even longer than a conflict window.
         delay_ms = (0, 0, 0, 400, 2_500)[crc32(request.command.encode()) % 5]
         return Prepared(dict(base), schema, False, SCHEMA, AccessSet(), statements, result, delay_ms=delay_ms)
     try:
@@ -259,7 +260,7 @@ def execute(
     joined = tuple((one.command, each) for one, each in zip(others, results, strict=True))
     changes = b"" if readonly else cbor2.dumps(outcome.changes)
     access_set = outcome.access_set
-    if request.isolation == SNAPSHOT and not readonly:  # what was only read is not certified
+    if request.isolation == SNAPSHOT and not readonly:  # with isolation ``snapshot``, reads are not certified
         written = access_set.write_points, access_set.write_ranges
         access_set = AccessSet(access_set.read_points & access_set.write_points, (), *written)
     own = clock if wants_clock(request) else 0
@@ -268,15 +269,15 @@ def execute(
 
 
 def result_of(outcome: Outcome, schema: int) -> bytes:
-    """Return the encoded answer of a program, and the facts that the laws need."""
+    """Return the encoded answer of a program with the facts that the laws need."""
     return cbor2.dumps([outcome.told, outcome.reads, [list(pair) for pair in outcome.ranges], schema])
 
 
 def apply(rows: dict[str, Row], transaction: Transaction) -> None:
-    """Write what a committed transaction changed.
+    """Apply the changes of a committed transaction to the rows.
 
     Raises:
-        DivergedError: a row is not what the transaction says it was.
+        DivergedError: a row differs from the one that the transaction has overwritten.
     """
     if transaction.kind != ROWS:
         return

@@ -1,4 +1,4 @@
-"""A client's side of an interactive transaction: open, think, commit; and settle it if no word comes of the commit."""
+"""A client's side of an interactive transaction: open, think, commit; and settle it if the commit is not answered."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,21 +16,21 @@ SETTLES_MAX = 6
 
 
 class Dialog:
-    """One transaction. It ends with an answer, an error (it did not happen), or neither (its client cannot tell)."""
+    """One transaction. It ends with an answer, an error (it did not happen), or neither (the outcome is unknown)."""
 
     def __init__(self, client: "Client", call: "Call") -> None:
         self.client, self.call, self.world = client, call, client.world
-        self.step = 0  # counts the questions; a word that comes to an earlier one is too late
+        self.step = 0  # counts the questions; an answer to an earlier question is ignored
         self.told = b""
         self.settles = 0
 
     def begin(self, node: str) -> None:
-        """Open it at a node."""
+        """Open the transaction at a node."""
         self.call.node = node
         self._ask(lambda talks, answer: talks.open(self.call.request, answer), self._opened)
 
     def settle(self) -> None:
-        """Make sure of its end, at any node."""
+        """Settle the transaction at any node: learn its outcome, or make sure that it never happens."""
         if self.world.short_handed if self.world.closing else self.settles >= SETTLES_MAX:
             self.client.done(self.call)
             return
@@ -72,7 +72,7 @@ class Dialog:
 
     def _commit(self) -> None:
         if self.client.luck.random() < 0.1:
-            self.settle()  # its client has changed its mind: nothing of it may ever happen
+            self.settle()  # the client gives the transaction up, which must then never happen
             return
         self._ask(lambda talks, answer: talks.commit(self.call.request, answer), self._committed)
 
@@ -86,7 +86,7 @@ class Dialog:
             self.client.done(self.call)
 
     def _settled(self, answer: Answer | BedrockishError | None) -> None:
-        if isinstance(answer, ConstraintError):  # it was a schema change, is decided, and the rows forbade it
+        if isinstance(answer, ConstraintError):  # a committed schema change that the rows forbade
             self.call.error = answer
             self.client.done(self.call)
         elif not isinstance(answer, Answer):  # a failed settling says nothing about the transaction

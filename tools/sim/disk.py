@@ -1,7 +1,7 @@
-"""A node's file: durable writes, writes without a sync yet, and the state after a crash.
+"""A node's file: durable writes, writes that are not synced yet, and the state after a crash.
 
-The file is kept twice: as its owner sees it, and as it would be found after a power cut. Batches go from the first to
-the second in order, when a sync that began after they were closed has ended.
+There are two images of the file: ``seen`` by its owner, and ``durable`` after a power cut. When a sync ends, the
+batches that were closed before it began are written into ``durable``, in order.
 """
 
 from collections import deque
@@ -35,12 +35,12 @@ from tools.sim.schemas import Cut, activate
 
 ALARM = f"alarm:{DAMAGED_TABLES}"
 OF_THE_DATA = ("safe",)
-GREATEST = ("clock_ceiling", "cut")  # promises, of which the greater one includes the other
+GREATEST = ("clock_ceiling", "cut")  # promises of which the greater one implies the other
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Keep something that the driver, not the core, remembers; None forgets it."""
+    """A write of a value of the driver, not of the core; None deletes the value."""
 
     name: str
     value: Any
@@ -54,7 +54,7 @@ class Image:
     """The content of a file.
 
     Attributes:
-        flipped: the rows that are not what the journal makes of them, as they should be. No node knows this.
+        flipped: the damaged rows, with their undamaged contents. No node knows them.
     """
 
     membership: Membership
@@ -129,7 +129,7 @@ class Image:
                 self.flipped.pop(key, None)
 
     def copy(self) -> "Image":
-        """Return an independent copy; what is in it never changes."""
+        """Return a copy that shares only immutable objects with this image."""
         return Image(
             self.membership,
             dict(self.votes),
@@ -149,7 +149,7 @@ class Image:
         )
 
     def filled(self, own: "Image") -> "Image":
-        """Return this content, of another node's file, with all that the owner of ``own`` has noted and promised."""
+        """Return this content, of another node's file, with the notes and promises of the owner of ``own``."""
         filled = self.copy()
         filled.votes, filled.parts, filled.pieces = dict(own.votes), dict(own.parts), dict(own.pieces)
         filled.meta = {name: value for name, value in own.meta.items() if name not in (ALARM, *OF_THE_DATA)}
@@ -160,7 +160,7 @@ class Image:
         return filled
 
     def replayed(self) -> "Image":
-        """Return this content with the tables that its own journal makes."""
+        """Return this content with the tables rebuilt from its own journal."""
         replayed = self.copy()
         replayed.rows |= replayed.flipped
         replayed.flipped.clear()
@@ -173,7 +173,7 @@ class Image:
         return {leader: len(entries) for leader, entries in self.timelines.items()}
 
     def recover(self, node: str, store: str, window_ms: int, window_entries: int = 1 << 62) -> Recovered:
-        """Return what a node finds here when it starts, as the real engine does."""
+        """Return the state for a starting node, as the real engine does."""
         safe = self.meta.get("safe", 0)
         settled = max(safe, self.meta.get("settled", 0))
         clocks = sorted((txid.clock for txid in self.txids), reverse=True)
@@ -204,14 +204,14 @@ class Image:
         )
 
     def _read_vote(self, vote: Vote) -> Vote:
-        """Return a vote as the file holds it: with the body that its parts give, if it is kept in pieces."""
+        """Return a copy of a vote, with its body assembled if it is stored in pieces."""
         found, parts = copy_vote(vote), self.parts.get(vote.txid)
         if parts is not None:
             found.transaction = decode_transaction(self.assemble(parts))
         return found
 
     def assemble(self, parts: Iterable[Part]) -> bytes:
-        """Return the bytes that parts stand for."""
+        """Return the bytes of a body, in which some parts are names of pieces."""
         return b"".join(part if isinstance(part, bytes) else self.pieces[part[0]] for part in parts)
 
     def find_places(self, txid: Txid) -> list[tuple[str, int]]:
@@ -219,7 +219,10 @@ class Image:
         return [entry.place for entry, _ in self.order if entry.txid == txid]
 
     def conflicts(self, access_set: AccessSet, base: Vector, upto: Vector) -> bool | None:
-        """Whether an access set conflicts with an entry up to these ticks that a base has not, as the real journal."""
+        """Return whether an access set conflicts with an entry up to ``upto`` that ``base`` does not cover.
+
+        Return None if the file lacks such an entry, as the real journal does.
+        """
         seen = {entry.txid for entry, _ in self.order if base.get(entry.leader, 0) >= entry.tick}
         for leader, last in upto.items():
             timeline = self.timelines.get(leader, [])
@@ -232,12 +235,12 @@ class Image:
 
     @property
     def starts(self) -> list[Start]:
-        """The starts of a process on this file."""
+        """The starts of processes on this file."""
         kept = self.meta.get(STARTS)
         return read_starts(cbor2.loads(kept)) if kept else []
 
     def read_entries(self, wants: Vector, limit: int) -> list[Entry]:
-        """Return the timelines from these ticks on, as far as that many bytes go."""
+        """Return entries of the timelines from the wanted ticks on, up to about ``limit`` bytes."""
         entries: list[Entry] = []
         share = max(1, limit // max(1, len(wants)))
         for leader, first in wants.items():
@@ -250,7 +253,7 @@ class Image:
         return entries
 
     def lent_to(self, node: str, joining: Joining) -> "Image":
-        """Return this file as that of a new node: what its old owner promised, and its name, stay behind."""
+        """Return this file as that of a new node, without the old owner's name and promises."""
         lent = self.copy()
         lent.votes.clear()
         lent.parts.clear()
@@ -263,7 +266,7 @@ class Image:
 
 
 def copy_vote(vote: Vote) -> Vote:
-    """Return a vote that does not change when its node's does."""
+    """Return a copy of a vote, which the node may change."""
     return Vote(vote.txid, vote.transaction, vote.held, vote.promised, vote.accepted)
 
 
@@ -279,7 +282,7 @@ class Disk:
     """A node's file."""
 
     def __init__(self, image: Image) -> None:
-        self.seen = image  # by its owner
+        self.seen = image  # the image that its owner sees
         self.durable = image.copy()
         self.open = Batch()
         self.closed: deque[Batch] = deque()
@@ -293,23 +296,23 @@ class Disk:
         self.open.writes.append(write)
 
     def begin(self, start: bytes) -> None:
-        """A process begins on the file: note that at once, durably."""
+        """Record durably that a process starts on the file."""
         assert not self.open.writes
         self.note_at_once(Note(STARTS, add_start(self.seen.meta.get(STARTS), start, self.seen.batches)))
 
     def note_at_once(self, note: Note) -> None:
-        """Write a note, durably, while nothing else waits for that."""
+        """Write a note durably, while no closed batch waits for a sync."""
         assert not self.closed
         for image in (self.seen, self.durable):
             image.write(note)
             image.batches += 1
 
     def then(self, action: Callable[[], None]) -> None:
-        """Have something done once all that was written so far is durable."""
+        """Run an action when all writes so far are durable."""
         self.open.after.append(action)
 
     def close_batch(self) -> None:
-        """Close the open batch, if it holds anything."""
+        """Close the open batch, if it has writes or actions."""
         if self.open.writes or self.open.after:
             if self.open.writes:
                 self.seen.batches += 1
@@ -318,11 +321,11 @@ class Disk:
 
     @property
     def must_sync(self) -> bool:
-        """Say whether a closed batch waits for a sync."""
+        """Return whether a closed batch waits for a sync."""
         return any(batch.writes for batch in self.closed)
 
     def make_durable(self, count: int) -> None:
-        """Finish a sync: the oldest closed batches are durable, and the actions that waited for them run."""
+        """Finish a sync: make the oldest ``count`` closed batches durable, and run the actions that wait for them."""
         for _ in range(count):
             batch = self.closed.popleft()
             self._keep(batch)
@@ -336,9 +339,10 @@ class Disk:
         self.durable.batches += bool(batch.writes)
 
     def crash(self, survivors: int) -> None:
-        """Lose what is not synced, but for the first few batches, which happened to reach the disk.
+        """Lose the writes that are not synced, except the first ``survivors`` batches, which happened to reach the
+        disk.
 
-        A batch that reached it in part counts as lost: the checksums of a write-ahead log tell, and it ends there.
+        A batch that reached the disk in part counts as lost, because the write-ahead log's checksums do not match.
         """
         for batch in list(self.closed)[:survivors]:
             self._keep(batch)

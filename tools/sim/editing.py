@@ -1,6 +1,6 @@
-"""Changes the source of functions for a while, to see who notices.
+"""Changes the source of functions for a time, to test that a check detects the fault.
 
-The text that is replaced must be there exactly once, so a change that no longer fits the code says so.
+The replaced text must occur exactly once, so that an edit that no longer fits the code is an error.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Edit:
-    """One change: in function ``name`` of a class or module, ``old`` becomes ``new``."""
+    """One edit: in the function ``name`` of a class or module, ``old`` is replaced by ``new``."""
 
     owner: type | ModuleType
     name: str
@@ -24,11 +24,11 @@ class Edit:
 
 @dataclass(frozen=True)
 class Fault:
-    """A rule taken away.
+    """A fault that removes a rule.
 
     Attributes:
-        rule: what is left out, in words.
-        options: what the worlds need to have for it to matter; the rest is drawn.
+        rule: the removed rule, in words.
+        options: the options of worlds in which the rule matters; the other options are drawn.
     """
 
     rule: str
@@ -45,13 +45,13 @@ class Moment:
 
 
 def fault(rule: str, *edits: tuple[Any, str, str, str], **options: object) -> Fault:
-    """Return a fault of a few edits, each (class or module, function, old text, new text)."""
+    """Return a fault with edits, each given as (class or module, function, old text, new text)."""
     return Fault(rule, tuple(Edit(*edit) for edit in edits), tuple(options.items()))
 
 
 @contextmanager
 def in_force(taken: Fault) -> Iterator[None]:
-    """Have a fault in the code for a while. The invariants of each node are asserted as without it."""
+    """Apply a fault to the code inside the block. Nodes still assert their invariants."""
     before: dict[FunctionType, CodeType] = {}
     sources: dict[FunctionType, str] = {}
     try:
@@ -61,7 +61,7 @@ def in_force(taken: Fault) -> Iterator[None]:
             before.setdefault(function, function.__code__)
             assert source.count(edit.old) == 1, f"{edit.old!r} is {source.count(edit.old)} times in {edit.name}"
             sources[function] = source.replace(edit.old, edit.new)
-            # In place: others have imported it by its name.
+            # The code is replaced in place, because other modules have imported the function by its name.
             function.__code__ = _made(function, sources[function]).__code__
         yield
     finally:
@@ -70,7 +70,7 @@ def in_force(taken: Fault) -> Iterator[None]:
 
 
 def _made(function: FunctionType, source: str) -> FunctionType:
-    """Return what a function becomes with another source."""
+    """Return a function compiled from another source."""
     found: dict[str, FunctionType] = {}
     name = function.__name__
     exec(compile(source, f"<fault in {name}>", "exec"), function.__globals__, found)

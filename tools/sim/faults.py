@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """Lets faults happen until it is told to stop."""
+    """Causes faults until it is stopped."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -23,7 +23,7 @@ class Faults:
         self.backups: dict[str, Image] = {}
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to cause faults and needless recoveries, if the options say so."""
         if self.world.options.faults:
             self._wait()
         if self.world.options.suspect_every_s:
@@ -43,11 +43,11 @@ class Faults:
         self._suspect_later()
 
     def _renew(self, name: str) -> None:
-        """Give something that happens luck of its own, so that it can be left out and the rest stays as it is."""
+        """Seed the random generator by a fault's name, so that leaving out a fault does not change the others."""
         self.luck = Random(f"{name} {self.world.options.seed}")
 
     def stop(self) -> None:
-        """No more of them; those in force are mended by the world."""
+        """Cause no further faults; the world heals those in force."""
         self.stopped = True
 
     def _wait(self) -> None:
@@ -95,17 +95,17 @@ class Faults:
             machine.start()
 
     def _kill(self) -> None:
-        """Let a voter stay dead until all faults end, but never more than the cluster can bear."""
+        """Kill a voter until all faults end, if the cluster can spare one more."""
         voters = self.world.voters
         if self.world.can_spare(lambda machine: not machine.running or machine.forgot):
             self.world.machines[self.luck.choice(voters)].crash()
 
     def _wipe(self) -> None:
-        """Let a voter lose its disk, and come back on an empty one."""
+        """Have a voter lose its file and restart with an empty one."""
         self._forget(None)
 
     def _restore(self) -> None:
-        """Let a voter come back on an older state of its file; at first, make a copy for that."""
+        """Have a voter restart with an older state of its file, or at the first time only make the copy for it."""
         machine = self._machine()
         if machine.name in self.backups:
             self._forget(self.backups[machine.name])
@@ -113,9 +113,9 @@ class Faults:
             self.backups[machine.name] = machine.disk.durable.copy()
 
     def _forget(self, backup: Image | None) -> None:
-        """Put another file in the place of a voter's, if the cluster can bear that, and all others can notice it.
+        """Replace a voter's file, if the cluster tolerates the loss and all other nodes can detect it.
 
-        No protocol repairs an undetectable loss: a file that is older by less than the others remember.
+        No protocol can repair an undetectable loss: a file that is only slightly older than the others remember.
         """
         world = self.world
         owners = [name for name in world.voters if self.backups.get(name) is backup or backup is None]
@@ -168,7 +168,7 @@ class Faults:
         machine.paused_until = self.world.now + self._down_s()
 
     def _some(self) -> "list[Machine]":
-        """As many voters as may be gone."""
+        """Return as many random voters as may be gone at once."""
         voters = self.world.voters
         return [self.world.machines[name] for name in self.luck.sample(voters, (len(voters) - 1) // 2)]
 
@@ -204,7 +204,7 @@ class Faults:
 
 
 def suspect(machine: "Machine", luck: Random) -> bool:
-    """Begin to finish some pending transaction, or give up one of our own: suspicion may be wrong at any time."""
+    """Have a node needlessly recover a pending transaction, or give up its own, as after a wrong suspicion."""
     node = machine.node
     if node is None or machine.paused_until > machine.world.now or not node.state.roster.is_voter(machine.name):
         return False

@@ -1,9 +1,9 @@
-"""Deliberate faults of the protocol: each takes one rule away, and the laws must notice.
+"""Deliberate faults of the protocol: each removes one rule, and the laws must detect it.
 
-A fault edits the source of one function while it is in force. The text that it replaces must be there exactly once, so
-a fault that no longer fits the code is an error, not a fault that was missed.
+A fault edits the source of functions while it is in force. The replaced text must occur exactly once, so that a fault
+that no longer fits the code is an error, and does not look like an undetected fault.
 
-This file has the rules by which nodes agree; ``faulty_uses`` has those on top of the agreement.
+This file has the rules of the agreement; ``faulty_uses`` has the rules on top of it.
 """
 
 from bedrockish.core.coordinator import abort as rollback

@@ -1,4 +1,4 @@
-"""Deliberate faults of the rules that confine damage to one node. See ``faulty``."""
+"""Deliberate faults of the rules that keep damage from spreading to other nodes. See ``faulty``."""
 
 from bedrockish.core import node
 from bedrockish.core.coordinator import coordinator

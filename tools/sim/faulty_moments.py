@@ -1,6 +1,6 @@
-"""Deliberate faults of rules that matter at one moment, which a random world seldom comes to. See ``faulty``.
+"""Deliberate faults of rules that matter only in situations that random worlds seldom reach. See ``faulty``.
 
-Each has a test, or a conversation of ``tests/traces``, that was written for it: it must fail without the rule.
+Each fault has its own test, or its own trace in ``tests/traces``, which must fail without the rule.
 """
 
 from bedrockish.core import node

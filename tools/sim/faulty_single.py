@@ -1,6 +1,6 @@
-"""Deliberate faults of rules that one node keeps when it is told something. See ``faulty`` and ``faulty_moments``.
+"""Deliberate faults of rules for a single node's reaction to a message. See ``faulty`` and ``faulty_moments``.
 
-Each has a test of ``tests.core.test_one_node``, or of its neighbours, which must fail without the rule.
+Each fault has a test in ``tests.core.test_one_node`` or a module next to it, which must fail without the rule.
 """
 
 from bedrockish.core.coordinator import (

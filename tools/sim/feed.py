@@ -1,4 +1,4 @@
-"""Programs that follow the change feed: page by page, each from whichever node answers, and each transaction once."""
+"""Programs that follow the change feed page by page, each page from any node, and read each transaction once."""
 
 from random import Random
 from typing import TYPE_CHECKING
@@ -14,10 +14,10 @@ POLL_S = 0.05
 
 
 class FeedReader:
-    """One of them. Its cursor is the last transaction that it has seen.
+    """A reader of the feed. Its cursor is the last transaction that it has read.
 
     Attributes:
-        seen: the transactions, in the order in which they were told.
+        seen: the transactions in the order in which they were read.
     """
 
     def __init__(self, world: "World", number: int) -> None:
@@ -26,7 +26,7 @@ class FeedReader:
         self.seen: list[Txid] = []
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Begin to read."""
         self.world.after(self.luck.uniform(0.0, 0.2), self._ask)
 
     def _ask(self) -> None:
@@ -36,7 +36,7 @@ class FeedReader:
             self.read(self.luck.choice(running))
 
     def read(self, machine: "Machine") -> None:
-        """Ask one node for the transactions after the last one, up to its safe time."""
+        """Read the next page from one node: the transactions after the cursor, up to the node's safe time."""
         assert machine.node is not None
         after = self.seen[-1] if self.seen else Txid(0, "")
         safe = machine.node.state.clock.safe
@@ -44,6 +44,6 @@ class FeedReader:
         machine.disk.then(lambda: self._take(after, found))
 
     def _take(self, after: Txid, found: list[Txid]) -> None:
-        if (self.seen[-1] if self.seen else Txid(0, "")) == after:  # else another node was quicker
+        if (self.seen[-1] if self.seen else Txid(0, "")) == after:  # else a page of another node came first
             self.seen.extend(found)
             self.world.counts["fed"] += len(found)

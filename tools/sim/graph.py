@@ -1,4 +1,4 @@
-"""Which came before which: a graph of edges, and a cycle in it if there is one."""
+"""A graph of operations that came before others, and the search for a cycle."""
 
 from collections import defaultdict
 
@@ -10,11 +10,11 @@ class Graph:
         self.next: dict[object, list[object]] = defaultdict(list)
 
     def edge(self, before: object, after: object) -> None:
-        """Add that one operation comes before another."""
+        """Add the edge from an operation to a later one."""
         self.next[before].append(after)
 
     def find_cycle(self) -> list[object]:
-        """Return the steps of a cycle, or nothing."""
+        """Return the operations of a cycle, or an empty list."""
         color: dict[object, int] = {}
         for root in list(self.next):
             if root in color:

@@ -1,8 +1,8 @@
 """The final checks, on the journals of all nodes and on the clients' histories.
 
-Every write of a row makes its next version, so versions tell exactly what each reader saw. Edges between commands
-(one read what another wrote, one overwrote what another read, one ended before another began) must have no cycle: that
-is strict serializability, of everything that wrote and of every strict read together.
+Every write of a row makes its next version, so versions show exactly which writes each reader saw. Commands have edges:
+one read the row that another wrote, one overwrote the row that another read, or one ended before another began. The
+graph must have no cycle, which is strict serializability of all writing commands and all strict reads together.
 """
 
 from collections import defaultdict
@@ -36,13 +36,13 @@ REPLAYS = 3
 
 
 def decode_seen(result: bytes) -> tuple[Seen, list[tuple[str, str]]]:
-    """Return the versions that an execution read, and the ranges that it read whole."""
+    """Return the versions of the rows that an execution read, and the ranges that it read."""
     _, reads, ranges, *_ = cbor2.loads(result)
     return reads, [(low.split(b"\0")[1].decode(), high.split(b"\0")[1].decode()) for low, high in ranges]
 
 
 def strictly_told(call: Call) -> bytes | None:
-    """Return what a strict read was answered with, or a strict refusal rests on; None for what else was asked."""
+    """Return the encoded result of a strict read, or of the reads behind a strict refusal; None for other calls."""
     if call.request.read != STRICT:
         return None
     if call.answer is not None:
@@ -52,22 +52,22 @@ def strictly_told(call: Call) -> bytes | None:
 
 
 class Histories:
-    """All journals and all histories of a world."""
+    """The journals and the clients' histories of a world."""
 
     def __init__(self, world: "World", calls: list[Call], committed: dict[Txid, Entry]) -> None:
         self.world, self.calls, self.committed = world, calls, committed
         self.entries: dict[tuple[str, int], Entry] = {}
         self.first: dict[Txid, Entry] = {}
         self.places: dict[Txid, list[tuple[str, int]]] = defaultdict(list)
-        self.writers: dict[str, dict[int, Txid]] = defaultdict(dict)  # key -> version -> who
+        self.writers: dict[str, dict[int, Txid]] = defaultdict(dict)  # key -> version -> the transaction that wrote it
         self.values: dict[tuple[str, int], object] = {}  # (key, version) -> value
 
     def broken(self, law: str, story: str) -> None:
-        """A law is broken."""
+        """End the world because a law is broken."""
         self.world.broken(law, story)
 
     def check(self) -> None:
-        """Check everything."""
+        """Check all laws of journals and histories."""
         self._timelines()
         self._bases()
         rows = self._replays()
@@ -82,11 +82,11 @@ class Histories:
         self._auditors()
 
     def _auditors(self) -> None:
-        """Walked through as ``journal verify`` walks, a journal of all commits obeys the laws that auditors hold it to.
+        """Check that a journal of all commits obeys the laws of ``journal verify``.
 
-        Rows have a form of their own here, so the law ``writes`` has nothing to look at. A removed node may have given
-        a commit one more label before it knew; no other node accepts that, and in the journal of all, where it could
-        come first, its timeline would seem to go on after it was retired.
+        The law ``writes`` is not checked, because rows have another form here. A removed node may have given a commit
+        one more label before it learned of its removal. No other node accepts this label, so it is left out here, where
+        its timeline would seem to continue after it was retired.
         """
         bodies: dict[Txid, bytes] = {}
         founding = encode_membership(self.world.founded)
@@ -108,7 +108,7 @@ class Histories:
             self.broken(f"journals obey the law {finding.check}", finding.text)
 
     def _ends_of_retired(self) -> dict[str, int]:
-        """Return the last tick of each retired timeline; behind it there is nothing but another label of a commit."""
+        """Return the last tick of each retired timeline; check that only further labels of commits come after it."""
         ends: dict[str, int] = {}
         for entry in self.first.values():
             if entry.transaction.kind == MEMBERS:
@@ -121,7 +121,7 @@ class Histories:
         return ends
 
     def _timelines(self) -> None:
-        """Timelines are dense and hash-linked, the same on all nodes; a command and a transaction happen once."""
+        """Check that timelines are dense, hash-linked and the same on all nodes, and that commands happen once."""
         for name, machine in self.world.machines.items():
             run = [entry for timeline in machine.disk.seen.timelines.values() for entry in timeline]
             for finding in check_run((_stored(0, entry, is_repeat=False) for entry in run), name):
@@ -150,7 +150,7 @@ class Histories:
 
     def _bases(self) -> None:
         """Check that the base of a transaction has smaller clocks than it."""
-        latest: dict[tuple[str, int], Txid] = {}  # up to each place of a timeline
+        latest: dict[tuple[str, int], Txid] = {}  # the greatest txid up to each place of a timeline
         for (leader, tick), entry in sorted(self.entries.items()):
             latest[leader, tick] = max(entry.txid, latest.get((leader, tick - 1), entry.txid))
         for entry in self.entries.values():
@@ -162,7 +162,7 @@ class Histories:
                     self.broken("clocks follow causes", f"{entry.txid} has seen {seen}")
 
     def _replays(self) -> dict[str, Row]:
-        """All valid orders of the journal give the same rows."""
+        """Check that random valid orders of the journal give the same rows, and return the rows."""
         results: list[dict[str, Row]] = []
         for turn in range(REPLAYS):
             rows: dict[str, Row] = {}
@@ -188,7 +188,7 @@ class Histories:
         return results[0]
 
     def _activate(self, rows: dict[str, Row], change: Transaction) -> None:
-        """Activate a change as a replay does; it must find what it found on the nodes."""
+        """Activate a schema change in a replay, and check that its cut is the same as on the nodes."""
         cut, known = activate(rows, change), self.world.laws.schemas.cuts.get(change.txid)
         if cut != known:
             self.broken("every valid order will do", f"{change.txid} finds {cut} in a replay and {known} on the nodes")
@@ -201,9 +201,9 @@ class Histories:
                 self.broken("databases are equal", f"{name} differs from the journal in {sorted(wrong)}")
 
     def _executions(self) -> None:
-        """Run one after the other in the order of their clocks, all programs do what the journal says they did.
+        """Check that all programs, run serially in the order of their clocks, have the effects in the journal.
 
-        Those with isolation ``snapshot`` do it on what they read; what they overwrite has to be the newest.
+        Programs with isolation ``snapshot`` run on the rows that they read, but must overwrite the newest versions.
         """
         rows: dict[str, Row] = {}
         for txid in sorted(self.first):
@@ -221,7 +221,7 @@ class Histories:
                 self.broken("no update is lost", f"{txid} {transaction.command}: {error}")
 
     def _as_it_would(self, law: str, transaction: Transaction, outcomes: list[Outcome]) -> None:
-        """A transaction did what its programs do when they are run alone."""
+        """Check that a transaction has the answers and changes of its programs when they are run alone."""
         txid = transaction.txid
         for command, outcome in zip(transaction.commands, outcomes, strict=True):
             told = cbor2.loads(transaction.result_of(command))[0]
@@ -244,11 +244,11 @@ class Histories:
 
     def _run_again(self, transaction: Transaction, rows: dict[str, Row]) -> list[Outcome]:
         programs = [self.world.laws.requests[command].statements for command in transaction.commands]
-        # A program that was told its clock was told that of its commit, or it comes to another result here.
+        # With another clock than that of its commit, a program that uses the clock would have another result here.
         return run_together(rows, programs, transaction.txid.leader, transaction.txid.clock)
 
     def _view(self, transaction: Transaction) -> dict[str, Row]:
-        """Return the rows as a transaction saw them: what it overwrote, and the versions that it read."""
+        """Return the rows that a transaction saw: the rows that it overwrote, and the versions that it read."""
         rows: dict[str, Row] = {
             key: (before[0], before[1]) for key, before, _ in cbor2.loads(transaction.changes) if before[0]
         }
@@ -256,17 +256,17 @@ class Histories:
         return rows | {key: (version, self.values.get((key, version))) for key, version in seen.items() if version}
 
     def _stamps(self) -> None:
-        """A transaction clock is later than everything that was acknowledged to anybody before it was asked for."""
+        """Check that a transaction clock is later than all commits that were acknowledged before it was requested."""
         count, story = late_stamp(self.calls, self._told, self.world.laws.talked)
         self.world.counts["stamps"] += count
         if story:
             self.broken("stamps follow every acknowledged commit", story)
 
     def _told(self, place: tuple[str, int]) -> Entry | None:
-        """Return what a client was told by a place.
+        """Return the entry that an answer's place stands for.
 
-        A place may be lost with its leader's file, if no other node had that label yet; never the transaction: it was
-        durable there and approved by others, who finish it at another place.
+        A place may be lost with its leader's file, if no other node had this label yet. The transaction is never lost,
+        because other nodes have approved it, and commit it at another place.
         """
         entry = self.entries.get(place)
         if entry is None and place[0] in self.world.machines and self.world.machines[place[0]].forgot:
@@ -275,7 +275,7 @@ class Histories:
         return entry
 
     def _acknowledged(self) -> None:
-        """Check that acknowledged commits are there, as acknowledged."""
+        """Check that acknowledged commits are in the journal, with the acknowledged results."""
         for call in self.calls:
             answer = call.answer
             if answer is None or answer.place is None:
@@ -289,7 +289,7 @@ class Histories:
             elif entry.transaction.result_of(command) != answer.results:
                 self.broken("an answer is true", f"{call.request.command} was answered what the journal does not say")
             elif (
-                answer.place[0] not in self.world.membership.retired  # then its retirement may stand for it
+                answer.place[0] not in self.world.membership.retired  # vectors omit a retired timeline
                 and not covers(answer.token.vector, dict([answer.place]))
             ):
                 self.broken("tokens cover answers", f"{call.request.command}'s token lacks its own {answer.place}")
@@ -297,7 +297,7 @@ class Histories:
     # -- what readers saw ------------------------------------------------------------------------------------------
 
     def _sessions(self) -> None:
-        """Read your writes, monotonic reads; and every read is a snapshot without holes."""
+        """Check that sessions read their own writes and never go back, and that each read is a snapshot."""
         past = self._pasts()
         sessions: dict[str, Seen] = defaultdict(dict)
         for call in self.calls:  # in the order in which they ended
@@ -325,7 +325,7 @@ class Histories:
         return inside | set(seen)
 
     def _pasts(self) -> dict[Txid, Seen]:
-        """Return for each transaction the versions that stand in its causal past, itself included."""
+        """Return for each transaction the versions in its causal past, including its own."""
         pasts: dict[Txid, Seen] = {}
         prefix: dict[tuple[str, int], Seen] = {}  # versions in a timeline up to a tick, with all their causes
         for txid in sorted(self.first):
@@ -371,7 +371,7 @@ class Histories:
                     )
 
     def _order(self) -> None:
-        """Strictly serializable: what read, wrote and overwrote, and the real time of answers, make no cycle."""
+        """Check strict serializability: reads, writes, overwrites and the real time of answers make no cycle."""
         graph = Graph()
         readers: list[tuple[object, Seen, Iterable[tuple[str, str]]]] = []
         for txid, entry in self.first.items():
@@ -433,12 +433,12 @@ class Histories:
 
 
 def changes_rows(entry: Entry) -> bool:
-    """Say whether an entry changes rows."""
+    """Return whether an entry changes rows."""
     return entry.transaction.kind == ROWS
 
 
 def _stored(seq: int, entry: Entry, is_repeat: bool) -> Stored:
-    """Return the row of a journal that an entry is."""
+    """Return an entry as a row of a journal."""
     transaction = entry.transaction
     return Stored(
         *(seq, entry.leader, entry.tick, entry.txid.clock, entry.txid.leader, transaction.command, transaction.kind),

@@ -1,6 +1,7 @@
-"""The laws of reservations: what others may lose by them is bounded at each node, whatever it hears.
+"""The laws of reservations: the time for which a node holds back because of them is limited, whatever it hears.
 
-They are timing and decide nothing, so no history shows them; these laws look at what each node honours.
+Reservations affect only timing and decide nothing, so histories do not show them. These laws check the reservations
+that each node honours.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from bedrockish_journal.model.transaction import Txid
 if TYPE_CHECKING:
     from tools.sim.machine import Machine
 
-LATE_S = 0.1  # a machine that stood still ends one when it goes on, in one of its next steps
+LATE_S = 0.1  # a machine that stood still ends a reservation in one of its next steps
 
 
 @dataclass
@@ -20,11 +21,11 @@ class _Run:
     """One run of a machine.
 
     Attributes:
-        began: its time of start.
+        began: the time of its start.
         held: the reservation that it honours now.
-        since: the start of that.
-        over: the first step after the longest time for one; 0 without such a step.
-        spent: seconds for which it has honoured others, at most the longest for each.
+        since: the time since which it honours this one.
+        over: the time of the first step after a reservation's longest time; 0 without such a step.
+        spent: seconds for which it has honoured reservations of others, each counted up to its longest time.
     """
 
     boot: int
@@ -42,7 +43,7 @@ class Holding:
         self._runs: dict[str, _Run] = {}
 
     def broken(self, machine: "Machine", now: float) -> tuple[str, str]:
-        """Look at a machine that has taken a step; return the law that it breaks, and how; or nothing."""
+        """Check a machine after a step; return the law that it breaks and the story, or two empty texts."""
         assert machine.node is not None
         longest_s = machine.node.state.settings.reserve_ms / 1000
         run = self._runs.get(machine.name)

@@ -1,7 +1,7 @@
-"""The laws of the database, as observers: most see only what a client, a listener on the wire or a journal reader sees.
+"""The laws of the database, as observers: most use only what a client, the network or a reader of journals can see.
 
-Some are watched all the time, because the first moment at which a law is broken explains it; the rest is checked on the
-histories and journals when everything is over.
+Some laws are checked all the time, because the first moment at which a law is broken explains the fault. The others are
+checked on the histories and journals at the end.
 """
 
 from collections.abc import Collection
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tools.sim.world import World
 
 
-LONG_GONE_S = 5.0  # far longer than a silent node is taken for alive
+LONG_GONE_S = 5.0  # far longer than the time after which a silent node is suspected
 
 
 class Laws:
@@ -56,17 +56,17 @@ class Laws:
         self.world = world
         self.calls: list[Call] = []
         self.requests: dict[str, Request] = {}
-        self.entries: dict[tuple[str, int], Entry] = {}  # what was ever applied at a place, durable or not
+        self.entries: dict[tuple[str, int], Entry] = {}  # entries that were ever applied, durable or not
         self.committed: dict[Txid, Entry] = {}
         self.last_clock = 0
         self.talked: set[str] = set()  # commands that were open transactions
         self.rolled_back: dict[Txid, str] = {}
-        self.beginnings: dict[Txid, float] = {}  # when its BEGIN was first heard
-        self.held: set[Txid] = set()  # of which a node's vote became durable, its leader's first
-        self.said: set[Txid] = set()  # those whose BEGIN a leader has composed
-        self.begun: dict[str, int] = {}  # highest clock that each leader gave
-        self.clocks: dict[str, int] = {}  # highest that each node told
-        self.settled: dict[str, Answer] = {}  # commands of which a client was told that they never happen
+        self.beginnings: dict[Txid, float] = {}  # the time at which the BEGIN first left
+        self.held: set[Txid] = set()  # transactions for which a node's vote is durable, first the leader's
+        self.said: set[Txid] = set()  # transactions whose BEGIN a leader has composed
+        self.begun: dict[str, int] = {}  # the highest clock of each leader's transactions
+        self.clocks: dict[str, int] = {}  # the highest clock that each node has sent
+        self.settled: dict[str, Answer] = {}  # commands that a client knows never to happen
         self.changes: list[tuple[Request, Answer]] = []
         self.safe: dict[str, int] = {}  # highest safe time that each node could have told
         self.published: dict[str, int] = {}
@@ -78,34 +78,34 @@ class Laws:
         self.voters: dict[int, Collection[str]] = {}  # the same; that of the founders is the world's
 
     def broken(self, law: str, story: str) -> None:
-        """A law is broken."""
+        """End the world because a law is broken."""
         self.world.broken(law, story)
 
     # -- while it goes on ------------------------------------------------------------------------------------------
 
     def submitted(self, request: Request) -> None:
-        """A client begins a command."""
+        """Record that a client begins a command."""
         self.requests[request.command] = request
 
     def finished(self, call: Call) -> None:
-        """A client has its answer, or gave up."""
+        """Record a call whose client has an answer or gave up, and check the answer."""
         self.calls.append(call)
         if call.answer is not None:
             self._same_result(call.request.command, call.answer)
 
     def changed(self, request: Request, answer: Answer) -> None:
-        """Record a membership change that the operator was told of."""
+        """Record and check a membership change that was answered to the operator."""
         self.changes.append((request, answer))
         change = request.change
         if change is not None and change.action == ADD and change.store.startswith("second"):
             self.broken("a voter's name belongs to its file", f"{change.node} was given to the {change.store}")
 
     def stopped(self, machine: "Machine") -> None:
-        """A machine stopped: what it said it had may be lost, what it was heard to say stays said."""
+        """Record a stop: a safe time that was not published is lost, a published one stays valid."""
         self.safe[machine.name] = self.published.get(machine.name, 0)
 
     def answered_again(self, call: Call, answer: Answer) -> None:
-        """An answer came to a client that had one already."""
+        """Check a second answer to a client, which must be the same."""
         self._same_result(call.request.command, answer)
 
     def _same_result(self, command: str, answer: Answer) -> None:
@@ -116,7 +116,7 @@ class Laws:
             self.broken("a command has one result", f"{command} was answered twice, differently")
 
     def says(self, machine: "Machine", message: Message) -> None:
-        """A node composes a message, which leaves when what it rests on is durable."""
+        """Check a message that a node has composed, and that leaves when the writes before it are durable."""
         story = self.moving.broken_by(machine, message)
         if story:
             self.broken("what came in time is not late", story)
@@ -124,20 +124,20 @@ class Laws:
             self._says_begin(machine, decode_transaction(message.body))
 
     def _says_begin(self, machine: "Machine", transaction: Transaction) -> None:
-        """A leader begins transactions in the order of their clocks, whenever their BEGINs leave, and to whom."""
+        """Check that a leader begins transactions in the order of their clocks."""
         txid, source = transaction.txid, machine.name
         if txid in self.said:
             return
         self.said.add(txid)
         request = self.requests.get(transaction.command)
-        told = request is not None and wants_clock(request)  # it begins at the clock that it was told
-        # A node that forgot cannot even know what it has begun.
+        told = request is not None and wants_clock(request)  # its clock was drawn earlier, when it was requested
+        # A node that lost its file cannot know the transactions that it has begun.
         if txid.clock <= self.begun.get(txid.leader, 0) and not machine.forgot and not told:
             self.broken("clocks never go back", f"{source} begins {txid} after a later one")
         self.begun[txid.leader] = max(txid.clock, self.begun.get(txid.leader, 0))
 
     def left(self, source: str, message: Message) -> None:
-        """A message leaves a node."""
+        """Check a message that leaves a node."""
         durable = self.world.machines[source].disk.durable
         match message:
             case Commit(label):
@@ -156,17 +156,17 @@ class Laws:
                     if txid in self.rolled_back:
                         self.broken("an end is for ever", f"{txid} was rolled back and begins")
             case Reject(txid, Reason.FOR, other) if other is not None:
-                # A reservation of a peer alone decides on nothing.
+                # A reservation alone does not make a node hold the transaction.
                 if not (other in self.held or other in self.beginnings or other in self.committed):
                     what = f"{source} rejects {txid} for {other}, which nobody has begun"
                     self.broken("what is rejected has a rival", what)
             case Gossip():
-                # One that was just started cannot know it yet, and says what its file says, until a peer tells it.
+                # A node that has just started says what its file says, until a peer tells it of a newer membership.
                 node = self.world.machines[source].node
                 if (message.closed or message.cut) and node is not None and node.state.roster.barred:
                     self.broken("who forgot does not vote", f"{source} says that it has closed {message.closed}")
                 if (message.closed or message.cut) and node is not None:
-                    # Of the membership by which it was composed: until it leaves, another one may be in force.
+                    # The voters of the message's own membership: when it leaves, a newer one may be in force.
                     voters = self.voters.get(message.config, self.world.founded.voters)
                     let_in = {source, *self.world.machines[source].let_in}
                     if len(let_in.intersection(voters)) < majority(len(voters)):
@@ -184,13 +184,13 @@ class Laws:
                     self.broken("one outcome", f"{source} tells that {txid} is rolled back, and it is {place}")
 
     def applied(self, machine: "Machine", entry: Entry, repeat: bool) -> None:
-        """A node puts an entry into its journal; it may be lost again by a crash if it is not durable yet."""
+        """Check an entry that a node has appended to its journal, and that a crash may still lose."""
         txid = entry.txid
         if not repeat and txid.clock <= self.published.get(machine.name, 0) and txid not in self.committed:
             self.broken("nothing appears below safe", f"{machine.name} applies {txid} below its safe time")
 
     def durable(self, name: str, write: Write) -> None:
-        """A write became durable; also one that a crash left on the disk."""
+        """Record a write that became durable, by a sync or by surviving a crash."""
         if isinstance(write, Apply):
             self._applied_durably(name, write.entry)
         elif isinstance(write, Persist):
@@ -222,7 +222,7 @@ class Laws:
                     )
 
     def _changed_durably(self, entry: Entry) -> None:
-        """A change of the membership is committed: it follows the last one, and leaves voters enough."""
+        """Check a committed membership change: it follows the last one, and changes at most one voter."""
         world, old = self.world, self.world.membership
         new = decode_membership(entry.transaction.changes)
         if new.version != old.version + 1:
@@ -243,7 +243,7 @@ class Laws:
             self.broken("a change leaves a quorum", f"{entry.place} makes {new.voters}, and {gone} are long gone")
 
     def stepped(self, machine: "Machine") -> None:
-        """A core took a step: note a new safe time, which is public once the step is durable."""
+        """Check a core after a step, and record a new safe time, which is published when the step is durable."""
         assert machine.node is not None
         for law, story in (self.holding.broken(machine, self.world.now), self.moving.broken(machine)):
             if law:
@@ -259,11 +259,11 @@ class Laws:
     # -- rest ------------------------------------------------------------------------------------------------------
 
     def at_rest(self) -> bool:
-        """Whether nothing is on its way any more, as far as anybody alive can tell."""
+        """Return whether no work is left, as far as the running nodes know."""
         return not self.unrest()
 
     def unrest(self) -> str:
-        """Say what is still going on; empty if nothing is."""
+        """Return a text about work that is still going on; empty if all is done."""
         for client in self.world.clients:
             if not client.idle:
                 assert client.call is None or client.call.request is not None
@@ -305,7 +305,7 @@ class Laws:
                 "reservations": node.coordinator.contention.reservations.told,
             }
             applied = state.timelines.applied
-            first = machines[0].node.state.timelines.applied  # type: ignore[union-attr]  # they run
+            first = machines[0].node.state.timelines.applied  # type: ignore[union-attr]  # these machines run
             if applied != first:
                 return f"{name} has applied {applied}, {machines[0].name} {first}"
             if state.clock.safe < self.last_clock:
@@ -317,21 +317,21 @@ class Laws:
         return ""
 
     def over(self) -> None:
-        """Everything is over: check the histories and the journals."""
+        """Check the histories and the journals at the end."""
         histories = Histories(self.world, self.calls, self.committed)
         histories.check()
         self.schemas.check(self.calls, histories.first)
         self._strict_errors()
 
     def _strict_errors(self) -> None:
-        """A client that was told "it did not happen" finds that it did not."""
+        """Check that a command whose client got a certain error is not committed."""
         committed = {command: entry for entry in self.committed.values() for command in entry.transaction.commands}
         certain = [call for call in self.calls if call.error is not None and not call.unsure]
         for call in certain:
             others = [other for other in self.calls if other.request.command == call.request.command]
             entry = committed.get(call.request.command)
             if entry is not None and entry.transaction.result_of(call.request.command) == NOTHING:
-                continue  # an empty one has taken its place
+                continue  # an empty transaction has settled the command
             if entry is not None and self.schemas.failed(entry.txid):
                 continue
             if entry is not None and all(other is call or other.error is not None for other in others):

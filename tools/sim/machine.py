@@ -1,7 +1,7 @@
-"""One node with its disk and its clocks: the driver of a real core, to the letter of ``core.effects``.
+"""One node with its disk and its clocks: a driver of a real core, which follows the contract of ``core.effects``.
 
-Events are gathered into batches. The effects of a batch are performed in order on the open batch of the disk; what it
-sends and answers leaves when that, and all before it, is durable.
+Events are gathered into batches. The effects of a batch are performed in order on the open batch of the disk. Its
+messages and answers leave when this batch and all earlier ones are durable.
 """
 
 import traceback
@@ -34,31 +34,31 @@ from tools.sim.newer import NewerQuestions
 from tools.sim.talks import NOTHING, Talks
 from tools.sim.waiting import Answerer, Waiter, again
 
-LINGER_S = 0.02  # how long an unawaited write stays in the open batch
-ASSEMBLE_S = 2e-3  # how long it takes to put a message together of pieces, on average
+LINGER_S = 0.02  # how long a write for which no output waits stays in the open batch
+ASSEMBLE_S = 2e-3  # mean time to assemble a message from its pieces
 
 if TYPE_CHECKING:
     from tools.sim.world import World
 
 WALL_0 = 1_800_000_000_000  # Unix milliseconds at the start of every world
 
-MEMORY_STEP = 16  # so that a short life is enough for the others to know a file; or all notes would call for others
+MEMORY_STEP = 16  # small, so that peers remember a short-lived file; not 1, or each note would cause further notes
 
 
 class Machine:
     """A node.
 
-    Why so large: A crash, a pause and a slow disk act on all of a node at once: its core, its disk, its clocks and its
+    Why so large: A crash, a pause and a slow disk act on the whole node at once: its core, its disk, its clocks and its
     queues.
 
     Attributes:
-        boot: counts the starts; what was meant for an earlier one is dropped.
-        node: the core while it runs, else None.
-        store: random id of its file.
-        known: what it remembers of the others' files.
-        forgot: its file was lost, or put back from a backup: it has promised what it does not know.
-        retired: it never starts again.
-        down_since: seconds at which it stopped.
+        boot: the number of starts; events for an earlier start are dropped.
+        node: the core while the process runs, else None.
+        store: the random id of its file.
+        known: what the node remembers of its peers' files.
+        forgot: whether its file was lost or put back from a backup, so that it lacks promises that it has made.
+        retired: whether it never starts again.
+        down_since: the time in seconds at which it stopped.
     """
 
     def __init__(self, world: "World", name: str, image: Image, store: str) -> None:
@@ -73,9 +73,9 @@ class Machine:
         self.forgot = self.retired = False
         self.down_since = 0.0
         self.boot = 0
-        self.let_in: set[str] = set()  # whom it has had a link with since it started
+        self.let_in: set[str] = set()  # peers with which it has had a link since it started
         self.inbox: deque[Event] = deque()
-        self.gathered: list[tuple[int, Request]] = []  # requests that came while it is busy
+        self.gathered: list[tuple[int, Request]] = []  # requests that came while the node was busy
         self.waiters: dict[int, Waiter] = {}
         self.requests = 0
         self.wall_offset_ms = self.luck.randint(-world.options.skew_ms, world.options.skew_ms)
@@ -94,18 +94,18 @@ class Machine:
 
     @property
     def running(self) -> bool:
-        """Say whether the process exists (it may be paused)."""
+        """Return whether the process exists (it may be paused)."""
         return self.node is not None
 
     def now(self) -> Now:
-        """Read this machine's clocks."""
+        """Return the time by this machine's clocks."""
         seconds = self.world.now
         return Now(seconds + self.seconds_offset, WALL_0 + int(seconds * 1000) + self.wall_offset_ms)
 
     # -- starting and stopping -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the process on what its disk holds."""
+        """Start the process with the file on its disk."""
         assert self.node is None
         self.boot += 1
         self.let_in = set()
@@ -137,7 +137,7 @@ class Machine:
         self.world.network.connect_all(self.name)
 
     def crash(self) -> None:
-        """Stop at once. Writes without a sync may be lost."""
+        """Kill the process. Writes without a sync may be lost."""
         if self.node is None:
             return
         self.world.counts["recoveries"] += self.node.recovery.counts["started"]
@@ -161,12 +161,12 @@ class Machine:
                 self.world.network.break_link(self.name, other, again=False)
 
     def lose(self, image: Image, store: str) -> None:
-        """While it is down, its file becomes another one: an empty one, or an older state of itself."""
+        """Replace the file of a stopped machine by an empty one, or by an older state of the file."""
         assert self.node is None
         self.disk, self.store, self.forgot = self._new_disk(image), store, True
 
     def refill(self, image: Image) -> None:
-        """While it is down, its file gets other tables; what it has promised stays."""
+        """Replace the tables in the file of a stopped machine; ``image`` has kept its promises."""
         assert self.node is None
         self.disk = self._new_disk(image)
 
@@ -177,19 +177,22 @@ class Machine:
     # -- other nodes -----------------------------------------------------------------------------------------------
 
     def turns_away(self, other: "Machine") -> Refusal | None:
-        """Look at another machine's file when it comes; why it is turned away, or nothing."""
+        """Return why another machine is refused because of its file, or None."""
         assert self.node is not None
         file = other.disk.durable
         told = {"store": other.store, "batches": file.batches, STARTS: file.starts}
         return self.known.judge(other.name, told, self.node.state.roster.membership)
 
     def accused(self, peer: str, refusal: Refusal) -> None:
-        """A peer has turned us away."""
+        """Tell the core that a peer has refused this node."""
         if self.node is not None and self.node.state.roster.joining is None:
             self.post(on.Accused(peer, refusal.reason, for_good=refusal.code == OLDER_FILE))
 
     def lend(self, done: Callable[[Image, Joining], None]) -> bool:
-        """Yield a copy of the file and the information for a new node, once both are durable here."""
+        """Pass a copy of the file and the joining data for a new node to ``done``, once both are durable here.
+
+        Return False if the node does not serve.
+        """
         if self.node is None or self.node.state.trouble:
             return False
         image, told = (
@@ -211,9 +214,9 @@ class Machine:
         once: bool = False,
         alone: bool = False,
     ) -> bool:
-        """Take a client's request; return False if the node is down.
+        """Accept a client's request; return False if the node is down.
 
-        ``alone``: a strict read shares no question.
+        With ``alone``, a strict read does not share its question to a quorum with other reads.
         """
         if self.node is None:
             return False
@@ -233,7 +236,7 @@ class Machine:
         return True
 
     def _submit_gathered(self, boot: int) -> None:
-        """Put before the core, as one event, what has come while it was busy: as far as its isolation is the same."""
+        """Post the gathered requests to the core, as one event for all requests with the same isolation."""
         if boot == self.boot:
             asked, self.gathered = self.gathered, []
             while asked:
@@ -244,12 +247,12 @@ class Machine:
                 self.post(on.Submitted(request_id, request, others=tuple(others)), boot)
 
     def answer_when_durable(self, answerer: Answerer, answer: Answer | BedrockishError) -> None:
-        """Give an answer that rests on nothing but what is written by now."""
+        """Send an answer once all present writes are durable."""
         self._reply_to(answerer, answer)
         self._turn_soon(0.0)
 
     def post(self, event: Event, boot: int | None = None) -> None:
-        """Put an event before the core."""
+        """Queue an event for the core, unless the node has stopped or ``boot`` is an earlier start."""
         if self.node is None or (boot is not None and boot != self.boot):
             return
         if isinstance(event, on.Received) and isinstance(event.message, Gossip):
@@ -277,7 +280,7 @@ class Machine:
             self.world.laws.moving.hears(self, event)
             self.guarded(lambda node, event=event: self._perform(node.step(event, self.now())))  # type: ignore[misc]
             if boot != self.boot:
-                return  # it has found that it is damaged
+                return  # the node has found that it is damaged, and restarted
         if self.node is not None:
             self.guarded(self._ask_newer)
             if boot != self.boot:
@@ -297,7 +300,7 @@ class Machine:
             self._perform(node.step(question, self.now()))
 
     def guarded(self, action: Callable[[Node], None]) -> None:
-        """Do something with the core; that it fails is a broken law."""
+        """Run an action on the core; an unexpected exception counts as a broken law."""
         if self.node is None:
             return
         try:
@@ -330,7 +333,7 @@ class Machine:
             self._turn_soon(0.0)
 
     def _assembled(self, boot: int, peer: str, parts: tuple[Part, ...]) -> None:
-        """Put a message before the core that was in pieces, as the file holds these by now."""
+        """Post a message to the core that is assembled from its pieces in the file."""
         if boot == self.boot and self.node is not None:
             self.post(on.Assembled(peer, parts, self.disk.seen.assemble(parts)))
 
@@ -427,10 +430,10 @@ class Machine:
             following.append(event)
 
     def _go_on(self, boot: int, request_id: int, clock: int) -> None:
-        """There is a background worker now: take a snapshot, look the id up in that very one, and execute."""
+        """Execute a request that has got a background worker: take a snapshot, look the id up in it, and execute."""
         following: deque[Event] = deque()
         if boot == self.boot:
-            # A requested clock is drawn at this moment, so that it is later than the snapshot.
+            # A requested clock is drawn now, so that it is later than the snapshot.
             self.guarded(
                 lambda node: self._execute(
                     request_id, node.state.clock.tick() if clock else 0, following, (), waited=True
@@ -472,10 +475,10 @@ class Machine:
         return Prepared(dict(image.applied), image.schema, False, MEMBERS, AccessSet(), changes, NOTHING)
 
     def execute(self, request: Request, clock: int, others: Sequence[Request] = ()) -> Prepared:
-        """Execute a request, and others on top of it, on the rows as they are.
+        """Execute a request, and others after it in the same transaction, on the present rows; return the result.
 
         Raises:
-            BedrockishError: it cannot be.
+            BedrockishError: the request cannot be executed.
         """
         image, all_of_them, indexed = self.disk.seen, (request, *others), bool(self.world.options.sweeps)
         try:
@@ -502,7 +505,7 @@ class Machine:
 
     def _send(self, peer: str, message: Message) -> None:
         self.world.laws.says(self, message)
-        if self._encoded[0] is not message:  # the same message to several peers is encoded once
+        if self._encoded[0] is not message:  # a message to several peers is encoded once
             self._encoded = (message, encode(message))
         data = self._encoded[1]
         self.disk.then(lambda: self.world.leave(self.name, peer, message, data))
@@ -517,7 +520,7 @@ class Machine:
     # -- durability ------------------------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
-        """Close the open batch; sync what is closed, or let go at once what waits for nothing."""
+        """Close the open batch, and sync the closed ones, or release output at once that needs no sync."""
         disk = self.disk
         if disk.open.after:
             is_due = bool(disk.open.writes) or not self.syncing
@@ -542,7 +545,7 @@ class Machine:
             self.world.after(took, lambda: self._synced(boot, count))
 
     def _lingers(self) -> bool:
-        """Say whether unawaited writes stay in the open batch for the next one; see the event loop."""
+        """Return whether writes for which no output waits stay in the open batch; see the event loop."""
         if self.linger_until is None:
             self.linger_until, boot = self.world.now + LINGER_S, self.boot
             self.world.after(LINGER_S, lambda: self._turn_soon(0.0) if boot == self.boot else None)
@@ -552,7 +555,7 @@ class Machine:
     def _synced(self, boot: int, count: int) -> None:
         if boot != self.boot:
             return
-        if self.paused_until > self.world.now:  # the process sees it when it runs again
+        if self.paused_until > self.world.now:  # the process continues when its pause ends
             self.world.after(self.paused_until - self.world.now, lambda: self._synced(boot, count))
             return
         self.syncing = False

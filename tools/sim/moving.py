@@ -1,6 +1,6 @@
-"""The laws of moving time under load: closed and safe time go on, and a BEGIN that came in time is not late.
+"""The laws of progress under load: closed and safe time advance, and a BEGIN that came in time is not rejected as late.
 
-Rest alone would not show it: a cluster whose safe time stands while clients write looks well when they have gone.
+The final rest does not show such faults: a cluster whose safe time stands still under load recovers when clients stop.
 """
 
 from collections import deque
@@ -17,9 +17,9 @@ from bedrockish_journal.model.vector import covers
 if TYPE_CHECKING:
     from tools.sim.machine import Machine
 
-IN_TIME_S = 4.5  # a voter waits 5 s at most for a comparison, or for a message that is being read
-GROWS_S = 3.0  # in which a learner that lacks commits applies one
-SAFE_S = 6.0  # in a calm world: two rounds of gossip, and the longest wait of a transaction
+IN_TIME_S = 4.5  # a voter waits at most 5 s for a comparison, or for a message that is being assembled
+GROWS_S = 3.0  # time within which a learner that lacks commits applies one
+SAFE_S = 6.0  # longest lag of safe time in a calm world: two rounds of gossip, and the longest wait of a transaction
 NEVER = 1 << 64
 
 
@@ -28,15 +28,15 @@ class _Run:
     """One run of a machine.
 
     Attributes:
-        awake: seconds since which it has taken steps without a pause.
-        last: seconds of its last step.
-        clocks: its clock of late, each with the seconds.
-        looked: seconds at which its times were looked at.
-        lowest, before: the lowest clock that was open since then, and in the period before that.
-        in_time: the BEGINs that came in time, with the seconds.
-        reading: the messages in pieces that are put together, with the seconds.
-        applied: how many entries it had applied when that was looked at.
-        grown: seconds at which they had become more.
+        awake: the time since which it has taken steps without a pause.
+        last: the time of its last step.
+        clocks: recent values of its clock, each with its time.
+        looked: the time of the last check of closed and safe time.
+        lowest, before: the lowest open clock since that check, and in the period before it.
+        in_time: the BEGINs that came in time, with their times.
+        reading: the messages that are being assembled from pieces, with their times.
+        applied: the number of applied entries at the last check.
+        grown: the time at which this number last grew.
     """
 
     boot: int
@@ -53,7 +53,7 @@ class _Run:
 
 
 class Moving:
-    """The times of all machines."""
+    """The progress of all machines' closed and safe times."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
@@ -67,11 +67,11 @@ class Moving:
     # -- what came in time is not late ------------------------------------------------------------------------------
 
     def reads(self, machine: "Machine", peer: str, parts: tuple[Part, ...]) -> None:
-        """Note that all pieces of a message are here, and that it is put together."""
+        """Record that a node has all pieces of a message, and assembles it."""
         self._run(machine).reading[peer, parts] = machine.world.now
 
     def hears(self, machine: "Machine", event: Event) -> None:
-        """Note a BEGIN that came in time, before its node takes it."""
+        """Record a BEGIN that came in time, before its node processes it."""
         assert machine.node is not None
         state, run = machine.node.state, self._run(machine)
         match event:
@@ -90,16 +90,16 @@ class Moving:
             case _:
                 return
         transaction = decode_transaction(body)
-        # One that has to wait for its base may be overtaken.
+        # A BEGIN that has to wait for its base may become late.
         waits = not covers(state.timelines.applied, transaction.base)
         if transaction.txid.clock > max(closed, state.clock.floor) and not waits:
             run.in_time.setdefault(transaction.txid, came)
 
     def broken_by(self, machine: "Machine", message: Message) -> str:
-        """Return how a message breaks the law, or nothing."""
+        """Return how a message breaks the law, or an empty text."""
         if not isinstance(message, Reject):
             return ""
-        # A rejected one leaves no trace: said again, it may be late.
+        # A rejected transaction leaves no vote, so a repeated BEGIN may be late.
         came = self._run(machine).in_time.pop(message.txid, None)
         if message.reason != Reason.TOO_LATE or came is None or machine.world.now - came > IN_TIME_S:
             return ""
@@ -108,11 +108,11 @@ class Moving:
     # -- closed and safe go on --------------------------------------------------------------------------------------
 
     def broken(self, machine: "Machine") -> tuple[str, str]:
-        """Look at a machine that has taken a step; return the law that it breaks, and how; or nothing."""
+        """Check a machine after a step; return the law that it breaks and the story, or two empty texts."""
         assert machine.node is not None
         state, run, now = machine.node.state, self._run(machine), machine.world.now
         heartbeat_s = state.settings.heartbeat_ms / 1000
-        if now - run.last > 2 * heartbeat_s + 0.05:  # it has stood still
+        if now - run.last > 2 * heartbeat_s + 0.05:  # the machine has stood still
             run.awake, run.lowest, run.before = now, NEVER, NEVER
             run.clocks.clear()
         run.last = now
@@ -141,9 +141,9 @@ class Moving:
         return "", ""
 
     def _catches_up(self, machine: "Machine") -> bool:
-        """Return whether a learner fetches commits that it lacks, and applies them.
+        """Return whether a learner that lacks commits fetches and applies them.
 
-        No transaction waits for a learner. Where pieces are small and ways long, voters commit more than a link brings.
+        No transaction waits for a learner. With small pieces and long delays, voters commit more than a link carries.
         """
         assert machine.node is not None
         state, run, now = machine.node.state, self._run(machine), machine.world.now
@@ -157,7 +157,7 @@ class Moving:
         return now - run.grown < GROWS_S
 
     def _lowest(self, machine: "Machine") -> int:
-        """Return the lowest clock that may still appear at a node."""
+        """Return the lowest clock of a transaction that a node may still apply."""
         assert machine.node is not None
         state, run, world = machine.node.state, self._run(machine), machine.world
         opened = [state.votes.pending.smallest_clock(), machine.node.apply_queue.smallest_unapplied()]

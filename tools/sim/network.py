@@ -1,8 +1,8 @@
-"""Links between nodes: in order and whole while they last, like TCP; what is under way when one breaks may be lost.
+"""Links between nodes: like TCP, a link delivers messages in order until it breaks; messages in transit may be lost.
 
-Each pair of nodes has one link. Both ends are told when it comes up and when it goes down, each in its own time. A
-direction that is blocked holds its messages back until it is free again or the link breaks. Options may make a link
-worse than TCP: messages doubled, overtaken, or silently lost.
+Each pair of nodes has one link. Both ends learn at different times when it opens and breaks. A blocked direction delays
+its messages until it is unblocked or the link breaks. Options may make a link worse than TCP: messages are duplicated,
+reordered, or silently lost.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 DECODED_MAX = 500
-DELAY_MAX_S = 10.0  # a link that is slower than that would break; and all comes to rest some time after the last fault
-FAREWELL_S = 0.5  # how long a link to a node that left is kept, so that it hears of that
+DELAY_MAX_S = 10.0  # a slower link would break; and a limit is needed so that the world comes to rest after all faults
+FAREWELL_S = 0.5  # how long the link to a removed node is kept, so that the node learns of its removal
 
 
 class Scheduler(Protocol):
@@ -31,7 +31,7 @@ class Scheduler(Protocol):
     counts: Counter[str]
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
-        """Do something later."""
+        """Schedule an action after ``delay`` seconds."""
 
 
 @dataclass
@@ -40,10 +40,10 @@ class Way:
 
     sent: int = 0
     arrived: int = 0
-    last: float = 0.0  # when the last message arrives
-    cut: int | None = None  # messages from this one on are lost
+    last: float = 0.0  # the time at which the last message arrives
+    cut: int | None = None  # messages from this number on are lost
     stalled: list[tuple[int, bytes]] = field(default_factory=list)
-    open: bool = False  # the sending end knows that the link is up
+    open: bool = False  # whether the sending end knows that the link is up
 
 
 class Link:
@@ -63,7 +63,7 @@ class Network:
         self.luck = luck
         self.machines: dict[str, Machine] = {}
         self.links: dict[frozenset[str], Link] = {}
-        self.quiet_until: dict[tuple[str, str], float] = {}  # (of, to): no earlier than that is it told "up" again
+        self.quiet_until: dict[tuple[str, str], float] = {}  # (node, peer) -> the earliest time of the next "up"
         self.blocked: set[tuple[str, str]] = set()
         self.slow: dict[tuple[str, str], float] = {}  # factor
         self.faulty = True
@@ -71,11 +71,11 @@ class Network:
         self._decoded: dict[bytes, Message] = {}
 
     def add(self, machine: "Machine") -> None:
-        """Connect a machine to all others, as far as they run."""
+        """Add a machine to the network."""
         self.machines[machine.name] = machine
 
     def delay(self, source: str, target: str) -> float:
-        """Draw the delay of a message."""
+        """Return a random delay for a message."""
         mean = self.options.delay_ms / 1000 * self.pace
         drawn = 0.2 * mean + self.luck.expovariate(1.0) * 0.8 * mean
         if self.luck.random() < 0.01:
@@ -85,7 +85,7 @@ class Network:
     # -- links -----------------------------------------------------------------------------------------------------
 
     def can_connect(self, one: str, two: str) -> bool:
-        """Whether a link between two nodes could come up: both run, and each takes the other for a member."""
+        """Return whether a link between two nodes can open: both run, and each knows the other as a member."""
         if (one, two) in self.blocked or (two, one) in self.blocked:
             return False
         nodes = self.machines[one].node, self.machines[two].node
@@ -94,7 +94,7 @@ class Network:
         return two in nodes[0].state.roster.peers and one in nodes[1].state.roster.peers
 
     def _let_in(self, one: str, two: str) -> bool:
-        """Whether neither turns the other away for its file; who is turned away is told."""
+        """Return whether no end refuses the other because of its file; tell a refused end."""
         welcome = True
         for me, other in ((one, two), (two, one)):
             refusal = self.machines[me].turns_away(self.machines[other])
@@ -105,7 +105,7 @@ class Network:
         return welcome
 
     def members_changed(self, name: str) -> None:
-        """A node knows of other members now: links to new ones come up; those to old ones last a moment longer."""
+        """Open links to new members of a node's membership, and break those to removed members after a moment."""
         self.connect_all(name)
         self.world.after(FAREWELL_S, lambda: self._part(name))
 
@@ -118,20 +118,20 @@ class Network:
                 self.break_link(name, other, again=False)
 
     def connect_all(self, name: str | None = None) -> None:
-        """Try to bring up every link (of a node) that is down."""
+        """Try to open every link (of a node) that is down."""
         for one in sorted(self.machines):
             for two in sorted(self.machines):
                 if one < two and name in (None, one, two) and frozenset((one, two)) not in self.links:
                     self.retry(one, two)
 
     def retry(self, one: str, two: str) -> None:
-        """Try to connect soon, and again until it works or one of them stops."""
+        """Try to open a link soon, and again until it opens or a node stops."""
         self.world.after(self.luck.uniform(0.001, 0.3), lambda: self._connect(one, two))
 
     def _connect(self, one: str, two: str) -> None:
         pair = frozenset((one, two))
         if pair in self.links or not self.can_connect(one, two) or not self._let_in(one, two):
-            return  # whoever restarts, heals or hears of other members tries again
+            return  # a restart, the end of a partition or a new membership tries again
         link = self.links[pair] = Link()
         for me, other in ((one, two), (two, one)):
             self.machines[me].let_in.add(other)
@@ -146,7 +146,7 @@ class Network:
         self.machines[me].post(PeerUp(other))
 
     def break_link(self, one: str, two: str, *, again: bool = True) -> None:
-        """Break a link. Of what is under way, a random last part is lost in each direction."""
+        """Break a link. In each direction, a random last part of the messages in transit is lost."""
         link = self.links.pop(frozenset((one, two)), None)
         if link is None:
             return
@@ -156,7 +156,7 @@ class Network:
             inbound.cut = self.luck.randint(inbound.arrived, inbound.sent)
             if inbound.stalled:
                 inbound.cut = min(inbound.cut, inbound.stalled[0][0])
-            # The end of the stream comes after whatever still arrives.
+            # The end of the stream comes after the messages that still arrive.
             told = max(self.world.now + self.luck.uniform(0.0, 0.05), inbound.last + 1e-6)
             told = min(told, self.world.now + 1.0) if not inbound.cut > inbound.arrived else told
             self.quiet_until[(me, other)] = told + 1e-6
@@ -172,7 +172,7 @@ class Network:
     # -- messages --------------------------------------------------------------------------------------------------
 
     def send(self, source: str, target: str, data: bytes) -> None:
-        """Carry a message, if the link is up as far as the sender knows."""
+        """Send a message, if the sender believes that the link is up."""
         link = self.links.get(frozenset((source, target)))
         if link is None or not link.ways[source].open:
             return
@@ -209,7 +209,7 @@ class Network:
         self.machines[target].post(Received(source, self._read(data)), boot)
 
     def _read(self, data: bytes) -> Message:
-        """Decode a message; one that goes to several nodes only once: it is a plain value."""
+        """Return a decoded message. Messages to several nodes are decoded once, because they are immutable."""
         message = self._decoded.get(data)
         if message is None:
             if len(self._decoded) >= DECODED_MAX:
@@ -220,11 +220,11 @@ class Network:
     # -- partitions ------------------------------------------------------------------------------------------------
 
     def block(self, source: str, target: str) -> None:
-        """Hold back what one sends another; the link may break of it."""
+        """Delay all messages from ``source`` to ``target``; the link may break because of it."""
         self.blocked.add((source, target))
 
     def unblock(self, source: str, target: str) -> None:
-        """Let it through again."""
+        """Deliver the delayed messages, and stop delaying."""
         self.blocked.discard((source, target))
         link = self.links.get(frozenset((source, target)))
         if link is None:

@@ -1,4 +1,4 @@
-"""Strict reads of one machine that share a question about every key, as ``bedrockish.node.scheduling.strict_reads``."""
+"""Strict reads of one machine that share one question to a quorum, as ``bedrockish.node.scheduling.strict_reads``."""
 
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from tools.sim.machine import Machine
 
 READS = frozenset({"read", "scan"})
-SHARE = 0.7  # of the strict reads; the others are left to the core
+SHARE = 0.7  # fraction of the strict reads that share questions; the core answers the others
 
 
 class NewerQuestions:
-    """The reads of one life of a machine."""
+    """The shared strict reads of a machine from one start to its stop."""
 
     def __init__(self, machine: "Machine") -> None:
         self.machine = machine
@@ -26,7 +26,7 @@ class NewerQuestions:
         self.number = 0
 
     def take(self, node: Node, request: Request, answer: Answerer) -> bool:
-        """Keep a read for the next question; return False if the core has to answer it."""
+        """Add a read to the next question; return False if the core has to answer it."""
         if request.read != STRICT or any(one.sql not in READS for one in request.statements):
             return False
         if len(node.state.votes.pending) or self.machine.luck.random() > SHARE:
@@ -35,7 +35,7 @@ class NewerQuestions:
         return True
 
     def question(self, node: Node) -> NewerAsked | None:
-        """Execute the reads that wait and return the question about them, if any is left for it."""
+        """Execute the waiting reads, and return the question about them, or None if no read needs a question."""
         if self.asked or not self.waiting:
             return None
         machine, image = self.machine, self.machine.disk.seen
@@ -60,7 +60,7 @@ class NewerQuestions:
         return NewerAsked(self.number, base)
 
     def told(self, number: int, *, may_be: bool) -> None:
-        """Answer the reads of a question, or leave them to the core."""
+        """Answer the reads of a question, or pass them to the core if newer commits are possible."""
         assert number == self.number
         asked, self.asked = self.asked, []
         self.machine.world.counts["shared strict reads"] += 0 if may_be else len(asked)

@@ -1,6 +1,6 @@
 """The operator: adds, promotes, demotes, removes and replaces nodes while the cluster works.
 
-A plan is a generator that yields the seconds to wait; each step looks at the membership as it is then.
+A plan is a generator that yields the seconds to wait; each step uses the membership at that time.
 """
 
 from collections.abc import Generator
@@ -30,8 +30,8 @@ class Operator:
     """Changes the membership, one plan after the other.
 
     Attributes:
-        shrinks: a change is under way after which fewer voters are left.
-        raises_at: when it begins to have the release level raised, in a world that is below it.
+        shrinks: whether a change that removes a vote is under way.
+        raises_at: the time from which the operator raises the release level, in a world below it.
     """
 
     def __init__(self, world: "World") -> None:
@@ -46,7 +46,7 @@ class Operator:
 
     @property
     def idle(self) -> bool:
-        """Say whether all plans are done."""
+        """Return whether all plans are done."""
         return self.plan is None and not self._lost()
 
     def _lost(self) -> list[str]:
@@ -54,11 +54,11 @@ class Operator:
         return [name for name in self.world.membership.nodes if name in machines and machines[name].forgot]
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to change the membership."""
         self._later()
 
     def stop(self) -> None:
-        """Only finish what has to be finished."""
+        """Begin no further plans, except those that must be completed."""
         self.stopped = True
 
     def _later(self) -> None:
@@ -80,7 +80,7 @@ class Operator:
             self._later()
 
     def _raises(self) -> bool:
-        """Whether to have the level raised: not while more are dead for good than a commit can do without."""
+        """Return whether to raise the level now: not while too few voters run for a commit."""
         world = self.world
         if world.membership.level >= LEVEL or world.now < self.raises_at:
             return False
@@ -126,7 +126,7 @@ class Operator:
                 return self._simply(MemberChange(ADDRESS, name, address, force=True))
 
     def _former_voters(self) -> list[str]:
-        """Return the nodes that voted and left with their files."""
+        """Return the nodes that were voters and were removed."""
         laws = self.world.laws
         voted = {*self.world.founded.voters, *(name for voters in laws.voters.values() for name in voters)}
         return [name for name, machine in self.world.machines.items() if machine.retired and name in voted]
@@ -139,7 +139,7 @@ class Operator:
         yield from self._change(change)
 
     def _shrink(self, action: str, name: str) -> Plan:
-        """Take a voter's vote. Voters whose files are lost count as gone for ever: not even a fool goes below that."""
+        """Take a voter's vote, if enough voters with intact files are left."""
         world = self.world
         left = [voter for voter in world.voters if voter != name]
         sound = [voter for voter in left if not world.machines[voter].forgot]
@@ -151,7 +151,7 @@ class Operator:
         yield from self._change(MemberChange(action, name, force=True))
         machine = world.machines.get(name)
         if machine is not None and name not in world.membership.members:
-            yield self.luck.uniform(0.1, 3.0)  # it hears of that, or not
+            yield self.luck.uniform(0.1, 3.0)  # the node may or may not learn of the change in this time
             machine.crash()
             machine.retired = True
 
@@ -162,7 +162,7 @@ class Operator:
             yield from self._change(MemberChange(PROMOTE, name), insist=True)
 
     def _replace(self, name: str) -> Plan:
-        """A node has forgotten: another one takes its place, under another name."""
+        """Replace a node that lost its file by a new one with another name."""
         new = self._next_name()
         was_voter = name in self.world.voters
         yield from self._change(MemberChange(REPLACE, name, f"{new.lower()}:4100", new), insist=True)
@@ -180,7 +180,7 @@ class Operator:
         return next(name for name in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if name not in taken)
 
     def _join(self, name: str) -> Plan:
-        """As ``bedrockish join`` does it: be taken in, be given a copy or fetch the journal, and start."""
+        """Join a node as ``bedrockish join`` does: add the member, copy a file or fetch the journal, and start it."""
         world, store = self.world, f"file of {name}"
         yield from self._change(MemberChange(ADD, name, f"{name.lower()}:4100", store=store), insist=True)
         for _ in range(TRIES_MAX):
@@ -202,7 +202,7 @@ class Operator:
                     world.counts["joined by replay"] += 1
                 elif not image.flipped:
                     world.counts["joined by copy"] += 1
-                else:  # its journal makes other tables: another donor is asked
+                else:  # the donor's tables are damaged, so another donor is asked
                     world.counts["copies refused"] += 1
                     yield LOOK_S
                     continue
@@ -212,7 +212,7 @@ class Operator:
             yield LOOK_S
 
     def _change(self, change: MemberChange, *, insist: bool = False) -> Plan:
-        """Ask until it is made or refused; ``insist``: refusals may pass."""
+        """Request a membership change until it is made or refused; with ``insist``, retry after refusals, too."""
         world = self.world
         self.count += 1
         for turn in range(TRIES_MAX):

@@ -1,6 +1,6 @@
 """The options that a seed draws: the size of the cluster, its timings, its load and its faults.
 
-Everything is drawn here and printed, so that a shrunk failure can be written down as a seed and a few overrides.
+All options are drawn here and printed, so that a shrunk failure can be written as a seed and a few overrides.
 """
 
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ FAULTS = (
     "wipe",
     "restore",
 )
-OLDER = 5  # what a seed leaves over, divided by 7, whose cluster begins a level below
-COMINGS = 3  # what a seed leaves over, divided by 11, in whose cluster nodes come as voters, and go, all the time
+OLDER = 5  # seeds with this remainder modulo 7 have a cluster that begins one level below
+COMINGS = 3  # seeds with this remainder modulo 11 have a cluster in which nodes join as voters, and leave, all the time
 WINDOW_CONSTANTS = ((packed_commits, "SEGMENT"), (commit_window, "LATEST"), (commit_window, "FEW"))
-STEADY = 6  # what a seed leaves over, divided by 13, in whose cluster nothing goes wrong for 12 s
+STEADY = 6  # seeds with this remainder modulo 13 have a cluster without faults for 12 s
 GATHER_MS = (0.0, 0.0, 2.0, 20.0)
 VOTERS = (1, 3, 3, 3, 4, 5, 5, 6, 7, 7)
 
-# Commands over many rows lose all the time, so that they reserve; and their nodes die, stand still or leap in time.
+# Commands over many rows conflict all the time, so that they make reservations, and nodes crash, pause or jump in time.
 CROWDED: dict[str, Any] = {
     **{"voters": 3, "learners": 0, "dead": 0, "clients": 16, "wander": 1.0, "think_ms": 2.0, "keys": 20, "hot": 0.0},
     **{"execute_ms": 90.0, "wait_ms": 0.0, "timeout_s": 5.0, "reserve_ms": 300, "load_s": 4.0, "skew_ms": 2_000},
@@ -51,55 +51,56 @@ class Options:
     """One world. Times without a unit in their name are seconds.
 
     Attributes:
-        seed: where all luck comes from.
-        voters, learners: how many nodes of each.
-        clients: how many clients, each sequential.
-        load_s: for how long clients begin new commands, and faults happen.
+        seed: the seed of all random generators.
+        voters, learners: the numbers of nodes.
+        clients: the number of clients, each of which sends one command at a time.
+        load_s: the time in which clients begin new commands, and faults happen.
         think_ms: mean pause of a client between commands.
         wander: the chance that a client asks another node than its own.
-        keys: how many accounts there are; fewer keys, more conflicts.
-        hot: the chance that a command goes for one of two hot keys.
+        keys: the number of accounts; fewer keys mean more conflicts.
+        hot: the chance that a command uses one of two hot keys.
         delay_ms: mean one-way delay of a message.
         sync_ms: mean time of a disk's sync.
-        wait_ms: mean time that an execution waits for a background worker, and for its snapshot; 0: none does.
-        doubles: chance that a client sends a command to its node twice under the same id.
-        gather_ms: mean time for which a node gathers writes that it then executes together; 0: it does not.
-        segment: how many commits of the conflict window are packed together, and how many of each timeline are known
-            by their ticks; 0: as ever.
-        window_entries: how many settled commits a node reads back when it starts.
-        execute_ms: mean time of an execution; 0 runs it between two events, as the real driver does.
-        duplicate, lose: chance that a message comes twice, or silently not at all.
-        ordered: links keep their order, as TCP does.
-        faults: kinds of faults that happen.
+        wait_ms: mean time that an execution waits for a background worker and its snapshot; 0: executions do not wait.
+        doubles: the chance that a client sends a command to its node twice with the same id.
+        gather_ms: mean time for which a node gathers writes to execute them together; 0: it does not gather.
+        segment: the number of commits of the conflict window that are packed together, and of each timeline's commits
+            that are known by their ticks; 0: the program's constants.
+        window_entries: the number of settled commits that a node reads back when it starts.
+        execute_ms: mean time of an execution; 0: it runs between two events, as in the real driver.
+        duplicate, lose: the chance that a message is duplicated, or silently lost.
+        ordered: whether links keep the order of messages, as TCP does.
+        faults: the kinds of faults.
         fault_every_s: mean pause between two faults.
         suspect_every_s: mean pause between two needless recoveries or give-ups; 0 for none.
-        skew_ms: how far wall clocks are apart at the start.
+        skew_ms: the difference of wall clocks at the start.
         follows_wall: False for a purely logical cluster clock.
-        timeout_s: what clients give a command.
-        dead: how many voters stay dead until all other nodes have come to rest.
-        power_cut: at the end all nodes stop at once and start again.
-        changes_every_s: mean pause between two changes of the membership; 0 for none.
-        names_again: the chance that a change is of a node on an empty file that takes the name of a voter that left.
-        comings: the chance that a change is of a node that comes as a voter, or of one that goes.
-        snapshots: the chance that a command asks for isolation ``snapshot``.
-        stamps: the chance that a statement that writes keeps its transaction's clock, besides those that do anyhow;
-            half of it is the chance that a command only asks for its clock.
+        timeout_s: the timeout of a command.
+        dead: the number of voters that stay dead until all other nodes have come to rest.
+        power_cut: whether all nodes stop at once at the end, and start again.
+        changes_every_s: mean pause between two membership changes; 0 for none.
+        names_again: the chance that a change adds a node with an empty file under the name of a removed voter.
+        comings: the chance that a change adds a node as a voter, or removes a node.
+        snapshots: the chance that a command has isolation ``snapshot``.
+        stamps: the chance that a writing statement stores its transaction's clock, besides those that always do; half
+            of it is the chance that a command only asks for its clock.
         talks: the chance that a command is an interactive transaction.
-        readers: how many programs follow the change feed.
-        end_s: the world ends then, whatever goes on; 0 for when all has come to rest.
-        only: the happenings that there are: ``c1-5`` (a command), ``f3`` (a fault), ``s7`` (a needless recovery);
-            empty for all.
+        readers: the number of programs that follow the change feed.
+        end_s: the time at which the world ends in any state; 0: it ends at rest.
+        only: the names of commands (``c1-5``), faults (``f3``) and needless recoveries (``s7``) that happen; empty for
+            all.
         alter: the chance that a command changes the schema.
-        schema_delay_ms: how long after its decision that comes into force.
-        reserve_ms: how long others hold back at most for a command over much of the rows that loses again and again.
-        piece_bytes: transactions and messages of more than twice this travel in pieces of this size; 0: hardly any.
-        large: the chance that a statement that writes writes a long text.
-        sweeps: the chance that a statement that writes changes all rows of a range, and their index as a whole.
-        compare_ms: mean time for which a voter compares the rows of a transaction; 0: between two events.
+        schema_delay_ms: the time from the commit of a schema change until it comes into force.
+        reserve_ms: the longest time that others hold back for a command over many rows that repeatedly conflicts.
+        piece_bytes: transactions and messages of more than twice this size are sent in pieces of this size; 0: hardly
+            any are.
+        large: the chance that a writing statement writes a long text.
+        sweeps: the chance that a writing statement changes all rows of a range, and their index as a whole.
+        compare_ms: mean time in which a voter compares the rows of a transaction; 0: between two events.
         unreadable: the chance that a damaged row cannot be read at all.
-        flip_every_s: mean pause between two rows that are damaged; 0 for none.
-        scrub_s: mean pause between two comparisons of a node's tables with others', where rows are damaged.
-        level: the release level at which the cluster begins; below the program's, it is raised some time.
+        flip_every_s: mean pause between two damaged rows; 0 for none.
+        scrub_s: mean pause between two comparisons of a node's tables with its peers', in worlds with damaged rows.
+        level: the release level at which the cluster begins; a level below the program's is raised later.
     """
 
     seed: int
@@ -174,13 +175,13 @@ class Options:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing goes wrong, and the members stay the same."""
+        """Whether the world has no faults and no membership changes."""
         every = (self.fault_every_s if self.faults else 0.0, self.suspect_every_s, self.changes_every_s)
         return not any((*every, self.flip_every_s, self.lose, self.duplicate)) and self.ordered
 
     @contextmanager
     def constants(self) -> Iterator[None]:
-        """Have the constants of the conflict window in force that this world is drawn with."""
+        """Set the constants of the conflict window to this world's, inside the block."""
         with ExitStack() as stack:
             if self.segment:
                 for module, name in WINDOW_CONSTANTS:
@@ -189,17 +190,17 @@ class Options:
 
     @property
     def pace_at_rest(self) -> float:
-        """How much quicker disks and network are when all faults are over.
+        """The factor on the delays of disks and network after all faults.
 
-        A closing lag that is shorter than the way of a BEGIN is a misconfiguration: too few voters are reached in time.
-        Such worlds show what becomes of late ones, but nothing has to come to an end in them.
+        A closing lag that is shorter than the delay of a BEGIN is a misconfiguration: too few voters get it in time.
+        Such worlds test late BEGINs, but need faster links in order to come to rest.
         """
-        # One that has been told its clock fetches the pieces of a BEGIN on the way of that.
+        # A BEGIN in pieces takes further messages, by which the voter fetches the pieces.
         ways = 8 if self.piece_bytes else 2
         return min(1.0, self.closing_lag_ms / (ways * (self.delay_ms + self.sync_ms)))
 
     def with_(self, **changes: object) -> "Options":
-        """Return these options with some changed."""
+        """Return these options with some values changed."""
         return replace(self, **changes)  # type: ignore[arg-type]  # names and types are the caller's
 
     def __str__(self) -> str:
@@ -213,7 +214,10 @@ class Options:
 
 
 def draw_options(seed: int) -> Options:
-    """Return the world of a seed: a hard one for each that may be anything; some are of the release before at first."""
+    """Return the options of a seed: a hard world for even seeds, any kind of world for odd ones.
+
+    The clusters of some seeds begin at an older release level.
+    """
     options = draw_wide_options(seed) if seed % 2 else draw_hard_options(seed)
     if seed % 11 == COMINGS:
         options = options.with_(comings=0.8, changes_every_s=0.1, load_s=max(options.load_s, 3.0))
@@ -238,21 +242,21 @@ def draw_options(seed: int) -> Options:
 
 
 def draw_wide_options(seed: int) -> Options:
-    """Return a world of any kind."""
+    """Return the options of a world of any kind."""
     options, luck = _with_rest(_wide_options(seed)), Random(f"damage {seed}")
     return _damage(options, luck, every_s=(0.1, 0.5, 2.0))
 
 
 def _with_rest(options: Options) -> Options:
-    """Return the options with leaders that ask a quorum first, in one world of two."""
+    """Return the options, in every second world with leaders that ask a quorum first."""
     luck = Random(f"rest {options.seed}")
     return options if luck.random() < 0.5 else options.with_(ask_rest_ms=luck.choice((1, 10, 10, 30)))
 
 
 def _damage(options: Options, luck: Random, every_s: tuple[float, ...]) -> Options:
-    """Return the options with damaged rows, in one world of four.
+    """Return the options, in every fourth world with damaged rows.
 
-    It has no schema changes: their effect on damaged tables is not modelled.
+    Such a world has no schema changes, because their effect on damaged tables is not modelled.
     """
     if luck.random() < 0.75:
         return options
@@ -307,7 +311,7 @@ def _wide_options(seed: int) -> Options:
 
 
 def draw_hard_options(seed: int) -> Options:
-    """Return a small, hot world full of needless recoveries and restarts: where most faults of a protocol show."""
+    """Return the options of a small world with many conflicts, recoveries and restarts, which finds most faults."""
     options, luck = _with_rest(_hard_options(seed)), Random(f"hard damage {seed}")
     return _damage(options, luck, every_s=(0.05, 0.2))
 

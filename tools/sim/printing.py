@@ -1,4 +1,4 @@
-"""How an event of a world is told in one line."""
+"""Prints an event of a world in one line."""
 
 from bedrockish.core.protocol import messages as says
 from bedrockish_journal.model.entry import decode_label
@@ -6,7 +6,7 @@ from bedrockish_journal.model.transaction import Txid, decode_transaction
 
 
 def short(value: object) -> str:
-    """Print a value in one line, without the bytes."""
+    """Return a value as one line, without its bytes."""
     if isinstance(value, str):
         return value
     match value:

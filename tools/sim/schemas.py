@@ -1,8 +1,7 @@
 """Schema changes in the model, and their laws.
 
-A change of the model's schema keeps a digest of all rows as they are at its activation, and fails if that digest says
-so: like a real statement, what it does depends on the rows that it finds. So two nodes that activate it at different
-cuts show it.
+A schema change in the model stores a digest of all rows at its activation, and fails for some digests. So its effect
+depends on the rows, as that of a real statement does, and shows whether two nodes have activated it at different cuts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from tools.sim.machine import Machine
     from tools.sim.world import World
 
-FAILS = 5  # one of so many fails on what it finds
+FAILS = 5  # one of this many changes fails
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,14 @@ class Cut:
 
 
 def activate(rows: Mapping[str, Any], transaction: Transaction) -> Cut:
-    """Return what a change does to these rows."""
+    """Return the result of activating a schema change on these rows."""
     found = blake2b(cbor2.dumps(sorted((key, list(row)) for key, row in rows.items())), digest_size=8)
     failure = "the rows forbid it" if found.digest()[0] % FAILS == 0 else ""
     return Cut(transaction.schema + 1, found.hexdigest(), failure)
 
 
 def version_seen(result: bytes) -> int | None:
-    """Return the version of the schema that an execution ran on; None of one that ran nothing."""
+    """Return the version of the schema that an execution ran on; None if no program was run."""
     parts = cbor2.loads(result)
     return int(parts[3]) if len(parts) > 3 else None
 
@@ -54,7 +53,7 @@ class Schemas:
         self.cuts: dict[Txid, Cut] = {}
 
     def activated(self, machine: "Machine", txid: Txid) -> str:
-        """A node has activated a change; return why its rows forbid it."""
+        """Check a change that a node has activated; return why the rows forbid it, or an empty text."""
         name, image = machine.name, machine.disk.seen
         here, cut, change = image.txids.keys(), image.cuts[txid], image.txids[txid].transaction
         self.world.counts["activations"] += 1
@@ -69,12 +68,12 @@ class Schemas:
         return cut.failure
 
     def failed(self, txid: Txid) -> bool:
-        """Say whether the rows forbade a change."""
+        """Return whether the rows forbade a change."""
         return txid in self.cuts and bool(self.cuts[txid].failure)
 
     def check(self, calls: Iterable["Call"], first: Mapping[Txid, Entry]) -> None:
-        """Check that every transaction ran on the schema in force at its clock, and that a client that was told of a
-        change sees it.
+        """Check that every transaction ran on the schema in force at its clock, and that a client whose change was
+        acknowledged sees it.
         """
         changes = sorted((entry.transaction for entry in first.values() if entry.transaction.kind == SCHEMA), key=_at)
         self.world.counts["schema changes"] += len(changes)

@@ -1,9 +1,8 @@
-"""Makes a failing world smaller, as long as the same law breaks: a long story by simpler options first, then what
-happened, one by one.
+"""Makes a failing world smaller while the same law breaks: first by simpler options, then by leaving out single events.
 
-Simpler options make another story, so each is tried with a few seeds. Single happenings (a client's command, a fault, a
-needless recovery) are then left out of the story of one seed: each draws its own luck, so that the rest stays much as
-it was.
+Simpler options make another world, so each is tried with a few seeds. Then single events (a client's command, a fault,
+a needless recovery) are left out of one world. Each event has its own random generator, so the others stay much the
+same.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,21 +12,21 @@ from tools.sim.world import LawBrokenError, World
 
 Run = Callable[[Options], tuple[LawBrokenError | None, World]]
 
-SEEDS = 4  # tried for each simpler world
-MANY = 40  # happenings of which most are best got rid of at once, by simpler options
+SEEDS = 4  # seeds to try for each simpler world
+MANY = 40  # with more events than this, simpler options are tried first
 
 
 class Shrinker:
-    """Looks for a smaller world, with at most so many tries.
+    """A search for a smaller world, with a limited number of tries.
 
     Args:
         run: runs a world.
-        options: of one that breaks a law.
-        runs: how many tries.
+        options: the options of a world that breaks a law.
+        runs: the greatest number of tries.
 
     Attributes:
-        options: of the smallest world so far.
-        happened: how many commands, faults and needless recoveries there were in it.
+        options: the options of the smallest world so far.
+        happened: the number of its commands, faults and needless recoveries.
     """
 
     def __init__(self, run: Run, options: Options, runs: int) -> None:
@@ -39,11 +38,11 @@ class Shrinker:
 
     @property
     def happened(self) -> int:
-        """How many commands, faults and needless recoveries there are in the smallest world."""
+        """The number of commands, faults and needless recoveries in the smallest world so far."""
         return len(self._names)
 
     def shrink(self) -> Options:
-        """Return the smallest world found."""
+        """Return the options of the smallest world found."""
         self._shorten()
         if self.happened > MANY:
             while self._left > 0 and self._simplify(SEEDS):
@@ -55,7 +54,7 @@ class Shrinker:
         return self.options
 
     def _breaks(self, options: Options) -> bool:
-        """Try a world; keep it if the same law breaks, and no more happens in it than in the smallest so far."""
+        """Try a world; keep it, and return True, if the same law breaks and it has no more events than the smallest."""
         self._left -= 1
         broken, world = self._run(options)
         if broken is None or broken.law != self.law or len(world.happened) > len(self._names):
@@ -64,7 +63,7 @@ class Shrinker:
         return True
 
     def _shorten(self) -> None:
-        """If the law was broken before the faults were healed, tell the story no further than a little after that."""
+        """If the law was broken before the faults were healed, end the world shortly after that."""
         load_s = round(self._ended + 0.001, 3)
         if load_s < self.options.load_s:
             self._breaks(self.options.with_(load_s=load_s, end_s=load_s + 0.5))
@@ -80,7 +79,7 @@ class Shrinker:
         return False
 
     def _leave_out(self) -> None:
-        """Leave out halves, quarters, … of all happenings, and finally each by itself."""
+        """Try to leave out halves, quarters, … of all events, and finally each single event."""
         size = max(1, len(self._names) // 2)
         while self._left > 0:
             start, found = 0, False
@@ -96,7 +95,7 @@ class Shrinker:
 
 
 def smaller(options: Options) -> Iterator[Options]:
-    """Yield worlds that are a little simpler than this one, the boldest first."""
+    """Yield the options of simpler worlds, the greatest simplification first."""
     if options.load_s > 0.2:
         yield options.with_(load_s=round(options.load_s / 2, 3))
         yield options.with_(load_s=round(options.load_s * 0.8, 3))
@@ -133,5 +132,5 @@ def smaller(options: Options) -> Iterator[Options]:
 
 
 def shrink(options: Options, run: Run, runs: int) -> Options:
-    """Return the smallest world found, with at most ``runs`` worlds tried."""
+    """Return the options of the smallest world found in at most ``runs`` tries."""
     return Shrinker(run, options, runs).shrink()

@@ -1,6 +1,7 @@
-"""The law of transaction clocks: later than everything that was acknowledged to anybody before it was asked for.
+"""The law of transaction clocks: each is later than all acknowledgements before its request, to any client.
 
-Commits are acknowledged, and also clocks: a client that only asked for one was told that the next one is later.
+Commits are acknowledgements, and so are clocks: a client that asked only for a clock may rely on later clocks being
+greater.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -15,12 +16,12 @@ Told = Callable[[tuple[str, int]], Entry | None]
 
 
 def late_stamp(calls: Iterable[Call], told: Told, talked: Collection[str]) -> tuple[int, str]:
-    """Return how many clocks were told, and the first that is not later than an earlier acknowledgement.
+    """Return the number of clocks in answers, and the story of the first that breaks the law, or an empty text.
 
     Args:
-        calls: of all clients.
-        told: what a client was told by a place.
-        talked: commands that were open transactions: they ask for a clock when they like, and commit later.
+        calls: the calls of all clients.
+        told: returns the entry that an answer's place stands for.
+        talked: commands that were interactive transactions, which draw their clock earlier than they commit.
     """
     known = list(calls)
     moments = [(call.began, 0, number) for number, call in enumerate(known)]
@@ -32,9 +33,9 @@ def late_stamp(calls: Iterable[Call], told: Told, talked: Collection[str]) -> tu
             before[number] = latest
             continue
         if call.request.command in talked and call.answer is not None and call.answer.place is None:
-            continue  # the model's open transactions do not ask; their commit is checked
+            continue  # an open transaction's clock is checked at its commit
         clock = _clock(call, told)
-        # One that was asked for again may be an old one: its clock is that of long ago.
+        # A command that was asked about again may be an old one, with an old clock.
         if clock and wants_clock(call.request) and not call.again and call.request.command not in talked:
             count += 1
             if clock <= before[number]:
@@ -44,7 +45,7 @@ def late_stamp(calls: Iterable[Call], told: Told, talked: Collection[str]) -> tu
 
 
 def _clock(call: Call, told: Told) -> int:
-    """Return the clock that a client knows of from its answer; 0 for none."""
+    """Return the clock that a client knows from its answer; 0 if the answer has no clock."""
     if call.answer is None:
         return 0
     if call.answer.place is not None:

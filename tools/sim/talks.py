@@ -1,8 +1,8 @@
-"""A node's part in interactive transactions: it runs their statements on a snapshot, and leads them as they are.
+"""A node's part in interactive transactions: it runs their statements on a snapshot, and commits the recorded result.
 
-As ``bedrockish.node.transactions.manager`` does it, less the SQL: a transaction is opened once this node has what its
-session has seen; it reads one snapshot; at COMMIT it cannot be executed again. A client that does not learn its
-outcome has it *settled*: an empty transaction takes the place of its command, unless it has happened.
+This models ``bedrockish.node.transactions.manager`` without SQL. A transaction is opened when the node covers the
+session's token. It reads one snapshot, and cannot be executed again at COMMIT. A client that does not learn the outcome
+*settles* the transaction: an empty transaction with the same command id is committed, unless the command has happened.
 """
 
 from dataclasses import replace
@@ -25,14 +25,14 @@ NOTHING = cbor2.dumps([[], {}, []])
 
 
 class Talks:
-    """The open transactions of one machine; they are gone when it stops."""
+    """The open transactions of one machine, which are lost when it stops."""
 
     def __init__(self, machine: "Machine") -> None:
         self.machine = machine
         self.open_ones: dict[str, Prepared] = {}
 
     def open(self, request: Request, answer: Answerer) -> bool:
-        """Begin a transaction and run its statements; answers what they tell. Return False if the node is down."""
+        """Begin a transaction, run its statements, and answer their results. Return False if the node is down."""
 
         def ready(found: Answer | BedrockishError) -> None:
             if isinstance(found, BedrockishError):
@@ -51,10 +51,10 @@ class Talks:
         try:
             assert machine.node is not None
             machine.world.laws.talked.add(request.command)
-            clock = machine.node.state.clock.tick()  # what it would be told, if it asks
+            clock = machine.node.state.clock.tick()  # the transaction's clock, if a statement asks for it
             prepared = machine.execute(request, clock)
         except BedrockishError as error:
-            error.rests_on = None  # what it is told while it is open is of its snapshot; no majority was asked
+            error.rests_on = None  # answers of an open transaction rest on its snapshot, without asking a majority
             told = error
         else:
             self.open_ones[request.command] = prepared
@@ -62,7 +62,7 @@ class Talks:
         machine.answer_when_durable(answer, told)
 
     def commit(self, request: Request, answer: Answerer) -> bool:
-        """Lead what was opened. Return False if the node is down."""
+        """Commit an open transaction. Return False if the node is down."""
         machine, prepared = self.machine, self.open_ones.pop(request.command, None)
         if machine.node is None:
             return False

@@ -16,7 +16,7 @@ Answerer = Callable[[Answer | BedrockishError], object]
 
 @dataclass
 class Waiter:
-    """A caller that waits for a request; ``prepare`` executes it if the database does not."""
+    """A caller that waits for the answer to a request; ``prepare``, if given, executes the request."""
 
     request: Request
     answer: Answerer
@@ -24,7 +24,7 @@ class Waiter:
 
 
 def answer_of(entry: Entry, request: Request) -> Answer:
-    """Return what a client is told of a command that is in the journal."""
+    """Return the answer to a client whose command is in the journal."""
     token = request.token
     vector = merge(entry.after, {entry.leader: entry.tick}, token.vector)
     clock = max(entry.txid.clock, entry.transaction.activates, token.clock)
@@ -32,7 +32,7 @@ def answer_of(entry: Entry, request: Request) -> Answer:
 
 
 def again(image: Image, entry: Entry, request: Request, request_id: int) -> Answer | BedrockishError | Decided:
-    """Return what to answer a request whose command has happened before, or that its schema change is not in force."""
+    """Return the answer to a request whose command has happened before, or ``Decided`` if its schema change waits."""
     answer = answer_of(entry, request)
     if image.scheduled is not None and image.scheduled.txid == entry.txid:
         return Decided(request_id, entry.txid, answer)

@@ -1,4 +1,4 @@
-"""The world of one seed: its events in the order of time, its parts, and the story from first load to last rest."""
+"""The world of one seed: its event queue, its parts, and its phases from the first load to the final rest."""
 
 import heapq
 from collections import Counter
@@ -40,13 +40,13 @@ class LawBrokenError(Exception):
 
 
 class World:
-    """Everything that a seed makes happen.
+    """A simulated cluster with its clients and faults, drawn from a seed.
 
     Why so large: It wires the parts of a world, which are most of the attributes.
 
     Attributes:
         now: seconds since the world began.
-        closing: clients begin nothing new.
+        closing: whether clients no longer begin new commands.
     """
 
     def __init__(self, options: Options, tell: Callable[[str], None] | None = None) -> None:
@@ -78,7 +78,7 @@ class World:
     # -- members ---------------------------------------------------------------------------------------------------
 
     def add_machine(self, name: str, image: Image, store: str) -> Machine:
-        """Put up another machine; it is not started."""
+        """Add a machine, which is not started, and return it."""
         machine = self.machines[name] = Machine(self, name, image, store)
         self.network.add(machine)
         return machine
@@ -90,24 +90,25 @@ class World:
 
     @property
     def short_handed(self) -> bool:
-        """Whether too few voters run for new commits: what is in flight can be ended then, and no more."""
+        """Whether too few voters run for new commits; then only transactions in flight can be completed."""
         alive = sum(self.machines[name].running and not self.machines[name].forgot for name in self.voters)
         return alive < approvals_needed(len(self.voters))
 
     def can_spare(self, gone: Callable[[Machine], bool]) -> bool:
-        """Whether one more voter may be gone for a while, besides those that are."""
+        """Return whether one more voter may be gone for a time, besides the voters for which ``gone`` is true."""
         return sum(gone(self.machines[name]) for name in self.voters) < (len(self.voters) - 1) // 2
 
     def can_lose(self) -> bool:
-        """Whether one more voter may lose its file: those that are left must be able to replace it.
+        """Return whether one more voter may lose its file: the other voters must be able to replace it.
 
-        At seven voters these are fewer than may be gone for a while, who bring their promises back.
+        With seven voters, fewer may lose their files than may be gone for a time, because the latter return with their
+        promises.
         """
         lost = sum(self.machines[name].forgot for name in self.voters)
         return len(self.voters) - lost > approvals_needed(len(self.voters))
 
     def knows_file(self, machine: Machine, backup: Image | None) -> bool:
-        """Whether all other members remember a machine's file well enough to notice another, or an older one."""
+        """Return whether all other members remember a machine's file well enough to notice a new or an older one."""
         for name in self.membership.nodes:
             if name == machine.name:
                 continue
@@ -122,19 +123,19 @@ class World:
         return True
 
     def here(self) -> list[Machine]:
-        """Return the members that run and know what they have promised, in the order of their names."""
+        """Return the members that run and have not lost their files, in the order of their names."""
         found = (self.machines[name] for name in self.membership.nodes if name in self.machines)
         return [machine for machine in found if machine.running and not machine.forgot]
 
     # -- time ------------------------------------------------------------------------------------------------------
 
     def after(self, delay: float, action: Callable[[], Any]) -> None:
-        """Do something later."""
+        """Schedule an action after ``delay`` seconds."""
         self.order += 1
         heapq.heappush(self.heap, (self.now + delay, self.order, action))
 
     def run_until(self, end: float, done: Callable[[], bool] | None = None) -> bool:
-        """Let time pass until ``end``, or until ``done`` when that is looked at; whether it was done."""
+        """Run events until ``end``, or until ``done`` returns True at a regular check; return whether it did."""
         look = self.now
         while self.heap and self.heap[0][0] <= end:
             self.now, _, action = heapq.heappop(self.heap)
@@ -152,7 +153,7 @@ class World:
     # -- the story -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Live through it.
+        """Run the world to its end.
 
         Raises:
             LawBrokenError: a law was broken.
@@ -193,9 +194,9 @@ class World:
         self.laws.over()
 
     def _heal(self) -> list[str]:
-        """End all faults; return the voters that stay dead: as many as the options say, and the cluster can bear.
+        """End all faults, and return the voters that stay dead: as many as the options say and the cluster tolerates.
 
-        None of them does while the members are being changed, or while a voter that forgot has to be replaced.
+        No voter stays dead while the membership is being changed, or while a voter without its file must be replaced.
         """
         luck = Random(f"heal {self.options.seed}")
         dead = luck.sample(self.voters, min(self.options.dead, (len(self.voters) - 1) // 2))
@@ -223,7 +224,7 @@ class World:
         network.slow.clear()
         for one, two in sorted(network.blocked):
             network.unblock(one, two)
-        if self.options.lose or not self.options.ordered:  # what was lost in silence is said again on a new link
+        if self.options.lose or not self.options.ordered:  # nodes send silently lost messages again on a new link
             for pair in sorted(sorted(pair) for pair in network.links):
                 network.break_link(pair[0], pair[1])
         network.connect_all()
@@ -241,18 +242,18 @@ class World:
         self.counts["settle_ms"] += int((self.now - began) * 1000)
 
     def _last_reads(self) -> None:
-        """Let every client ask for the outcomes that it does not know, and read everything strictly."""
+        """Have every client ask for the outcomes that it does not know, and then read all rows strictly."""
         for client in self.clients:
             client.finish()
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
     def alive_names(self) -> list[str]:
-        """Names of the machines that run, as their clients know them: also of some that have left the cluster."""
+        """Return the names of the running machines that clients know, including some that have left the cluster."""
         return [name for name, machine in self.machines.items() if machine.running]
 
     def leave(self, source: str, target: str, message: Message, data: bytes) -> None:
-        """A message leaves a node."""
+        """Send a message from a node, and have the laws check it."""
         self.counts["messages"] += 1
         self.laws.left(source, message)
         self.flips.says(self.machines[source], message)
@@ -262,22 +263,22 @@ class World:
         self.network.send(source, target, data)
 
     def allows(self, name: str) -> bool:
-        """Say whether a happening takes place."""
+        """Return whether the options allow a command, fault or needless recovery with this name."""
         return not self.options.only or name in self.options.only
 
     def happens(self, name: str) -> bool:
-        """Note that something begins; False if it is to be left out."""
+        """Record that a command, fault or needless recovery begins; return False if the options leave it out."""
         if not self.allows(name):
             return False
         self.happened.append(name)
         return True
 
     def suspected(self, name: str, txid: Txid, *, give_up: bool) -> None:
-        """A node begins to recover, or gives up, without need."""
+        """Record that a node begins a needless recovery, or needlessly gives up a transaction."""
         self.trace(name, "gives up" if give_up else "recovers", txid)
 
     def trace(self, who: str, *what: object) -> None:
-        """Note an event."""
+        """Add an event to the trace and to the digest."""
         event = what[0]
         if isinstance(event, Received):
             self.digest.update(b"r%d" % int(self.now * 1e6))
@@ -290,5 +291,5 @@ class World:
             self.tell(text)
 
     def broken(self, law: str, story: str) -> None:
-        """A law is broken: end this world."""
+        """End this world because a law is broken, by raising LawBrokenError."""
         raise LawBrokenError(law, f"at {self.now:.3f} s: {story}")

@@ -106,3 +106,14 @@ def test_change_of_the_schema_goes_to_every_voter() -> None:
     net = a_net()
     net.ask("A", Request("alter", (Statement("alter", ()),), timeout_s=10.0))
     assert len(begins(net)) == 2
+
+
+def test_other_voters_get_begin_within_half_of_the_least_closing_lag() -> None:
+    """Later they would reject it as TOO LATE."""
+    net = Net("ABC", settings=Settings(closing_lag_ms_min=8))
+    net.places["A"].core.coordinator.attempts.quickest.note_late("B", 1.0)
+    net.places["A"].core.coordinator.attempts.quickest.note_late("C", 1.0)
+    net.ask("A", add("one", "x"))
+    net.flights.clear()
+    net.run(0.0045)
+    assert len(begins(net)) == 2

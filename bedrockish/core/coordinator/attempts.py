@@ -190,7 +190,7 @@ class Attempts:
     def on_reject(self, peer: str, message: Reject) -> None:
         """Count a reject, and give the transaction up when too many voters have rejected it."""
         attempt = self.open.get(message.txid)
-        # L1: the answer of a learner, or of a voter that has left, does not count.
+        # The answer of a learner, or of a voter that has left, does not count (L1).
         if attempt is None or not attempt.counting or not self.state.roster.is_voter(peer):
             return
         if message.reason == Reason.PROMISED:

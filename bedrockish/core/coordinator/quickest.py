@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from bedrockish.core.state.state import State
 
 LATE_TIMES = 4  # an answer is late if it takes four times as long as usual
-LATE_MS_MAX = 50.0  # half of the least closing lag: a BEGIN still reaches the others in time
+PATIENCE_S = 0.25  # after so many seconds at least without enough answers a question about every key ends
 WEIGHT = 0.2  # of one answer in the usual time
 ASK_ALL_EVERY = 256  # questions: so a voter that has become quicker is found
 
@@ -36,8 +36,16 @@ class QuickestVoters:
 
     def late_ms(self, asked: Iterable[str]) -> float:
         """Return after how many milliseconds the rest is to be asked."""
-        slowest_s = max([self._usual_s.get(node, 0.0) for node in asked])
-        return min(max(self.state.settings.ask_rest_ms, LATE_TIMES * 1000 * slowest_s), LATE_MS_MAX)
+        settings = self.state.settings
+        # Within half of the least closing lag, so that a BEGIN still reaches the others in time.
+        return min(max(settings.ask_rest_ms, 1000 * self._late_s(asked)), settings.closing_lag_ms_min / 2)
+
+    def patience_s(self, asked: Iterable[str]) -> float:
+        """Return for how many seconds answers are waited for where there is another way to the same result."""
+        return min(max(PATIENCE_S, self._late_s(asked)), self.state.settings.suspicion_ms / 1000)
+
+    def _late_s(self, asked: Iterable[str]) -> float:
+        return LATE_TIMES * max([self._usual_s.get(node, 0.0) for node in asked])
 
     def answered(self, node: str, took_s: float) -> None:
         """Note how long an answer took, in seconds."""

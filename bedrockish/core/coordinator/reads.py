@@ -139,11 +139,10 @@ class Reading:
         if missing <= 0 or len(state.roster.voters_up()) < missing:
             state.outbox.emit(NewerTold(number, may_be=missing > 0))
             return
-        overdue = state.clock.now.seconds + state.settings.suspicion_ms / 1000
-        self._put([], number, base, EVERY_KEY_PACKED, overdue, clear)
+        self._put([], number, base, EVERY_KEY_PACKED, None, clear)
 
     def _put(
-        self, reads: list[Read], number: int, base: Vector, access_set: bytes, overdue: float, clear: set[str]
+        self, reads: list[Read], number: int, base: Vector, access_set: bytes, overdue: float | None, clear: set[str]
     ) -> int:
         """Put a question to the voters: first to as many as are needed; return its number."""
         state = self.state
@@ -152,6 +151,8 @@ class Reading:
         check = Check(self._count, vector, access_set, state.clock.read())
         asked, rest = self.quickest.first(state.roster.majority - len(clear))
         now = state.clock.now.seconds
+        if overdue is None:  # the reads have another way: the core asks about their keys
+            overdue = now + self.quickest.patience_s(asked)
         self.questions[self._count] = Question(reads, number, check, now, overdue, clear, rest)
         for voter in asked:
             state.outbox.send(voter, check)

@@ -257,7 +257,7 @@ class SafeTime:
     def _report(self, applied: Vector) -> Gossip:
         state = self.state
         clock = state.clock.read()
-        # T7: a node that has forgotten its promises does not know its closed time, so safe time must not rest on it.
+        # A node that has forgotten its promises does not know its closed time: safe time must not rest on it (T7).
         closed, cut = (state.clock.closed, state.clock.cut) if state.roster.claims_time else (0, 0)
         report = (canonical(applied), closed, cut, clock, state.store, state.batches, state.clock.wall_ms)
         members = state.roster.membership

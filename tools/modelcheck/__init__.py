@@ -1,1 +1,1 @@
-"""Goes through everything that can happen in a small cluster of real cores: see ``docs/model-check.md``."""
+"""Explores all possible states of a small cluster of real cores: see ``docs/model-check.md``."""

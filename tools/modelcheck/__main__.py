@@ -15,7 +15,7 @@ from tools.sim.faulty import FAULTS
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line asks for; 1 if a law is broken, or a fault is not seen."""
+    """Run the command line; return 1 if a law is broken, or a fault is not detected."""
     parser = argparse.ArgumentParser(prog="python -m tools.modelcheck", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scopes", nargs="*", metavar="SCOPE", help="which scopes (all)")
     parser.add_argument("--list", action="store_true", help="list the scopes")
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def limits(scope: Scope) -> str:
-    """Return in words how often what may happen does."""
+    """Return the limits of a scope as text."""
     found = [f"{getattr(scope.limits, name)} {name}" for name in LIMITS if getattr(scope.limits, name)]
     return ", ".join(found) or "nothing goes wrong"
 

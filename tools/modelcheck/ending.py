@@ -1,7 +1,7 @@
-"""A fair ending: from some state on nothing more goes wrong, time passes, and everything must come to rest.
+"""A fair ending: from some state on no fault happens, time passes, and the cluster must come to rest.
 
-Messages of the dead are lost. The living hear each other, with the core's own timers, until nothing is in doubt; then
-the dead start again, and all must become equal.
+Messages of dead nodes are lost. The running nodes exchange messages, with the core's own timers, until no transaction
+is in doubt. Then the dead nodes start again, and all nodes must become equal.
 """
 
 from collections import deque
@@ -15,15 +15,15 @@ from tools.modelcheck.facts import facts_of, quarrel
 from tools.modelcheck.nodes import CAUGHT, BrokenError
 from tools.modelcheck.place import STILL, Place
 
-PATIENCE_S = 90.0  # of virtual time; most endings take two or three seconds
+PATIENCE_S = 90.0  # limit of virtual time; most endings take two or three seconds
 
 
 class Ending:
-    """Real nodes, what is under way between them, and time.
+    """Real nodes, the messages in transit between them, and time.
 
     Args:
-        places: the nodes, dead ones among them.
-        under_way: (sender, receiver, message), in the order in which they arrive.
+        places: the nodes, including dead ones.
+        under_way: the messages in transit as (sender, receiver, message), in the order in which they arrive.
     """
 
     def __init__(self, places: dict[str, Place], under_way: list[tuple[str, str, Message]]) -> None:
@@ -38,10 +38,10 @@ class Ending:
         return [place for place in self.places.values() if place.node is not None]
 
     def run(self) -> None:
-        """Come to rest, start the dead, come to rest again.
+        """Run the nodes to rest, start the dead ones, and run all to rest again.
 
         Raises:
-            BrokenError: it does not, or a law is broken on the way.
+            BrokenError: the nodes do not come to rest, or a law is broken.
         """
         try:
             dead = [place for place in self.places.values() if place.node is None]
@@ -65,7 +65,7 @@ class Ending:
         self._judge()
 
     def _wake(self, place: Place) -> None:
-        """Let the core's own timers run from now on, and give it some luck to break ties with."""
+        """Start the core's own timers, and give it a random generator for breaking ties."""
         place.now = Now(self.seconds, 0)
         state = place.core.state
         state.set_now(place.now)
@@ -89,7 +89,7 @@ class Ending:
         self.flights += [(place.name, peer, message) for peer, message in place.play(event)]
 
     def _rest(self, law: str) -> None:
-        """Let time pass until nothing is in doubt and all who live are equal."""
+        """Let time pass until no transaction is in doubt and all running nodes are equal."""
         until = self.seconds + PATIENCE_S
         while True:
             while self.flights:

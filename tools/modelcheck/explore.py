@@ -1,8 +1,8 @@
-"""Breadth first through all that can happen in a scope.
+"""A breadth-first search through all states of a scope.
 
-A state is a number for each node, a number for each link and the rest of each limit; the numbers stand for the content
-of nodes and links, and equal content has equal numbers. A law is looked at whenever what a node knows for good has
-changed.
+A state is a number for each node, a number for each link and the rest of each limit. The numbers stand for the contents
+of nodes and links, and equal contents have equal numbers. The laws are checked whenever the durable facts of a node
+have changed.
 """
 
 import time
@@ -28,11 +28,11 @@ class Report:
     """The result of a search.
 
     Attributes:
-        states, transitions, depth: how much there is, or how far it came.
-        local: states of single nodes; ``played``: events that were played on real cores.
-        exhausted: whether that is all there is within the limits.
-        final: states in which nothing more can happen; ``ended``: of these, brought to a fair end.
-        law, story: the law that broke, and how.
+        states, transitions, depth: the size of the searched part.
+        local: the number of states of single nodes; ``played``: the number of events that ran on real cores.
+        exhausted: whether all states within the limits were searched.
+        final: the number of states without a possible step; ``ended``: the number of fair endings that were run.
+        law, story: the broken law, and how it broke.
     """
 
     states: int = 0
@@ -49,7 +49,7 @@ class Report:
 
 
 class Explorer:
-    """Goes through one scope.
+    """The search of one scope.
 
     Why so large: The tables of a scope are computed once, because the search visits millions of states.
     """
@@ -57,7 +57,7 @@ class Explorer:
     def __init__(self, scope: Scope, *, reduced: bool = True) -> None:
         self.scope, self.nodes = scope, Nodes(scope)
         self.n = scope.voters
-        self.first = self.n + self.n * self.n  # of the limits; the link i -> j is at n + i * n + j
+        self.first = self.n + self.n * self.n  # index of the first limit; the link i -> j is at n + i * n + j
         self.at = {limit: self.first + index for index, limit in enumerate(LIMITS)}
         self.form = Struct(f"<{self.first}I{SUBJECTS}B")
         self.report = Report()
@@ -72,14 +72,14 @@ class Explorer:
         self.held = {self.n + index[pair[0]] * self.n + index[pair[1]] for pair in scope.held}
         self.may_die = [scope.allows("deaths", name) for name in scope.names]
         self.finals: list[State] = []
-        self.led: list[str] = []  # the steps of the prefix that were begun
+        self.led: list[str] = []  # the begun steps of the prefix
         self.at_fault, self.ending_began = 0, False
         self.receives: dict[tuple[int, int], int] = {}
 
     # -- the beginning ---------------------------------------------------------------------------------------------
 
     def begin(self) -> State:
-        """Return the state in which all nodes have met and nothing else has happened."""
+        """Return the state in which all links are up and no other event has happened."""
         scope, nodes = self.scope, self.nodes
         membership = Membership(0, {name: Member(name, "") for name in scope.names})
         places = {
@@ -122,7 +122,7 @@ class Explorer:
                 yield from self.steps_of(state, node)
 
     def steps_of(self, state: State, node: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield what can happen at one node."""
+        """Yield the possible steps of one node."""
         n = self.n
         for link in range(n + node, self.first, n):
             if state[link] and link not in self.held:
@@ -165,7 +165,7 @@ class Explorer:
                 state[link] = nodes.push(state[link], message)
 
     def strikes(self, state: State) -> Iterator[tuple[str, list[int]]]:
-        """Yield what befalls nodes and links: (words, the state after it)."""
+        """Yield the possible faults of nodes and links: (words, the state after the fault)."""
         scope, known = self.scope, self.nodes.known
         for node, name in enumerate(scope.names):
             if not known[state[node]].alive:
@@ -190,7 +190,7 @@ class Explorer:
             state[self.n + sender * self.n + node] = 0
 
     def _restart(self, state: list[int], node: int) -> None:
-        """Crash and come back at once: what happens in between happens to others, and might as well be before."""
+        """Crash a node and start it at once. Events in between concern other nodes, and may as well happen before."""
         state[node], _ = self.nodes.play(state[node], self.reboot)
         for other in range(self.n):
             if other != node and self.n + node * self.n + other not in self.cut:
@@ -200,7 +200,7 @@ class Explorer:
                     state[self.n + other * self.n + node] = 0
 
     def meet(self, state: list[int], one: int, other: int) -> None:
-        """Break a link, with all that is on it, and join it again."""
+        """Break a link, lose its messages, and open it again."""
         state[self.n + one * self.n + other] = state[self.n + other * self.n + one] = 0
         self._play(state, one, self.meets[other])
         self._play(state, other, self.meets[one])
@@ -208,7 +208,7 @@ class Explorer:
     # -- the search ------------------------------------------------------------------------------------------------
 
     def search(self, seconds: float) -> Report:
-        """Go through everything, or as far as the time allows."""
+        """Search all states, or as many as the time allows, run the fair endings, and return the report."""
         began, report = time.process_time(), self.report
         try:
             self._search(began + seconds)
@@ -233,7 +233,7 @@ class Explorer:
             if report.depth == scope.depth or len(self.order) > scope.states:
                 return
             report.depth += 1
-            for done in range(done, len(self.order)):  # noqa: B020  goes on where the last level ended
+            for done in range(done, len(self.order)):  # noqa: B020  continues where the last level ended
                 if done & 1023 == 0 and time.process_time() > until:
                     return
                 self.at_fault, state = done, unpack(self.order[done])
@@ -263,10 +263,10 @@ class Explorer:
             yield after
 
     def _alone(self, state: State) -> list[tuple[int, int, int, int, int]] | None:
-        """Return the steps of one node if it is enough to let that one be the next, else None.
+        """Return the steps of one node if it is enough to explore only this node's steps next, else None.
 
-        It is when every link to it from a living node has something on it, so that nothing which happens elsewhere
-        changes what it can do next; and when no limit that it shares with others is left for it.
+        It is enough if every link from a running node to this one has a message, so that no event elsewhere changes the
+        node's possible steps, and if the node cannot use a limit that it shares with others.
         """
         if state[self.at["restarts"]] or state[self.at["resets"]]:
             return None
@@ -290,7 +290,7 @@ class Explorer:
     # -- fair endings ----------------------------------------------------------------------------------------------
 
     def _end(self, until: float) -> None:
-        """Bring some states to a fair end."""
+        """Run the fair endings of some states."""
         self.ending_began = True
         count = min(self.scope.endings, len(self.order))
         for number in range(count):
@@ -304,7 +304,7 @@ class Explorer:
                 self.report.ended += 1
 
     def ending(self, state: State) -> Ending:
-        """Return the ending that a state has when nothing more goes wrong."""
+        """Return the fair ending of a state."""
         nodes, names = self.nodes, self.scope.names
         places = {name: thaw(nodes.known[state[node]].data) for node, name in enumerate(names)}
         under_way = [

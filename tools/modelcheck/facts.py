@@ -1,7 +1,7 @@
-"""The outcomes that a node reports, and whether two nodes can both be right.
+"""The durable facts of a node, and the check that the facts of two nodes do not contradict each other.
 
-The facts only grow: durable entries, and answers. So a law that breaks stays broken, and it is enough to look whenever
-a node's facts have changed.
+The facts are durable entries and answers, and only grow. So a broken law stays broken, and it is enough to check the
+laws when a node's facts have changed.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class Facts:
     """The durable facts of a node, and the answers to its clients.
 
     Attributes:
-        node: which.
-        journal: (leader, tick, hash, number of the transaction), in the order of applying.
+        node: the name of the node.
+        journal: (leader, tick, hash, number of the transaction) of each entry, in the order applied.
         aborted: transactions that are rolled back.
-        told: (command, what its client was told).
-        safe: up to which clock nothing can appear any more, as this node has it.
+        told: (command, answer to its client).
+        safe: the node's safe time.
     """
 
     node: str
@@ -51,7 +51,7 @@ def transaction(number: int) -> Transaction:
 
 
 def quarrel(one: Facts, other: Facts) -> tuple[str, str] | None:
-    """Return a law that two nodes break together (or one alone), and how."""
+    """Return a law that two nodes break together, or one alone, and how; None if they break no law."""
     return _half(one, other) or (_half(other, one) if one is not other else None)
 
 
@@ -88,7 +88,7 @@ def _half(one: Facts, other: Facts) -> tuple[str, str] | None:
 
 
 def _both(one: Facts, other: Facts, left: int, right: int) -> tuple[str, str] | None:
-    """Look at two commits: one of one node, another of another."""
+    """Check a commit of one node against a commit of another; return the broken law and how, or None."""
     x, y = transaction(left), transaction(right)
     if twice := set(x.commands).intersection(y.commands):
         return "a command happens once", f"{min(twice)} is committed as {name(left)} and as {name(right)}"
@@ -98,11 +98,14 @@ def _both(one: Facts, other: Facts, left: int, right: int) -> tuple[str, str] | 
 
 
 def _has_seen(x: Transaction, at: Facts, other: int) -> bool:
-    """Whether a commit has seen another one: what applied it has applied its base, so it knows all labels in there."""
+    """Return whether a commit has seen another one.
+
+    The node ``at`` has applied the commit, and so its base, and knows all labels of the base's transactions.
+    """
     return any(number == other and x.base.get(leader, 0) >= tick for leader, tick, _, number in at.journal)
 
 
 def name(number: int) -> str:
-    """Return how a person knows a transaction: its command and its txid."""
+    """Return a transaction as text: its command and its txid."""
     found = transaction(number)
     return f"{found.command} ({found.txid})"

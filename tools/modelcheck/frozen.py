@@ -1,7 +1,7 @@
-"""A node as bytes: a key that is the same for the same state, and a copy that can be thawed and stepped.
+"""A node as bytes: a key that is equal for equal states, and a copy that can be restored and stepped.
 
-Two nodes with the same key behave alike. So the key takes in everything that a core and its disk hold, by walking over
-their attributes, whatever those are called; only what is named in ``LEFT_OUT`` is not part of it.
+Two nodes with the same key behave alike. So the key covers all attributes of a core and its disk, except those named in
+``LEFT_OUT``.
 """
 
 import io
@@ -21,7 +21,7 @@ from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.entry import Entry
 from bedrockish_journal.model.transaction import Transaction
 
-# Statistics, numbers that only tell timers apart, and constants of a scope.
+# Statistics, numbers that only distinguish timers, and constants of a scope.
 LEFT_OUT = frozenset(
     {
         "counts",
@@ -38,7 +38,7 @@ LEFT_OUT = frozenset(
         "heard_level",
     }
     | {"_by_clock", "_order", "_unused"}  # another order of the same content
-    | {"cutter", "_forget_at"}  # what was cut lately, to be quick
+    | {"cutter", "_forget_at"}  # caches of recent cuts
 )
 SHARED = (Transaction, Entry, AccessSet, Membership, Settings)
 _PLAIN = (int, str, bytes, bool, type(None), float)
@@ -49,7 +49,7 @@ _numbers: dict[tuple[object, ...], int] = {}
 
 
 def number_of(value: object) -> int:
-    """Return the number under which a value that never changes is kept, once, for all nodes."""
+    """Return the number of an immutable value, which is stored once for all nodes."""
     match value:
         case Transaction():
             key: tuple[object, ...] = (1, value.body)
@@ -69,7 +69,7 @@ def number_of(value: object) -> int:
 
 
 def shared(number: int) -> object:
-    """Return the value that is kept under a number."""
+    """Return the value with a number."""
     return _shared[number]
 
 
@@ -78,7 +78,7 @@ class _Pickler(pickle.Pickler):
 
 
 def freeze(value: object) -> bytes:
-    """Return bytes from which ``thaw`` makes an independent copy."""
+    """Return an object as bytes, from which ``thaw`` makes an independent copy."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
@@ -90,16 +90,16 @@ def thaw(data: bytes) -> Any:
 
 
 def key_of(value: object) -> bytes:
-    """Return sixteen bytes that are the same for equal states."""
+    """Return a key of sixteen bytes, which is the same for equal states."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-    pickler.fast = True  # no references to earlier objects: only the content counts, not sharing
+    pickler.fast = True  # without references to earlier objects, so that sharing of objects does not count
     pickler.dump(_Walk().plain(value))
     return blake2b(buffer.getvalue(), digest_size=16).digest()
 
 
 class _Walk:
-    """Makes nested tuples of anything; an object that is met again on the way is only named."""
+    """Converts any object to nested tuples; a repeated object on the way is replaced by a name."""
 
     def __init__(self) -> None:
         self.met: set[int] = set()

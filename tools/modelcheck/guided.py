@@ -1,14 +1,14 @@
-"""Scopes that are led to where rules meet, and gone through from there.
+"""Scopes that begin with a script up to a critical state, and are searched from there.
 
-A breach that takes twenty events in one order, of five nodes, lies deeper than a search comes. The prefix of such a
-scope is a script, and its held links leave out what has nothing to do with the matter; the rest is exhaustive as ever,
-and the same scope breaks no law as long as all rules are there.
+A fault that needs twenty events of five nodes in one order is too deep for a search from the beginning. The prefix of
+such a scope is a script, and its held links leave out irrelevant messages. From the end of the prefix the search is
+exhaustive, and with all rules in place the scope breaks no law.
 """
 
 from tools.modelcheck.scopes import ALONE, MEET, SCOPES, TIMED, Limits, Scope, at
 
 GUIDED: dict[str, Scope] = {
-    # Q has seen P. C votes on it without having P, so when A is gone, no living node could ever apply it.
+    # Q has seen P. C votes on Q without having P. So when A is dead, no running node could ever apply Q.
     "uncovered-3": Scope(
         "P commits, then Q of the same leader; a link breaks, the leader dies",
         3,
@@ -18,7 +18,7 @@ GUIDED: dict[str, Scope] = {
         prefix=("A submits", "B hears A", "A hears B"),
         endings=10_000,
     ),
-    # C and any holder of Q count B out, which leads Q. If B's vote comes after all, A has a quorum and C an abort.
+    # C and any holder of Q exclude B, the leader of Q. If B's vote comes after all, A has a quorum and C an abort.
     "given-up-5": Scope(
         "two that meet; B gives Q up while C recovers P from those that hold Q",
         5,
@@ -29,7 +29,7 @@ GUIDED: dict[str, Scope] = {
         prefix=("A submits", "B submits", "C hears A", "D hears B", "E hears B", "A hears B", "B gives up Q"),
         held=("AD", "AE", "BC", "CB", "DA", "EA"),
     ),
-    # B is free again and votes for P; C and E have not heard that Q is over, D has.
+    # B is free again and votes for P. D has heard that Q has ended; C and E have not.
     "known-end-5": Scope(
         "two that meet, one after the other; D recovers P from those that still hold Q",
         5,
@@ -48,7 +48,7 @@ GUIDED: dict[str, Scope] = {
         ),
         held=("AC", "AE", "BC", "BE", "DB"),
     ),
-    # A answers C's recovery, which counts on it, while a vote for P is still on its way.
+    # A answers C's recovery, which relies on the answer, while a vote for P is still in transit.
     "promised-5": Scope(
         "two that meet; C recovers P while D's vote for it is on its way",
         5,
@@ -59,7 +59,7 @@ GUIDED: dict[str, Scope] = {
         prefix=("A submits", "B submits", "C hears A", "D hears A", "E hears B", "A hears C"),
         held=("AB", "AE", "BA", "BD", "DC", "EA"),
     ),
-    # B has begun Q, and it was not durable: B comes back without it, and votes for P, though D and E hold Q.
+    # B has begun Q, which was not durable. B restarts without Q and votes for P, although D and E hold Q.
     "forgotten-5": Scope(
         "two that meet; B restarts while C recovers P from those that hold Q",
         5,
@@ -71,7 +71,7 @@ GUIDED: dict[str, Scope] = {
         prefix=("A submits", "C hears A", "A hears C"),
         held=("AD", "AE", "BC", "CA", "CB", "DA", "DB", "DE", "EA", "EB", "ED"),
     ),
-    # D has promised P to C, which counts on it; then Q goes, and nothing of D's own stands in the way of P.
+    # D has promised P to C, which relies on the promise. Then Q ends, and D has no other reason against P.
     "late-vote-5": Scope(
         "two that meet; B gives Q up, and D hears of P late, while C recovers it",
         5,
@@ -93,7 +93,7 @@ GUIDED: dict[str, Scope] = {
         prefix=("A submits", "E submits", "B hears A", "C hears A", "D hears A", "A hears C", "C suspects P"),
         held=("AE", "BC", "BE", "CB", "CD", "DA", "EA", "EB", "ED"),
     ),
-    # B and C have cut time past P, of which they have not heard. Then B restarts, and A asks whether B can hold P.
+    # B and C have cut time past P without having heard of P. Then B restarts, and A asks whether B can hold P.
     "cut-3": Scope(
         "one; B and C cut past it, B restarts, A recovers its own",
         3,
@@ -120,7 +120,7 @@ GUIDED: dict[str, Scope] = {
             *("B suspects P", "C hears B", "B hears C", "C hears B"),
         ),
     ),
-    # A has accepted B's abort of P at a ballot that B gives up; B and C, which know of none, try again.
+    # A has accepted B's abort of P at a ballot that B gives up. B and C do not know of A's acceptance, and try again.
     "two-recoverers-3": Scope(
         "one, given up; B and C recover it at several ballots, and A has accepted what B proposed first",
         3,
@@ -132,7 +132,7 @@ GUIDED: dict[str, Scope] = {
             *("C suspects P", "B hears C", "B hears A A", "A hears B"),
         ),
     ),
-    # C has accepted A's rollback, and A counts on it; B has not heard of it. C restarts, and B recovers P.
+    # C has accepted A's rollback, and A relies on it; B has not heard of the rollback. C restarts, and B recovers P.
     "partial-rollback-3": Scope(
         "one, given up; C accepts that, and restarts while B recovers it",
         3,

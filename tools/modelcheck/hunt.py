@@ -1,7 +1,7 @@
-"""Looks whether the model check notices when a rule of the protocol is taken away.
+"""Tests that the model check detects the removal of a rule of the protocol.
 
-The faults are those of ``tools.sim.faulty``. Most edit the core, or the disk that the model shares with the simulator;
-those that edit the simulator's own driver have a twin here, for this driver.
+The faults are those of ``tools.sim.faulty``. Most edit the core, or the disk that the model shares with the simulator.
+For those that edit the simulator's own driver, there is an equivalent for this driver here.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ IN_THE_DRIVER = {
     "BEGIN before durable": frozenset({"Begin"}),
     "COMMIT before durable": frozenset({"Commit"}),
 }
-# Where a fault shows, and soon. The others are looked for in all scopes, which takes long.
+# The scopes that detect a fault quickly. Other faults are searched for in all scopes, which takes long.
 SEEN = {
     "quorum less one": "meet-3",
     "plain majority at 7": "orphans-7",
@@ -56,7 +56,7 @@ SEEN = {
 
 @dataclass(frozen=True)
 class Found:
-    """A scope in which a fault showed, what came of it there, and the shortest way to it."""
+    """A scope that detected a fault, the report of its search, and the shortest way to the broken law."""
 
     scope: str
     report: Report
@@ -64,19 +64,19 @@ class Found:
 
 
 def search(scope: Scope, seconds: float) -> tuple[Report, tuple[str, ...]]:
-    """Go through a scope; the way to a broken law is empty if none is."""
+    """Search a scope, and return the report and the way to a broken law, which is empty if no law broke."""
     explorer = Explorer(scope)
     report = explorer.search(seconds)
     return report, tuple(way_to_fault(explorer)) if report.law else ()
 
 
 def hunt(fault: str, names: tuple[str, ...], seconds: float) -> Found | None:
-    """Go through scopes, one after the other, with a fault in force, until a law breaks.
+    """Search scopes one after the other with a fault in force until a law breaks; return it, or None.
 
     Args:
         fault: a name in ``FAULTS``.
-        names: of the scopes.
-        seconds: for each of them.
+        names: the names of the scopes.
+        seconds: the time for each scope.
     """
     EARLY.update(IN_THE_DRIVER.get(fault, ()))
     try:

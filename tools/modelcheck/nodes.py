@@ -1,7 +1,7 @@
-"""All states of single nodes, and the effect of each event on each of them.
+"""All states of single nodes, and the effect of each event on each state.
 
-The effect of an event on a node depends on that node alone. So it is played on a real core once, and looked up whenever
-the same node, in the same state, meets the same event again.
+The effect of an event on a node depends only on the node's state. So each event is run on a real core once for each
+state, and its effect is looked up afterwards.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ CAUGHT = (AssertionError, HaltedError, DivergedError, KeyError, AttributeError, 
 
 @dataclass(frozen=True)
 class Choice:
-    """Something that a node can do by itself: the event, and the place of its limit in a state (0: no limit)."""
+    """A spontaneous event of a node, and the index of its limit in a state (0: no limit)."""
 
     event: int
     limit: int
@@ -34,11 +34,12 @@ class Known:
     """A state of one node.
 
     Attributes:
-        node: which.
+        node: the index of the node.
         data: the frozen place.
-        facts: what it says of the outcomes.
-        choices: what can happen here by itself; None while not asked.
-        after: event -> (the node's next state, what it sends), as far as played.
+        facts: the number of its facts.
+        alive: whether the node runs.
+        choices: its possible spontaneous events; None until they are computed.
+        after: event -> (number of the node's next state, messages sent), for events that were run.
     """
 
     node: int
@@ -50,7 +51,7 @@ class Known:
 
 
 class BrokenError(Exception):
-    """Raised when a law is broken. ``story`` says how; the explorer adds the way there."""
+    """Raised when a law is broken. ``story`` describes the fault; the explorer adds the way to it."""
 
     def __init__(self, law: str, story: str) -> None:
         super().__init__(f"{law}: {story}")
@@ -58,9 +59,9 @@ class BrokenError(Exception):
 
 
 class Nodes:
-    """All states of nodes, messages and links that were met, by number.
+    """All states of nodes, messages and contents of links that were reached, by number.
 
-    Why so large: Each kind of thing has its list by number, and its numbers by thing.
+    Why so large: Each kind of object has a list by number, and a table of numbers.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -135,10 +136,10 @@ class Nodes:
         return found
 
     def play(self, place: int, event: int) -> tuple[int, Sends]:
-        """Let an event happen to a node; on a real core, the first time.
+        """Return the state of a node after an event, and the messages sent; run a real core only the first time.
 
         Raises:
-            BrokenError: the core, or its disk, found that something cannot be.
+            BrokenError: an assertion of the core or its disk failed.
         """
         known = self.known[place]
         found = known.after.get(event)
@@ -157,7 +158,7 @@ class Nodes:
         return found
 
     def choices(self, place: int) -> tuple[Choice, ...]:
-        """Return what can happen at a node by itself."""
+        """Return the possible spontaneous events of a node."""
         known = self.known[place]
         if known.choices is None:
             known.choices = tuple(self._choices(thaw(known.data))) if known.alive else ()
@@ -179,10 +180,10 @@ class Nodes:
         return found
 
     def check(self, left: int, right: int) -> None:
-        """Check that the facts of two nodes can both be true.
+        """Check that the facts of two nodes do not contradict each other.
 
         Raises:
-            BrokenError: it cannot.
+            BrokenError: the facts break a law.
         """
         pair = self.known[left].facts, self.known[right].facts
         if pair in self._agree:

@@ -1,7 +1,7 @@
-"""One node of a model: a real core with a disk, driven to the letter of ``core.effects``, one event at a time.
+"""One node of a model: a real core with a disk, driven by the contract of ``core.effects``, one event at a time.
 
 Time stands still. Instead of timers, the model does their work at any moment: it suspects a leader, gives up, fetches,
-executes again. All that a place knows can be frozen, so that each event at each state is played only once.
+or executes again. A place can be frozen completely, so that each event is run only once for each state.
 """
 
 from collections import deque
@@ -46,12 +46,12 @@ Sent = tuple[str, Message]
 
 
 class HaltedError(Exception):
-    """Raised when a core asks to be stopped."""
+    """Raised when a core requests the stop of its node."""
 
 
 @dataclass(frozen=True)
 class Leave:
-    """A message that leaves when all that was written before it is durable."""
+    """A message that is sent when all writes before it are durable."""
 
     sent: Sent
 
@@ -61,7 +61,7 @@ class Leave:
 
 @dataclass(frozen=True)
 class Tell:
-    """An answer that a client gets when all that was written before it is durable."""
+    """An answer that a client gets when all writes before it are durable."""
 
     told: dict[str, str]
     command: str
@@ -71,37 +71,37 @@ class Tell:
         self.told[self.command] = self.words
 
 
-LEAVING: list[Sent] = []  # what left in the event that is being played
-EARLY: set[str] = set()  # deliberate faults: messages that leave before they may ("Reply" for answers)
+LEAVING: list[Sent] = []  # messages that were sent during the present event
+EARLY: set[str] = set()  # deliberate faults: kinds of messages that are sent too early ("Reply" for answers)
 
 
 def level_luck() -> float:
-    """Return the number that every draw gives: luck only spreads things over time, and time stands still."""
+    """Return a constant instead of random numbers, which only spread events over time; and time stands still."""
     return 0.5
 
 
 def unwatched(_: Write) -> None:
-    """Take no notice of a write."""
+    """Ignore a durable write."""
 
 
 @dataclass
 class Place:
     """A node, or its durable state after a crash.
 
-    Why so large: It is a record of everything that a node and its clients know at one state of the search.
+    Why so large: It has the complete state of a node and its clients at one state of the search.
 
     Attributes:
-        script: the requests that clients will make here, in order.
-        eager: a write is durable at once; else by an event of its own.
-        together: all requests of the script come at one moment.
-        node: the core; None when it is dead.
+        script: the requests of clients at this node, in order.
+        eager: whether a write is durable at once; else a separate event makes it durable.
+        together: whether all requests of the script come at once.
+        node: the core; None while the node is dead.
         requests: the requests that wait for an answer.
-        told: what clients were told here, by command; it is the world's knowledge and outlives the node.
-        newer: the answers to questions about every key, by number.
-        timers: what the core asked to be reminded of, without the when.
-        assembling: messages that are being put together of pieces.
-        taken: how many requests of the script were made.
-        now: the time; it stands still unless ``timed``, and then timers are the core's own.
+        told: the answers to clients of this node, by command; they outlive the node.
+        newer: the answers to questions of strict reads, by number.
+        timers: the timers that the core has set, without their times.
+        assembling: messages that are being assembled from pieces.
+        taken: the number of requests of the script that were submitted.
+        now: the time, which stands still unless ``timed``; then the core's own timers run.
     """
 
     name: str
@@ -129,8 +129,8 @@ class Place:
     # -- what can happen here --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start on what the disk holds."""
-        self.disk.seen.batches = self.disk.durable.batches = 0  # a count that only grows: no scope is about it
+        """Start the node with the file on its disk."""
+        self.disk.seen.batches = self.disk.durable.batches = 0  # no scope uses this count, which only grows
         recovered = self.disk.seen.recover(self.name, self.name, WINDOW)
         self.node = Node(
             *(recovered, self.settings, level_luck, self.now),
@@ -145,7 +145,7 @@ class Place:
         self.perform(self.node.start(self.now))
 
     def crash(self, survivors: int = 0) -> None:
-        """Lose everything but what is durable."""
+        """Stop the node, and lose the writes that are not durable, except the first ``survivors`` batches."""
         self.node = None
         self.requests.clear()
         self.timers.clear()
@@ -153,10 +153,10 @@ class Place:
         self.disk.crash(survivors)
 
     def play(self, event: tuple[object, ...]) -> list[Sent]:
-        """Let something happen and return what leaves.
+        """Run an event, and return the messages sent.
 
         Raises:
-            HaltedError, AssertionError, DivergedError: the core, or its disk, found that something cannot be.
+            HaltedError, AssertionError, DivergedError: the core or its disk has found an impossible state.
         """
         LEAVING.clear()
         match event:
@@ -196,7 +196,7 @@ class Place:
         return list(LEAVING)
 
     def _turn(self, name: object, txid: object = None) -> None:
-        """Let the core do what it would do if time had passed."""
+        """Have the core do the work of a timer."""
         core = self.core
         core.state.set_now(self.now)
         match name, txid:
@@ -215,7 +215,7 @@ class Place:
         self.perform(core._answer())
 
     def choices(self) -> list[tuple[object, ...]]:
-        """Return what can happen here by itself; how often is a matter of the scope."""
+        """Return the possible spontaneous events; the scope limits their numbers."""
         if self.node is None:
             return []
         core, found = self.node, list[tuple[object, ...]]()
@@ -239,7 +239,7 @@ class Place:
     # -- the driver ------------------------------------------------------------------------------------------------
 
     def step(self, event: Event) -> None:
-        """Give the core one event and do what it asks."""
+        """Pass one event to the core, and perform its effects."""
         self.perform(self.core.step(event, self.now))
 
     def _submit(self, count: int) -> None:
@@ -252,7 +252,7 @@ class Place:
         self.step(Submitted(request_id, request, others=tuple(others)))
 
     def perform(self, effects: Sequence[do.Effect]) -> None:
-        """Do what the core asks, in order."""
+        """Perform the core's effects in order, including those of events that follow from them."""
         following: deque[Event] = deque()
         while True:
             for effect in effects:
@@ -271,7 +271,7 @@ class Place:
             self.disk.make_durable(len(self.disk.closed))
 
     def _let_go(self) -> None:
-        """Let leave what waits for no write."""
+        """Release the output that waits for no write."""
         while self.disk.closed and not self.disk.closed[0].writes:
             self.disk.make_durable(1)
 
@@ -354,7 +354,7 @@ class Place:
 
 
 def told(answer: Answer | BedrockishError) -> str:
-    """Return the content of an answer for a client: the place of its commit, or that it did not happen, or neither."""
+    """Return the meaning of an answer for a client: the place of the commit, or a text."""
     if isinstance(answer, BedrockishError):
         return "cannot tell" if isinstance(answer, OutcomeUnknownError) else "did not happen"
     return "read" if answer.place is None else f"{answer.place[0]}{answer.place[1]}"

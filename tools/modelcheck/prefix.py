@@ -1,8 +1,8 @@
-"""The events before a search begins, in words: the part of a scope that is a script.
+"""The prefix of a scope: a script of the events before the search begins, in words.
 
-A breach that needs twenty events in one order is out of reach of a search that begins with an empty cluster. So some
-scopes are led to where two rules meet, and go through everything from there on. Each step must be possible, with or
-without a deliberate fault; else the script is wrong, and says so.
+A fault that needs twenty events in one order is too deep for a search that begins with an empty cluster. So some scopes
+begin with a script up to a critical state, and search all states from there. Each step of the script must be possible,
+with or without a deliberate fault; else ScriptError is raised.
 """
 
 from typing import Protocol
@@ -26,13 +26,13 @@ class Explorer(Protocol):
         """Return the state after a step of one node."""
 
     def receive(self, sender: int, message: int) -> int:
-        """Return the event of hearing a message."""
+        """Return the event of receiving a message."""
 
     def die(self, state: list[int], node: int) -> None:
-        """Let a node end."""
+        """Crash a node for good."""
 
     def meet(self, state: list[int], one: int, other: int) -> None:
-        """Break a link, and let it come back."""
+        """Break a link, and open it again."""
 
     def check(self, before: State, after: list[int]) -> None:
         """Raise BrokenError if a law is broken."""
@@ -46,14 +46,14 @@ def follow(explorer: Explorer, state: State, words: str) -> State:
     """Return the state after one step.
 
     Args:
-        explorer: of the scope.
-        state: before it.
-        words: ``A submits``, ``A hears B`` (what is first on that link; of several, one each), ``A gives up P``,
-            ``A suspects P``, ``A tries again``, ``A reports`` (its heartbeat), ``A dies``, or ``A meets B`` (their
-            link breaks and comes back).
+        explorer: the explorer of the scope.
+        state: the state before the step.
+        words: ``A submits``, ``A hears B`` (the first message on that link; from several nodes, one message each),
+            ``A gives up P``, ``A suspects P``, ``A tries again``, ``A reports`` (its heartbeat), ``A dies``, or
+            ``A meets B`` (their link breaks and opens again).
 
     Raises:
-        ScriptError: it is not possible.
+        ScriptError: the step is not possible.
         BrokenError: a law is broken.
     """
     name, verb, *rest = words.split()
@@ -96,7 +96,7 @@ def _hear(explorer: Explorer, state: State, node: int, sender: int, words: str) 
 
 
 def _choice(explorer: Explorer, state: State, node: int, what: str, command: str) -> int:
-    """Return the event of something that a node does by itself."""
+    """Return a spontaneous event of a node, by its kind and a command."""
     place = thaw(explorer.nodes.known[state[node]].data)
     for event in place.choices():
         if event[0] != what:

@@ -7,21 +7,21 @@ from bedrockish.core.state.settings import Settings
 
 NAMES = "ABCDEFG"
 STILL = Settings(clock_block_ms=0, fetch_after_ms=1, ask_rest_ms=0)  # every voter gets each BEGIN
-AHEAD = replace(STILL, inline_bytes=300, piece_bytes=400)  # a large body travels ahead in a piece or two
+AHEAD = replace(STILL, inline_bytes=300, piece_bytes=400)  # a large body is sent before the BEGIN, in a piece or two
 TIMED = replace(STILL, closing_lag_ms=0)  # a heartbeat closes time up to now
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How often something may happen in one run, all nodes together.
+    """The greatest numbers of spontaneous events in one run, for all nodes together.
 
     Attributes:
         suspicions: recoveries begun, or begun again.
         rollbacks: transactions given up by their leaders without need.
         retries: executions after the first of a command.
-        restarts: crashes from which the node comes back at once.
+        restarts: crashes after which the node starts again at once.
         deaths: crashes for good.
-        resets: links that break and come back, without the messages on them.
+        resets: links that break, lose their messages, and open again.
         heartbeats: reports of applied, closed and cut.
     """
 
@@ -42,22 +42,24 @@ class Scope:
     """A small world.
 
     Attributes:
-        about: what happens in it, in a few words.
-        requests: (node, command, key, ...): each adds one to its keys there.
-        limits: how often what may happen does.
-        where: for some limits, the nodes at which it may happen; else all.
+        about: a short description.
+        voters: the number of voters.
+        requests: (node, command, key, ...): each request adds one to its keys at its node.
+        limits: the greatest numbers of spontaneous events.
+        where: for some limits, the nodes at which their events may happen; for other limits all nodes.
         which: the commands whose transactions may be suspected or given up; empty for all.
-        eager: writes are durable at once (see the page for why that loses nothing); else by an event of their own.
-        together: nodes at which all requests come at one moment.
-        lazy: nodes whose writes are durable by an event of their own, though those of the others are at once.
-        ordered: links keep their order.
-        settings: of all nodes.
-        dead: nodes that have sent the BEGINs of their requests and are dead when it starts.
-        cut: pairs of nodes that cannot talk, until the ending.
-        prefix: what happens first, in words; all that can happen is gone through from there on.
-        held: (sender, receiver), on whose links nothing arrives after the prefix and before the ending.
-        endings: how many states, evenly spread over all, are brought to a fair end.
-        depth, states: bounds of the search, for a scope that cannot be exhausted.
+        eager: whether writes are durable at once (docs/model-check.md explains why this loses nothing); else separate
+            events make them durable.
+        together: nodes at which all requests come at once.
+        lazy: nodes whose writes become durable by separate events, even if ``eager`` is set.
+        ordered: whether links keep the order of messages.
+        settings: the settings of all nodes.
+        dead: nodes that have sent the BEGINs of their requests and are dead at the start.
+        cut: pairs of nodes without a link, until the ending.
+        prefix: the script of the first events, after which the search begins.
+        held: (sender, receiver) of links on which no message arrives after the prefix and before the ending.
+        endings: the number of states, evenly spread over all, whose fair endings are run.
+        depth, states: limits of the search, for a scope that cannot be exhausted.
     """
 
     about: str
@@ -84,7 +86,7 @@ class Scope:
         return NAMES[: self.voters]
 
     def script(self, name: str) -> tuple[Request, ...]:
-        """Return the requests that are made at a node, in order."""
+        """Return the requests of clients at a node, in order."""
         return tuple(
             Request(command, tuple(Statement("add", [key, 1]) for key in keys), timeout_s=1e6)
             for node, command, *keys in self.requests
@@ -92,29 +94,29 @@ class Scope:
         )
 
     def allows(self, limit: str, name: str) -> bool:
-        """Whether something may happen at a node, if it may happen at all."""
+        """Return whether the events of a limit may happen at a node."""
         return getattr(self.limits, limit) > 0 and name in dict(self.where).get(limit, self.names)
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Say whether two nodes cannot talk."""
+        """Return whether two nodes have no link."""
         return one + other in self.cut or other + one in self.cut
 
     def with_(self, **changes: object) -> "Scope":
-        """Return the scope with some things changed; a limit is named like any other field."""
+        """Return the scope with some fields changed, to which the limits count as well."""
         limits = {name: changes.pop(name) for name in list(changes) if name in LIMITS}
         return replace(self, limits=replace(self.limits, **limits), **changes)  # type: ignore[arg-type]
 
 
 MEET = (("A", "P", "x"), ("B", "Q", "x"))
 PASS = (("A", "P", "x"), ("B", "Q", "y"))
-SAME = (("A", "P", "x"), ("B", "P", "y"))  # one command; what it draws depends on where it runs
+SAME = (("A", "P", "x"), ("B", "P", "y"))  # one command, which has another effect at another node
 CHAIN = (("A", "P", "x"), ("B", "Q", "x", "y"), ("C", "R", "y"))
 ALONE = (("A", "P", "x"),)
 LARGE = (("A", "P", "x" * 300),)
 
 
 def at(**nodes: str) -> tuple[tuple[str, str], ...]:
-    """Return at which nodes the things of some limits may happen."""
+    """Return the nodes at which the events of some limits may happen, for ``Scope.where``."""
     return tuple(nodes.items())
 
 

@@ -12,9 +12,9 @@ from tools.modelcheck.prefix import State
 
 
 def way_to_fault(explorer: Explorer) -> list[str]:
-    """Return the events from the beginning to the state, or the event, at which a law broke; the shortest way."""
+    """Return the shortest sequence of events from the beginning to the state or event at which a law broke."""
     if not explorer.parents:
-        return list(explorer.led)  # the last step of these broke it
+        return list(explorer.led)  # the last of these steps broke the law
     line = [explorer.at_fault]
     while explorer.parents[line[-1]] >= 0:
         line.append(explorer.parents[line[-1]])
@@ -63,6 +63,6 @@ def _words(explorer: Explorer, node: int, event: int) -> str:
 
 
 def _name(explorer: Explorer, txid: Txid) -> str:
-    """Return the command of a transaction, and its clock, which tells two attempts apart."""
+    """Return the command of a transaction with its clock, which distinguishes two attempts."""
     commands = {(leader, command) for leader, command, *_ in explorer.scope.requests if leader == txid.leader}
     return f"{'/'.join(sorted(command for _, command in commands))}@{txid.leader}{txid.clock}"

@@ -82,7 +82,7 @@ TURN_MAX = 512  # events that are taken before their effects are made durable
 
 
 class Runtime:
-    """Drives one core with one engine and one mesh.
+    """The driver of one core, with one engine and one mesh.
 
     Why so large: It wires the parts of a node, which are most of the attributes. The public methods are the interfaces
     that these parts, and the sessions of clients, have to the loop.

@@ -45,7 +45,7 @@ from bedrockish.node.scheduling.workers import StopWorkError, WorkerPool, is_bul
 from bedrockish_journal.model.changes import decode_steps, encode_changes
 from bedrockish_journal.model.transaction import SCHEMA
 
-LONG_CHANGE_S = 0.2  # if the trial of a schema change takes as long, its result is built next to its table
+LONG_CHANGE_S = 0.2  # an index whose trial takes as long is built next to its table, during a delay of the change
 # The delay of such a change: some seconds, and many times the time of the trial, because half of the time is for other
 # work, and other machines may be slower.
 BUILD_S, BUILD_FACTOR = 2.0, 20

@@ -130,7 +130,7 @@ class PeerIntake:
         self._loop.post(Accused(node, reason, for_good=code == OLDER_FILE))
 
     def judge(self, hello: Hello) -> None:
-        """Refuse a peer of another cluster, or one that has lost its promises; see ``membership.judge``."""
+        """Refuse a peer of another cluster, or a peer that has lost its promises; see ``membership.judge``."""
         judge(self._core, self._known, hello)
         self._plugins.learn(hello.node, hello.info.get("plugins"))
         self._loop.ring()  # the incarnation that was learnt has to be saved

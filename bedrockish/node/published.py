@@ -20,11 +20,11 @@ PAGE_MODE, SOCKET_MODE = 0o600, 0o600  # the file's owner alone
 
 
 class Publisher:
-    """Writes the page of one node.
+    """The writer of one node's page.
 
     Args:
-        engine: of the node.
-        state: of the node's core.
+        engine: the node's engine.
+        state: the state of the node's core.
     """
 
     def __init__(self, engine: Engine, state: State) -> None:
@@ -65,7 +65,7 @@ class Publisher:
 
 
 def open_socket(database: str) -> socket.socket | None:
-    """Return the socket on which programs of this machine reach the node; None where that cannot be."""
+    """Return the socket on which programs of this machine reach the node; None if it cannot be opened."""
     if not hasattr(socket, "AF_UNIX"):
         return None
     path = socket_path(os.path.realpath(database))

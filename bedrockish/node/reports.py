@@ -53,7 +53,7 @@ class Reports:
 
     Attributes:
         latency: the times from requests to their answers.
-        statements: the slow statements, and the counts of all.
+        statements: the slow statements, and the counts of all statements.
         activity: the last hour.
     """
 

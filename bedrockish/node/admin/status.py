@@ -127,7 +127,7 @@ def _mode(state: State, name: str, refused: str, *, is_up: bool, now: Now) -> st
 
 
 def _conflicts(state: State) -> list[dict[str, Any]]:
-    """Return how often this node's transactions have lost to others, by table or index and by how they named it."""
+    """Return how often this node's transactions have lost to others, by object, and by a key, range or all of it."""
     return [
         {"object": readable(one.object), "exact": one.exact, "times": one.times}
         for one in islice(conflict_counts(state.counts), CONFLICTS_MAX)
@@ -145,7 +145,8 @@ def _wall_offset_ms(state: State, name: str) -> int | None:
 def _report_lag_ms(state: State, name: str, now: Now) -> int | None:
     """Return the age of a voter's closed time at its arrival, beyond the closing lag, in ms; None if it closes nothing.
 
-    A voter sends it only once all before it is durable there, so a slow disk, processor or link shows here.
+    A voter sends its closed time only when everything before it is durable there, so a slow disk, processor or link
+    shows here.
     """
     peer = state.roster.peers.get(name)
     if peer is None or not state.roster.membership.members[name].voter:

@@ -164,7 +164,7 @@ class Gate:
 
     @property
     def users(self) -> bool:
-        """Whether a client has to be a user: of the configuration, or of the cluster."""
+        """Whether clients must come as users, of the configuration or of the cluster."""
         return bool(self._config or self._access.users)
 
     def _hash_of(self, user: str) -> PasswordHash | None:

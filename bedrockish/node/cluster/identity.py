@@ -1,9 +1,9 @@
 """The identity of a node's cluster: checked whenever two nodes meet, and asked for before a node's file is made.
 
-Names do not identify: two clusters may both be called bedrockish and have nodes A, B and C, and one wrong address joins
-them. So a cluster has an id, random, made at its founding by the first of its members in name order, kept in the
-membership and told in every HELLO. A peer with another id changes nothing here: it is not remembered, its votes
-are not counted, and its statements about our file are not believed.
+Names do not identify a cluster: two clusters may both be called bedrockish and have nodes A, B and C, and one wrong
+address would join them. So a cluster has a random id, which the first of its members in name order makes at the
+founding. The membership keeps the id, and every HELLO has it. A peer with another id changes nothing here: it is not
+remembered, its votes are not counted, and its statements about our file are not believed.
 """
 
 import logging

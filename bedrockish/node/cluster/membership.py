@@ -139,7 +139,7 @@ def facts(core: Node, stores: Mapping[str, str], now: Now) -> Facts:
 
 
 def _alive(core: Node, now: Now) -> list[str]:
-    """Return the other members that were heard of lately, and apply what is committed."""
+    """Return the other members that were heard of lately, and are able to apply commits."""
     state = core.state
     patience = max(SILENT_MS_MIN, 2 * state.settings.suspicion_ms) / 1000
     return [
@@ -158,7 +158,7 @@ async def hear_the_living(core: Node, clock: Callable[[], Now]) -> None:
     """Wait until each member was heard of since this call, or counts as dead.
 
     A running member sends a heartbeat in that time. A member that failed just before the call counts as dead at its
-    end: its replacement is not refused, and a change that needs its vote is.
+    end: then its replacement is accepted, and a change that needs its vote is refused.
     """
     began = clock().seconds
     peers = core.state.roster.peers
@@ -214,14 +214,14 @@ def prepare_change(core: Node, engine: Engine, change: MemberChange, stores: Map
 
 
 def users_table(membership: Membership) -> Result:
-    """Return the users of a membership as the rows that a client is answered."""
+    """Return the users of a membership as the rows of a client's answer."""
     known = [(name, one) for name, one in sorted(membership.users.items()) if one is not None]
     rows = [(name, ROLES[one.role - 1] if one.role else None, write_tables(one.tables)) for name, one in known]
     return Result(("user_name", "role", "tables"), rows)
 
 
 def members_table(membership: Membership) -> Result:
-    """Return a membership as the rows that a client is answered."""
+    """Return the members of a membership as the rows of a client's answer."""
     rows = [
         (member.node, member.address, "voter" if member.voter else "learner", member.store)
         for member in membership.members.values()

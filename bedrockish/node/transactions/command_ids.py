@@ -1,4 +1,4 @@
-"""The id of a command belongs to its user and to one request: checks of a request against the entry of its id."""
+"""Checks of a request against the entry of its command id, because an id belongs to one user and to one request."""
 
 from bedrockish.api.requests import NOTHING, SETTLED, Request, digest_of
 from bedrockish.engine.statements.rights import CERTIFIED, Access
@@ -8,7 +8,7 @@ from bedrockish_journal.model.transaction import ROWS
 
 
 def check_request(access: Access, entry: Entry, request: Request) -> None:
-    """Make sure that an entry came from a request: sent by the same user, and the same statements or call.
+    """Check that an entry came from a request: from the same user, with the same statements or the same call.
 
     Entries of releases that kept no digest pass with any statements.
 
@@ -26,7 +26,7 @@ def check_request(access: Access, entry: Entry, request: Request) -> None:
 
 
 def check_removed(access: Access, removed: tuple[str | None, bytes], request: Request) -> None:
-    """Make sure, as ``check_request`` does, that a command whose entry was removed was a request.
+    """Check, as ``check_request`` does, that a command whose entry was removed came from a request.
 
     Args:
         access: the rights of all users.
@@ -62,7 +62,7 @@ def check_digest(kept: bytes, command: str, digest: bytes) -> None:
 
 
 def is_settled(entry: Entry, command: str) -> bool:
-    """Whether a command was settled before it happened. Older entries have no digest: only results tell."""
+    """Whether a command was settled before it happened. An older entry without a digest is judged by its result."""
     transaction = entry.transaction
     digest = transaction.digest_of(command)
     return digest == SETTLED if digest else transaction.kind == ROWS and transaction.result_of(command) == NOTHING

@@ -74,7 +74,7 @@ class SchemaTransactions:
         await self._in_thread(session, lambda: draft.control(control))
 
     async def finish(self, session: Session) -> Prepared:
-        """Return the prepared transaction, to be led. It stays open if this raises a usage error.
+        """Return the prepared transaction for its commit. After a usage error the transaction stays open.
 
         Raises:
             BedrockishError: as ``Draft.finish``.

@@ -598,7 +598,7 @@ class Transactions:
         asks = (Statement("SELECT transaction_clock()"),)
         await self._submit(replace(one.request, command=f"{one.name}+clock"[-200:], statements=asks, read=STALE))
         self._find(one.owner, one.name)
-        # Newer than the clock that a majority has moved up to, and than all that the statement is going to see now.
+        # This value is above the clock that a majority has reached, and above all commits that the statement will see.
         one.session.clock = self._engine.scope.take()
 
     def _snapshot(self, one: Open) -> steps.Steps[None]:

@@ -71,7 +71,7 @@ class Open:
         self.rights, self.config = access.of(self.request.user), access.config
 
     def described(self, now: float) -> dict[str, Any]:
-        """Return it as plain values for operators; ``now`` is in seconds."""
+        """Return the transaction as plain values for operators; ``now`` is in seconds."""
         return {
             "command": self.id,  # not the command's own id, with which a reader could settle it
             "client": str(getattr(getattr(self.owner, "remote", None), "node", "HTTP")),

@@ -38,8 +38,8 @@ class Voters:
     """A learner's session with the voters, opened when a program needs it first.
 
     Args:
-        state: of this node.
-        entry: returns how this node comes in at its peers.
+        state: the state of this node.
+        entry: returns this node's credentials for links to its peers.
         cluster: the cluster's name.
     """
 
@@ -111,7 +111,7 @@ class Programs:
         """Reach the voters for this node while it is a learner, until cancelled.
 
         Args:
-            entry: returns how this node comes in at its peers.
+            entry: returns this node's credentials for links to its peers.
             cluster: the cluster's name.
         """
         self._voters = Voters(self._core.state, entry, cluster)

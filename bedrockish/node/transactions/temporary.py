@@ -127,7 +127,7 @@ class TemporaryObjects:
         self._interactive.forget(session)
 
     async def finish(self, session: Session) -> Prepared:
-        """Return the prepared transaction, to be led. It stays open if this raises a usage error."""
+        """Return the prepared transaction for its commit. After a usage error the transaction stays open."""
         running = self.of(session)
         assert running is not None
         return await self._in_thread(session, running, running.finish)

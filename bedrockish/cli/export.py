@@ -25,7 +25,7 @@ def export_journal(sources: tuple[str, ...], directory: str, oldest: bool, as_js
     at any moment, and run again.
     """
     check_installed("pyarrow")
-    from bedrockish_journal.spark.export.export import export  # both need pyarrow, which is there by now
+    from bedrockish_journal.spark.export.export import export  # both need pyarrow, which was checked before
     from bedrockish_journal.spark.source.feeds import is_url, open_feed
 
     for source in sources:

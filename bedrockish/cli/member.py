@@ -177,9 +177,9 @@ def _reason(told: dict[str, object]) -> str:
 def resolve(url: str, transaction: str, force: bool) -> None:
     """Have every member skip the changes of TRANSACTION, which fit no node's tables, so that writes are accepted again.
 
-    'bedrockish status' names it. Its client was not told that it happened, unless a member has applied it; the order is
-    refused then. Its changes stay in the journals: 'bedrockish journal show --changes'. The resolution is an
-    entry of the journal, too. Run the command again until every member has done it.
+    'bedrockish status' names TRANSACTION. The order is refused if a member has applied TRANSACTION, because its client
+    may have been told that it happened. Its changes stay in the journals: 'bedrockish journal show --changes'. The
+    resolution is an entry of the journal, too. Run the command again until every member has done it.
     """
     found = trio.run(everywhere, url, {"do": "resolve", "txid": transaction, "force": force})
     for node, told in found.items():

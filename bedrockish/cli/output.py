@@ -162,7 +162,7 @@ def _csv(rows: Rows, style: Style, *, shown: bool) -> Iterator[str]:
 
 
 def _json(rows: Rows) -> Iterator[str]:
-    """Yield an array, with a line for each row."""
+    """Yield a JSON array, with a line for each row."""
     names = unique_names(rows.columns)
     for number, row in enumerate(rows):
         packed = json.dumps(

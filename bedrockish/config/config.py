@@ -211,7 +211,7 @@ def build(
     """Build a configuration from its sources.
 
     Args:
-        text: contents of the TOML file, None if there is none.
+        text: contents of the TOML file; None without a file.
         file: its name, for error texts.
         environment: all environment variables; only names that begin with BEDROCKISH_ are used.
         flags: key -> text, from the command line.

@@ -178,7 +178,7 @@ def _check_clear(config: Exposed) -> None:
 
 
 def warnings(config: Exposed) -> list[str]:
-    """Return what an operator should know about a configuration that is allowed."""
+    """Return warnings for the operator about an allowed configuration."""
     is_open = not config.users and not config.http_token
     if config.http is None or is_loopback(config.http.host) or not is_open:
         return []

@@ -182,7 +182,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
             )
         params = super().get_connection_params()  # removes options that Django handles, and raises errors
         if "detect_types" not in self.settings_dict["OPTIONS"]:
-            del params["detect_types"]  # Django converts values by their fields, and types would have to be asked for
+            del params["detect_types"]  # Django converts values by its fields, and declared types would cost a request
         return {**params, "isolation_level": None}
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> db.Connection:

@@ -13,11 +13,11 @@ Body = bytes | AsyncGenerator[bytes]
 
 
 class CallerGoneError(Exception):
-    """The caller has ended the connection in the middle of its request."""
+    """Raised when the caller has ended the connection in the middle of its request."""
 
 
 class StatusError(Exception):
-    """A request is answered with a status that belongs to HTTP, not to the database.
+    """Raised to answer a request with a status of HTTP's own, not with an error of the database.
 
     Args:
         status: the status, from 400 on.
@@ -73,7 +73,7 @@ class Request:
         self.came_bytes += len(data)
 
     async def piece(self) -> bytes:
-        """Return the next part of the body, with all that has come; nothing at its end.
+        """Return all further bytes of the body that have arrived; wait for some if needed. Return b"" at its end.
 
         Raises:
             CallerGoneError: the caller has gone.

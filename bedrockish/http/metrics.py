@@ -1,4 +1,4 @@
-"""The node's numbers in the text format of Prometheus, read when they are asked for; nothing is counted twice."""
+"""The node's metrics in the text format of Prometheus, read from its status and its counts at each request."""
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate

@@ -105,7 +105,7 @@ class Purse:
             self._memory.check_large()
 
     def close(self) -> None:
-        """Give all back: the answer is written, or its caller has gone."""
+        """Release all bytes: the answer is written, or its caller has gone."""
         self._hold(-self._held)
         self._looked = self.answered = 0
 

@@ -114,7 +114,7 @@ class BedrockishDialect(SQLiteDialect_pysqlite):
         return str(dbapi_connection.isolation).upper()
 
     def set_isolation_level(self, dbapi_connection: Any, level: str) -> None:
-        """Set the level of the transactions to come."""
+        """Set the level of future transactions."""
         dbapi_connection.autocommit = level == AUTOCOMMIT
         if level != AUTOCOMMIT:
             dbapi_connection.isolation = level.lower()

@@ -89,7 +89,7 @@ def open_source(path: Path) -> sqlite3.Connection:
 
 
 def read_plan(db: sqlite3.Connection, path: Path) -> Plan:
-    """Read the schema.
+    """Read the schema, and return the plan of the load.
 
     Raises:
         UsageError: the file is not a SQLite database, or has a virtual table that is not replicated.
@@ -138,7 +138,7 @@ def _by_content(virtual: VirtualTable) -> bool:
 
 
 def parents_first(names: Iterable[str], references: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return tables so that each comes after those it refers to, as far as that can be."""
+    """Return tables in an order in which each comes after the tables to which it refers, except in circles."""
     ordered: dict[str, None] = {}
 
     def place(name: str, above: tuple[str, ...]) -> None:
@@ -214,7 +214,7 @@ def inserts(table: str, columns: list[str], rows: list[tuple[Any, ...]]) -> Stat
 
 
 def cut(rows: Iterable[tuple[Any, ...]], rows_max: int, bytes_max: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield rows in batches of at most so many rows, and not much more than so many bytes."""
+    """Yield rows in batches of at most ``rows_max`` rows, and not much more than ``bytes_max`` bytes."""
     batch: list[tuple[Any, ...]] = []
     size = 0
     for row in rows:

@@ -214,7 +214,7 @@ class ObjectStore:
     Args:
         url: ``s3://bucket/prefix``, ``gs://…``, ``az://…`` or ``file:///directory``. Credentials come from the
             environment, as for each provider's own tools: AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, ….
-        keys: the first one encrypts, each of them decrypts; without keys nothing is encrypted.
+        keys: the first key encrypts, every key decrypts; without keys nothing is encrypted.
 
     Raises:
         ConfigError: the URL has another scheme, or ``obstore`` is missing.

@@ -22,7 +22,7 @@ class Parameters:
         """Set a value; a text that is not an expression of SQL is the value itself.
 
         Raises:
-            UsageError: the name is not that of a parameter.
+            UsageError: the name is not the name of a parameter.
         """
         self._values[_checked(name)] = _evaluate(text)
 

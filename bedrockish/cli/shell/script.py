@@ -1,8 +1,8 @@
 """SQL scripts: a text becomes statements and dot-commands, and statements become transactions. Pure.
 
-SQLite itself says where a statement ends (a semicolon in a string or in a trigger's body ends nothing). The
-statements between BEGIN and COMMIT become one transaction, sent as a whole, unless they need an open one: they have
-savepoints or dot-commands among them, or end with ROLLBACK. Every other statement is a transaction of its own.
+SQLite itself decides where a statement ends (a semicolon in a string or in a trigger's body ends nothing). The
+statements between BEGIN and COMMIT become one transaction, sent as a whole, unless they need an open transaction,
+because they include savepoints or dot-commands, or end with ROLLBACK. Every other statement is its own transaction.
 """
 
 from collections.abc import Iterable, Iterator

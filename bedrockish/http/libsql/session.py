@@ -99,7 +99,7 @@ class Session:
         self._texts, self._owner = Texts(), Owner(host)
         self._token = Token()
         self._open: Request | None = None  # the transaction that BEGIN has opened
-        self._is_uncommitted = False  # the last COMMIT has failed, and ROLLBACK may follow, as SQLite needs it
+        self._is_uncommitted = False  # whether the last COMMIT failed: programs may send ROLLBACK then, as for SQLite
         self._lost: BedrockishError | None = None  # why the open transaction is over before the program ended it
         self._keys = True  # the value of PRAGMA foreign_keys outside of a transaction
         self._unchecked = False  # whether foreign keys are off in the open transaction
@@ -204,7 +204,7 @@ class Session:
     async def _types(self, sql: str) -> list[str | None]:
         """Return the declared types of a result's columns; empty where they are unknown."""
         if self._open is None and self._temporary.name:
-            return []  # another client's tables may have these names
+            return []  # the node does not see TEMP tables here, and other tables may have their names
         if not (self._changes_schema or self._temporary.name):
             return await self._declared.of(sql, self.user)
         try:

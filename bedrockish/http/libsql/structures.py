@@ -153,11 +153,7 @@ def read_value(value: object, where: str) -> Any:
 
 
 def write_value(value: Any) -> dict[str, Any]:
-    """Return a value of a result as a ``Value``.
-
-    Raises:
-        UsageError: JSON cannot say it.
-    """
+    """Return a value of a result as a ``Value``."""
     match value:
         case None:
             return {"type": "null"}

@@ -1,12 +1,12 @@
 """Captures the changes of a transaction, row by row, from SQLite's preupdate hook.
 
-The hook is installed for the connection's life, except for moments in which no statement is compiled that stays: a
-``DELETE FROM t`` compiled without a hook would truncate the table silently. The hook sees every row that changes,
-also by triggers, foreign-key actions and REPLACE, in the order of the changes, in which they apply again.
+The hook stays installed for the life of the connection, except while only statements run that are not kept compiled: a
+``DELETE FROM t`` compiled without a hook would truncate the table without reporting rows. The hook sees every row that
+changes, also by triggers, foreign-key actions and REPLACE, in the order in which the changes must be applied again.
 
-Of tables with VIRTUAL generated columns it can name the rows and not show them. Their net change is read instead:
-the rows as they are at the end of the request, and again as they were, once it has been rolled back. So is that of a
-virtual table that owns its rows: a row of one of its shadow tables stands for each of them.
+For tables with VIRTUAL generated columns, the hook reports rowids but not the values of rows. So their net change is
+read: the rows at the end of the request, and the old rows after the request was rolled back. The same applies to a
+virtual table that owns its rows, where a row of one of its shadow tables stands for each row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,8 +21,8 @@ from bedrockish.errors import BedrockishError, SqlError, TooLargeError, Unsuppor
 from bedrockish_journal.model.changes import DELETE, INSERT, UPDATE, Change, Row, same_row
 
 FREED_AT_ONCE = 5_000
-SEARCHED_BYTES = 8 << 20  # of text that one transaction has FTS5 cut into words: each node needs about a second
-_ROW_COST = 24  # bytes that a row takes in addition to its values, roughly
+SEARCHED_BYTES = 8 << 20  # limit of text for FTS5 in one transaction: about a second of work at each node
+_ROW_COST = 24  # approximate bytes of a row in addition to its values
 
 Rows = dict[str, dict[int, Row]]
 """Table -> rowid -> row."""

@@ -1,16 +1,17 @@
-"""Reads that depend on rows read before, found out when the statement runs: the inner side of a join, and its like.
+"""Reads that depend on rows read before, such as the inner side of a join, resolved when the statement runs.
 
-The bytecode tells from which column of which cursor the key of a seek comes. The rows of that cursor are a range that
-is known, so an *auxiliary query* reads just that column in just that range, and its values are the keys of the seek.
-It leaves out the statement's other conditions, so it finds every row that the statement came to, and perhaps more.
-Levels follow each other; a cursor that depends on itself, as in a recursive query, is asked until nothing new comes.
+The bytecode shows from which column of which cursor the key of a seek comes. The rows of that cursor are a known range,
+so an *auxiliary query* reads only that column in only that range, and its values are the keys of the seek. The query
+leaves out the statement's other conditions, so it finds every row that the statement reads, and perhaps more. Joins of
+several levels are resolved level by level; for a cursor that depends on itself, as in a recursive query, the query is
+repeated until it finds no new rows.
 
-Auxiliary queries must see what the statement sees: they run on the same connection, right before it. A statement that
-writes may come to rows that it has changed itself, or that a trigger has changed and changed back. ``Resolution.wrote``
-takes the rows as the statement and its triggers had them, each before and after each of its changes: a row that it came
-to at any moment is one of those, or it is as it was before.
+Auxiliary queries must read the statement's snapshot: they run on the same connection, right before the statement. A
+statement that writes may read rows that it has changed itself, or that a trigger has changed and changed back. So
+``Resolution.wrote`` adds each row before and after each change by the statement and its triggers: any row that the
+statement reads is either one of these, or unchanged since the auxiliary query.
 
-Where there are more than ``KEYS_MAX`` keys, or more than ``ROWS_MAX`` rows to look at, the whole object counts as read.
+If there are more than ``KEYS_MAX`` keys, or more than ``ROWS_MAX`` rows to read, the whole object counts as read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -49,35 +50,35 @@ _OWN_TABLE = "rows that the statement itself changes, in a table with VIRTUAL co
 _OUTER = "r"  # alias of a loop's table in a query; the tables of its subqueries are rp0, rp0p0 and so on
 
 _Source = tuple[int, int]
-_GIVEN = -1  # instead of the number of a program
-_Need = tuple[int, int]  # place of a source, and of one of its columns
+_GIVEN = -1  # in place of a program's number, for sources of inserted rows
+_Need = tuple[int, int]  # the position of a source, and of one of its columns
 
 
 class _TooManyError(Exception):
-    """Raised when the keys are not worth being told one by one."""
+    """Raised when there are too many keys or rows to resolve."""
 
 
 class DependentReads:
     """The reads of one statement that depend on rows, for any parameters.
 
-    Why so large: Seven lists are the plan itself, which executions walk; the others are the tables that it is made
-    from.
+    Why so large: Seven lists are the plan itself, which each execution uses; the others are the tables from which it is
+    built.
 
     Args:
         programs: the reads of its programs.
-        schema: the schema that they were compiled for.
+        schema: the schema for which they were compiled.
         sql: the statement.
-        ops: all its programs, one after the other.
-        check: raises when the analysis has used up its time.
+        ops: the instructions of all its programs.
+        check: raises an error when the analysis has used up its time.
 
     Attributes:
-        sources: cursors on whose rows others depend.
-        columns: of each source, the numbers of the columns that others need.
-        typed: of each source, whether 1 and 1.0 are two values in it: as texts they differ.
-        jobs: the accesses, in the order in which they are to be made.
-        is_cyclic: some depend on themselves.
-        unresolved: those whose rows cannot be asked for; each counts as its coarse read.
-        resolved: the others.
+        sources: cursors on whose rows other accesses depend.
+        columns: for each source, the numbers of the columns that other accesses need.
+        typed: for each source, whether 1 and 1.0 are different values, because they differ as texts.
+        jobs: the accesses, in the order of execution.
+        is_cyclic: whether some accesses depend on themselves.
+        unresolved: dependent reads whose rows cannot be queried; each counts as its coarse read.
+        resolved: the other dependent reads.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class DependentReads:
         self.sql = sql
         stops = [one.fine.stop for program in programs for one in program.dependents if one.fine.stop is not None]
         self.skeleton = skeleton(ops) if any(not stop.is_fixed for stop in stops) else []
-        self._given: dict[_Source, str] = {}  # sources that stand for the rows which the statement inserts -> table
+        self._given: dict[_Source, str] = {}  # source of rows that the statement inserts -> their table
         self._rows: dict[CursorId, list[Access | CursorId]] = {}
         self._on: dict[CursorId, Table | Index] = {}
         for program in programs:
@@ -116,10 +117,10 @@ class DependentReads:
         self.typed: list[bool] = []
         self._plan()
 
-    # -- which rows can be asked for ---------------------------------------------------------------------------------
+    # -- rows that can be queried ------------------------------------------------------------------------------------
 
     def source(self, cursor: CursorId) -> _Source:
-        """Return the cursor that leads: one that only follows another is on the same rows."""
+        """Return the cursor that determines a cursor's rows: itself, or the cursor that it only follows."""
         seen = {cursor}
         while True:
             feeders = self._rows.get(cursor, [])
@@ -129,7 +130,7 @@ class DependentReads:
             seen.add(cursor)
 
     def feeders(self, source: _Source) -> list[Access]:
-        """Return every access by which a cursor, or one that it follows, comes to rows."""
+        """Return every access that positions a cursor, or a cursor that it follows."""
         found: dict[Access, None] = {}
         seen: set[CursorId] = set()
         ahead = [source]
@@ -146,14 +147,14 @@ class DependentReads:
         return list(found)
 
     def table(self, cursor: CursorId) -> Table:
-        """Return the table that a cursor is on, or the one of its index."""
+        """Return a cursor's table, or the table of its index."""
         if cursor in self._given:
             return self._schema.tables[self._given[cursor]]
         on = self._on[cursor]
         return on if isinstance(on, Table) else self._schema.tables[on.table]
 
     def column(self, cursor: CursorId, column: int) -> int | None:
-        """Return the number in the table of a column of a cursor's object; None if it is not a column of the table."""
+        """Return the table's number of a column of a cursor's object; None if the column is an expression."""
         on = self._on.get(cursor)
         return None if on is None else stored_column(on, column)
 
@@ -164,7 +165,7 @@ class DependentReads:
             cursor = (cell.program, cell.cursor)
             number = self.column(cursor, cell.column)
             if number is None or self.table(cursor).name.startswith("sqlite_"):
-                return False  # SQLite writes tables of its own without telling
+                return False  # SQLite writes to its own tables without calling the preupdate hook
             if number == ROWID and rowid_name(self.table(cursor)) is None:
                 return False
             source = self.source(cursor)
@@ -183,10 +184,10 @@ class DependentReads:
             return table is not None and (_is_whole(access) or rowid_name(table) is not None)
         if _is_whole(access) and access.stop is None:
             return True
-        # Without the text of its WHERE, an index that has one cannot be named in a query.
+        # A query can use a partial index only if it repeats the condition of the index.
         return not index.partial or condition_of(index) is not None
 
-    # -- in which order ----------------------------------------------------------------------------------------------
+    # -- the order of the accesses -----------------------------------------------------------------------------------
 
     def _plan(self) -> None:
         order: dict[Access, None] = {}
@@ -217,7 +218,7 @@ class DependentReads:
         order[access] = None
 
     def need(self, cursor: CursorId, column: int) -> _Need:
-        """Return where the values of a column are found, asking for it from now on."""
+        """Return where the values of a column are found, and add the column to its source."""
         source = self.source(cursor)
         if source not in self._feeders:
             self._feeders[source] = self.feeders(source)
@@ -233,7 +234,7 @@ class DependentReads:
         return place, columns.index(number)
 
     def need_given(self, table: str) -> _Need:
-        """Return where the automatic ids of new rows of a table are found: ``Resolution.wrote`` learns them."""
+        """Return where the automatic ids of new rows of a table are found; ``Resolution.wrote`` adds them."""
         source = (_GIVEN, next((at for (_, at), name in self._given.items() if name == table), len(self._given)))
         if source not in self._given:
             self._given[source] = table
@@ -253,7 +254,7 @@ class DependentReads:
 
     @property
     def schema(self) -> Schema:
-        """The schema that it is for."""
+        """The schema of the plan."""
         return self._schema
 
 
@@ -262,7 +263,7 @@ def _is_whole(access: Access) -> bool:
 
 
 class _Field:
-    """One column of a key: which values it takes from where."""
+    """One column of a key, and the sources of its values."""
 
     def __init__(self, plan: DependentReads, field: FieldValues) -> None:
         self.field = field
@@ -281,7 +282,7 @@ class _Field:
                 plan.typed[need[0]] = plan.typed[need[0]] or "B" in atom.affinities
 
     def values(self, state: "Resolution") -> list[Any]:
-        """Return all its values that are known so far."""
+        """Return all values that are known so far."""
         found = self._static(state.params) if self.is_fixed else []
         for (place, column), affinities in self.cells:
             for row in state.rows[place].values():
@@ -290,9 +291,9 @@ class _Field:
 
 
 class _Job:
-    """One access: the keys that it reads, and the rows that it finds for others.
+    """One access: it records the keys read, and finds rows for other accesses.
 
-    Why so large: All that follows from the access alone is computed once, because a job runs for each row of its
+    Why so large: The parts that depend on the access alone are computed once, because a job runs for each row of its
     source.
     """
 
@@ -315,7 +316,7 @@ class _Job:
         self._only_column = self._single()
 
     def _pair(self) -> int | None:
-        """Return the source, if all columns of rows come from one, so that their values belong together."""
+        """Return the source if all columns come from one, so that the values of one row belong together; else None."""
         places = {need[0] for field in self._equal for need, _ in field.cells}
         if len(self._equal) < 2 or len(places) != 1:
             return None
@@ -324,7 +325,7 @@ class _Job:
         return places.pop()
 
     def run(self, state: "Resolution", done: set[bytes]) -> bool:
-        """Read for all values that are new; tell whether new rows were found."""
+        """Process all new values; return whether new rows were found."""
         if self._only_column is not None:
             return self._run_single(state, done, *self._only_column)
         ends = self._ends(state)
@@ -364,7 +365,7 @@ class _Job:
         affinities: Sequence[str],
         as_is: Set[type],
     ) -> bool:
-        """Do the same as ``run``, faster, for the most frequent kind of access: a join by one column."""
+        """Run the most frequent kind of access, a join by one column, faster; return whether new rows were found."""
         (field,) = self._equal
         prefix, encode = self._prefix, field.encode
         no_nulls = self._is_rowid or field.field.not_null
@@ -393,7 +394,7 @@ class _Job:
             state.ranges.update(self._range(key, low, high))
 
     def _range(self, key: bytes, low: bytes, high: bytes) -> list[Range]:
-        """Return the range from a key with its two ends, or nothing if it is empty."""
+        """Return a list with the range of a key and its two ends; empty if the range is empty."""
         first = key + low + (HIGH if self.access.low_after else b"")
         last = key + high + (HIGH if self.access.high_after or not self.access.high else b"")
         return [(first, last)] if first < last else []
@@ -404,7 +405,7 @@ class _Job:
             (field,) = fields
             encode = field.encode
             for value in field.values(state):
-                if value is not None or not (self._is_rowid or field.field.not_null):  # no row has NULL as its rowid
+                if value is not None or not (self._is_rowid or field.field.not_null):  # a rowid is never NULL
                     yield prefix + encode(value), (value,)
             return
         if self._paired is None:
@@ -423,11 +424,11 @@ class _Job:
                     yield prefix + b"".join(map(_encoded, fields, values)), values
 
     def _meets(self, values: Sequence[Any]) -> bool:
-        """Return whether the statement comes to look for these values."""
+        """Return whether the statement seeks these values: it skips the seek if a ``not_null`` column is NULL."""
         return not any(value is None and field.field.not_null for field, value in zip(self._equal, values, strict=True))
 
     def _ends(self, state: "Resolution") -> tuple[tuple[bytes, Any], tuple[bytes, Any]] | None:
-        """Return both ends: the suffix for a key, and the value of the first column; None before the first row."""
+        """Return for both ends the suffix of the key and the value of the first column; None without values yet."""
         found = []
         for fields, pick in ((self._low, min), (self._high, max)):
             suffix, first = b"", None
@@ -446,7 +447,7 @@ class _Job:
     def _fetch(self, state: "Resolution", many: list[tuple[Any, ...]], low: Any, high: Any) -> bool:
         has_low = has_high = False
         if self._low or self._high:
-            # A comparison leaves NULLs out; they stand at the one end of an index, so that end must be bounded, too.
+            # A comparison excludes NULLs. They are at one end of an index, so a bound is used only if that end has one.
             descending = (self._low or self._high)[0].field.spec.descending
             has_low = bool(self._low) and self._is_end(low) and (not descending or bool(self._high))
             has_high = bool(self._high) and self._is_end(high) and (descending or bool(self._low))
@@ -468,7 +469,7 @@ class _Job:
         return grown
 
     def _give(self, state: "Resolution", row: tuple[Any, ...]) -> bool:
-        """Give a row to all that need columns of it; tell whether it is new to any."""
+        """Add a row to all sources that need its columns; return whether it is new for any of them."""
         found = False
         first = 0
         for place in self.feeds:
@@ -482,12 +483,12 @@ class _Job:
         return found
 
     def _is_end(self, value: Any) -> bool:
-        """Return whether a query compares with a range's end as the statement does, which may not have converted it."""
+        """Return whether a query can compare with this end: only if the column's affinity does not convert it."""
         affinity = self._affinity(len(self._equal))
         return value is not None and len(closure(value, affinity)) == 1
 
     def _affinity(self, place: int) -> str:
-        """Return the affinities that comparing with a column of the key may apply."""
+        """Return the affinities that a comparison with a column of the key may apply."""
         number = ROWID if self._index is None else self._index.columns[place]
         if number in (ROWID, self._table.rowid_column):
             return AFFINITY_INTEGER
@@ -521,7 +522,7 @@ class _Job:
 
 
 class _StoppingJob(_Job):
-    """The access of a loop that may end before its range does (see ``loop_stops``)."""
+    """The access of a loop that may end before the end of its range (see ``loop_stops``)."""
 
     def __init__(self, plan: DependentReads, access: Access, feeds: list[int], *, records: bool) -> None:
         super().__init__(plan, access, feeds, records=records)
@@ -544,7 +545,7 @@ class _StoppingJob(_Job):
         self._encoders = [encoder(spec) for spec in specs]
 
     def run(self, state: "Resolution", done: set[bytes]) -> bool:
-        """Read up to the row with which the loop ends."""
+        """Record the range up to the row with which the loop ends; return whether new rows were found."""
         if done:
             return False
         stop = self._last_key(state)
@@ -561,7 +562,7 @@ class _StoppingJob(_Job):
         return False
 
     def _last_key(self, state: "Resolution") -> bytes | None:
-        """Return the key of the row with which the loop ends; None if it may go to the end of its range."""
+        """Return the key of the row with which the loop ends; None if it may reach the end of its range."""
         query = self._bounds(state)
         limit, offset = _value(self._stop.limit, state.params), _value(self._stop.offset, state.params)
         if query is None or type(limit) is not int or type(offset) is not int:
@@ -582,7 +583,7 @@ class _StoppingJob(_Job):
         return self._key(rows[-1]) if len(rows) == limit else None
 
     def _wanted(self, of: Stop | Partner, table: Table, name: str) -> list[str]:
-        """Return the conditions that a row of a table must meet, which a query knows by a name; parameters as asked."""
+        """Return the conditions on a row of the table with alias ``name``, with ``?`` for ``asked_values``."""
         found = [
             f"{'+' if one.as_stored else ''}{_of(name, table, one.column)} COLLATE {one.collation} "
             f"{one.operator} {'NULL' if one.value is None else '?'}"
@@ -598,9 +599,9 @@ class _StoppingJob(_Job):
         return found
 
     def _bounds(self, state: "Resolution") -> tuple[list[str], list[Any]] | None:
-        """Return the range as conditions with their parameters; None if they would not say just the same.
+        """Return the range as conditions with their parameters; None if they might not match exactly the same rows.
 
-        At the beginning of the loop, a row more than it comes to would be one too many that counts.
+        An extra row at the beginning of the loop would be counted, and the query would stop too early.
         """
         conditions: list[str] = []
         params: list[Any] = []
@@ -609,7 +610,7 @@ class _StoppingJob(_Job):
         for field, name, affinity, operator in self._conditions:
             values = field.values(state)
             if len(values) != 1 or len(closure(values[0], affinity)) != 1:
-                return None  # the column's affinity would make another value of it
+                return None  # the column's affinity would convert the value
             if values[0] is not None or operator == "IS":
                 conditions.append(f"{name} {operator} ?")
                 params.append(values[0])
@@ -641,7 +642,7 @@ class _StoppingJob(_Job):
         return f"SELECT {', '.join(names)} FROM {source} ORDER BY {', '.join(order)}{limit}"
 
     def _take_rows(self, state: "Resolution", ends: Range) -> bool:
-        """Give those rows to the sources which the loop comes to."""
+        """Add the rows between two ends to the sources of the loop; return whether one was new."""
         conditions, params = self._bounds(state) or ([], [])
         names = self._key_names()
         columns = [column_name(self._table, number) for place in self.feeds for number in self._plan.columns[place]]
@@ -679,13 +680,13 @@ def _first(pair: tuple[bytes, Any]) -> bytes:
 
 
 class Resolution:
-    """The reads of one execution of a statement, beyond those that follow from its text and parameters.
+    """The dependent reads of one execution of a statement.
 
     Attributes:
         points: single keys.
         ranges: ranges of keys.
-        failure: the reason why they could not be found out; then all of each object counts. Empty: they were found.
-        rows: of each source, the rows that it comes to, by the columns that others need.
+        failure: why the reads could not be resolved, so that whole objects count as read; empty if they were.
+        rows: for each source, its rows so far, with only the columns that other accesses need.
     """
 
     def __init__(self, plan: DependentReads, params: Params, query: Query) -> None:
@@ -713,29 +714,29 @@ class Resolution:
             self.failure = f"values from other rows cannot be read: {error}"
 
     def is_as_planned(self) -> bool:
-        """Return whether SQLite chooses the plan with these parameters that it has chosen without."""
+        """Return whether SQLite chooses the same plan with these parameters as without."""
         if self._is_as_planned is None:
             rows = self.query("EXPLAIN " + self._plan.sql, [self.params])
             self._is_as_planned = skeleton([Op(*row[:7]) for row in rows]) == self._plan.skeleton
         return self._is_as_planned
 
     def count(self, keys: int) -> None:
-        """Stop when there are too many keys."""
+        """Raise ``_TooManyError`` if there are too many keys."""
         if keys > KEYS_MAX:
             raise _TooManyError
 
     def looked_at(self, rows: int) -> None:
-        """Stop when auxiliary queries have looked at too many rows."""
+        """Count rows read by auxiliary queries; raise ``_TooManyError`` if there are too many."""
         self._looked_at += rows
         if self._looked_at > ROWS_MAX:
             raise _TooManyError
 
     def wrote(self, changes: Sequence[Change], blind: Iterable[str] = ()) -> None:
-        """Take into account that the statement has changed rows which it, or a trigger, may have come to afterwards.
+        """Add the rows that the statement has changed, because it or a trigger may have read them afterwards.
 
         Args:
-            changes: each change that it made, in order; those rolled back by an error may be among them.
-            blind: tables of whose rows the changes are not known.
+            changes: each change of the statement, in order, perhaps with changes that an error rolled back.
+            blind: tables whose changes are not known.
         """
         plan = self._plan
         blind = set(blind)

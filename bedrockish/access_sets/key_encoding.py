@@ -1,13 +1,11 @@
-"""Column values as bytes that sort the way SQLite sorts the values.
+"""The encoding of column values as bytes that sort like the values in SQLite.
 
-Conflict tests compare keys as plain byte strings, on every node and without SQLite at hand. So two values that SQLite
-holds equal under a column's collation have the same bytes, a smaller value has smaller bytes, and no encoding is the
-beginning of another: keys of several columns are their encodings one after the other, and everything that begins with
-some columns is one range.
+Conflict tests compare keys as plain byte strings, on every node and without SQLite. So two values that are equal under
+a column's collation have the same bytes, a smaller value has smaller bytes, and no encoding is a prefix of another. The
+key of several columns is the concatenation of their encodings; all keys that begin with given columns are one range.
 
-Affinity (what SQLite does to a value before it compares or stores it) is applied by SQLite itself wherever a value's
-type would change: its conversions between text and numbers are its own, and a guess that is right nearly always is
-wrong. That goes through a private connection, one for each thread.
+If affinity would change a value's type, SQLite itself applies it, through a private connection of each thread: an
+imitation of its conversions between text and numbers would be wrong in rare cases.
 """
 
 import math
@@ -25,7 +23,7 @@ KNOWN_COLLATIONS = frozenset({BINARY, NOCASE, RTRIM})
 
 
 class Spec(NamedTuple):
-    """How one column of a key is compared."""
+    """The collation and order of one column of a key."""
 
     collation: str = BINARY
     descending: bool = False
@@ -37,25 +35,25 @@ _NULL, _NUMBER, _TEXT, _BLOB = 0x05, 0x10, 0x20, 0x30
 _NULL_BYTES = bytes([_NULL])
 _END = b"\0\x01"  # below any escaped zero byte (00 FF) and any other byte that may follow
 _ESCAPED = b"\0\xff"
-_COLUMN = b"\x01"  # no value begins with it
-_EXACT = 1 << 53  # integers up to here are doubles without loss
+_COLUMN = b"\x01"  # no encoded value begins with this byte
+_EXACT = 1 << 53  # integers up to this one are exact as doubles
 _SIGN = 1 << 63
 _ALL = (1 << 64) - 1
 
 _double = Struct(">d")
 _word = Struct(">Q")
-_number = Struct(">BQH")  # tag; the largest double not above the value, made sortable; how far the value is above it
-_not_negative = Struct(">BdH")  # the same: to make such a double sortable is to set its sign, so it is that of -value
+_number = Struct(">BQH")  # tag; the largest double not above the value, made sortable; value minus that double
+_not_negative = Struct(">BdH")  # the same for value >= 0, given -value: its sign bit makes the double sortable
 _LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))
 _INVERTED = bytes(255 - byte for byte in range(256))
 
 
 def encode(value: Any) -> bytes:
-    """Return the bytes of a value under the BINARY collation: NULL < numbers < text < blobs.
+    """Encode a value under the BINARY collation: NULL < numbers < text < blobs.
 
     Raises:
         TypeError: the value has a type that SQLite does not store.
-        OverflowError: an integer of more than 64 bits.
+        OverflowError: the value is an integer of more than 64 bits.
     """
     kind = type(value)
     if kind is int:
@@ -100,7 +98,7 @@ def _escape(data: bytes) -> bytes:
 
 
 def text_bytes(text: str) -> bytes:
-    """Return a text's bytes as SQLite has them; invalid Unicode must not stop a node."""
+    """Return a text's bytes as SQLite stores them; never raise, because invalid Unicode must not stop a node."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -115,7 +113,7 @@ def _encode_nocase(value: Any) -> bytes:
         return encode(value)
     data = text_bytes(value)
     body = data.translate(_LOWER)
-    if b"\0" in body:  # SQLite compares up to the zero byte, and then by length only
+    if b"\0" in body:  # SQLite compares the bytes before the zero byte, and then only the lengths
         return b"\x20" + body[: body.index(b"\0")] + _ESCAPED + _word.pack(len(data)) + _END
     return b"\x20" + body + _END
 
@@ -133,7 +131,7 @@ def encoder(spec: Spec) -> Encoder:
     """Return the function that encodes a column of this kind.
 
     Raises:
-        KeyError: the collation is not one of SQLite's own; such an index has no keys by value.
+        KeyError: the collation is not one of SQLite's own; an index with such a collation has no keys by value.
     """
     plain = _ASCENDING[spec.collation]
     if not spec.descending:
@@ -152,17 +150,17 @@ def table_key(name: str, rowid: int) -> bytes:
 
 
 def column_key(row: bytes, column: str) -> bytes:
-    """Return the key of a column of a row, of which the key in ``Table.columns_object`` is given."""
+    """Return the key of a column of a row, given the row's key in ``Table.columns_object``."""
     return row + _COLUMN + text_bytes(column)
 
 
-# Affinity, by the letters that SQLite uses in its bytecode.
+# The letters of the affinities in SQLite's bytecode.
 AFFINITY_BLOB, AFFINITY_TEXT = "A", "B"
 AFFINITY_NUMERIC, AFFINITY_INTEGER, AFFINITY_REAL, AFFINITY_FLEXNUM = "C", "D", "E", "F"
 
 
 class _Converter(threading.local):
-    """A private connection of each thread: an apsw connection is for one at a time, and requests run in several."""
+    """A private connection of each thread, because only one thread at a time may use an APSW connection."""
 
     def __init__(self) -> None:
         self.db = apsw.Connection(":memory:")
@@ -174,7 +172,7 @@ _CONVERSIONS = {letter: f"INSERT INTO affinity({letter}) VALUES (?) RETURNING {l
 
 
 def declared_affinity(declared: str) -> str:
-    """Return the affinity letter that a column's declared type gives it."""
+    """Return the affinity letter of a column's declared type."""
     name = declared.upper()
     if "INT" in name:
         return AFFINITY_INTEGER
@@ -188,7 +186,7 @@ def declared_affinity(declared: str) -> str:
 
 
 def apply_affinity(value: Any, affinity: str) -> Any:
-    """Return the value that a column of this affinity stores for a given value."""
+    """Return the value as a column of this affinity stores it."""
     kind = type(value)
     if value is None or kind is bytes or affinity in "@A":
         return value

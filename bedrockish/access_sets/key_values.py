@@ -1,4 +1,4 @@
-"""The values that one column of a key can have, as far as they follow from constants and parameters."""
+"""The possible values of one column of a key that follow from constants and parameters."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ Params = Sequence[Any]
 UNENCODABLE = (TypeError, OverflowError, IndexError)
 """Errors of a bad parameter, which SQLite refuses with a better message."""
 
-# The type that each affinity leaves unchanged; nearly all values that are ever encoded have it.
+# The type that each affinity leaves unchanged; nearly all encoded values have the type of their column's affinity.
 _UNTOUCHED: dict[str, type] = {"B": str, "C": int, "D": int, "E": float}
 
 
 def closure(value: Any, affinities: Sequence[str]) -> list[Any]:
-    """Return a value with every form that these affinities can bring it into, in any order."""
+    """Return a value and every form into which these affinities, applied in any order, can convert it."""
     kind = type(value)
     if kind is bool:
         value, kind = int(value), int
@@ -35,16 +35,16 @@ def closure(value: Any, affinities: Sequence[str]) -> list[Any]:
 
 
 def untouched_types(affinities: Sequence[str]) -> frozenset[type]:
-    """Return the types whose values all these affinities leave as they are."""
+    """Return the types whose values all these affinities leave unchanged."""
     return frozenset(
         kind for kind in (int, str, float) if all(_UNTOUCHED.get(affinity) is kind for affinity in affinities)
     )
 
 
 def static_maker(field: FieldValues) -> Callable[[Params], list[Any]]:
-    """Return the function that gives a key column's values from constants and parameters alone.
+    """Return the function from parameters to those values of a key column that do not depend on rows.
 
-    It raises an IndexError if there are fewer parameters.
+    The function raises an IndexError if there are too few parameters.
     """
     constants: list[Any] = []
     parameters: list[tuple[int, list[str]]] = []

@@ -1,12 +1,12 @@
-"""Where a loop ends before its range does: LIMIT, max(), EXISTS.
+"""Finds where a loop ends before the end of its range, because of LIMIT, max() or EXISTS.
 
-A loop that counts the rows that pass its conditions, and leaves after some number of them, has read nothing beyond the
-last of these. An auxiliary query with the same range, order, conditions and number finds that row. So every condition
-must be understood: one that let more rows pass than the statement's own would stop too early. A loop that is not
-understood is not cut short, and its whole range counts as read.
+A loop that counts the rows that pass its conditions, and exits after a number of them, has read nothing beyond the last
+such row. An auxiliary query with the same range, order, conditions and number finds that row. So every condition must
+be understood: if the query let more rows pass than the statement, it would stop too early. For a loop that is not
+understood, the whole range counts as read.
 
-That holds for the plan which SQLite runs, and no other: with another one "the first three rows" are other rows. Where
-the plan may depend on the values of parameters, it is looked at again with them (``Stop.is_fixed``).
+The stop is valid only for the plan that SQLite runs: with another plan, "the first three rows" are other rows. If the
+plan may depend on the values of parameters, it is compared again with them (``Stop.is_fixed``).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -35,7 +35,7 @@ _NULL_EQUAL = 0x80  # P5 of a comparison: NULL is equal to NULL, as for IS
 _AFFINITY = 0x47  # P5 of a comparison: the affinity that it applies
 _NO_AFFINITY, _NUMERIC = "\0@A", "CDEF"
 
-# A row passes unless the comparison jumps: what the column then is to the value, with the column at P3, and at P1.
+# A row passes if the comparison does not jump. The operator from the column to the value: column at P3, column at P1.
 _PASSES = {
     "Eq": ("<>", "<>"), "Ne": ("=", "="), "Lt": (">=", "<="), "Le": (">", "<"), "Gt": ("<=", ">="), "Ge": ("<", ">"),
 }  # fmt: skip
@@ -50,9 +50,9 @@ class Filter:
     Attributes:
         column: number of the column in its table; ``ROWID`` for the rowid.
         operator: ``=``, ``<``, ``IS NOT`` and the like.
-        value: what it is compared with; None is NULL.
-        collation: by which texts are compared.
-        as_stored: the column's affinity is not applied to the value.
+        value: the value with which the column is compared; None for NULL.
+        collation: the collation of the comparison.
+        as_stored: whether the comparison does not apply the column's affinity to the value.
     """
 
     column: int
@@ -64,13 +64,13 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """A condition that a row must meet to be counted: another table has a row with its column as rowid (a join).
+    """A join as a condition for a row to be counted: another table must have a row whose rowid is a column of the row.
 
     Attributes:
         column: number of the column in the row's table; ``ROWID`` for the rowid.
         table: name of the other table.
-        filters: conditions on the row there.
-        partners: rows that must be there for that one.
+        filters: conditions on the row of the other table.
+        partners: further rows that must exist for the row of the other table.
     """
 
     column: int
@@ -81,15 +81,15 @@ class Partner:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A loop ends with the row that makes it so many.
+    """The end of a loop: it exits after ``offset`` plus ``limit`` counted rows.
 
     Attributes:
-        filters: which rows are counted: those that meet all of them.
-        limit: how many.
-        offset: so many more are passed over before.
-        is_fixed: the plan does not depend on parameters.
-        backward: the loop goes from the end of its range to the beginning.
-        partners: rows of other tables that must be there.
+        filters: conditions; a row is counted if it meets all of them.
+        limit: the number of rows.
+        offset: the number of counted rows that are skipped before.
+        is_fixed: whether the plan does not depend on parameters.
+        backward: whether the loop goes from the end of its range to the beginning.
+        partners: rows of other tables that must exist.
     """
 
     filters: tuple[Filter, ...]
@@ -101,7 +101,7 @@ class Stop:
 
 
 def asked_values(of: Stop | Partner) -> Iterator[Atom]:
-    """Yield the values that conditions compare with, in the order of their text."""
+    """Yield the values of the conditions, in the order of their ``?`` in the query."""
     yield from (one.value for one in of.filters if one.value is not None)
     for partner in of.partners:
         yield from asked_values(partner)
@@ -111,7 +111,7 @@ _PLAN = OPENS | OPENS_PRIVATE | POSITIONS | STEPS | INDEX_STOPS | {"DeferredSeek
 
 
 def skeleton(ops: Sequence[Op]) -> list[tuple[object, ...]]:
-    """Return the essence of a plan: its loops, their objects, their order and their numbers of columns."""
+    """Return the parts of a program that identify its plan: loops, their objects, order and numbers of columns."""
     return [
         (op.name, op.p1 if op.name != "DecrJumpZero" else 0, op.p2 if op.name in OPENS else 0, op.p4)
         for op in ops
@@ -124,15 +124,15 @@ ChangedAt = Callable[[int], Set[int]]
 
 
 class LoopReader:
-    """Looks for the ends of loops in one program.
+    """Finds the ends of loops in one program.
 
     Args:
         ops: the program.
-        schema: what its tables are.
-        values: gives what a register may hold.
-        changed_at: gives the addresses at which a register may change.
-        is_private: whether a cursor is on a table that only the statement can see.
-        table_of: gives the one rowid table that a cursor is on, if it is on one.
+        schema: the schema for which it was compiled.
+        values: returns the possible values of a register.
+        changed_at: returns the addresses at which a register may change.
+        is_private: returns whether a cursor is on an ephemeral table of the statement.
+        table_of: returns the rowid table of a cursor; None if it is not always on one rowid table.
     """
 
     def __init__(
@@ -149,13 +149,13 @@ class LoopReader:
         self._changed_at, self._is_private = changed_at, is_private
 
     def stop(self, seek: Op, on: Table | Index, guard: int, steps: Sequence[Op]) -> Stop | None:
-        """Find where the loop ends that begins with a seek.
+        """Find the stop of the loop that begins with a seek; return None if it has none, or is not understood.
 
         Args:
-            seek: the instruction.
-            on: what its cursor is on.
-            guard: address of the check that ends its range, or that of the seek.
-            steps: the instructions that take its cursor to another row.
+            seek: the seek instruction.
+            on: the table or index of its cursor.
+            guard: address of the check that ends its range; without a check, of the seek.
+            steps: the instructions that move its cursor to another row.
         """
         if len(steps) != 1 or not seek.address < steps[0].p2 <= guard + 1 or steps[0].address <= guard:
             return None
@@ -171,15 +171,18 @@ class LoopReader:
             not seek.address <= op.address <= last and self._jumps_into(op, seek.address + 1, last) for op in self._ops
         ):
             return None
-        # Where LIMIT is a parameter, SQLite may choose another plan for its value.
+        # If LIMIT is a parameter, SQLite may choose another plan for its value.
         is_fixed = self._plan_is_fixed(on) and body.limit.kind == body.offset.kind == "const"
         backward = steps[0].name == "Prev"
         return Stop(tuple(body.row.filters), body.limit, body.offset, backward, is_fixed, body.row.told_partners())
 
     def _outer_joins(self, guard: int, last: int) -> tuple[int, dict[int, int]]:
-        """Return where the part of a loop ends that makes rows of NULLs for outer joins, and its addresses by cursor.
+        """Find the instructions at the end of a loop that produce rows of NULLs for outer joins.
 
-        For each join, innermost first, it checks whether a row was found, and if not goes through the loop with NULLs.
+        For each join, innermost first, they check whether a row was found, and otherwise run the body with NULLs.
+
+        Returns:
+            the address of the first of them, and the address of each join's check, by cursor.
         """
         found: dict[int, int] = {}
         end = last
@@ -196,7 +199,7 @@ class LoopReader:
         return end, found
 
     def _plan_is_fixed(self, on: Table | Index) -> bool:
-        """Tell whether SQLite chooses the same plan for a loop on a table for all parameters."""
+        """Return whether SQLite chooses the same plan for a loop on a table for all parameters."""
         if any(name.startswith("sqlite_stat") for name in self._schema.tables):
             return False
         has_parameters = any(op.name == "Variable" for op in self._ops)
@@ -206,11 +209,11 @@ class LoopReader:
         return may_jump(op) and any(first <= target <= last for target in (op.p2, *_more_targets(op)))
 
     def table(self, on: Table | Index) -> Table:
-        """Return the table that a cursor is on, or the one of its index."""
+        """Return the table itself, or the table of an index."""
         return on if isinstance(on, Table) else self._schema.tables[on.table]
 
     def value(self, register: int) -> Atom | None:
-        """Return the one value of a register that does not depend on rows, or None."""
+        """Return the only possible value of a register if it does not depend on rows; else None."""
         atoms = self._values(register)
         if atoms is None or len(atoms) != 1:
             return None
@@ -218,13 +221,13 @@ class LoopReader:
         return atom if atom.kind in ("const", "param") else None
 
     def limit(self, register: int, first: int, counts_at: int) -> Atom | None:
-        """Return the initial value of a counter, right before each run of the loop."""
+        """Return the value to which a counter is set right before each run of the loop; None if that is not certain."""
         changes = self._changed_at(register) - {counts_at}
         starts = [op for op in self._ops if op.address in changes and op.name in ("Integer", "Variable")]
         if len(starts) != 1 or any(op.address in changes and op.name not in _SETS_LIMIT for op in self._ops):
             return None
         start = starts[0]
-        # From the one to the other there is no way in from elsewhere, so that the counter is new each time.
+        # No jump enters between the two addresses, so that the counter is set before each run.
         if start.address > first or any(
             not start.address <= op.address <= first and self._jumps_into(op, start.address + 1, first)
             for op in self._ops
@@ -233,7 +236,7 @@ class LoopReader:
         return Atom("const", ("int", start.p1)) if start.name == "Integer" else Atom("param", start.p1)
 
     def _is_unchanged(self, first: int) -> bool:
-        """Return whether nothing that the statement itself writes can have been written when the loop begins."""
+        """Return whether no write of the statement itself can come before the loop, which begins at ``first``."""
         ahead = [
             op.address
             for op in self._ops
@@ -273,7 +276,7 @@ def _more_targets(op: Op) -> tuple[int, ...]:
 
 
 def _written(op: Op) -> Iterable[int]:
-    """Return the registers that an instruction of the harmless ones gives another value."""
+    """Return the registers that a harmless instruction changes."""
     if op.name == "Null":
         return range(op.p2, max(op.p2, op.p3) + 1)
     if op.name == "Copy":
@@ -290,12 +293,12 @@ _ZERO = Atom("const", ("int", 0))
 
 @dataclass
 class _Row:
-    """The row that a cursor is on: the loop's own, or one that is looked up for it.
+    """The row of a cursor: the loop's own row, or a row of another table that is looked up for it.
 
     Attributes:
-        table: where it is.
-        filters: what is asked of it.
-        partners: the columns by which others are looked up, and those.
+        table: the row's table.
+        filters: the conditions on the row.
+        partners: pairs of a column and the row that is looked up by it.
     """
 
     table: Table
@@ -323,20 +326,20 @@ class _Body:
         self._joined: set[int] = set()
         self.row = _Row(reader.table(on))
         self._on: dict[int, tuple[_Row, Table | Index]] = {seek.p1: (self.row, on)}
-        self._columns: dict[int, tuple[_Row, int] | None] = {}  # register -> the column of which row it holds
+        self._columns: dict[int, tuple[_Row, int] | None] = {}  # register -> the row and column whose value it holds
         self._has_result = False
         self.limit: Atom | None = None
         self.offset = _ZERO
 
     def add(self, op: Op) -> bool:
-        """Take in an instruction; False if it is not understood."""
+        """Process an instruction; return whether it is understood."""
         if self.limit is not None:
-            return False  # something follows the end of the loop, still in it
+            return False  # an instruction follows the exit within the loop
         if op.name in COMPARISONS:
             return self._compares(op)
         if op.name in BY_ROWID:
             return self._joins(op)
-        if op.name == "Yield":  # a subquery gives its row to the rest of the statement, and goes on when it wants more
+        if op.name == "Yield":  # a subquery passes its row to the rest of the statement, and is resumed for the next
             self._has_result = True
             return op.p2 == 0
         if op.name in ("IsNull", "NotNull"):
@@ -353,7 +356,7 @@ class _Body:
             offset = self._reader.limit(op.p1, self._seek.address, op.address)
             if op.p2 != self._last or op.p3 != 1 or self._has_result or self.offset != _ZERO or offset is None:
                 return False
-            self.offset, self._has_result = offset, True  # a condition behind it would not count for it
+            self.offset, self._has_result = offset, True  # later conditions do not affect the counting of OFFSET
             return True
         if op.name == "Goto":
             self.limit = Atom("const", ("int", 1)) if op.p2 > self._last else None
@@ -364,12 +367,12 @@ class _Body:
         return True
 
     def _joins(self, op: Op) -> bool:
-        """Take in the lookup of a row by its rowid in another table: there is one, or none."""
+        """Process the lookup of a row by its rowid in another table; return whether it is understood."""
         table = self._reader.rowid_table(op.p1)
         if table is None or op.p1 in self._on or op.p1 in self._joined or self._has_result:
             return False
         self._joined.add(op.p1)
-        if op.p1 in self._misses:  # an outer join: one row comes of it, be it of NULLs
+        if op.p1 in self._misses:  # an outer join always produces one row, perhaps of NULLs
             return op.p2 == self._misses[op.p1]
         column = self._columns.get(op.p3)
         if column is None or op.p2 != self._last:

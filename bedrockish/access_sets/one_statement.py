@@ -1,4 +1,4 @@
-"""The access set of one statement on any connection of APSW's: no node, no configuration, no transaction of ours."""
+"""The access set of one statement on any APSW connection, without a node and without a configuration."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from bedrockish_journal.model.access_set import AccessSet
 
 
 class Text(NamedTuple):
-    """A statement that runs as it is written."""
+    """A statement that runs unchanged, without settings of a session."""
 
     sql: str
     names: Sequence[str | None]
@@ -26,18 +26,18 @@ class Text(NamedTuple):
 def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) -> AccessSet:
     """Run one statement and return its reads and writes.
 
-    The statement's changes belong to the transaction that is open on the connection; without one SQLite commits them.
-    The connection's preupdate hook is replaced while the statement runs, and removed afterwards.
+    The statement's changes belong to the transaction that is open on the connection; without a transaction, SQLite
+    commits them. The connection's preupdate hook is replaced while the statement runs, and removed afterwards.
 
     Args:
         db: the connection.
-        sql: one statement that changes no schema.
+        sql: one statement that does not change the schema.
         params: a value for each parameter, in SQLite's order.
 
     Raises:
         apsw.Error: SQLite refuses the statement, or the statement fails.
-        TooLargeError: its rows are larger than a transaction may be.
-        UnsupportedError: it changes rows of a virtual table.
+        TooLargeError: the changed rows are over the limit of a transaction.
+        UnsupportedError: the statement changes rows of a virtual table.
     """
     analysis = Analysis(db, lambda _: None)
     capture = Capture(db, BYTES_MAX)
@@ -47,7 +47,8 @@ def access_set_of(db: apsw.Connection, sql: str, params: Sequence[object] = ()) 
         plan = analysis.plan(Text(sql, [None] * len(params)))
         resolved = plan.resolve(tuple(params), connection_query(db))
         capture.start()
-        # Statements that were compiled before the hook was there may truncate a table and report no row.
+        # Not from the cache: a statement compiled before the hook was installed may truncate a table without reporting
+        # rows.
         for _ in db.execute(sql, params, can_cache=False):
             pass
         failure = capture.failure

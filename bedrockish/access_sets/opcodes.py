@@ -1,7 +1,7 @@
-"""The effects of SQLite's opcodes, as far as reads are concerned.
+"""The effects of SQLite's opcodes that matter for the analysis of reads.
 
-Every opcode that this file does not name is assumed to be able to do anything. Adding one is a promise: that it does
-not move a cursor on a table (unless it is in ``POSITIONS`` or ``WHOLE``), and that it writes only the registers said.
+An opcode that this file does not name may have any effect. Adding an opcode promises that it does not move a cursor on
+a table (unless it is in ``POSITIONS`` or ``WHOLE``), and that it writes only the named registers.
 """
 
 from collections.abc import Sequence
@@ -148,11 +148,11 @@ _BRIEF = (
 
 
 def is_brief(program: Sequence[Op]) -> bool:
-    """Tell whether a program has no loop, and so takes no time to speak of for any content of the tables."""
+    """Return whether a program has no loop and no slow instruction, and so is fast for any content of the tables."""
     if any(op.name not in _BRIEF or op.address != number for number, op in enumerate(program)):
         return False
     done: set[int] = set()
-    way: dict[int, list[int]] = {0: _following(program[0])}  # the addresses that lead to where we are
+    way: dict[int, list[int]] = {0: _following(program[0])}  # the path to the current address -> successors left
     while way:
         here, left = next(reversed(way.items()))
         if not left:
@@ -168,21 +168,21 @@ def is_brief(program: Sequence[Op]) -> bool:
 
 
 def _following(op: Op) -> list[int]:
-    """Return the addresses at which a brief program may go on after an instruction."""
+    """Return the addresses at which a brief program may continue after an instruction."""
     if op.name == "Halt":
         return []
     if op.name in ("Init", "Goto"):
         return [op.p2]
-    return [op.address + 1, op.p2] if op.p2 and may_jump(op) else [op.address + 1]  # at 0 nothing goes on
+    return [op.address + 1, op.p2] if op.p2 and may_jump(op) else [op.address + 1]  # P2 = 0 means no jump
 
 
 def may_jump(op: Op) -> bool:
-    """Tell whether an instruction may go on at its P2."""
+    """Return whether an instruction may jump to its P2."""
     return op.name not in _NO_JUMPS
 
 
 def jump_targets(program: list[Op]) -> set[int]:
-    """Return every address to which something may jump, and perhaps some more."""
+    """Return at least all addresses to which an instruction may jump."""
     found: set[int] = set()
     for op in program:
         if may_jump(op):

@@ -1,6 +1,6 @@
-"""Whether SQLite has kept what a failed statement did before it failed: so it is with FAIL as conflict clause.
+"""Detects whether SQLite has kept the changes that a failed statement made first, as it does with OR FAIL.
 
-Nothing says so but the tables. SQLite's own count of changed rows leaves out those that triggers changed.
+Only the content of the tables shows it: SQLite's count of changed rows leaves out changes by triggers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _Key = tuple[str, tuple[Any, ...]]
 
 
 def are_there(db: apsw.Connection, tables: Mapping[str, Table], changes: Sequence[Change]) -> bool | None:
-    """Return whether changes that a statement began with are in the tables now; None if they come to nothing."""
+    """Return whether the changes of a failed statement are in the tables now; None if their net effect is nothing."""
     first: dict[_Key, Row | None] = {}
     last: dict[_Key, Row | None] = {}
     for change in changes:
@@ -34,7 +34,7 @@ def are_there(db: apsw.Connection, tables: Mapping[str, Table], changes: Sequenc
         if _alike(before, after):
             continue
         now = _read(db, tables[key[0]], key[1])
-        # Another row of the same key, as a collation sees it, tells nothing here, but under its own key.
+        # The row found may be another row whose key is equal under a collation; then this key decides nothing.
         if _alike(now, after):
             return True
         if _alike(now, before):

@@ -1,4 +1,4 @@
-"""Auxiliary queries: how they run, and how they name the columns, keys and conditions of tables and indexes."""
+"""The names of columns, keys and conditions of tables and indexes in auxiliary queries, and how such queries run."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Query = Callable[[str, Sequence[Params]], Iterable[tuple[Any, ...]]]
 
 
 def connection_query(db: apsw.Connection) -> Query:
-    """Return a query on a connection."""
+    """Return a ``Query`` that runs on a connection."""
 
     def query(sql: str, many: Sequence[Params]) -> Iterable[tuple[Any, ...]]:
         if len(many) == 1:
@@ -26,7 +26,7 @@ def connection_query(db: apsw.Connection) -> Query:
 
 
 def rowid_name(table: Table) -> str | None:
-    """Return a name for the rowid of a table, quoted if need be; None if columns have all its names, or it has none."""
+    """Return a name for the rowid of a table; None without rowids, or if columns have all names of the rowid."""
     if table.key is not None:
         return None
     if table.rowid_column is not None:
@@ -36,7 +36,7 @@ def rowid_name(table: Table) -> str | None:
 
 
 def condition_of(index: Index) -> str | None:
-    """Return the text of an index's WHERE; None if it is not found."""
+    """Return the condition of a partial index's WHERE; None if none is found in its SQL."""
     try:
         found = tokens(index.sql)
     except NotTokensError:
@@ -50,12 +50,12 @@ def condition_of(index: Index) -> str | None:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL has it."""
+    """Return a name as a double-quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def column_name(table: Table, number: int) -> str:
-    """Return the name, in a query, of a column of a table, or of its rowid."""
+    """Return the name of a table's column, or of its rowid, for a query."""
     if number == ROWID:
         name = rowid_name(table)
         assert name is not None
@@ -64,7 +64,7 @@ def column_name(table: Table, number: int) -> str:
 
 
 def key_names(table: Table, index: Index) -> list[str]:
-    """Return the expressions, in a query, of the columns of an index, as far as they are compared by value."""
+    """Return the expressions for a query of the leading columns of an index whose values have comparable key bytes."""
     computed = (sources(index, table) if index.opaque else None) or {}
     return [
         f"({computed[place]})" if place in computed else column_name(table, index.columns[place])

@@ -1,17 +1,17 @@
-"""The reads of a statement, as points and ranges of keys, worked out from SQLite's bytecode before it runs.
+"""The reads of a statement, as points and ranges of keys, derived from SQLite's bytecode before it runs.
 
-``analyse`` looks at EXPLAIN once for a text and a schema version; ``ReadPlan.bind`` fills in the parameters of one
-execution, which takes microseconds. Where the bytecode is not clear, a read of a whole table or index is assumed, and
-where it does not even tell the object, a read of everything: a plan may name too much and never too little.
+``analyse`` interprets EXPLAIN once for a text and a schema version; ``ReadPlan.bind`` fills in the parameters of one
+execution, which takes microseconds. If the bytecode is not understood, a read of a whole table or index is assumed; if
+even the object is unknown, a read of everything. A plan may contain too many keys, never too few.
 
-Reads that depend on rows read before, as in a join, ``bind`` takes as whole objects. ``ReadPlan.resolve`` looks those
-rows up and says which keys are read (see ``dependent_reads``).
+For reads that depend on rows read before, as in a join, ``bind`` returns whole objects. ``ReadPlan.resolve`` looks
+these rows up and returns the exact keys (see ``dependent_reads``).
 
-A statement that calls ``skip_locked('t', …)`` does not read the rows of that table that it goes through: its caller
-adds the keys of the rows that it has locked. Its triggers read as ever.
+If a statement calls ``skip_locked('t', …)``, its reads of that table do not count; its caller adds the keys of the rows
+that the statement has locked. The reads of its triggers do count.
 
-Any plan that SQLite may choose reads a set of rows that decides the statement's result, so it does not matter that the
-plan explained without parameters may differ from the one that runs.
+Every plan that SQLite may choose reads a set of rows that determines the statement's result. So the plan explained
+without parameters may differ from the plan that runs.
 """
 
 import re
@@ -56,7 +56,7 @@ EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"t:", b"t;"))
 _Encode = Callable[[Params], bytes]
 _Pick = Callable[..., bytes]  # min or max
 
-# Table functions that show the schema or the file, which no key stands for.
+# Table functions that show the schema or the file, for which there are no keys.
 _LOOKS_BEHIND = re.compile(r"\b(pragma_\w+|dbstat|sqlite_dbpage|bytecode|tables_used|sqlite_stmt)\b", re.IGNORECASE)
 _BLOB = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|(?<![\w$])[xX]'([0-9a-fA-F]*)'""", re.DOTALL
@@ -68,15 +68,15 @@ class ReadPlan:
     """The reads of one statement, for any parameters.
 
     Attributes:
-        readonly: it changes nothing in the file.
-        tables: names of the tables touched, also by its triggers; their definitions are read too.
+        readonly: whether it does not change the file.
+        tables: names of the tables opened by it and its triggers, whose definitions it reads too.
         fallbacks: overestimated reads: pairs of a reason and an object.
-        dependents: the reads that ``resolve`` tells exactly; None without any.
-        dependent_fallbacks: the reads assumed for those where it cannot, and why, as in ``fallbacks``.
+        dependents: the reads that ``resolve`` determines exactly; None without any.
+        dependent_fallbacks: like ``fallbacks``, for the dependent reads of an execution that cannot resolve them.
         lengths: the allowed lengths of its values.
-        reads_nothing: it reads nothing, whatever its parameters are.
-        by_column: of some rows it reads some columns.
-        resolves: ``resolve`` may look rows up; else it takes whole objects, as ``bind`` does.
+        reads_nothing: whether it has no reads for any parameters.
+        by_column: whether it reads only some columns of some rows.
+        resolves: whether ``resolve`` may look rows up; otherwise it returns whole objects, like ``bind``.
     """
 
     readonly: bool
@@ -94,13 +94,13 @@ class ReadPlan:
 
     @property
     def size(self) -> int:
-        """How many points and ranges it tells, apart from those that depend on rows."""
+        """Number of points and ranges, without dependent reads."""
         return self._reads.size + self._coarse.size + self._probes.size
 
     def bind(self, params: Params) -> Reads:
-        """Return the points and ranges that an execution with these parameters reads, for any content of the tables.
+        """Return the points and ranges that an execution with these parameters may read, for any content of the tables.
 
-        Lookups that only enforced a constraint are left to the keys of the rows that the statement changed.
+        Lookups that only enforce a constraint are left out: the keys of the changed rows cover them.
         """
         points, ranges = self._reads(params)
         if self.dependents is None:
@@ -113,14 +113,14 @@ class ReadPlan:
 
         Args:
             params: its parameters.
-            query: runs a query on what the statement will see.
+            query: runs a query on the statement's snapshot.
         """
         dependents = self.dependents if self.resolves else None
         found = None if dependents is None else Resolution(dependents, params, query)
         return ResolvedReads(self, params, found)
 
     def bind_failed(self, params: Params) -> Reads:
-        """Return the same for an execution that ended in an error, with all that it may have looked up."""
+        """Return the reads of an execution that failed, including the keys that constraints may have looked up."""
         points, ranges = self.bind(params)
         more_points, more_ranges = self._probes(params)
         return points + more_points, ranges + more_ranges
@@ -131,8 +131,8 @@ class ResolvedReads:
     """The reads of one execution of a statement.
 
     Attributes:
-        resolution: of the reads that depend on rows; None without any. A statement that writes must report its changes
-            (``Resolution.wrote``) before ``keys`` is asked for.
+        resolution: the dependent reads; None without any. For a statement that writes, ``Resolution.wrote`` must be
+            called before ``keys``.
     """
 
     plan: ReadPlan
@@ -140,7 +140,7 @@ class ResolvedReads:
     resolution: Resolution | None
 
     def complete(self, changes: Sequence[Change], blind: Iterable[str]) -> ReadKeys:
-        """Return the points and ranges, when the statement has run; the arguments are those of ``Resolution.wrote``."""
+        """Return the points and ranges after the statement has run; the arguments are those of ``Resolution.wrote``."""
         if self.resolution is not None:
             self.resolution.wrote(changes, blind)
         return self.keys()
@@ -174,16 +174,15 @@ def analyse(
     is_what_runs: bool = True,
     named: frozenset[str] | None = None,
 ) -> ReadPlan:
-    """Return the plan of a statement's reads; ``schema`` must be that of ``db`` now.
+    """Return the plan of a statement's reads; ``schema`` must be the present schema of ``db``.
 
-    ``nparams`` is the number of parameters as SQLite numbers them; ``bind`` takes them in that order. Where another
-    text may run instead that does the same (``is_what_runs``), its loops may end elsewhere. A row that is
-    looked up by its id is read by the columns that are needed of it. ``named`` is what ``virtual_reads`` takes; None:
-    not known.
+    ``nparams`` is the number of parameters in SQLite's numbering; ``bind`` takes them in that order. ``is_what_runs``
+    is False if an equivalent text may run instead, whose loops may end elsewhere. A row that is looked up by its id is
+    read by its needed columns only. ``named`` is the argument of ``virtual_reads``; None if unknown.
 
     Raises:
-        apsw.Error: SQLite cannot prepare it; the caller's own attempt to run it would say the same.
-        Exception: what ``check`` raises when the analysis has taken its time.
+        apsw.Error: SQLite cannot prepare the statement; running it would raise the same error.
+        Exception: the error of ``check``, when the analysis has used up its time.
     """
     if first_word(sql) == "EXPLAIN":
         return _of_explain(schema)
@@ -225,16 +224,16 @@ def analyse(
 
 
 def _of_explain(schema: Schema) -> ReadPlan:
-    """Return the plan of an EXPLAIN, which reads the schema, and so everything."""
+    """Return the plan of an EXPLAIN: it reads the schema, which counts as a read of everything."""
     whole, nothing = _Binder([], schema, True), _Binder([], schema)
     why = (("EXPLAIN", "everything"),)
     return ReadPlan(True, frozenset(), why, None, (), lengths(()), False, False, whole, nothing, nothing)
 
 
 def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int) -> ReadPlan:
-    """Return a plan that reads the whole of each table and index that a statement opens, as ``analyse`` takes it.
+    """Return a plan that reads each table and index that a statement opens as a whole; arguments as for ``analyse``.
 
-    One pass over the program, without following its values, is enough for that.
+    This needs only one pass over the program, which does not follow its values.
 
     Raises:
         apsw.Error: SQLite cannot prepare the statement.
@@ -276,31 +275,31 @@ def analyse_coarsely(db: apsw.Connection, schema: Schema, sql: str, nparams: int
 
 
 def program_of(db: apsw.Connection, sql: str, nparams: int) -> list[Op]:
-    """Return the programs of a statement and its triggers, one after the other, as far as they can be printed."""
+    """Return the instructions of a statement and its triggers, except those that EXPLAIN cannot print."""
     return [op for ops in _explain(db, sql, nparams)[0] for op in ops]
 
 
 def schema_lengths(db: apsw.Connection, sql: str) -> Lengths:
-    """Return how long the values may be of a statement that changes the schema, and so perhaps looks at all rows."""
+    """Return the allowed lengths of values for a statement that changes the schema, and may read all rows for that."""
     try:
         found = lengths(_explain(db, sql, 0)[0])
-    except apsw.Error:  # which its own run is going to say
+    except apsw.Error:  # running the statement raises the same error
         return OF_SCHEMA
     return replace(found, loop=min(found.loop, OF_SCHEMA.loop), has_patterns=True, is_brief=False)
 
 
 def _explain(db: apsw.Connection, sql: str, nparams: int, check: Check = unlimited) -> tuple[list[list[Op]], bool]:
-    """Return the statement's program, then those of its triggers and foreign-key actions; and whether that is all.
+    """Return the programs of the statement, its triggers and foreign-key actions; and whether they are complete.
 
-    SQLite prints a blob as if it were text; if it is not text, its instruction cannot be read. The others can.
+    EXPLAIN prints a blob as if it were text. If the blob is not valid text, only its instruction is missing.
     """
     cursor = db.cursor()
     cursor.row_trace = None
     cursor.exec_trace = None
     programs: list[list[Op]] = []
     is_whole = True
-    # Not from the cache: EXPLAIN never looks whether the schema has changed since it was compiled, and on a connection
-    # that learns of changes from others it would print from memory that is no longer there.
+    # Not from the cache: a compiled EXPLAIN does not check whether the schema has changed, and after a change by
+    # another connection it would print from freed memory.
     cursor.execute("EXPLAIN " + sql, (None,) * nparams, can_cache=False)
     try:
         for _ in checked(count(), check):
@@ -332,9 +331,9 @@ def _rows(cursor: apsw.Cursor) -> Iterator[tuple[Any, ...]]:
 
 
 def _readable(literal: re.Match[str]) -> str:
-    """Return a blob that can be printed instead of one in a statement: equal ones stay equal, and others different.
+    """Return a printable blob literal in place of one in a statement; equal blobs stay equal, different ones different.
 
-    Its value does not matter: what comes out of a blob's instruction is never taken for known.
+    The value does not matter, because the analysis treats the values of blobs as unknown.
     """
     if literal[1] is None:
         return literal[0]
@@ -371,12 +370,12 @@ class _Binder:
 
     @property
     def size(self) -> int:
-        """How many points and ranges it makes."""
+        """Number of points and ranges."""
         return len(self._fixed) + len(self._points) + len(self._ranges)
 
     @property
     def is_empty(self) -> bool:
-        """Return whether it gives no keys for any parameters."""
+        """Return whether it has no keys for any parameters."""
         return not (self._fixed or self._points or self._ranges)
 
     def __call__(self, params: Params) -> Reads:
@@ -401,13 +400,13 @@ class _Binder:
 
 
 def _columns(find: Callable[[Params], list[bytes]], access: Access) -> Callable[[Params], list[bytes]]:
-    """Extend ``find``, which gives row keys, to the column keys that the access needs."""
+    """Extend ``find``, which returns row keys, to the column keys that the access needs."""
     points = points_of(access)
     return find if points is None else lambda params: points(find(params))
 
 
 def _point(access: Access, table: Table) -> Callable[[Params], list[bytes]]:
-    """Return the function that gives the key of the one row whose key columns have these values."""
+    """Return the function from parameters to the keys of the rows whose key columns have the access's values."""
     prefix = object_prefix(access.object)
     if table.key is None:
         return _rowid_points(prefix, access.low[0])
@@ -441,7 +440,7 @@ def _rowid_points(prefix: bytes, values: FieldValues) -> Callable[[Params], list
 
 
 def _end(name: str, fields: Fields, after: bool, pick: _Pick) -> _Encode:
-    """Return the function that gives one end of a range."""
+    """Return the function from parameters to one end of a range."""
     prefix = object_prefix(name)
     suffix = HIGH if after else b""
     if not fields:
@@ -468,7 +467,7 @@ _UNCHANGED = {"": None, "B": str, "C": int, "D": int}
 
 
 def _single(values: FieldValues) -> tuple[int, type, Callable[[Any], bytes]] | None:
-    """Return the place, the unchanged type and the encoder of values from one parameter; None for other values."""
+    """Return the position, the unchanged type and the encoder of values from one parameter; None for other values."""
     if len(values.atoms) != 1:
         return None
     (atom,) = values.atoms
@@ -481,7 +480,7 @@ def _single(values: FieldValues) -> tuple[int, type, Callable[[Any], bytes]] | N
 
 
 def _candidates(values: FieldValues) -> Callable[[Params], list[bytes]]:
-    """Return the function that gives the bytes of every value that a column may have."""
+    """Return the function from parameters to the encodings of all values that a column may have."""
     makers = [_atom_candidates(atom, values.spec) for atom in sorted(values.atoms, key=repr)]
     if len(makers) == 1:
         return makers[0]

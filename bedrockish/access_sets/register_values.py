@@ -1,9 +1,10 @@
-"""Which values a register of a bytecode program can hold: constants, parameters, and columns of rows that were read.
+"""The possible values of the registers of a bytecode program: constants, parameters, and columns of rows read before.
 
-Flow does not matter here: a register has the set of all values ever put into it anywhere in the program, or is unknown.
-A key made from it lies between the smallest and the largest of them, so the answer holds on every path.
+The analysis ignores the order of instructions: a register has the set of all values that any instruction of the program
+puts into it, or is unknown. A key made from the register lies between the smallest and the largest of these values, so
+the result holds on every path.
 
-A statement's own program and those of its triggers are looked at together, because a trigger takes ``new.x`` and
+A statement's own program and those of its triggers are analysed together, because a trigger takes ``new.x`` and
 ``old.x`` from the registers of the program that fires it. Tables that only the statement can see (sorters, materialized
 subqueries, automatic indexes) are followed column by column.
 """
@@ -24,9 +25,9 @@ class Atom(NamedTuple):
 
     Attributes:
         kind: ``const`` (``payload`` is a pair of the type's name and the value), ``param`` (its number, from 1),
-            ``column`` (a ``Cell``: a column of the rows that a cursor came to), or ``new`` (the rowid of a row that is
-            being inserted into table ``payload``).
-        affinities: those that may have been applied to it, in any order.
+            ``column`` (a ``Cell``: a column of the rows of a cursor), or ``new`` (the rowid of a row that is being
+            inserted into table ``payload``).
+        affinities: the affinities that may have been applied to it, in any order.
     """
 
     kind: Literal["const", "param", "column", "new"]
@@ -35,10 +36,10 @@ class Atom(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A column of the rows that a cursor comes to.
+    """A column of the rows of a cursor.
 
     Attributes:
-        program: number of the program: the statement's own is 0, its triggers' follow.
+        program: number of the program; 0 for the statement's own, then those of its triggers.
         cursor: number of the cursor in that program.
         column: number of the column in the cursor's table or index, as stored there; ``ROWID`` for the rowid.
     """
@@ -52,9 +53,9 @@ class Program(NamedTuple):
     """One program and the objects of its cursors.
 
     Attributes:
-        cursors: cursor -> root pages of the tables and indexes that it is opened on.
+        cursors: cursor -> root pages of the tables and indexes on which it is opened.
         private: cursors on objects that only this statement, or only its connection, can see.
-        temporary: those on TEMP tables and in attached files, which have rows from before the statement.
+        temporary: cursors on TEMP tables and in attached files, which have rows from before the statement.
     """
 
     ops: list[Op]
@@ -79,7 +80,7 @@ NO_VALUE = Atom("const", ("NoneType", None))
 
 
 def constant(value: Any) -> Atom:
-    """Return the atom of a constant; its type counts, since 1 and 1.0 differ as text."""
+    """Return the atom of a constant with its type, because 1 and 1.0 differ as text."""
     return Atom("const", (type(value).__name__, value))
 
 
@@ -87,16 +88,16 @@ class Registers:
     """The value sets of a statement's programs.
 
     Attributes:
-        lists: of each program, the cursors of private tables of one column that are filled from values only, as for
+        lists: for each program, the cursors of private one-column tables that are filled from values only, as for
             ``x IN (1, ?, 3)``.
     """
 
     def __init__(self, programs: list[Program], schema: Schema, check: Check = unlimited) -> None:
         self._schema, self._programs, self._check = schema, programs, check
         self.lists = [_value_lists(program.ops) for program in programs]
-        # By kind and payload, with the affinities: a list of thousands of values must not be searched for each of them.
+        # A map from kind and payload to affinities, so that adding a value does not search thousands of others.
         self._values: dict[Slot, dict[Key, frozenset[str]] | None] = {}
-        self._edges: dict[tuple[Slot, Slot, str], None] = {}  # once each: an IN list makes the same one for each value
+        self._edges: dict[tuple[Slot, Slot, str], None] = {}  # no duplicates: all values of an IN list add the same
         self._writers: dict[Slot, set[Slot]] = {}
         self._changed_at: dict[int, list[int]] = {}  # register -> addresses at which it may change
         for number, program in enumerate(programs):
@@ -119,12 +120,12 @@ class Registers:
         return frozenset(Atom(*key, affinities) for key, affinities in found.items()) if found else None  # type: ignore[arg-type]
 
     def from_list(self, program: int, register: int) -> bool:
-        """Tell whether all the register ever holds are the values of one IN list, one after the other."""
+        """Return whether the register only ever holds the values of one IN list, one after the other."""
         writers = self._writers.get(program * _STRIDE + register, set())
         return len(writers) == 1 and isinstance(next(iter(writers)), tuple)
 
     def steady(self, program: int, register: int, first: int, last: int) -> bool:
-        """Tell whether a register cannot change after the instruction at ``first``, up to the one at ``last``."""
+        """Return whether no instruction after ``first``, up to ``last``, can change a register."""
         return not any(first < at <= last for at in self._changed_at.get(program * _STRIDE + register, ()))
 
     def changed_at(self, program: int, register: int) -> frozenset[int]:
@@ -221,7 +222,7 @@ class Registers:
             case "IfNullRow":
                 self._set(op.p3, NO_VALUE)
             case "Param":
-                self._written(op.p2)  # its values come with those of the programs that fire this one
+                self._written(op.p2)  # its values are added by ``_pass_parameters``
             case "AggStep" | "AggStep1" if op.p4 in _CHOOSE:
                 self._copy(op.p2, op.p3)
             case "AggFinal" if op.p4 in _CHOOSE:
@@ -241,7 +242,7 @@ class Registers:
         self._written(register)
 
     def _wide(self, op: Op) -> None:
-        """Take a constant of 64 bits, which EXPLAIN gives as two words; as text it would be rounded."""
+        """Set a constant of 64 bits from the two words of EXPLAIN, because its text may be rounded."""
         if op.p4 is not None:
             if op.name == "Real":
                 self._lose(op.p2)
@@ -272,7 +273,7 @@ class Registers:
     def _rowid(self, op: Op) -> None:
         roots = self._cursors.get(op.p1, set())
         if op.name == "NewRowid" and op.p3:
-            self._lose(op.p3)  # the highest id that AUTOINCREMENT ever gave
+            self._lose(op.p3)  # the highest id that AUTOINCREMENT has given out
         found = self._schema.roots.get(next(iter(roots))) if len(roots) == 1 and op.p1 not in self._private else None
         if found is None and op.name != "NewRowid":
             self._record_column(op.p1, ROWID, op.p2)
@@ -304,13 +305,13 @@ class Registers:
 
     def _of_row(self, cursor: int, column: int, register: int) -> None:
         self._set(register, Atom("column", Cell(self._number, cursor, column)))
-        if cursor in self._nulls:  # the row that an outer join misses
+        if cursor in self._nulls:  # an outer join without a matching row
             self._set(register, NO_VALUE)
 
     def _pass_parameters(self) -> None:
         """Pass the register values of the firing programs to the triggers.
 
-        Which of them fires which is not shown, so each takes the values of all.
+        EXPLAIN does not show which program fires which trigger, so each trigger gets the values of all programs.
         """
         calls = [(number, op.p1) for number, one in enumerate(self._programs) for op in one.ops if op.name == "Program"]
         for number, program in enumerate(self._programs):
@@ -334,7 +335,7 @@ class Registers:
         self._edges[self._slot(source), self._slot(target), affinity] = None
 
     def _spread(self) -> None:
-        """Let values flow along the edges until nothing changes; an edge is looked at when its source has changed."""
+        """Propagate values along the edges until nothing changes; follow an edge again when its source has changed."""
         leaving: dict[Slot, list[tuple[Slot, str]]] = {}
         for source, target, affinity in checked(self._edges, self._check):
             leaving.setdefault(source, []).append((target, affinity))
@@ -347,7 +348,7 @@ class Registers:
                     ahead[target] = None
 
     def _flow(self, source: Slot, target: Slot, affinity: frozenset[str]) -> bool:
-        """Let the values of one slot flow into another; tell whether that changed it."""
+        """Add the values of one slot to another; return whether the other has changed."""
         given, held = self._values.get(source, {}), self._values.setdefault(target, {})
         if held is None:
             return False
@@ -364,11 +365,11 @@ class Registers:
 
 
 class _Fill(NamedTuple):
-    """Where rows of a private table come from.
+    """The sources of rows of a private table.
 
     Attributes:
-        is_known: nothing else is put into it.
-        made: the instructions that put them together.
+        is_known: whether there are no other sources.
+        made: the MakeRecord instructions of the rows.
         copied: cursors whose rows are copied whole.
     """
 
@@ -383,15 +384,15 @@ _LEAVES_RECORD = frozenset({"NewRowid", "SCopy", "IntCopy", "Sequence", "Rowid",
 class PrivateRecords:
     """The sources of the columns of private tables, in one program.
 
-    A table counts as known if each of its rows is put together by MakeRecord, or copied whole from such a table.
+    A table counts as known if each of its rows is made by MakeRecord, or copied whole from a known table.
     """
 
     def __init__(self, ops: list[Op], private: set[int], check: Check) -> None:
         self._ops, self._targets = ops, jump_targets(ops)
         self._made: dict[int, list[Op]] = {}
         self._copied: dict[int, list[int]] = {}  # register -> cursors whose row is copied into it
-        self._filled: dict[int, list[_Fill]] = {}  # cursor -> where its rows come from
-        self._ids: dict[int, set[int]] = {}  # cursor -> registers of the rowids given to its rows
+        self._filled: dict[int, list[_Fill]] = {}  # cursor -> the sources of its rows
+        self._ids: dict[int, set[int]] = {}  # cursor -> registers of its rows' rowids
         self._same: dict[int, int] = {}  # a second cursor on a private table -> the first
         self._others = _written_otherwise(ops)
         for op in ops:
@@ -418,7 +419,7 @@ class PrivateRecords:
         self._asked: dict[tuple[int, int], None] = {}
 
     def _fill(self, register: int, address: int | None) -> "_Fill":
-        """Return the sources of a row that is taken from a register, at one address or at any."""
+        """Return the sources of a row in a register, at one address; with None, at any address."""
         if address is not None:
             maker = self._maker(register, address)
             if maker is not None:
@@ -427,7 +428,7 @@ class PrivateRecords:
         return _Fill(bool(made or copied) and register not in self._others, tuple(made), tuple(copied))
 
     def _maker(self, register: int, address: int) -> Op | None:
-        """Return the instruction that makes the record, if nothing can come between: registers are used many times."""
+        """Return the MakeRecord for an address if no other write of the register can come in between; else None."""
         while address not in self._targets and address > 0:
             address -= 1
             op = self._ops[address]
@@ -444,13 +445,13 @@ class PrivateRecords:
         for fill in self._filled.get(cursor, ()):
             if not fill.is_known or not all(self._known.get(other, False) for other in fill.copied):
                 return False
-        # A second cursor on the same table may fill it, too.
+        # A second cursor on the same table may insert rows as well.
         return all(
             self._known[other] for other, first in self._same.items() if first == cursor and other in self._known
         )
 
     def column(self, cursor: int, column: int) -> Slot | None:
-        """Return the slot of a column, to be followed from now on; None if its values are unknown."""
+        """Return the slot of a column and note it for ``edges``; None if its values are unknown."""
         if column == ROWID:
             if cursor not in self._known or cursor not in self._ids or self._has_copies(cursor):
                 return None
@@ -463,7 +464,7 @@ class PrivateRecords:
         return cursor in self._same or cursor in self._same.values()
 
     def edges(self) -> list[tuple[Slot, Slot, str]]:
-        """Return where the values of the columns asked for come from: the column, the source and an affinity."""
+        """Return the sources of the noted columns: the column's slot, the source's slot and an affinity."""
         found: list[tuple[Slot, Slot, str]] = []
         ahead = list(self._asked)
         for cursor, column in ahead:
@@ -486,7 +487,7 @@ class PrivateRecords:
 
 
 def _written_otherwise(ops: list[Op]) -> set[int]:
-    """Return the registers into which anything but a whole record may be put."""
+    """Return the registers into which instructions may put values other than whole records."""
     found: set[int] = set()
     for op in ops:
         if op.name in ("MakeRecord", "SorterData", "RowData"):

@@ -1,7 +1,7 @@
-"""The lengths of the texts that FTS5 searches for, as far as a statement's program and parameters tell them.
+"""The lengths of the texts for which FTS5 searches, derived from a statement's program and parameters.
 
-FTS5 compares each term of a search with all before it, and nothing interrupts that: 16,000 terms take half a second,
-200,000 some minutes. A text may have half as many terms as bytes.
+FTS5 compares each term of a search with all terms before it, without an interrupt: 16,000 terms take half a second,
+200,000 terms some minutes. A text may have half as many terms as bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bedrockish.access_sets.opcodes import Op
 
 LOOP, WORKER = 4 << 10, 64 << 10  # bytes of a search
-_MATCH = "M"  # in the plan of an FTS5 table; each letter or sign stands for an argument
+_MATCH = "M"  # the letter of MATCH in the plan of an FTS5 table, where each letter or sign stands for an argument
 _SOURCES = {
     "Variable": "p2",
     "String8": "p2",
@@ -27,13 +27,13 @@ _REPLACE = "replace(3)"
 
 @dataclass(frozen=True, slots=True)
 class Searches:
-    """The texts that a statement searches for.
+    """The texts for which a statement searches with FTS5.
 
     Attributes:
-        params: the places of the parameters that they are made of, from 0.
-        constants: bytes of the constants that they are made of.
-        replaces: their lengths may be multiplied with each other.
-        is_known: they are made of nothing else.
+        params: the positions, from 0, of the parameters from which the texts are built.
+        constants: bytes of the constants from which the texts are built.
+        replaces: whether replace() may multiply the lengths.
+        is_known: whether the texts are built from these parameters and constants only.
     """
 
     params: tuple[int, ...] = ()
@@ -42,13 +42,13 @@ class Searches:
     is_known: bool = True
 
     def fits(self, sizes: Mapping[int, int], most: int) -> bool:
-        """Return whether the texts have at most so many bytes, for parameters of these sizes."""
+        """Return whether the texts have at most ``most`` bytes, for parameters of these sizes."""
         size = self.constants + sum(sizes.get(place, 0) for place in self.params)
         return self.is_known and (size * size if self.replaces else size) <= most
 
 
 def searches(programs: Sequence[Sequence[Op]]) -> Searches | None:
-    """Return the texts that a statement searches for; None if it searches for none."""
+    """Return the texts for which a statement searches with FTS5; None without a search."""
     params, constants, replaces, is_known, found = set[int](), 0, False, True, False
     for program in programs:
         filters = [op for op in program if op.name == "VFilter" and _MATCH in (op.p4 or "")]
@@ -81,7 +81,7 @@ def searches(programs: Sequence[Sequence[Op]]) -> Searches | None:
 
 
 def _sources(program: Sequence[Op]) -> dict[int, list[Op | None]]:
-    """Return the instructions that give registers a text; None for one that is not followed."""
+    """Return for each register the instructions that set its text; None stands for one that is not followed."""
     found: dict[int, list[Op | None]] = {}
     for op in program:
         if op.name in _FUNCTIONS:

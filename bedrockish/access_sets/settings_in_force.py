@@ -1,8 +1,8 @@
-"""A session's settings, in force on a connection while one of its statements is explained or runs.
+"""Switches a session's settings on for a connection while one of its statements is explained or runs.
 
-SQLite compiles a statement by the settings of its connection; so one that has settings never comes from the cache of
-statements. LIKE is switched by a PRAGMA that replaces the function, and SQLite then compiles all other statements of
-the connection again. The flag of triggers is set when its PRAGMA is compiled, which compiles nothing again.
+SQLite compiles a statement with the settings of its connection, so a statement with settings never comes from the
+statement cache. The PRAGMA for LIKE replaces the function, after which SQLite compiles all other statements of the
+connection again. The flag for recursive triggers is set when its PRAGMA is compiled, without such an effect.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ import apsw
 from bedrockish.errors import UnavailableError
 from bedrockish.sqltext.session_settings import LIKE, TRIGGERS, Settings
 
-_TRIES = 5  # an interrupt that another thread has asked for ends one statement
+_TRIES = 5  # an interrupt by another thread ends only one statement, so the PRAGMA is tried again
 
 
 @contextmanager
 def in_force(db: apsw.Connection, settings: Settings) -> Iterator[None]:
-    """Have statements compiled with these settings in the block; no statement may be at work at its ends.
+    """Compile statements in the block with these settings; no statement may be running at its begin and end.
 
     Raises:
-        UnavailableError: another statement of the connection is at work.
+        UnavailableError: another statement of the connection is running.
     """
     if not settings:
         yield
@@ -37,8 +37,8 @@ def switch(db: apsw.Connection, settings: Settings, *, on: bool) -> None:
     """Switch settings on or off.
 
     Raises:
-        UnavailableError: a statement is at work, so that SQLite keeps its functions, and nothing was switched on.
-        AssertionError: likewise, and the settings would stay on.
+        UnavailableError: a statement is running, so that SQLite cannot replace LIKE; no setting was switched on.
+        AssertionError: a statement is running, so that LIKE cannot be switched back.
     """
     if LIKE in settings and not _switch_like(db, on=on):
         if not on:
@@ -49,7 +49,7 @@ def switch(db: apsw.Connection, settings: Settings, *, on: bool) -> None:
 
 
 def _switch_like(db: apsw.Connection, *, on: bool) -> bool:
-    """Switch LIKE, and return whether SQLite has done so: it tells no error where it cannot."""
+    """Switch LIKE; return whether SQLite has done so, because it raises no error if it cannot."""
     for _ in range(_TRIES):
         try:
             cursor = db.cursor()

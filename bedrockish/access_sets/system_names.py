@@ -1,8 +1,8 @@
-"""The names that belong to the database itself, and that a user's schema and statements may not use.
+"""The names that belong to bedrockish itself, and that a user's schema and statements may not use.
 
-A node keeps its promises in tables of the same file. A statement or definition that refers to them, watches them, or
-takes their name could change or stop the node's own bookkeeping, on every node at once. Only those that are documented
-for readers can be read.
+A node keeps its votes and its journal in tables of the same file. A statement or definition that refers to these
+tables, or uses their names, could change or stop this bookkeeping, on every node at once. Only the tables that are
+documented for readers can be read.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,20 +13,20 @@ from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 PREFIX = "bedrockish_"
 READERS = frozenset(f"{PREFIX}{name}" for name in ("changes", "journal", "joined", "pruned", "schema", "users"))
-# Clients ask them in queries of their own: the change feed, how far the journal is complete and where it begins; an
-# import that goes on, which of its commands have happened.
+# Tables that clients may query: the change feed asks how far the journal is complete and where it begins, and a resumed
+# import which of its commands were committed.
 ASKED = frozenset(f"{PREFIX}{name}" for name in ("meta", "past"))
-# Names of the tables on which an index is built online (``storage.index_build``): they exist for a while, at each node
-# in its own time.
+# Names of the tables on which an index is built online (``storage.index_build``): they are temporary, and exist at each
+# node at a different time.
 STAND_IN, STAND_IN_INDEX, BARE = (f"{PREFIX}{name}" for name in ("building", "built", "bare"))
-SHADOWS = ("data", "idx", "docsize", "config")  # of an FTS5 index on the rows of a table
+SHADOWS = ("data", "idx", "docsize", "config")  # shadow tables of an FTS5 index on the rows of a table
 PASSING = frozenset({STAND_IN, STAND_IN_INDEX, BARE, *(f"{STAND_IN}_{name}" for name in SHADOWS)})
-# Forbidden in statements, even as names that live only as long as the statement.
+# Forbidden in statements, even as aliases and names of common table expressions.
 HIDDEN = frozenset(f"{PREFIX}{name}" for name in ("vote", "rows", "open_journal", "open_meta", "unpacked")) | PASSING
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a table of this name belongs to the database itself."""
+    """Return whether a table of this name belongs to bedrockish itself."""
     return name.lower().startswith(PREFIX)
 
 
@@ -55,11 +55,11 @@ def hidden_name(sql: str) -> str:
 
 
 def references(definitions: Definitions, parents: Mapping[str, Iterable[str]]) -> tuple[str, str, str] | None:
-    """Return an object of a schema that refers to a table of the database itself: (kind, name, how); None without one.
+    """Return an object of a schema that refers to a table of bedrockish itself, as (kind, name, how); None without one.
 
-    SQLite reports foreign keys: ``parents`` has the tables that each table refers to. The names in views and triggers
-    are resolved only on use, so their text is searched: any name in it, in any quotes. (CHECKs, generated columns
-    and indexes can name no other table.)
+    SQLite reports foreign keys: ``parents`` has the tables to which each table refers. SQLite resolves the names in
+    views and triggers only on use, so their text is searched for any name, in any quotes. CHECKs, generated columns and
+    indexes cannot name other tables.
     """
     for table, named in parents.items():
         for parent in named:
@@ -79,10 +79,10 @@ def references(definitions: Definitions, parents: Mapping[str, Iterable[str]]) -
 
 
 def check_references(definitions: Definitions, parents: Mapping[str, Iterable[str]]) -> None:
-    """Check that a schema leaves the tables of the database itself alone; see ``references``.
+    """Check that a schema does not refer to the tables of bedrockish itself; see ``references``.
 
     Raises:
-        UnsupportedError: it does not.
+        UnsupportedError: an object refers to one of them.
     """
     found = references(definitions, parents)
     if found is not None:

@@ -1,7 +1,7 @@
-"""How each table's rows are stored: what the capture of changes and their application must know of a table.
+"""The layout of each table's rows, for capturing changes and applying them.
 
-Read from SQLite's own descriptions once per schema version, of those tables that have changed. (What statements read
-and which keys a row has is told by the analysis modules; this is only about rows.)
+It is read from SQLite's own descriptions once per schema version, for the tables that have changed. The reads of
+statements and the keys of rows are not its subject; see the analysis modules.
 """
 
 from collections.abc import Iterable
@@ -34,19 +34,20 @@ class Table:
 
     Attributes:
         name: its name.
-        columns: the stored columns, in the order in which the preupdate hook gives them.
-        writable: places in ``columns`` of those that an INSERT may name: all but the STORED generated ones.
-        rowid: a name for its rowid that no column hides, quoted; None for a table WITHOUT ROWID.
-        alias: place of the column that is the rowid (INTEGER PRIMARY KEY), or None.
-        key: places of the primary key's columns, for a table WITHOUT ROWID.
-        virtual: it has VIRTUAL generated columns, of which the hook cannot speak.
-        unique: it has a UNIQUE constraint besides its own key.
-        triggers: it has triggers of its own.
-        active: it has triggers or is in a foreign key, at either end.
-        checks: it may have CHECKs.
-        reals: places of the columns of REAL affinity, in which the hook may show a whole number as an int.
-        is_module: it is a virtual table that owns its rows; the hook names these, by a shadow table.
-        own: more about such a table.
+        columns: the stored columns, in the order of the preupdate hook.
+        writable: positions in ``columns`` of the columns that an INSERT may name: all but STORED generated columns.
+        rowid: a quoted name for its rowid that no column hides; empty if columns hide all names; None for a table
+            WITHOUT ROWID.
+        alias: position of the column that is the rowid (INTEGER PRIMARY KEY), or None.
+        key: positions of the primary key's columns, for a table WITHOUT ROWID.
+        virtual: whether it has VIRTUAL generated columns, whose values the hook cannot show.
+        unique: whether it has a UNIQUE constraint other than its own key.
+        triggers: whether it has triggers of its own.
+        active: whether it has triggers, or is the child or parent of a foreign key.
+        checks: whether it may have CHECKs.
+        reals: positions of the columns with REAL affinity, in which the hook may show a whole number as an int.
+        is_module: whether it is a virtual table that owns its rows; the hook reports their rowids by a shadow table.
+        own: further facts about such a table.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Table:
 
     @property
     def id_column(self) -> str:
-        """Name of the column that is the rowid; empty without one."""
+        """Name of the column that is the rowid; empty if there is no such column."""
         return "" if self.alias is None else self.columns[self.alias]
 
 
@@ -74,20 +75,20 @@ class Tables:
     """Every user table of the current schema, by name.
 
     Args:
-        db: where they are.
-        known: the tables of before, or of another connection; of them only those are described again that are others
-            now, or have come into a foreign key or out of one.
+        db: the connection to the database.
+        known: the previous tables, or another connection's; a table is described again only if its definition has
+            changed, or if it has become the parent of a foreign key or ceased to be one.
 
     Attributes:
         by_name: the tables.
-        definitions: what they were described from.
-        references: the parents of each table that has foreign keys, with folded names.
-        checked: the text of each that may have CHECKs.
-        sequences: the names of those whose ids are never used again.
-        system: the names that belong to the database itself, but for those that come and go.
-        parents: all of them.
-        foreign_keys: whether there are any.
-        virtual: the virtual tables; those that own their rows are in ``by_name``, too.
+        definitions: the definitions from which they were described.
+        references: table with foreign keys -> folded names of its parents.
+        checked: table that may have CHECKs -> its CREATE statement.
+        sequences: the names of the AUTOINCREMENT tables, whose ids are never used again.
+        system: the names of the objects of bedrockish itself, except the temporary ones of online index builds.
+        parents: folded names of all parents of foreign keys.
+        foreign_keys: whether there are any foreign keys.
+        virtual: the virtual tables; those that own their rows are also in ``by_name``.
     """
 
     definitions: Definitions
@@ -140,7 +141,7 @@ class Tables:
         self.system = self.definitions.system - PASSING
 
     def _read(self, db: apsw.Connection, name: str) -> None:
-        """Note the facts about a table that the description of other tables needs."""
+        """Note the facts about a table that the descriptions of other tables need."""
         self._names[folded(name)] = name
         parents = _rows(db, 'SELECT "table" FROM pragma_foreign_key_list(?)', name)
         if parents:
@@ -152,19 +153,19 @@ class Tables:
             self.sequences.add(name)
 
     def names(self, wanted: Iterable[str]) -> list[str]:
-        """Return the names, as the schema spells them, of those of these tables that are there."""
+        """Return the names, as the schema spells them, of the existing tables with these folded names."""
         return [self._names[name] for name in wanted if name in self._names]
 
     def check_references(self) -> None:
-        """Check that the schema leaves the tables of the database itself alone.
+        """Check that the schema does not refer to the tables of bedrockish itself.
 
         Raises:
-            UnsupportedError: it does not.
+            UnsupportedError: an object refers to one of them.
         """
         check_references(self.definitions, self.references if self._reserved else {})
 
     def _active(self, table: Table) -> Table:
-        """Return a table with the facts about it that other rows of the schema add."""
+        """Return a table with the facts that depend on other rows of the schema: triggers and foreign keys."""
         triggers = self.definitions.has_triggers(folded(table.name))
         active = triggers or folded(table.name) in self.parents or table.name in self.references
         return replace(table, triggers=triggers, active=active)
@@ -173,11 +174,11 @@ class Tables:
         """Check that every table's rows can be captured and applied.
 
         Args:
-            db: where they are.
-            known: the tables of before, which are supported; those that are still the same are not looked at again.
+            db: the connection to the database.
+            known: the previous tables, which are supported; unchanged tables are not checked again.
 
         Raises:
-            UnsupportedError: one cannot; the text says what to change in its definition.
+            UnsupportedError: a table's rows cannot; the text says what to change in its definition.
         """
         self.virtual.check_supported(db)
         for table in self.by_name.values():
@@ -200,13 +201,13 @@ class Tables:
 
 
 def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:
-    """Refuse a CHECK whose truth does not depend on the row alone: a later test could not confirm the row.
+    """Refuse a CHECK that does not depend on the row alone, because a later test might reject the same row.
 
-    SQLite itself refuses such functions in indexes and generated columns, and it refuses unstable uses of date and
-    time functions when they run. In bytecode it marks the stable ones as pure.
+    SQLite itself refuses such functions in indexes and generated columns, and refuses unstable uses of date and time
+    functions when they run. In bytecode it marks deterministic functions as pure.
 
     Raises:
-        UnsupportedError: one calls such a function.
+        UnsupportedError: a CHECK calls a function that is not deterministic.
     """
     name = _unstable_function(db, table)
     if name:
@@ -220,12 +221,12 @@ def _refuse_unstable_checks(db: apsw.Connection, table: Table) -> None:
 
 
 def _unstable_function(db: apsw.Connection, table: Table) -> str:
-    """Return the name of such a function in a table's CHECKs, or an empty text."""
-    columns = [table.columns[place] for place in table.writable]  # all, so that no DEFAULT is asked for
+    """Return the name of a function in a table's CHECKs that is not deterministic, or an empty text."""
+    columns = [table.columns[place] for place in table.writable]  # all, so that no DEFAULT is evaluated
     marks = ", ".join("?" * len(columns))
     sql = f"EXPLAIN INSERT INTO {quote(table.name)}({', '.join(map(quote, columns))}) VALUES ({marks})"
     cursor = db.cursor()
-    # Neither a parent that is yet to be created nor the effects of triggers matter here.
+    # Switched off, because parents that do not exist yet and effects of triggers do not matter here.
     before = [(one, db.config(one, -1)) for one in _SWITCHES]
     try:
         for one, _ in before:
@@ -234,7 +235,7 @@ def _unstable_function(db: apsw.Connection, table: Table) -> str:
         while True:
             try:
                 row: Any = next(cursor, None)
-            except UnicodeDecodeError:  # a blob in a CHECK, printed as if it were text
+            except UnicodeDecodeError:  # a blob in a CHECK, which EXPLAIN prints as if it were text
                 continue
             if row is None:
                 return ""
@@ -257,7 +258,7 @@ def _rows(db: apsw.Connection, sql: str, *params: str) -> list[Any]:
 
 
 def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> Table:
-    """Return the picture of one table by itself. ``rowid`` is '' when every name of the rowid is hidden."""
+    """Return the layout of one table by itself. ``rowid`` is '' if columns hide every name of the rowid."""
     info = _rows(db, "SELECT name, type, pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid", name)
     stored = [row for row in info if row[3] != 2]
     names = [row[0] for row in stored]
@@ -288,7 +289,7 @@ def _describe(db: apsw.Connection, name: str, *, without_rowid: bool) -> Table:
 
 
 def _of_module(rows: OwnRows) -> Table:
-    """Return the picture of a virtual table that owns its rows."""
+    """Return the layout of a virtual table that owns its rows."""
     return Table(
         name=rows.name,
         columns=rows.columns,

@@ -1,7 +1,7 @@
-"""Layout of a schema's virtual tables: which own their rows, which index others' rows, and which tables are storage.
+"""Layout of a schema's virtual tables: those that own their rows, those that index other tables, and shadow tables.
 
-A virtual table that owns its rows is described like an ordinary table. The preupdate hook shows changes of its shadow
-tables only; one of these has a row for each row of the virtual table, and marks the rowid as touched.
+A virtual table that owns its rows is described like an ordinary table. The preupdate hook shows only changes of its
+shadow tables; one of these has a row for each row of the virtual table, with the same rowid.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from bedrockish_journal.storage.table_layout import ROWID_NAMES, quote
 from bedrockish_journal.storage.vector_modules import VEC0, VECTORS
 from bedrockish_journal.storage.virtual_tables import RTREES, VirtualTable, is_rowid_name, parse_virtual, shadow_names
 
-_HIDDEN = 1  # PRAGMA table_xinfo: a column that SELECT * does not give
+_HIDDEN = 1  # PRAGMA table_xinfo: a column that SELECT * does not return
 _VISIBLE = "SELECT name FROM pragma_table_xinfo(?, 'main') WHERE hidden <> 1 ORDER BY cid"
 
 
@@ -27,7 +27,7 @@ class ContentIndex:
     Attributes:
         name: its name.
         columns: the columns of the content table that it indexes.
-        definition: the statement that makes it.
+        definition: its CREATE statement.
     """
 
     name: str
@@ -42,11 +42,12 @@ class OwnRows:
     Attributes:
         name: its name.
         columns: the columns that an INSERT may name.
-        rowid: a name for its rowid, quoted; None if its first column is a key that is a text.
-        alias: place of the column that is the rowid, or None.
-        row_table: the shadow table with a row for each of its rows, if the greatest rowid is found sooner there.
-        marks: column -> how a statement gives its value, where it is not a plain parameter.
-        is_replaced: its module cannot update every column.
+        rowid: a quoted name for its rowid; None if its first column is a text key.
+        alias: position of the column that is the rowid, or None.
+        row_table: the shadow table with a row for each of its rows, if the greatest rowid is found faster there.
+        marks: column -> the expression for its value in a statement, if it is not a plain parameter.
+        is_replaced: whether rows are deleted and inserted in place of updates, because the module cannot update every
+            column.
     """
 
     name: str
@@ -64,9 +65,9 @@ class VirtualLayout:
 
     Attributes:
         tables: the definitions, by name.
-        shadows: shadow table -> the virtual table that owns its rows, if a row of the shadow table stands for one of
-            them under the same rowid; else an empty text.
-        chunks: shadow table of vec0 with values of many rows in one -> the virtual table that owns these.
+        shadows: shadow table -> its virtual table, if each of its rows stands for a row of the virtual table with the
+            same rowid; else an empty text.
+        chunks: shadow table of vec0, each row of which holds the values of many rows -> the virtual table.
         indexes: content table -> the indexes on its rows.
         owners: the virtual tables that own their rows.
     """
@@ -107,7 +108,7 @@ class VirtualLayout:
         return cls(tables, shadows, chunks, {name: tuple(found) for name, found in indexes.items()}, owners)
 
     def objects_of(self, name: str) -> tuple[str, ...]:
-        """Return the key spaces that a read of a virtual table, or of a shadow table, is a read of."""
+        """Return the key spaces that a read of a virtual table, or of a shadow table, counts as reading."""
         one = self.tables.get(name)
         if one is None and name in self.shadows:
             one = next((self.tables[owner] for owner in self._owners_of(name)), None)
@@ -119,15 +120,15 @@ class VirtualLayout:
         return (f"t:{content or one.name}",)
 
     def _owners_of(self, shadow: str) -> list[str]:
-        """Return the virtual tables to which a shadow table may belong, the likeliest first."""
+        """Return the virtual tables to which a shadow table may belong, the longest name first."""
         found = [name for name in self.tables if folded(shadow).startswith(folded(name) + "_")]
         return sorted(found, key=len, reverse=True)
 
     def check_supported(self, db: apsw.Connection) -> None:
-        """Check that each virtual table can be replicated, or kept by every node.
+        """Check that each virtual table can be replicated, or maintained by every node itself.
 
         Raises:
-            UnsupportedError: one cannot; the text says what to change.
+            UnsupportedError: a table cannot; the text says what to change.
         """
         shadows = {folded(name): name for name in self.shadows}
         for one in self.tables.values():
@@ -145,7 +146,7 @@ class VirtualLayout:
                 raise UnsupportedError(f"virtual table {one.name}: {why}", table=one.name)
 
     def _why_not_kept(self, db: apsw.Connection, one: VirtualTable) -> str:
-        """Return why an index cannot be kept on the rows of its content table; empty if it can."""
+        """Return why an index cannot be maintained for the rows of its content table; empty if it can."""
         query = "SELECT name, type, wr FROM pragma_table_list(?) WHERE schema = 'main'"
         found: Any = db.execute(query, (one.content,)).fetchone()
         way = f"drop {one.name} first, or in the same request"
@@ -177,13 +178,13 @@ class VirtualLayout:
 
 
 def _columns(db: apsw.Connection, name: str) -> list[str]:
-    """Return the names of a table's columns that SELECT * gives."""
+    """Return the names of the columns that SELECT * returns for a table."""
     found: list[Any] = db.execute(_VISIBLE, (name,)).fetchall()
     return [str(column) for (column,) in found]
 
 
 def as_shadows(found: list[tuple[str, str, bool, bool]], definitions: Definitions) -> list[tuple[str, str, bool, bool]]:
-    """Return what is listed, with those tables as shadow tables that SQLite takes for ordinary ones."""
+    """Return the listed tables, with the kind ``shadow`` for shadow tables that SQLite reports as ordinary."""
     ours = shadow_names(parse_virtual(name, definitions.text_of(name)) for name in definitions.virtual)
     return [(one[0], "shadow" if one[1] == "table" and folded(one[0]) in ours else one[1], *one[2:]) for one in found]
 

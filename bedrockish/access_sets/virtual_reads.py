@@ -1,7 +1,7 @@
-"""Reads of virtual tables in bytecode: the whole of each virtual table, as its module does not say where it goes.
+"""Reads of virtual tables in bytecode: each is a read of the whole table, because its module does not report rows read.
 
-A table that owns its rows is read as itself. An index is read as its content table: each change of a row there may
-change what a search finds, and the search also reads the row. Bytecode does not name the table of a VOpen; the
+A read of a table that owns its rows is a read of that table. A read of an index is a read of its content table, because
+each change of a row there may change the result of a search. Bytecode does not name the table of a VOpen. The
 authorizer names all tables that the statement reads, updates or deletes from, and all of these count.
 """
 
@@ -12,7 +12,7 @@ from bedrockish.access_sets.opcodes import Op
 from bedrockish.access_sets.virtual_layout import VirtualLayout
 
 VIRTUAL = "virtual table"
-_FAIL, _IGNORE = 3, 4  # conflict clauses, as P5 of VUpdate has them
+_FAIL, _IGNORE = 3, 4  # conflict clauses in P5 of VUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class VirtualReads:
 
     Attributes:
         objects: key spaces that it reads as a whole.
-        probes: those that it looks into for a constraint; they count if the statement fails.
+        probes: key spaces that constraints look up; they count if the statement fails.
     """
 
     objects: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ def virtual_reads(program: Sequence[Op], layout: VirtualLayout, named: Iterable[
     Args:
         program: its instructions.
         layout: the virtual tables of the schema.
-        named: tables that the statement reads, updates or deletes from; and, as ``-NAME``, that it inserts into.
+        named: tables that the statement reads, updates or deletes from; and, as ``-NAME``, tables it inserts into.
     """
     opens = any(op.name == "VOpen" for op in program)
     updates = [op.p5 for op in program if op.name == "VUpdate"]
@@ -44,7 +44,7 @@ def virtual_reads(program: Sequence[Op], layout: VirtualLayout, named: Iterable[
     for name in named:
         for found in layout.objects_of(name.removeprefix("-")):
             (written if name.startswith("-") else read).add(found)
-    # A row that is there decides whether an INSERT OR IGNORE happens.
+    # Whether an INSERT OR IGNORE inserts depends on existing rows.
     skips = any(clause in (_FAIL, _IGNORE) for clause in updates)
     objects = (read if opens else set()) | (read | written if skips else set())
     return VirtualReads(tuple(sorted(objects)), tuple(sorted(read | written)) if updates else ())

@@ -1,24 +1,25 @@
-"""The keys that a changed row writes, and the keys that it reads to keep the schema's constraints.
+"""The keys that a changed row writes, and the keys that it reads because of constraints.
 
-A row writes the key of its place in its table, and its entry in every index, before and after the change, even in an
-index whose columns did not change: a reader that came to the row through that index must conflict.
+A changed row writes its key in the table, and its entry in every index, before and after the change. This includes
+indexes whose columns did not change, because a reader that found the row through such an index must conflict.
 
-Constraints are keys too. The values of a UNIQUE index are a point that every row with them writes when it takes or
-leaves them; the key of a parent table is such a point as well (``i:TABLE`` for its own key). A child that starts to
-point to a parent reads that point. So two rows with one UNIQUE value conflict, and so do a new child and the removal
-of its parent, whichever of the two comes first; a parent whose other columns change disturbs no child.
+Constraints have keys too. The values of a UNIQUE index are a point, which a row writes when it takes or releases the
+values; the key of a parent row is such a point as well (``i:TABLE`` for the table's own key). A child that starts to
+refer to a parent reads the parent's point. So two rows with the same UNIQUE value conflict, and so do a new child and
+the removal of its parent, in either order. A change of other columns of the parent does not conflict with a child.
 
-So are the columns of a row (``u:TABLE``, if ``Table.has_column_keys``). A statement that looks one row up by its id and
-needs some of its columns reads two kinds of points: the row's own point there, which an insertion, a deletion and a
-change of id write, and a point for each of these columns, which an update writes if it changes the value. A statement
-that reads the row in any other way reads its place in the table, or its entry in an index, which every change writes.
+Columns of a row have keys as well (``u:TABLE``, if ``Table.has_column_keys``). A statement that looks one row up by its
+id and needs only some columns reads two kinds of points: the row's own point in ``u:TABLE``, which an insertion, a
+deletion or a change of id writes, and a point for each of these columns, which an update writes if it changes the
+value. A statement that reads the row in any other way reads its key in the table, or its entry in an index, which every
+change writes.
 
-Give every single change, in any order, before changes to one row are merged into one: an insertion that is undone
-by a later deletion has still found its UNIQUE values free, and a replaced parent was gone for a moment, which its
-children felt. Of a table whose single changes are not known, ``WriteKeys.whole`` is written.
+The caller must pass every single change, in any order, before changes to one row are merged. An insertion that a later
+deletion undoes has still found its UNIQUE values free, and a replaced parent was missing for a moment, which affected
+its children. For a table whose single changes are not known, ``WriteKeys.whole`` is written.
 
 A UNIQUE index on an expression or a VIRTUAL column is keyed by the values that SQLite computes. If its collation is not
-SQLite's own, the equality of its values is unknown: a row that takes or leaves a value writes the whole index.
+SQLite's own, the equality of its values is unknown: a row that takes or releases a value writes the whole index.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -46,7 +47,7 @@ _Join = Callable[[list[bytes]], bytes]
 
 
 class WriteKeys:
-    """The keys of row changes under one schema; ``prepare`` gives a connection the functions of its indexes."""
+    """The keys of row changes under one schema; ``prepare`` registers the functions of indexes on a connection."""
 
     def __init__(self, schema: Schema, prepare: Prepare = lambda _db: None) -> None:
         self._schema, self._scratch = schema, Scratch(schema.encoding, prepare)
@@ -65,13 +66,13 @@ class WriteKeys:
     def reads(
         self, table: str, rowid_old: int | None, rowid_new: int | None, old_row: Row | None, new_row: Row | None
     ) -> Keys:
-        """Return the points and ranges that a changed row reads: the parents that it starts to point to."""
+        """Return the points and ranges that a changed row reads: the parents to which it starts to refer."""
         return self._of(table).reads(rowid_old, rowid_new, old_row, new_row)
 
     def gather(self, changes: Iterable[Change], bulk: Set[str], reads: Gathered, writes: Gathered) -> None:
         """Add the points and ranges of row changes: the read ones to ``reads``, the written ones to ``writes``.
 
-        Of the tables in ``bulk``, single keys are not wanted; the caller adds the ranges of ``in_bulk``.
+        For tables in ``bulk``, no written keys are added; the caller adds the ranges of ``in_bulk``.
         """
         read_points, read_ranges = reads
         write_points, write_ranges = writes
@@ -89,22 +90,23 @@ class WriteKeys:
                 read_ranges.update(ranges)
 
     def whole(self, table: str) -> list[Range]:
-        """Return all that rows of a table can write, for changes of which only the net effect is known."""
+        """Return ranges with all keys that rows of a table can write, for changes with only a known net effect."""
         return self._of(table).whole()
 
     def in_bulk(self, table: str, changes: Iterable[Change]) -> list[Range]:
         """Return ranges that contain all writes of very many changes of a table's rows.
 
-        A row before the first of them or after the last does not overlap them, unless it is in an index.
+        A row with a smaller or larger id than all changed rows does not conflict with them, except in an index.
         """
         rowids = {rowid for one in changes if one.table == table for rowid in (one.rowid, one.rowid_after)}
         return self._of(table).between(rowids)
 
     def spans(self, ranges: Iterable[Range], changes: Sequence[Change]) -> tuple[Range, ...]:
-        """Return those written ranges of row changes in which the writes of other transactions need no comparison.
+        """Return the written ranges that need no comparison with the writes of other transactions.
 
-        They are ranges of indexes. An entry is of one row, whose own key is written with it, so it is enough to compare
-        two transactions by row keys. For a UNIQUE index that holds only if no value is taken: two rows may want one.
+        They are ranges of indexes. An entry belongs to one row, whose own key is written with it, so comparing row keys
+        finds the conflicts between two writers. For a UNIQUE index this holds only if no changed row takes a value,
+        because another row may take the same value.
         """
         found: list[Range] = []
         indexes = {
@@ -130,9 +132,9 @@ class WriteKeys:
 
 
 class _TableKeys:
-    """Keys of one table's rows, compiled: every column is encoded once for each way in which it is compared.
+    """The keys of one table's rows, precompiled: a column is encoded once for each way in which it is compared.
 
-    A row is given as its captured values, its rowid, and the computed values of its indexes, in this order.
+    A row consists of its captured values, its rowid, and the computed values of its indexes, in this order.
 
     Attributes:
         has_parents: whether ``reads`` can return any key.
@@ -188,7 +190,7 @@ class _TableKeys:
         return self._cell_of[key]
 
     def _identity(self) -> tuple[int, ...]:
-        """Return the cells that tell a row from all others; none if its key cannot be had as bytes."""
+        """Return the cells that identify a row; empty if its key has no comparable bytes."""
         key = self._table.key
         if key is None:
             return (self._cell(ROWID, ROWID_SPEC),)
@@ -212,7 +214,7 @@ class _TableKeys:
                 places.append(self._place(column))
         cells = tuple(self._cell_at(place, spec) for place, spec in zip(places, index.specs, strict=False))
         if count < len(index.columns):
-            # The first columns are by value; after them, the row itself stands for the values that cannot be told.
+            # The entry's key has the leading columns by value; the row's own key replaces the remaining columns.
             self._entries.append(_joiner(prefix, cells + identity))
             if index.unique:
                 columns = [column for column in index.columns[: index.declared] if self._is_stored(column)]
@@ -227,7 +229,7 @@ class _TableKeys:
     def takes(self, index: Index, changes: Iterable[Change]) -> bool:
         """Return whether row changes may give a row a value in a UNIQUE index that it did not have there before."""
         columns = index.columns[: index.declared]
-        # Of others, SQLite computes the values, or whether the row is in the index at all: only a deletion takes none.
+        # In other indexes SQLite computes the values or the condition, so only a deletion is certain to take no value.
         told = not index.partial and not index.opaque and all(map(self._is_stored, columns))
         places = tuple(map(self._place, columns)) if told else ()
         told = told and self._rowid_place not in places
@@ -260,7 +262,7 @@ class _TableKeys:
         return self._points(old, new), ranges
 
     def _untold_ranges(self, old: Sequence[Any] | None, new: Sequence[Any] | None) -> Iterator[Range]:
-        """Yield the UNIQUE indexes in which a value, whichever it is, is taken or left."""
+        """Yield the ranges of UNIQUE indexes with unknown equality in which a value is taken or released."""
         for found, places, exact in self._untold:
             had = old is not None and _no_null(old, places)
             has = new is not None and _no_null(new, places)
@@ -278,7 +280,7 @@ class _TableKeys:
         return None if values is None else (*row, *values)
 
     def between(self, rowids: Set[int | None]) -> list[Range]:
-        """Return all that rows can write whose ids are not outside of some; of a table WITHOUT ROWID, all of it."""
+        """Return ranges with all keys that rows with ids between these can write; whole for a WITHOUT ROWID table."""
         if self._table.key is not None or None in rowids:
             return self.whole()
         known = [rowid for rowid in rowids if rowid is not None]
@@ -289,7 +291,7 @@ class _TableKeys:
         return ranges + [object_range(index.object) for index in self._table.indexes]
 
     def whole(self) -> list[Range]:
-        """Return all that rows of the table can write."""
+        """Return ranges with all keys that rows of the table can write."""
         objects = [*self._own_objects, *(index.object for index in self._table.indexes)]
         return [object_range(name) for name in objects]
 
@@ -307,7 +309,7 @@ class _TableKeys:
             return self._one_row(new)
         cells = [code(new[place]) for place, code in self._cells]
         points = [join(cells) for join in self._entries]
-        # Values that Python holds equal have the same bytes, so most updates need to encode no old value.
+        # Values that are equal in Python have the same bytes, so most updates need not encode old values.
         for place in self._places:
             if old[place] != new[place]:
                 break
@@ -322,7 +324,7 @@ class _TableKeys:
             before = join(old_cells) if _no_null(old, places) else None
             after = join(cells) if _no_null(new, places) else None
             if before == after and not partial:
-                continue  # neither taken nor left; in an index with a WHERE it may be, as other columns decide
+                continue  # neither taken nor released; in a partial index, other columns may decide that
             if before is not None:
                 points.append(before)
             if after is not None and after != before:
@@ -332,7 +334,7 @@ class _TableKeys:
         return points
 
     def _changed_columns(self, row: bytes, old: Sequence[Any], new: Sequence[Any]) -> list[bytes]:
-        """Return the points of the columns that have another value, to the byte: 1 and 1.0 are equal, and two types."""
+        """Return the points of the columns whose values differ in bytes: 1 and 1.0 count as different."""
         return [
             row + column
             for place, column in self._columns
@@ -360,7 +362,7 @@ class _TableKeys:
 
 
 def _place(table: Table, column: int) -> int:
-    """Return where a column's value is in a captured row to which the rowid has been added at the end."""
+    """Return the position of a column's value in a captured row with the rowid at its end."""
     if column in (ROWID, table.rowid_column):
         return -1
     place = table.columns[column].place
@@ -369,7 +371,7 @@ def _place(table: Table, column: int) -> int:
 
 
 def _no_null(row: Sequence[Any], places: tuple[int, ...]) -> bool:
-    """Return whether a UNIQUE value has no NULL: NULLs are never equal, so a value with one takes no place."""
+    """Return whether a UNIQUE value has no NULL. NULLs are never equal, so a value with NULL cannot conflict."""
     for place in places:  # noqa: SIM110 (all() with a generator takes three times as long)
         if row[place] is None:
             return False
@@ -377,7 +379,7 @@ def _no_null(row: Sequence[Any], places: tuple[int, ...]) -> bool:
 
 
 def _joiner(prefix: bytes, cells: tuple[int, ...]) -> _Join:
-    """Return the function that puts a key together from a row's encoded cells."""
+    """Return the function that builds a key from a row's encoded cells."""
     if len(cells) == 1:
         (only,) = cells
         return lambda coded: prefix + coded[only]
@@ -388,7 +390,7 @@ def _joiner(prefix: bytes, cells: tuple[int, ...]) -> _Join:
 
 
 def _by_own_key(foreign: ForeignKey, parent: Table) -> bool:
-    """Tell whether a foreign key points to the rowid or the WITHOUT ROWID primary key of its parent."""
+    """Return whether a foreign key points to the rowid or the WITHOUT ROWID primary key of its parent."""
     if parent.key is not None:
         return bool(foreign.parent_columns) and set(foreign.parent_columns) == set(parent.key.columns)
     return parent.rowid_column is not None and foreign.parent_columns == (parent.rowid_column,)
@@ -442,17 +444,16 @@ class _Parent:
             ranges.append(self._whole)
             return
         if old is not None and all(old[place] == new[place] for place in places):
-            return  # a parent goes only together with its children, which are written then
+            return  # the parent cannot be removed without a write to its children
         key = [code(apply_affinity(new[place], affinity)) for place, affinity, code in self._columns]
         points.append(self._prefix + b"".join(key))
 
 
 def _agree(foreign: ForeignKey, child: Table, parent: Table) -> bool:
-    """Tell whether SQLite finds the same pairs when it looks for a child's parent and for a parent's children.
+    """Return whether SQLite finds the same pairs when it looks for a child's parent and for a parent's children.
 
-    For a parent it converts the child's value as the parent's column would; for children it compares the two columns,
-    which converts only to numbers, or for some actions otherwise: to a child column of numbers, parents '2' and '2.0'
-    are one.
+    For a parent, SQLite applies the affinity of the parent's column to the child's value. For children, it compares the
+    two columns, with other conversions: for a numeric child column, the parents '2' and '2.0' are equal.
     """
     if len(foreign.parent_columns) != len(foreign.columns):
         return False

@@ -79,7 +79,7 @@ __all__ = [
     "open_pool",
 ]
 
-# The clients bring trio along; the core and its tests, which import this package too, shall not need it.
+# Imported on first use: the clients import trio, which the core and its tests must not need.
 _HOMES = {
     "Client": "bedrockish.client.trio_client",
     "open_client": "bedrockish.client.trio_client",

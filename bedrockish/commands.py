@@ -11,8 +11,8 @@
         tx.execute("UPDATE account SET balance = balance + ? WHERE id = ?", (amount, target))
         return tx.execute("SELECT balance FROM account WHERE id = ?", (source,)).value()
 
-A module of such functions is named in the configuration of every node. The idea, and the two parts *peek* and
-*process*, are Bedrock's.
+The configuration of every node names the module of such functions. The idea, and the division into *peek* and
+*process*, come from Bedrock.
 """
 
 import inspect
@@ -38,12 +38,12 @@ _SIMPLE = (int, float, str, bytes, bool, list, dict)
 
 
 class Transaction:
-    """The database as a command sees it. It is that command's alone, on a snapshot, and sees its own writes.
+    """The transaction in which a command runs: it reads a snapshot and its own writes.
 
     Attributes:
-        command: the unique id of this call, the same each time that it is run.
-        node: name of the node that runs it.
-        now: Unix time in seconds by that node's clock, when this run began.
+        command: the unique id of this call, the same in each run of it.
+        node: name of the node that runs the command.
+        now: Unix time in seconds at the begin of this run, by the node's clock.
     """
 
     def __init__(self, work: Work, command: str, node: str, now: float) -> None:
@@ -56,9 +56,9 @@ class Transaction:
         """Run a statement and return its rows.
 
         Raises:
-            ConstraintError: the data forbids it; what came before stays, and the command may go on.
-            SqlError: SQLite does not accept it.
-            UnsupportedError: a command may not use this statement, or it writes in a ``peek``.
+            ConstraintError: the data forbids the statement; earlier changes stay, and the command may continue.
+            SqlError: SQLite does not accept the statement.
+            UnsupportedError: a command may not use this statement, or the statement writes in a ``peek``.
             TooLargeError: a limit of the node is reached.
         """
         if not isinstance(sql, str) or not sql.strip():
@@ -68,7 +68,7 @@ class Transaction:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Roll back what was written in the block if it raises."""
+        """Roll back the changes of the block if the block raises."""
         self._savepoints += 1
         name = f"block {self._savepoints}"
         self._work.mark(name)
@@ -86,9 +86,9 @@ class Command:
     """One command; made by ``command`` or ``query``.
 
     Attributes:
-        name: what it is called by.
+        name: the name by which clients call it.
         process: the function that writes; None if the command only reads.
-        peek_function: the function that only reads, and may answer alone.
+        peek_function: the function that only reads, and may return the answer without ``process``.
     """
 
     name: str
@@ -96,19 +96,22 @@ class Command:
     peek_function: Function | None = None
 
     def peek(self, function: Function) -> Function:
-        """Let this function look first; ``None`` means that ``process`` is to run. It takes the same arguments."""
+        """Register a function that runs before ``process``, with the same arguments; if it returns None, process runs.
+
+        Return the function itself, for use as a decorator.
+        """
         self.peek_function = function
         return function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself: one command may use another one as an ordinary function."""
+        """Call the function directly, so that one command can use another one as an ordinary function."""
         function = self.process or self.peek_function
         assert function is not None
         return function(*args, **kwargs)
 
     @property
     def signature(self) -> str:
-        """The arguments as they are written."""
+        """The text of the function's arguments, without the transaction."""
         function = self.process or self.peek_function
         assert function is not None
         whole = _parameters(function)
@@ -118,10 +121,10 @@ class Command:
         return str(mine)
 
     def check(self, call: Named) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call.
+        """Return the checked arguments of a call, by position and by name.
 
         Raises:
-            CommandError: they are not those of the function.
+            CommandError: the arguments do not match the function's signature.
         """
         args, kwargs = (), dict[str, Any]()
         if isinstance(call.args, dict):
@@ -149,7 +152,7 @@ class Command:
         )
 
     def run(self, tx: Transaction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-        """Return what it returns, and whether ``process`` has run."""
+        """Run the command; return its result, and whether ``process`` has run."""
         if self.peek_function is not None:
             tx._reading = True
             found = self.peek_function(tx, *args, **kwargs)
@@ -165,10 +168,10 @@ def command(function: Function, /) -> Command: ...
 @overload
 def command(*, name: str) -> Callable[[Function], Command]: ...
 def command(function: Function | None = None, /, *, name: str = "") -> Command | Callable[[Function], Command]:
-    """Make a command of a function: its first argument is the ``Transaction``, the others come from the caller.
+    """Make a command from a function: its first argument is the ``Transaction``, the others come from the caller.
 
-    A call may run it more than once, so its effects must depend on the transaction alone. Its return value (plain
-    values, lists, maps) is the caller's answer.
+    A call may run the function more than once, so it must have no effects outside of the transaction. Its return value
+    (plain values, lists, maps) is the caller's answer.
     """
     if function is None:
         return lambda function: Command(name, function)
@@ -180,16 +183,16 @@ def query(function: Function, /) -> Command: ...
 @overload
 def query(*, name: str) -> Callable[[Function], Command]: ...
 def query(function: Function | None = None, /, *, name: str = "") -> Command | Callable[[Function], Command]:
-    """Make a command of a function that only reads."""
+    """Make a command from a function that only reads."""
     if function is None:
         return lambda function: Command(name, None, function)
     return Command(name or function.__name__, None, function)
 
 
 def _parameters(function: Function) -> inspect.Signature:
-    """Return what a function takes, its annotations as texts where Python evaluates them only now (from 3.14 on).
+    """Return the signature of a function; from Python 3.14 on, with its annotations as texts.
 
-    They may name what is imported for a type checker alone.
+    There, annotations would be evaluated now, and may name objects that are imported only for a type checker.
     """
     if sys.version_info >= (3, 14):
         from annotationlib import Format
@@ -199,14 +202,14 @@ def _parameters(function: Function) -> inspect.Signature:
 
 
 def _hints(function: Function) -> dict[str, frozenset[type]]:
-    """Return which plain types a parameter takes, for those whose annotation says so."""
+    """Return the allowed plain types of each parameter whose annotation consists of such types."""
     try:
         hints = typing.get_type_hints(function)
-    except Exception:  # an annotation that cannot be evaluated says nothing
+    except Exception:  # an annotation cannot be evaluated, so no argument is checked
         return {}
     found = {}
     for name, hint in hints.items():
-        is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)  # one and the same from 3.14 on
+        is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)  # the same class from 3.14 on
         parts = typing.get_args(hint) if is_union else (hint,)
         kinds = [typing.get_origin(part) or part for part in parts]
         if kinds and all(kind in (*_SIMPLE, type(None)) for kind in kinds):
@@ -220,7 +223,7 @@ def _fits(value: object, wanted: frozenset[type]) -> bool:
 
 
 def failed(name: str, node: str, error: BaseException) -> BedrockishError:
-    """Return what a caller is told of an exception that is the command's own mistake."""
+    """Return the error for the caller of a command that has raised an unexpected exception."""
     return CommandError(
         f"command {name} failed at {node} with {type(error).__name__}: {error}; it did not happen, and the log of "
         f"{node} has more",

@@ -1,7 +1,7 @@
 """A real node as a child process of a program: for tests, scripts, notebooks and applications of one machine.
 
-``bedrockish serve`` runs the node. It ends with its block, with ``stop``, and with the program, also if that is killed:
-it reads a pipe that only the program has open.
+The child runs ``bedrockish serve``. It ends with its block, with ``stop``, and with the program, even if the program is
+killed: the child reads a pipe that only the program has open, and stops at its end.
 """
 
 import os
@@ -22,7 +22,7 @@ from bedrockish.errors import ConfigError, UnavailableError
 from bedrockish.local.page import Published
 
 READY_S, STOP_S, LOOK_S = 60.0, 20.0, 0.02
-SQLITE = b"SQLite format 3\0"  # with which each of its files begins
+SQLITE = b"SQLite format 3\0"  # the first bytes of each SQLite file
 _SERVE = """
 import os, signal, sys, threading
 
@@ -50,7 +50,7 @@ class Node:
 
     Attributes:
         path: the node's file.
-        log: the file with its log.
+        log: path of its log file.
     """
 
     def __init__(self, config: str | PathLike[str] | None = None) -> None:
@@ -92,22 +92,22 @@ class Node:
         return self._process.pid
 
     def connect(self, *, token: bytes | None = None) -> Connection:
-        """Open a session by the node's file. See ``bedrockish.connect``."""
+        """Open a session on the node's file. See ``bedrockish.connect``."""
         return connect(self.path, token=token)
 
     def stop(self) -> None:
-        """Stop the node gracefully and remove the files of a temporary one. Stopping twice is fine.
+        """Stop the node gracefully, and remove the files of a temporary node; a second call does nothing.
 
-        A connection that is still open gets errors from then on.
+        Calls on connections that are still open raise errors afterwards.
         """
         self._finalizer()
 
     def _wait_ready(self) -> None:
-        """Return when the node serves.
+        """Wait until the node serves.
 
         Raises:
-            ConfigError: it has ended instead.
-            UnavailableError: it does not serve in time.
+            ConfigError: the node has ended.
+            UnavailableError: the node does not serve in time.
         """
         until = time.monotonic() + READY_S
         while True:
@@ -144,7 +144,7 @@ def node(config: str | PathLike[str] | None = None) -> Node:
     """Start a real node as a child process: ``with bedrockish.node() as node: db = node.connect()``.
 
     Args:
-        config: path of the node's configuration; None: a temporary node on its own, whose files are removed with it.
+        config: path of the node's configuration; None for a temporary single node, whose files are removed at its end.
 
     Raises:
         ConfigError: the configuration cannot be used.
@@ -154,7 +154,7 @@ def node(config: str | PathLike[str] | None = None) -> Node:
 
 
 def _free_port() -> int:
-    """Return a port of this machine that no program listens on now."""
+    """Return a port of this machine on which no program listens now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -165,7 +165,7 @@ def _database(config: Path) -> Path:
     """Return the path of the file that a configuration names.
 
     Raises:
-        ConfigError: the configuration cannot be read, or names none.
+        ConfigError: the configuration cannot be read, or names no database.
     """
     advice = "give the path of a node's configuration, which 'bedrockish init' makes, or none for a temporary node"
     try:

@@ -1,10 +1,10 @@
-"""Everything a caller of bedrockish can catch.
+"""The errors that a caller of bedrockish can catch.
 
-Three answers are kept apart by type, because a caller must act on them differently: it did not happen (every error but
-one), it happened (no error), and it cannot be told yet (``OutcomeUnknownError``, which carries the id to ask by).
+A caller must distinguish three outcomes of a transaction: it was committed (no error), it was not committed (every
+error but one), or its outcome is unknown (``OutcomeUnknownError``, which has the command id to ask by).
 
-Each class has a stable ``code`` for programs, says whether trying again can help (``retry``), and with which status a
-command-line program ends (``exit_code``).
+Each class has a stable ``code`` for programs, a flag ``retry`` that says whether trying again can help, and an
+``exit_code``, with which a command-line program ends.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from typing import Any, ClassVar
 
 
 class BedrockishError(Exception):
-    """Base of everything that bedrockish raises on purpose. Anything else that comes out is a bug of ours.
+    """Base of all errors that bedrockish raises on purpose. Any other exception is a bug of bedrockish.
 
     Attributes:
         code: a stable word for programs.
         retry: whether the same request can succeed later.
         exit_code: status of a command-line program that ends with this error.
-        details: the facts in the text, as plain data; ``lagging`` is true if the node that refused a request knew that
-            it did not have all yet: then ``retry`` is, too.
-        rests_on: what the request had read when it was refused (a ``Prepared``), at the node that did so; None if no
-            data decided it. It does not travel.
+        details: the facts in the text, as plain data; ``lagging`` is true if the node that refused the request knew
+            that it lacked commits; ``retry`` is then true as well.
+        rests_on: the reads of the refused request (a ``Prepared``), at the node that refused it; None if the refusal
+            did not depend on data. It is not sent to clients.
     """
 
     code: ClassVar[str] = "error"
@@ -75,7 +75,7 @@ class ForeignClusterError(UsageError):
 class SqlError(UsageError):
     """Raised when SQLite refuses a statement: syntax, a missing table, a wrong number of parameters. Nothing happened.
 
-    ``details`` may have ``sql`` and ``offset`` (characters into it).
+    ``details`` may have ``sql``, and ``offset``, the position in it in characters.
     """
 
     code = "sql"
@@ -83,7 +83,7 @@ class SqlError(UsageError):
 
 class ConstraintError(UsageError):
     """Raised when a statement breaks a constraint: UNIQUE, CHECK, NOT NULL, a foreign key. Nothing of the
-    transaction happened; it saw data that forbids it, so the same request can only succeed once that data changes.
+    transaction happened; the same request can only succeed after the data that forbids it has changed.
     """
 
     code = "constraint"
@@ -102,9 +102,9 @@ class TooLargeError(UsageError):
 
 
 class MemoryFullError(TooLargeError):
-    """Raised when a node has taken as much memory as it may (``memory_max``), and this request is the newest that asks.
+    """Raised when a node has used the memory that it may use (``memory_max``), and this is its newest request.
 
-    Nothing of it happened. It can succeed when others are done, or when it asks for less.
+    Nothing of the request happened. It can succeed after other requests have ended, or if it needs less memory.
     """
 
     code = "memory_full"
@@ -121,8 +121,8 @@ class StatementTimeoutError(TooLargeError):
 
 
 class VoidedError(UsageError):
-    """Raised for a command whose transaction was decided but fitted at no node, and that an operator had applied as
-    nothing. It did not happen. A client that still wants it sends it under a new id.
+    """Raised for a command whose transaction was decided but fitted the tables of no node, so that an operator had
+    all members skip its changes. It did not happen. To run it all the same, send it under a new id.
     """
 
     code = "voided"
@@ -149,9 +149,9 @@ class MembershipError(UsageError):
 
 
 class PrunedError(UsageError):
-    """Raised when what a reader asks for was removed from the journal to make room. Nothing was skipped.
+    """Raised when the entries after a reader's cursor were removed from the journal to make room. Nothing was skipped.
 
-    Ask a node that still has it, or copy the tables with ``bedrockish export`` and go on from the cursor it prints.
+    Ask a node that still has them, or copy the tables with ``bedrockish export`` and resume at the cursor it prints.
     """
 
     code = "pruned"
@@ -164,26 +164,26 @@ class ClientClosedError(UsageError):
 
 
 class AuthenticationError(UsageError):
-    """Raised when a node does not let the caller in: a wrong user or password, none at all, a certificate
-    that is revoked or not the cluster's, or no TLS where it is needed. Nothing happened.
+    """Raised when a node refuses the caller's credentials: a wrong or missing user or password, a certificate
+    that is revoked or not the cluster's, or missing TLS. Nothing happened.
     """
 
     code = "authentication"
 
 
 class ForbiddenError(UsageError):
-    """Raised when the user may not do this. Nothing happened; the text names the role that is missing.
+    """Raised when the user lacks the right for a request. Nothing happened; the text names the missing role.
 
-    ``details`` has ``user``, and ``role``: the least that would do.
+    ``details`` has ``user``, and ``role``, the least role that has the right.
     """
 
     code = "forbidden"
 
 
 class ConflictError(BedrockishError):
-    """Raised when a transaction lost against others until its patience was over. It did not happen; run it again.
+    """Raised when a transaction conflicted with others until its time was over. It did not happen; run it again.
 
-    ``details`` has ``table``, ``key`` and ``other``, the transaction that it lost against, whose prefix is its leader.
+    ``details`` has ``table``, ``key`` and ``other``, the winning transaction, whose prefix is its leader.
     """
 
     code = "conflict"
@@ -191,7 +191,7 @@ class ConflictError(BedrockishError):
 
 
 class UnavailableError(BedrockishError):
-    """Raised when no node can be reached, no quorum answers or this node is not caught up. It did not happen."""
+    """Raised when no node can be reached, no quorum answers or the node is behind. The request did not happen."""
 
     code = "unavailable"
     retry = True
@@ -201,53 +201,53 @@ class UnavailableError(BedrockishError):
 class LearnerError(UnavailableError):
     """Raised when a learner, which only reads, is asked to write. It did not happen there: ask a voter.
 
-    ``details["voters"]`` maps the name of each voter to its address, those first that can be reached. The clients of
-    this package go there by themselves.
+    ``details["voters"]`` maps the name of each voter to its address, with reachable voters first. The clients of this
+    package go there by themselves.
     """
 
     code = "learner"
 
 
 class ReadOnlyError(UnavailableError):
-    """Raised for a write at a node that only reads for now; the text says why and the way out. It did not happen.
+    """Raised for a write at a node in read-only mode; the text says why and the way out. The write did not happen.
 
-    Reads go on. ``details["alarm"]`` names the cause, such as ``disk_full`` or ``entry_unapplicable``; another node may
-    take the write.
+    Reads still work. ``details["alarm"]`` names the cause, such as ``disk_full`` or ``entry_unapplicable``; another
+    node may accept the write.
     """
 
     code = "read_only"
 
 
 class DeadlineError(UnavailableError):
-    """Raised when the caller's time was over before anything was decided. It did not happen and will not."""
+    """Raised when the caller's time was over before a decision. The request did not happen, and will not."""
 
     code = "deadline"
 
 
 class ResultLostError(UnavailableError):
-    """Raised when a streamed result ends before its last row. Reading changes nothing: reading it again is safe.
+    """Raised when a streamed result ends before its last row. Reading the result again is safe.
 
     ``details["rows"]`` is the number of rows received before; ``details["reason"]`` is the code of the error that ended
-    it.
+    the stream.
     """
 
     code = "result_lost"
 
 
 class TemporaryLostError(BedrockishError):
-    """Raised when the TEMP objects of a session are gone: with their node, with the link to it, or idle for too long.
+    """Raised when the TEMP objects of a session are lost: with their node, with the link to it, or after an idle time.
 
-    The statement or transaction did not happen. A session that makes the objects again goes on.
+    The statement or transaction did not happen. The session can continue after it has made the objects again.
     """
 
     code = "temporary_lost"
 
 
 class OutcomeUnknownError(BedrockishError):
-    """Raised when the answer was lost and cannot be had now: the command may have happened, or may yet.
+    """Raised when the answer was lost and cannot be found out now: the command may have happened, or may still happen.
 
-    ``details["command"]`` is the id. Sending the same command with the same id again is safe: it is applied once at
-    most, and the answer is that of the first time.
+    ``details["command"]`` is the id. Sending the same command with the same id again is safe: it is applied at most
+    once, and the answer is the first one.
     """
 
     code = "unknown"
@@ -257,15 +257,15 @@ class OutcomeUnknownError(BedrockishError):
 class ForgottenError(OutcomeUnknownError):
     """Raised for a command that is sent again, or asked about, after its commit was removed from the journal.
 
-    It is never run. ``details["command"]`` is the id; ``details["happened"]`` is True if it is known to have happened,
-    only not with which result, and None if it is too old to tell. Sending it again cannot help.
+    The node does not run it. ``details["command"]`` is the id; ``details["happened"]`` is True if the command was
+    committed but its result is gone, and None if the id is too old to tell. Sending the command again cannot help.
     """
 
     code = "forgotten"
 
 
 class DamagedError(BedrockishError):
-    """Raised when a node must stop: its file, its journal or its memory is not what it must be."""
+    """Raised when a node must stop because its file, its journal or its state in memory is damaged."""
 
     code = "damaged"
     exit_code = 5
@@ -276,7 +276,7 @@ class EntryMismatchError(DamagedError):
 
     A decided entry fits all nodes or none, so the tables of this node, or of the node that led the entry, have diverged
     from the journals. ``details`` has ``entry``, ``op``, ``table``, ``key`` and ``why``. ``expected`` and ``found``
-    have the value of each differing column as text; None stands for a row that should be absent, or is.
+    have the value of each differing column as text; None stands for an absent row.
     """
 
     code = "entry_mismatch"
@@ -285,17 +285,16 @@ class EntryMismatchError(DamagedError):
 class NoRoomError(DamagedError):
     """Raised when a node's file cannot be written because the disk is full, a quota is used up, or it may only be read.
 
-    Nothing that was answered is lost. The node gives up what is in its memory, and begins again by itself when there
-    is room.
+    No answered transaction is lost. The node drops its state in memory, and restarts by itself when there is room.
     """
 
     code = "no_room"
 
 
 class InternalError(BedrockishError):
-    """Raised when the node's own program failed at a request: a bug. Nothing of the request happened.
+    """Raised when a bug in the node's program made a request fail. Nothing of the request happened.
 
-    Only this request failed; the node goes on. ``details["id"]`` identifies the traceback in the node's log.
+    Only this request failed; the node keeps running. ``details["id"]`` identifies the traceback in the node's log.
     """
 
     code = "internal"
@@ -303,18 +302,18 @@ class InternalError(BedrockishError):
 
 
 class ProtocolMismatchError(BedrockishError):
-    """Raised when the other side does not speak our protocol, or not our version of it."""
+    """Raised when the other side does not speak bedrockish's protocol, or speaks another version of it."""
 
     code = "protocol"
     exit_code = 3
 
 
 def forgotten(command: str, txid: object) -> ForgottenError:
-    """Return the error for a command of which nothing is in the journal any more.
+    """Return the error for a command whose result is no longer in the journal.
 
     Args:
         command: its id.
-        txid: what it had become; None if its id is too old to tell.
+        txid: the id of its committed transaction; None if the command's id is too old to tell.
     """
     if txid is not None:
         text = f"command {command} has happened, as {txid}, and its result was removed from the journal since"
@@ -327,7 +326,7 @@ def forgotten(command: str, txid: object) -> ForgottenError:
 
 
 def told_too_early(command: str) -> ConflictError:
-    """Return the error for an open transaction whose clock cannot be that of its commit any more."""
+    """Return the error for an open transaction that can no longer commit with the clock that it was told."""
     return ConflictError(
         f"transaction {command} took its transaction_clock() too early: others have committed since, or that time is "
         "closed; it did not happen: run it again, call transaction_clock() last, and commit within closing_lag_ms"
@@ -342,7 +341,7 @@ def _subclasses(cls: type[BedrockishError]) -> dict[str, type[BedrockishError]]:
 
 
 def pack_error(error: BedrockishError) -> dict[str, Any]:
-    """Return an error as plain data, to be sent to a client."""
+    """Return an error as plain data, for sending it to a client."""
     return {"code": error.code, "message": error.message, "details": dict(error.details)}
 
 

@@ -4,8 +4,8 @@
         with bedrockish_node.connect() as db:
             db.execute("CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER)")
 
-The node of a session starts once and is empty at first; each test makes the tables that it needs. A test that stops its
-node takes ``bedrockish_new_node``, which starts one for it alone.
+One node is started for the whole test session, with an empty database; each test makes the tables that it needs. A test
+that stops its node uses ``bedrockish_new_node``, which starts a node for this test alone.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from bedrockish.embedded import Node, node
 
 @pytest.fixture(scope="session")
 def bedrockish_node() -> Iterator[Node]:
-    """Give a temporary node that all tests share."""
+    """Yield a temporary node that all tests of the session share."""
     with node() as running:
         yield running
 
 
 @pytest.fixture
 def bedrockish_new_node() -> Iterator[Node]:
-    """Give a temporary node of the test's own."""
+    """Yield a temporary node for one test."""
     with node() as running:
         yield running

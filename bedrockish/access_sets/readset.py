@@ -56,7 +56,7 @@ EVERYTHING: tuple[Range, ...] = ((b"i:", b"i;"), (b"t:", b"t;"))
 _Encode = Callable[[Params], bytes]
 _Pick = Callable[..., bytes]  # min or max
 
-# Table functions that show the schema or the file, for which there are no keys.
+# Table functions that show the schema or the file, which have no keys.
 _LOOKS_BEHIND = re.compile(r"\b(pragma_\w+|dbstat|sqlite_dbpage|bytecode|tables_used|sqlite_stmt)\b", re.IGNORECASE)
 _BLOB = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|(?<![\w$])[xX]'([0-9a-fA-F]*)'""", re.DOTALL

@@ -1,4 +1,4 @@
-"""SQL as text: its tokens, statements of transaction control, where a statement ends.
+"""SQL as text: its tokens, the ends of its statements, and statements of transaction control.
 
-Pure; the one reader of SQL text.
+Pure; all other packages read SQL text with these functions.
 """

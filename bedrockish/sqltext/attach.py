@@ -8,14 +8,14 @@ from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 
 class Order(NamedTuple):
-    """ATTACH or DETACH: the name, and the path of the file; None for DETACH."""
+    """An ATTACH or DETACH statement: the name of the database, and the path of its file; None for DETACH."""
 
     name: str
     path: str | None
 
 
 def order_of(sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Order | None:
-    """Return the ATTACH or DETACH of a statement; None if it is another one, or one whose path is an expression.
+    """Return the ATTACH or DETACH of a statement; None for other statements, or if the path is an expression.
 
     >>> order_of("ATTACH DATABASE 'a.sqlite' AS a"), order_of("DETACH a")
     (Order(name='a', path='a.sqlite'), Order(name='a', path=None))

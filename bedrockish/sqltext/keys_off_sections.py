@@ -1,9 +1,8 @@
 """Sections of a script that run as one transaction because foreign keys are off in them. Pure.
 
-A script on SQLite switches ``PRAGMA foreign_keys`` off, rebuilds a table under another name, and switches it on. At a
-node each statement would be a transaction of its own, whose foreign keys are checked at its end; in between, the
-children of the dropped table have no parent. So the statements between OFF and ON are one transaction, which happens
-as a whole or not at all.
+A script for SQLite switches ``PRAGMA foreign_keys`` off, rebuilds a table under another name, and switches it on. At a
+node, each statement would be a transaction of its own, and its COMMIT would check foreign keys, although the children
+of the dropped table have no parent yet. So the statements between OFF and ON are one transaction.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ OFF, ON = ("foreign_keys", False), ("foreign_keys", True)
 
 
 def sections(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the statements of a script: one by one, and together those that run as one transaction, after their PRAGMA.
+    """Yield the statements of a script in groups: each alone, except a section, which begins with its PRAGMA.
 
     >>> [len(one) for one in sections(["PRAGMA foreign_keys = 0", "DROP TABLE t", "PRAGMA foreign_keys = 1"])]
     [2, 1]
@@ -42,9 +41,9 @@ def sections(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def section_end(texts: Sequence[str], at: int) -> int:
-    """Return the end of the section that begins with PRAGMA foreign_keys = OFF at a place.
+    """Return the end of the section that begins with PRAGMA foreign_keys = OFF at position ``at``.
 
-    It is the place after the PRAGMA if nothing there changes the schema, or transactions of the script's own follow.
+    If no statement of the section changes the schema, or one controls a transaction, the PRAGMA stands alone.
     """
     changes = False
     end = at + 1
@@ -57,14 +56,14 @@ def section_end(texts: Sequence[str], at: int) -> int:
 
 
 def check_no_action(sql: str, parents: Iterable[str]) -> None:
-    """Check that a statement which changes rows does not make a foreign key act, while foreign keys are switched off.
+    """Check that a statement which changes rows cannot cause a foreign key action while foreign keys are off.
 
     Args:
         sql: the statement.
-        parents: the tables whose changes have effects on their children, from ``PARENTS``.
+        parents: the tables whose foreign keys have actions, from ``PARENTS``.
 
     Raises:
-        UnsupportedError: it may.
+        UnsupportedError: the statement may cause an action.
     """
     try:
         tokens = list(walk(sql))

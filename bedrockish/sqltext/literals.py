@@ -6,9 +6,9 @@ Value = None | int | float | str | bytes
 
 
 def literal(value: Value) -> str:
-    """Return a value as SQL that SQLite reads as the same value.
+    """Return the SQL literal of a value.
 
-    SQLite reads a statement up to its first NUL, so a text with a NUL is written as a blob.
+    SQLite reads a statement only up to its first NUL, so a text with a NUL is written as the cast of a blob.
 
     >>> literal("it's")
     "'it''s'"
@@ -30,5 +30,5 @@ def literal(value: Value) -> str:
 
 
 def literal_of_blob(text: str) -> str:
-    """Return a text as SQL that has only printable characters."""
+    """Return the SQL of a text with only printable characters: the cast of a blob."""
     return f"CAST(X'{text.encode().hex()}' AS TEXT)"

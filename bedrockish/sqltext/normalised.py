@@ -1,9 +1,9 @@
-"""A statement without its values: the same text for all statements that differ only in them, and no user data in it."""
+"""Statements without their values: statements that differ only in values get the same text, which has no user data."""
 
 from bedrockish.sqltext.tokenizer import NotTokensError, walk
 
 CHARACTERS_MAX = 500
-TOKENS_MAX = 2_000  # so long a list takes a millisecond
+TOKENS_MAX = 2_000  # the limit of tokens, which take about a millisecond
 MORE = "…"
 VALUE = "?"
 _TIGHT_BEFORE = frozenset({",", ")", ".", ";"})
@@ -11,11 +11,11 @@ _TIGHT_AFTER = frozenset({"(", "."})
 
 
 def normalised(sql: str) -> str:
-    """Return a text with ``?`` for each value and parameter, without comments, and lists of values made short.
+    """Return a text with ``?`` for each value and parameter, without comments, and with shortened lists of values.
 
     ``…`` replaces all but the first of several values or rows of values: a statement for 3 rows equals the one for 300.
-    Names and keywords stay as they are written. It ends with ``…`` after some hundred characters; and a text that
-    SQLite's tokenizer would not take is just that.
+    Names and keywords stay unchanged. A long result is cut and ends with ``…``. The result is only ``…`` if SQLite's
+    tokenizer would refuse the text.
     """
     parts: list[str] = []
     length = 0
@@ -34,12 +34,12 @@ def normalised(sql: str) -> str:
             if length > CHARACTERS_MAX:
                 return f"{_join(parts)[:CHARACTERS_MAX]} {MORE}"
     except NotTokensError:
-        return MORE  # where its quotes are not pairs, what looks like a name may be a value
+        return MORE  # with unbalanced quotes, an apparent name may be a value
     return _join(parts)
 
 
 def _folds_value(parts: list[str]) -> bool:
-    """Whether a value that comes now belongs to a list that has one: ``?, ?`` becomes ``?, …``."""
+    """Return whether the next value belongs to a list that has a value already: ``?, ?`` becomes ``?, …``."""
     if parts[-1:] != [","]:
         return False
     if parts[-2:] == [MORE, ","]:
@@ -52,7 +52,7 @@ def _folds_value(parts: list[str]) -> bool:
 
 
 def _folds_row(parts: list[str]) -> bool:
-    """Whether the row of values that ends now follows on one like it: ``(?, …), (?, …)`` becomes ``(?, …), …``."""
+    """Return whether the row that ends now follows another row of values: ``(?, …), (?, …)`` becomes ``(?, …), …``."""
     begin = len(parts) - 1
     while begin >= 0 and parts[begin] in (VALUE, ",", MORE):
         begin -= 1

@@ -1,9 +1,9 @@
 """The PRAGMAs of a session that change the meaning of its statements: ``case_sensitive_like``, ``recursive_triggers``.
 
-SQLite keeps them for a connection. A session of a cluster keeps them itself and writes those that are on before the
-text of each statement, for any node may run it. All that is known of a text, such as its plan, is then known of the
-text with its settings. A node of a release before these settings refuses both forms by name: it knows
-``case_sensitive_like`` as a PRAGMA that is not allowed, and the other name not at all. Pure.
+SQLite keeps these settings for a connection. A session of a cluster keeps them itself, and writes the settings that are
+on before the text of each statement, because any node may run it. So caches by text, such as the cache of plans,
+distinguish the settings. A node of a release without these settings refuses both prefixes: ``case_sensitive_like`` is a
+PRAGMA that it does not allow, and the other name is unknown to it. Pure.
 """
 
 import re
@@ -15,7 +15,7 @@ Settings = frozenset[str]
 NONE: Settings = frozenset()
 
 _PREFIXES = {LIKE: f"PRAGMA {LIKE}=1;", TRIGGERS: f"PRAGMA bedrockish_{TRIGGERS}=1;"}
-# Each part gives nothing back: runs of blanks that several parts could share take a time that grows with their cube.
+# Possessive quantifiers: with backtracking, several parts could share a run of blanks, at a cost of its cubed length.
 _FIRST = re.compile(
     rf"\s*+PRAGMA\s++(?:main\s*+\.\s*+)?({LIKE}|{TRIGGERS})\s*+(?:=([^;()]*+)|\(([^;()]*+)\)\s*+)?(?:;|$)",
     re.IGNORECASE,
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"0x([0-9a-f]{1,100})|([0-9]{1,100})")
 
 
 def split_settings(sql: str) -> tuple[Settings, int]:
-    """Return the settings that a session has written before a text, and the place at which the text itself begins.
+    """Return the settings that a session has written before a text, and the position at which the text itself begins.
 
     >>> split_settings("PRAGMA case_sensitive_like=1;SELECT 1")[1]
     29
@@ -40,7 +40,7 @@ def split_settings(sql: str) -> tuple[Settings, int]:
 
 
 def without_settings(sql: str) -> str:
-    """Return a text as its program has sent it."""
+    """Return a text without the settings that a session has written before it."""
     at = split_settings(sql)[1]
     return sql[at:] if at else sql
 
@@ -55,7 +55,7 @@ def with_settings(sql: str, settings: Settings) -> str:
 
 
 def first_setting(sql: str) -> tuple[str, bool | None, int] | None:
-    """Return the setting with which a text begins: its name, its new value (None for a query) and the place behind it.
+    """Return the setting with which a text begins: its name, new value (None for a query) and end; None without one.
 
     >>> first_setting("PRAGMA recursive_triggers = ON"), first_setting("SELECT 1")
     (('recursive_triggers', True, 30), None)
@@ -73,7 +73,7 @@ def _first_setting(sql: str) -> tuple[str, bool | None, int] | None:
 
 
 def is_on(value: str) -> bool:
-    """Return whether SQLite takes a value of a PRAGMA for true.
+    """Return whether SQLite takes the value of a PRAGMA as true.
 
     >>> [is_on(one) for one in ("ON", "'yes'", "2", "0", "-1", "maybe")]
     [True, True, True, False, False, False]
@@ -84,4 +84,4 @@ def is_on(value: str) -> bool:
         return word in ("on", "yes", "true")
     hexadecimal, decimal = number.groups()
     found = int(hexadecimal, 16) if hexadecimal else int(decimal)
-    return 0 < found < 1 << (32 if hexadecimal else 31)  # SQLite takes a larger one for 0
+    return 0 < found < 1 << (32 if hexadecimal else 31)  # SQLite takes a larger number as 0

@@ -1,7 +1,7 @@
-"""The values of a session that SQLite keeps for each connection and that a few functions of SQL return.
+"""The values of a session that SQLite keeps for each connection, and that a few SQL functions return.
 
-``last_insert_rowid()``, ``changes()`` and ``total_changes()`` belong to the session that asks. A session learns them
-from the results of its statements, and writes them into the text of a later statement, which any node may run. Pure.
+``last_insert_rowid()``, ``changes()`` and ``total_changes()`` depend on the session. A session takes their values from
+the results of its statements, and writes them into the text of later statements, which any node may run. Pure.
 """
 
 import re
@@ -15,7 +15,7 @@ from bedrockish.sqltext.statement_kinds import READ, SCHEMA, WRITE, kind_of, ver
 from bedrockish.sqltext.tokenizer import NotTokensError, tokens
 
 _MENTIONED = re.compile(r"(?:last_insert_rowid|changes)[\"'`\]]?\s*(?:\(|/\*|--)", re.IGNORECASE)
-TEXT_MAX = 1 << 16  # characters; a longer text is data rather than a program's question
+TEXT_MAX = 1 << 16  # characters; values are not written into longer texts, which mostly contain data
 _WRITTEN = re.compile(r"\(/\*(.*?)\*/-?[0-9]+\)", re.DOTALL)
 _NAMES = {"last_insert_rowid", "changes", "total_changes"}
 _TABLE, _QUERY = (re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for words in ("TABLE", "SELECT|VALUES|WITH"))
@@ -27,7 +27,7 @@ class _Counted(Protocol):
 
     @property
     def rowcount(self) -> int:
-        """How many rows the statement changed; -1 for one that changes none by nature."""
+        """Number of rows that the statement changed; -1 for a statement that cannot change rows."""
 
     @property
     def lastrowid(self) -> int | None:
@@ -36,12 +36,12 @@ class _Counted(Protocol):
 
 @dataclass(slots=True)
 class SessionValues:
-    """The values of one session, as its connection to SQLite would have them.
+    """The values of one session, which a SQLite connection would keep.
 
     Attributes:
-        last_insert_rowid: rowid of the row that the session inserted last; 0 before the first.
-        changes: rows that the last INSERT, UPDATE or DELETE changed.
-        total_changes: rows changed since the session began.
+        last_insert_rowid: rowid of the row that the session inserted last; 0 before its first INSERT.
+        changes: number of rows that the last INSERT, UPDATE or DELETE changed.
+        total_changes: number of rows changed since the session began.
         settings: the PRAGMAs of ``session_settings`` that are on.
     """
 
@@ -51,7 +51,7 @@ class SessionValues:
     settings: Settings = NONE
 
     def see(self, results: Sequence[_Counted]) -> None:
-        """Learn from the results of statements, in their order."""
+        """Update the values from the results of statements, in order."""
         for one in results:
             if one.rowcount >= 0:
                 self.changes = one.rowcount
@@ -60,12 +60,12 @@ class SessionValues:
                 self.last_insert_rowid = one.lastrowid
 
     def reset(self) -> None:
-        """Begin as a new session does."""
+        """Set all values to those of a new session."""
         self.last_insert_rowid = self.changes = self.total_changes = 0
         self.settings = NONE
 
     def write(self, sql: str) -> str:
-        """Return a statement with the session's values in the place of the functions, after the session's settings.
+        """Return a statement with the session's values in place of the functions, and its settings before the text.
 
         >>> SessionValues(last_insert_rowid=7).write("SELECT last_insert_rowid()")
         'SELECT (/*last_insert_rowid()*/7)'
@@ -73,7 +73,7 @@ class SessionValues:
         return self.set_before(self.fill(self.take_settings(sql)))
 
     def take_settings(self, sql: str) -> str:
-        """Note the settings with which a text begins; return the rest of it, or a statement that answers like them."""
+        """Note the settings with which a text begins; return the rest, or a statement with their result if empty."""
         found = first_setting(sql)
         if found is None:
             return sql
@@ -82,14 +82,14 @@ class SessionValues:
             name, on, end = found
             if on is not None:
                 self.settings = self.settings | {name} if on else self.settings - {name}
-            elif name != LIKE:  # of which SQLite tells nothing
+            elif name != LIKE:  # a query of this PRAGMA returns no row in SQLite
                 answer = f"SELECT {int(name in self.settings)} AS {name}"
             sql = sql[end:]
             found = first_setting(sql)
         return sql if sql.strip() else answer
 
     def set_before(self, sql: str) -> str:
-        """Return a statement after those settings of the session that may change its meaning."""
+        """Return a statement with the settings before it that are on and may change its meaning."""
         if not self.settings:
             return sql
         kind = kind_of(sql)
@@ -99,13 +99,13 @@ class SessionValues:
         return with_settings(sql, self.settings & {LIKE}) if compares else sql
 
     def set_before_all(self, texts: Sequence[str]) -> list[str]:
-        """Return the statements of one request after the settings of the session, and those that they make."""
+        """Return the statements of one request with settings before them, also those that the request itself sets."""
         return [self.set_before(self.take_settings(sql)) for sql in texts]
 
     def fill(self, sql: str) -> str:
-        """Return a statement with the session's values in the place of the functions."""
+        """Return a statement with the session's values in place of the functions."""
         if len(sql) > TEXT_MAX or not asks_values(sql) or verb_of(sql) in ("CREATE", "ALTER"):
-            return sql  # in a trigger or a view, the functions are those of the statement that runs it
+            return sql  # in a trigger or a view, the functions must be evaluated when it is used
         try:
             found = tokens(sql)
         except NotTokensError:
@@ -124,9 +124,9 @@ class SessionValues:
         return "".join([*parts, sql[at:]])
 
     def write_all(self, texts: Sequence[str]) -> list[str]:
-        """Return the statements of one request with the values in them, as far as the session can know these.
+        """Return the statements of one request with values in them, up to the first statement that may write.
 
-        Behind a statement that may write, the node knows the values of the request, and the session does not.
+        After that statement, only the node knows the values.
         """
         found = list(texts)
         for place, sql in enumerate(texts):
@@ -138,7 +138,7 @@ class SessionValues:
 
 
 def _may_fill(sql: str) -> bool:
-    """Return whether a change of the schema may be one that fills a table by a query."""
+    """Return whether a change of the schema may be CREATE TABLE AS SELECT."""
     table = _TABLE.search(sql)
     return table is not None and _QUERY.search(sql, table.end()) is not None
 
@@ -150,7 +150,7 @@ def asks_values(sql: str) -> bool:
 
 
 def shown_names(columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of a result's columns as they are without the session's values in the text.
+    """Return the names of a result's columns without the values that the session has written into the text.
 
     >>> shown_names(("(/*last_insert_rowid()*/7)", "n"))
     ('last_insert_rowid()', 'n')

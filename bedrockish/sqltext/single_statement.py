@@ -1,4 +1,4 @@
-"""The check of a client that the text of a call holds one statement, made before the text is sent."""
+"""A client's check, before sending, that a text holds one statement."""
 
 from bedrockish.errors import UsageError
 from bedrockish.sqltext.known_texts import remembered
@@ -8,9 +8,9 @@ _second = remembered(after_first)
 
 
 def check_statement(sql: object) -> str:
-    """Return an SQL text that holds one statement, possibly with blanks and comments after it.
+    """Return the text if it holds one statement, possibly followed by blanks and comments.
 
-    A node would run several statements and answer with one result for each, which the caller could not tell apart.
+    A node would run several statements and return a result for each, which the caller could not tell apart.
 
     Raises:
         UsageError: the argument is not a text, is empty, or holds several statements.

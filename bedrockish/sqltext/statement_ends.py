@@ -20,14 +20,14 @@ _SEMICOLON = re.compile(r"'[^']*+'?|\"[^\"]*+\"?|`[^`]*+`?|\[[^\]]*+\]?|--[^\n]*
 
 
 def after_blanks(sql: str, at: int = 0) -> int:
-    """Return where the first token at or after a place begins, past blanks and comments."""
+    """Return where the first token at or after a position begins, past blanks and comments."""
     found = _BLANK.match(sql, at)
     assert found is not None  # the pattern matches an empty text
     return found.end()
 
 
 def after_nothing(sql: str, at: int = 0) -> int:
-    """Return where the first statement at or after a place begins, past blanks, comments and semicolons."""
+    """Return where the first statement at or after a position begins, past blanks, comments and semicolons."""
     found = _EMPTY.match(sql, at)
     assert found is not None  # the pattern matches an empty text
     return found.end()
@@ -40,14 +40,14 @@ def first_word(sql: str) -> str:
 
 
 def statement_end(sql: str, at: int = 0) -> int | None:
-    """Return the place after the semicolon that ends the statement which begins at a place.
+    """Return the position after the semicolon that ends the statement at ``at``.
 
     Args:
         sql: the text.
-        at: where the statement begins, as ``after_nothing`` returns it.
+        at: the begin of the statement, from ``after_nothing``.
 
     Returns:
-        the place, or None if the statement goes to the end of the text.
+        the position, or None if the statement goes to the end of the text.
     """
     in_trigger = _makes_trigger(sql, at)
     while True:
@@ -83,17 +83,17 @@ def split(script: str) -> Iterator[str]:
 
 
 def is_nothing(sql: str) -> bool:
-    """Whether a text holds no statement, only blanks, comments and semicolons."""
+    """Return whether a text holds no statement, only blanks, comments and semicolons."""
     return after_nothing(sql) == len(sql)
 
 
 def is_single(sql: str) -> bool:
-    """Say whether a text holds at most one statement."""
+    """Return whether a text holds at most one statement."""
     return after_first(sql) is None
 
 
 def is_complete(sql: str) -> bool:
-    """Whether a semicolon ends the last statement of a text; true for a text without statements."""
+    """Return whether a semicolon ends the last statement of a text; True for a text without statements."""
     begin = after_nothing(sql)
     while begin < len(sql):
         end = statement_end(sql, begin)
@@ -135,7 +135,7 @@ def _next_word(sql: str, at: int) -> tuple[str, int]:
 
 
 def _word(sql: str, at: int) -> tuple[str, int]:
-    """Return the word at a place in upper case, which may be empty, and where it ends."""
+    """Return the word at a position in upper case, which may be empty, and its end."""
     found = _WORD.match(sql, at)
     assert found is not None  # the pattern matches an empty text
     return found[0].upper(), found.end()

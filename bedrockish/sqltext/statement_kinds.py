@@ -1,6 +1,6 @@
-"""The kind of a statement by its text, as far as a connection needs it to open transactions by itself. Pure.
+"""The kind of a statement by its text, by which a connection decides whether to open a transaction. Pure.
 
-A guess that is wrong costs a refusal by the node, never data: nodes ask SQLite itself.
+A wrong kind can only make the node refuse a statement: the node itself asks SQLite for the kind.
 """
 
 import re
@@ -31,7 +31,7 @@ _QUERY_ONLY = re.compile(
 
 
 def switch_of(sql: str) -> tuple[str, bool | None] | None:
-    """Return the name of the connection's own PRAGMA in a statement, and its new value; None for a query.
+    """Return the name and the new value (None for a query) of a connection's own PRAGMA; None for other statements.
 
     >>> switch_of("PRAGMA foreign_keys = OFF")
     ('foreign_keys', False)
@@ -44,7 +44,7 @@ def switch_of(sql: str) -> tuple[str, bool | None] | None:
 
 
 def query_only_of(sql: str) -> tuple[bool | None] | None:
-    """Return the value that a statement gives PRAGMA query_only, None if it asks; None for another statement.
+    """Return the new value (None for a query) of a PRAGMA query_only, in a tuple; None for other statements.
 
     >>> query_only_of("PRAGMA query_only = 1"), query_only_of("PRAGMA query_only"), query_only_of("SELECT 1")
     ((True,), (None,), None)
@@ -55,7 +55,7 @@ def query_only_of(sql: str) -> tuple[bool | None] | None:
 
 @remembered
 def verb_of(sql: str) -> str:
-    """Return the word that says what a statement does, in upper case: for ``WITH`` that is the one after the tables."""
+    """Return the verb of a statement in upper case; after ``WITH``, the verb behind the common table expressions."""
     word = first_word(sql)
     if word == "PRAGMA":
         sql = without_settings(sql)
@@ -65,7 +65,7 @@ def verb_of(sql: str) -> str:
 
 @remembered
 def kind_of(sql: str) -> str:
-    """Return what a statement does: ``read``, ``write``, ``schema``, ``pragma`` or ``other``."""
+    """Return the kind of a statement: ``read``, ``write``, ``schema``, ``pragma`` or ``other``."""
     verb = verb_of(sql)
     if verb == "PRAGMA":
         return SCHEMA if _SETS_NUMBER.search(sql) else PRAGMA
@@ -73,7 +73,7 @@ def kind_of(sql: str) -> str:
 
 
 def inserts(sql: str) -> bool:
-    """Whether a statement is one whose last row's id is of interest."""
+    """Return whether a statement is an INSERT or REPLACE, which sets ``lastrowid``."""
     return verb_of(sql) in ("INSERT", "REPLACE")
 
 

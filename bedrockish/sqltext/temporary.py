@@ -1,4 +1,4 @@
-"""TEMP objects in the text of statements, as far as a session must know of them. Pure."""
+"""Recognises statements that make TEMP objects, by their texts. Pure."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -8,7 +8,7 @@ from bedrockish.sqltext.session_settings import without_settings
 from bedrockish.sqltext.statement_ends import first_word
 from bedrockish.sqltext.tokenizer import NotTokensError, Token, walk
 
-_HEAD = 12  # more tokens than stand before the name in CREATE TEMP TABLE IF NOT EXISTS
+_HEAD = 12  # number of first tokens that include the name in CREATE TEMP TABLE IF NOT EXISTS
 
 
 def makes_temporary(sql: str) -> bool:
@@ -34,12 +34,12 @@ def _makes_temporary(sql: str) -> bool:
 
 
 def make_temporary(statements: Iterable[str]) -> bool:
-    """Return whether any of some statements makes a TEMP object."""
+    """Return whether any of the statements makes a TEMP object."""
     return any(map(makes_temporary, statements))
 
 
 def filling_select(sql: str) -> str:
-    """Return the SELECT of CREATE TEMP TABLE ... AS SELECT; empty for another statement.
+    """Return the SELECT of a CREATE TEMP TABLE ... AS SELECT; empty for other statements.
 
     >>> filling_select("CREATE TEMP TABLE t AS SELECT 1")
     'SELECT 1'

@@ -1,7 +1,7 @@
-"""SQL text as SQLite's own tokenizer cuts it: for those few places where the text itself has to be changed.
+"""A tokenizer that cuts SQL text like SQLite's own, for the few cases in which the text itself must be read or changed.
 
-Nothing here understands SQL. It only knows where a token begins and ends, so that a parenthesis in a string, or a
-keyword in a comment, is never taken for one. ``tests/engine/test_tokens.py`` holds it against SQLite.
+It knows no grammar, only where tokens begin and end, so that a parenthesis in a string, or a keyword in a comment, is
+not mistaken for one. ``tests/engine/test_tokens.py`` compares it with SQLite.
 """
 
 import re
@@ -11,8 +11,8 @@ from typing import Literal
 
 Kind = Literal["word", "quoted", "string", "number", "blob", "param", "op"]
 
-# SQLite takes every character outside ASCII as part of a name, and a byte order mark as a blank where a token begins.
-# Sets name the characters that are not in them: ``re`` needs 15 ms to compile one that reaches the end of Unicode.
+# SQLite takes every character outside ASCII as part of a name, and a byte order mark before a token as a blank.
+# The sets are negated, because ``re`` needs 15 ms to compile a set that reaches to the end of Unicode.
 _NAME = r"[^\x00-\x23%-/:-@\[-^`{-\x7f]"  # letters, digits, _ and $
 _FIRST = r"[^\x00-@\[-^`{-\x7f]"  # letters and _
 _DIGITS = r"[0-9](?:_?[0-9])*"
@@ -35,7 +35,7 @@ _QUOTES = {'"': '"', "`": "`", "'": "'"}
 
 
 class NotTokensError(ValueError):
-    """Raised for a text that SQLite's tokenizer would not take either, or that this one does not understand."""
+    """Raised for a text that SQLite's tokenizer would refuse as well, or that this tokenizer does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Token:
     Attributes:
         kind: ``word`` (a name or keyword), ``quoted`` (a name in quotes of any kind), ``string``, ``number``, ``blob``,
             ``param`` or ``op``.
-        start: where it begins in the text, in characters.
-        end: where it ends.
-        text: the token as it was written.
+        start: position of its first character in the text.
+        end: position after its last character.
+        text: the text of the token.
     """
 
     kind: Kind
@@ -56,12 +56,12 @@ class Token:
     text: str
 
     def is_word(self, *keywords: str) -> bool:
-        """Whether it is one of these keywords, which are given in upper case."""
+        """Return whether the token is one of these keywords, given in upper case."""
         return self.kind == "word" and self.text.upper() in keywords
 
     @property
     def name(self) -> str | None:
-        """The name that the token stands for where SQLite's grammar wants a name; None if it cannot stand there."""
+        """The name for which the token stands, without quotes; None if the token cannot be a name."""
         if self.kind == "word":
             return self.text
         if self.kind not in ("quoted", "string"):
@@ -84,7 +84,7 @@ def walk(sql: str) -> Iterator[Token]:
     """Yield the tokens of a text, as ``tokens`` returns them, one by one.
 
     Raises:
-        NotTokensError: at a part that is not a token.
+        NotTokensError: the next part of the text is not a token.
     """
     if "\0" in sql:
         raise NotTokensError("SQLite would read no further than the first NUL")
@@ -106,7 +106,7 @@ def walk(sql: str) -> Iterator[Token]:
 
 
 def parameter_numbers(found: list[Token]) -> dict[int, int]:
-    """Return the number, from 1, that SQLite gives to each parameter, by the place of its token in the list."""
+    """Return SQLite's number of each parameter, from 1, by the position of its token in the list."""
     numbers: dict[int, int] = {}
     names: dict[str, int] = {}
     highest = 0

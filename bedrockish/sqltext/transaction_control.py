@@ -1,7 +1,7 @@
-"""BEGIN, COMMIT, ROLLBACK, SAVEPOINT, RELEASE and ROLLBACK TO, recognised in a text of SQL. Pure.
+"""Recognises BEGIN, COMMIT, ROLLBACK, SAVEPOINT, RELEASE and ROLLBACK TO in a text of SQL. Pure.
 
-They are nothing that SQLite may see: a node has one transaction open all the time. Clients turn the first three into
-operations, nodes do the others on an open transaction's list of changes.
+These statements must not reach SQLite, because a node always has a transaction of its own open. Clients turn the first
+three into operations; nodes apply the others to an open transaction's list of changes.
 """
 
 import re
@@ -18,17 +18,17 @@ _TOKEN = re.compile(
     r"""[^\x00-@\[-^`{-\x7f][\w$]*+|"[^"]*+(?:""[^"]*+)*+"|'[^']*+(?:''[^']*+)*+'|`[^`]*+(?:``[^`]*+)*+`|\[[^\]]*+\]"""
 )
 _FIRST = re.compile(r"(BEGIN|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE)
-_BEGINNINGS = frozenset({"BE", "CO", "EN", "RO", "SA", "RE"})  # of the words in it
+_BEGINNINGS = frozenset({"BE", "CO", "EN", "RO", "SA", "RE"})  # the first two letters of these words
 _WORDS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One such statement.
+    """A statement of transaction control.
 
     Attributes:
-        kind: which.
-        name: of the savepoint.
+        kind: one of ``BEGIN``, ``COMMIT``, ``ROLLBACK``, ``SAVEPOINT``, ``RELEASE`` and ``ROLLBACK_TO``.
+        name: name of the savepoint; empty for the first three kinds.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Control:
 
 
 def parse_control(sql: str) -> Control | None:
-    """Return what a text says if it is one such statement and nothing else.
+    """Return the statement of transaction control that a text consists of; None for any other text.
 
     >>> parse_control("rollback transaction to savepoint a;")
     Control(kind='ROLLBACK TO', name='a')
@@ -46,7 +46,7 @@ def parse_control(sql: str) -> Control | None:
     if not isinstance(sql, str):
         raise UsageError(f"a statement should be an SQL text, not {type(sql).__name__}")
     beginning = sql[:2]
-    if beginning.isalpha() and beginning.upper() not in _BEGINNINGS:  # nearly all, and cheaper than to read it
+    if beginning.isalpha() and beginning.upper() not in _BEGINNINGS:  # a fast path for most statements
         return None
     at = after_nothing(sql)
     if _FIRST.match(sql, at) is None:
@@ -85,10 +85,10 @@ def parse_control(sql: str) -> Control | None:
 
 
 def control_of(sql: str, params: Sized | None) -> Control | None:
-    """Return what a text says as ``parse_control``, and check that no values came with it.
+    """Return the result of ``parse_control``, after a check that such a statement was given no values.
 
     Raises:
-        SqlError: values came with it.
+        SqlError: the statement was given values.
     """
     found = parse_control(sql)
     if found is not None:
@@ -97,10 +97,10 @@ def control_of(sql: str, params: Sized | None) -> Control | None:
 
 
 def refuse_values(params: Sized | None) -> None:
-    """Check that a statement without parameters was given no values; names without a place are ignored, as in SQLite.
+    """Check that a statement without parameters was given no values; values by name are ignored, as in SQLite.
 
     Raises:
-        SqlError: it was given some.
+        SqlError: the statement was given values.
     """
     if params and not isinstance(params, Mapping):
         given = len(params)

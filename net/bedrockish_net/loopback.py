@@ -1,4 +1,4 @@
-"""Tells whether an address is on this machine. Pure."""
+"""Checks whether an address is on this machine. Pure."""
 
 import ipaddress
 

@@ -221,8 +221,7 @@ class Mesh:
         """End the link on which a peer sent a malformed message, with the reason.
 
         If the peer does so again within ten minutes, its links are refused for a time that doubles with each
-        repetition.
-        Otherwise a healthy node would read and refuse the same messages over and over.
+        repetition. Otherwise a healthy node would read and refuse the same messages over and over.
         """
         peer = self._peers.get(node)
         if peer is None or peer.incoming is None:
@@ -288,7 +287,7 @@ class Mesh:
 
     @property
     def left_alone(self) -> dict[str, float]:
-        """The peers whose links are refused for a time because of malformed messages, each with the seconds left."""
+        """The peers whose links are refused for a time, after malformed messages, each with the seconds left."""
         now = trio.current_time()
         return {node: peer.alone_until - now for node, peer in self._peers.items() if peer.alone_until > now}
 
@@ -432,7 +431,7 @@ class Mesh:
                 peer.outgoing = None
                 self._on_event(PeerDown(node, str(link.closed)))
 
-    # --- the open door
+    # --- accepting
 
     async def _welcome(self, stream: trio.SocketStream) -> None:
         """Accept a connection; a failure ends only this connection."""

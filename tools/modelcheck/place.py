@@ -126,7 +126,7 @@ class Place:
         assert self.node is not None
         return self.node
 
-    # -- what can happen here --------------------------------------------------------------------------------------
+    # -- spontaneous events ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the node with the file on its disk."""

@@ -209,7 +209,7 @@ class Client:
         self.world.laws.finished(call)
         self.world.after(self.luck.expovariate(1000 / self.world.options.think_ms), self._next)
 
-    # -- what it asks ----------------------------------------------------------------------------------------------
+    # -- the commands ----------------------------------------------------------------------------------------------
 
     def _key(self) -> str:
         options = self.world.options

@@ -236,7 +236,7 @@ class Care:
             self.doubts = self.machine.node.state.doubts
             self._look_soon()
 
-    # -- finding it ------------------------------------------------------------------------------------------------
+    # -- detection -------------------------------------------------------------------------------------------------
 
     def _after(self, seconds: float, action: Any) -> None:
         boot, machine = self.machine.boot, self.machine

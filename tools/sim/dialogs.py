@@ -89,7 +89,7 @@ class Dialog:
         if isinstance(answer, ConstraintError):  # a committed schema change that the rows forbade
             self.call.error = answer
             self.client.done(self.call)
-        elif not isinstance(answer, Answer):  # a failed settling says nothing about the transaction
+        elif not isinstance(answer, Answer):  # after a failed settling, the outcome is still unknown
             self.world.after(self.client.luck.uniform(0.01, 0.3), self.settle)
         elif answer.results == NOTHING:
             self.world.counts["settled"] += 1

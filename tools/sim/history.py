@@ -294,7 +294,7 @@ class Histories:
             ):
                 self.broken("tokens cover answers", f"{call.request.command}'s token lacks its own {answer.place}")
 
-    # -- what readers saw ------------------------------------------------------------------------------------------
+    # -- sessions and reads ----------------------------------------------------------------------------------------
 
     def _sessions(self) -> None:
         """Check that sessions read their own writes and never go back, and that each read is a snapshot."""

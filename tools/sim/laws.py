@@ -68,7 +68,7 @@ class Laws:
         self.clocks: dict[str, int] = {}  # the highest clock that each node has sent
         self.settled: dict[str, Answer] = {}  # commands that a client knows never to happen
         self.changes: list[tuple[Request, Answer]] = []
-        self.safe: dict[str, int] = {}  # highest safe time that each node could have told
+        self.safe: dict[str, int] = {}  # the highest safe time of each node, published or not
         self.published: dict[str, int] = {}
         self.results: dict[str, bytes] = {}
         self.schemas = Schemas(world)
@@ -81,7 +81,7 @@ class Laws:
         """End the world because a law is broken."""
         self.world.broken(law, story)
 
-    # -- while it goes on ------------------------------------------------------------------------------------------
+    # -- during the run --------------------------------------------------------------------------------------------
 
     def submitted(self, request: Request) -> None:
         """Record that a client begins a command."""
@@ -222,7 +222,7 @@ class Laws:
                     )
 
     def _changed_durably(self, entry: Entry) -> None:
-        """Check a committed membership change: it follows the last one, and changes at most one voter."""
+        """Check that a membership change follows the last one, changes at most one voter, and leaves a quorum."""
         world, old = self.world, self.world.membership
         new = decode_membership(entry.transaction.changes)
         if new.version != old.version + 1:

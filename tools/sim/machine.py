@@ -166,7 +166,7 @@ class Machine:
         self.disk, self.store, self.forgot = self._new_disk(image), store, True
 
     def refill(self, image: Image) -> None:
-        """Replace the tables in the file of a stopped machine; ``image`` has kept its promises."""
+        """Replace the file of a stopped machine by ``image``, which has other tables and the same promises."""
         assert self.node is None
         self.disk = self._new_disk(image)
 

@@ -64,7 +64,7 @@ class Moving:
             run = self._runs[machine.name] = _Run(machine.boot, now, now, now)
         return run
 
-    # -- what came in time is not late ------------------------------------------------------------------------------
+    # -- BEGINs that came in time -----------------------------------------------------------------------------------
 
     def reads(self, machine: "Machine", peer: str, parts: tuple[Part, ...]) -> None:
         """Record that a node has all pieces of a message, and assembles it."""
@@ -105,7 +105,7 @@ class Moving:
             return ""
         return f"{machine.name} rejects {message.txid} as too late, which came in time at {came:.3f} s"
 
-    # -- closed and safe go on --------------------------------------------------------------------------------------
+    # -- progress of closed and safe time ---------------------------------------------------------------------------
 
     def broken(self, machine: "Machine") -> tuple[str, str]:
         """Check a machine after a step; return the law that it breaks and the story, or two empty texts."""

@@ -58,7 +58,7 @@ class Operator:
         self._later()
 
     def stop(self) -> None:
-        """Begin no further plans, except those that must be completed."""
+        """Begin no further plans, except those that are needed to come to rest."""
         self.stopped = True
 
     def _later(self) -> None:

@@ -150,7 +150,7 @@ class World:
         self.now = end
         return done is not None and done()
 
-    # -- the story -------------------------------------------------------------------------------------------------
+    # -- the phases ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run the world to its end.
@@ -246,7 +246,7 @@ class World:
         for client in self.clients:
             client.finish()
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- messages and the trace ------------------------------------------------------------------------------------
 
     def alive_names(self) -> list[str]:
         """Return the names of the running machines that clients know, including some that have left the cluster."""

@@ -83,7 +83,7 @@ def _stored(feed: Feed, leader: str, tick: int) -> Iterator[Row]:
                 yield f"{stored.origin}-{stored.clock:x}", "", None
         yield from map(_named, changes.take().to_pylist())
     except JournalError:
-        return  # removed, or not readable: another journal may have it
+        return  # the entry was removed or cannot be read; another journal may have it
 
 
 def _exported(directory: str, node: str, leader: str, tick: int) -> Iterator[Row]:

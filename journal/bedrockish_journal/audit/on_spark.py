@@ -1,4 +1,4 @@
-"""The audit on many machines: the same tables and the same questions, made and asked by Spark."""
+"""The audit on many machines: the same tables and the same queries, run by Spark."""
 
 import re
 from collections.abc import Iterator

@@ -201,7 +201,7 @@ class Feed:
         return PAGE, (self.cursor.clock, self.cursor.leader, limit, PAGE_BYTES)
 
     def take(self, rows: Sequence[tuple[Any, ...]]) -> list[Committed]:
-        """Return the transactions of a page, and move the cursor after all of them, including those left out.
+        """Return the transactions of a page, and move the cursor after the page, including transactions left out.
 
         Raises:
             FeedPrunedError: some of the next transactions were removed; the cursor does not move.

@@ -24,7 +24,7 @@ class MemberSaid(NamedTuple):
 
 
 READER, WRITER, OWNER, ADMIN = 1, 2, 3, 4
-ROLES = ("reader", "writer", "owner", "admin")  # each may do what those before it may
+ROLES = ("reader", "writer", "owner", "admin")  # each role includes the rights of the roles before it
 
 
 class UserSaid(NamedTuple):

@@ -107,7 +107,7 @@ def plan(db: apsw.Connection, clock: int, held: Vector | None = None) -> dict[st
     Args:
         db: the node's connection.
         clock: no transaction with a later clock is removed.
-        held: no tick above this vector is removed, and nothing of a timeline that it lacks; None: no such bound.
+        held: no tick above this vector is removed; a timeline that it lacks counts as 0. None: no such limit.
     """
     found = {}
     leaders = [leader for (leader,) in db.execute("SELECT leader FROM bedrockish_journal GROUP BY leader")]

@@ -80,7 +80,7 @@ class Segment:
                 tick, head = found.get(entry.leader, (0, bytes(32)))
                 if entry.tick != tick + 1 or entry.prev != head:
                     raise ChainBrokenError(entry.leader, entry.tick, head, entry.prev)
-                # Which label of a transaction is the second depends on the order of the file.
+                # The second label of a transaction is the one that comes later in this file.
                 repeat = bool(store.find_places(self._db, entry.txid))
                 store.append(self._db, entry, repeat=repeat, applied_ms=applied_ms)
                 found[entry.leader] = entry.tick, entry.hash

@@ -82,7 +82,7 @@ _APPEND = """INSERT INTO main.bedrockish_journal(
   leader, tick, clock, origin, command, kind, repeat, applied_ms, label, body, prev, hash)
   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
-# One index seek per leader instead of a walk over all entries: from each leader to the next greater one.
+# One index seek per leader, from each leader to the next greater one, instead of a scan of all entries.
 _HEADS = """WITH RECURSIVE leaders(leader) AS (
     SELECT min(leader) FROM bedrockish_journal
     UNION ALL
@@ -108,7 +108,7 @@ _COMMAND_TXID = """SELECT clock, origin FROM bedrockish_journal WHERE command = 
   UNION ALL SELECT clock, origin FROM bedrockish_past WHERE command = ?1"""
 _REMOVED_COMMAND = "SELECT owner, digest FROM bedrockish_past WHERE command = ?"
 _JOIN = "INSERT INTO bedrockish_joined(command, seq) VALUES (?, ?)"
-# The constant repeat = 0 and repeat = 1 are what lets SQLite use the two partial indexes.
+# With the constants repeat = 0 and repeat = 1, SQLite can use the two partial indexes.
 _TXID = f"""SELECT {_BYTES} FROM bedrockish_journal WHERE seq IN (
     SELECT seq FROM bedrockish_journal WHERE clock = ?1 AND origin = ?2 AND repeat = 0
     UNION ALL SELECT seq FROM bedrockish_journal WHERE clock = ?1 AND origin = ?2 AND repeat = 1) ORDER BY seq"""

@@ -164,7 +164,7 @@ class Conflicts:
                 ends[leader][kind] = max(ends[leader][kind], tick)
 
     def _concurrent(self, number: int, ends: list[list[int]]) -> set[int]:
-        """Return earlier transactions that one had not seen, if either has ranges or changes the membership."""
+        """Return the earlier transactions that a transaction had not seen, if either has ranges or changes members."""
         found: set[int] = set()
         for leader, last in enumerate(ends):
             had = self._seen_of(number, leader)

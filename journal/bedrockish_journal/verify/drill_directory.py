@@ -2,8 +2,8 @@
 
 Snapshots and segments that continue each other are a run; a new run begins where the nodes no longer had the next
 entries. In a run, each snapshot must equal the one before it with the entries in between applied. The first and the
-last snapshot, with the segments applied, must become the same at the end. So each page is read, and each entry in a
-segment is hashed and applied twice. Only the first snapshot of a run has no predecessor; its own journal is its proof.
+last snapshot, each with the later segments applied, must give the same database. So each page is read, and each entry
+in a segment is hashed and applied twice. The first snapshot of a run is checked with its own journal.
 """
 
 import os

@@ -25,8 +25,7 @@ class Snapshots:
     def __init__(self) -> None:
         self._leaders: dict[str, int] = {}
         # For each entry: its place, its clock and its claims about its snapshot. ``_saw`` has, for each leader, the
-        # tick
-        # that each entry had seen.
+        # tick that each entry had seen.
         self._led, self._at, self._clock, self._safe, self._schema, self._config = (array("Q") for _ in range(6))
         self._saw: list[array[int]] = []
         self._adopted: set[Txid] = set()  # transactions that may have several labels

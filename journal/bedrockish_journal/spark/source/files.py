@@ -51,8 +51,7 @@ def open_file(path: str) -> Iterator[sqlite3.Connection]:
     if head != _MAGIC:
         raise NotDatabaseError(path, f"{path} is not a SQLite database; give the file of a bedrockish node")
     # A file in WAL mode needs a -shm file. If the directory is read-only and no -wal exists, no program writes the
-    # file,
-    # and it is opened as immutable.
+    # file, and it is opened as immutable.
     directory = os.path.dirname(os.path.abspath(path))
     at_rest = not os.access(directory, os.W_OK) and not os.path.exists(f"{path}-wal")
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro" + ("&immutable=1" if at_rest else "")

@@ -46,8 +46,7 @@ class BedrockishSource(DataSource):
         malformed: ``fail`` (default) or ``skip``, for entries that cannot be decoded. The table commits shows them in
             any case, with the reason in its column ``malformed``.
         pushdown: ``no`` (default) or ``yes``: let Spark pass on the conditions of the query. Use it only for a
-            DataFrame
-            in a single query, because Spark up to 4.3 mixes up the conditions of several queries.
+            DataFrame in a single query, because Spark up to 4.3 mixes up the conditions of several queries.
         copies: ``fail`` (default) or ``newest``, for several copies of one node's journal.
         user, password, ca, cert, key: credentials for running nodes, as far as their URLs lack them.
         starting: the beginning of a stream without a checkpoint: ``beginning`` (default), ``oldest`` or ``now``.

@@ -118,7 +118,7 @@ def serve(
 def _end_past_workers() -> None:
     """End the process at once if a background worker does not stop; the node's file is closed by now.
 
-    The interpreter would wait for that thread as it frees the connection that the thread uses.
+    Otherwise the interpreter, when it frees the connection that the worker's thread uses, would wait for that thread.
     """
     from bedrockish.node.scheduling.workers import any_at_work
 

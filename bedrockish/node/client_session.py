@@ -1,7 +1,7 @@
 """A client's session at a node: calls arrive on a link, run at the same time, and are answered in any order.
 
-Back-pressure means not to read: while ``in_flight_max`` calls of one link are under way, no further call is read from
-it. A client that goes away cancels nothing: its commands end by themselves (a command has a timeout), unreported.
+Back-pressure: while ``in_flight_max`` calls of one link are under way, no further call is read from the link. If a
+client goes away, its commands are not cancelled: they run to their end or their timeout, and their answers are dropped.
 """
 
 import logging

@@ -62,7 +62,7 @@ def say_last(link: Link) -> None:
 
 
 async def drain(runtime: Runtime, departure: Departure) -> None:
-    """Refuse new requests, and return when those under way are answered and sent, or after some seconds."""
+    """Refuse new requests; return when the answers to the requests under way are sent, or after some seconds."""
     runtime.refuse_new()
     await _poll(lambda: runtime.is_busy(time.monotonic()), LONG_S)
     runtime.give_up(runtime.workers.requests)

@@ -176,7 +176,7 @@ class Runtime:
         once: bool = False,
         owner: object = None,
     ) -> None:
-        """Run a command to its end and call ``done`` with the answer, which must not block or raise.
+        """Run a command to its end, and call ``done``, which must not block or raise, with the answer.
 
         ``owner``: the request's owner; the queue serves owners in turn. By default, the owner has no other request.
         """
@@ -560,7 +560,7 @@ class Runtime:
         return bool(self.waiters.open or self._strict) or self.gate.has_output or self.transactions.is_used(now_s)
 
     def give_up(self, numbers: Collection[int] | None = None) -> int:
-        """Answer the requests that cannot have happened; return how many are left, whose outcome is not known yet.
+        """Answer the requests that cannot have happened; return the number of other requests, with unknown outcomes.
 
         ``numbers``: the requests to look at; by default all.
         """

@@ -55,7 +55,7 @@ WRITES = "this request may only read, and it writes; nothing happened: send it a
 
 
 class Serving(Protocol):
-    """The interface to the node that executing needs."""
+    """The parts of a node that an execution needs."""
 
     engine: Engine
     core: Node

@@ -57,7 +57,7 @@ WITH RECURSIVE page(tick, prev, label, body, hash, size) AS (
     WHERE size < ?4 AND page.tick < ?3)
 SELECT prev, label, body, hash FROM page WHERE tick >= ?2 ORDER BY tick
 """
-# For an entry that is too long for the page, which copies its body a dozen times; this statement copies it five times.
+# For an entry that is too long for _PAGE, which copies a body a dozen times; this statement copies it five times.
 _ENTRY = "SELECT prev, label, body, hash FROM bedrockish_journal WHERE leader = ?1 AND tick = ?2"
 
 

@@ -79,7 +79,7 @@ class Activity:
         self._slices.append(Slice(time.time_ns() // 1_000_000, now - began, *made))
 
     def describe(self) -> dict[str, Any]:
-        """Return all that is kept, as plain values: the slices oldest first."""
+        """Return all slices as plain values, oldest first."""
         return {"columns": list(PACKED), "slices": [one.packed() for one in self._slices]}
 
 

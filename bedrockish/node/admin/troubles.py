@@ -115,7 +115,7 @@ def _journal(status: Status) -> str:
 
 
 def lacking(have: Mapping[str, int], others: Iterable[Mapping[str, int]]) -> int:
-    """Return how many commits that others have applied are lacking in a vector."""
+    """Return the number of commits that others have applied and that a vector lacks."""
     newest: dict[str, int] = {}
     for vector in others:
         for leader, tick in vector.items():

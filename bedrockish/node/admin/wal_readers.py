@@ -9,7 +9,7 @@ from bedrockish.engine.storage.wal import FRAME_BYTES
 
 HELD_FRAMES_MIN = 96_000  # a log that no reader holds back has about 32,000 frames, and at most 64,000
 READERS_MAX = 5
-READ_LOCKS = range(123, 128)  # bytes of the -shm file, one of which a reader locks; see SQLite's file wal.c
+READ_LOCKS = range(123, 128)  # bytes of the -shm file; a reader locks one of them (see SQLite's wal.c)
 
 
 def describe_held_wal(database: str, held_frames: int) -> dict[str, Any] | None:

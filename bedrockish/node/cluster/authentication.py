@@ -158,7 +158,7 @@ class Gate:
         self._credentials = credentials
         self._key = secrets.token_bytes(32)
         self._known: dict[str, bytes] = {}
-        self._nobody = hash_password("nobody", bytes(SALT_BYTES))  # an unknown name takes as long as a known one
+        self._nobody = hash_password("nobody", bytes(SALT_BYTES))  # so that an unknown name takes as long
         self._limiter = trio.CapacityLimiter(AT_ONCE)
         self._wrong: OrderedDict[str, list[float]] = OrderedDict()
 

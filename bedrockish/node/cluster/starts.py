@@ -14,7 +14,7 @@ import cbor2
 STARTS = "starts"  # the key of the starts in a file and in a HELLO
 STARTS_MAX = 256  # a file keeps so many of its last starts
 
-Start = tuple[bytes, int]  # its id, and the batches in the file when it began
+Start = tuple[bytes, int]  # the id of a start, and the number of batches in the file at that moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -445,7 +445,7 @@ class Healer:
         self._restart(RestartError(reason))
 
     def _note(self, what: str) -> None:
-        """Add the present findings to the alarm, for status."""
+        """Add the present findings to the alarm, which the status shows."""
         health = self._core.state.health
         alarm = health.alarms[DAMAGED_TABLES]
         details = {**alarm.details, "verdict": what}

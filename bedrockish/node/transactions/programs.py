@@ -28,7 +28,7 @@ from bedrockish.node.scheduling.durability import Submit
 from bedrockish.node.transactions import steps
 from bedrockish.node.transactions.open import checked
 
-Ids = Callable[[str, int, int], list[int]]  # leases ids: of a table, above an id, so many
+Ids = Callable[[str, int, int], list[int]]  # (table, above, count): leases ``count`` ids above ``above``
 LEASE_MAX = 1_000  # ids that a program gets at a time
 LEASE_S = 10.0
 SHOWN_S = 5.0  # how long a learner waits until its own file shows a commit

@@ -51,8 +51,7 @@ async def dial(
     """Connect, send HELLO and wait for the answer. Return the stream and the connection; raise as ``Link.dial``.
 
     ``trust`` checks the stream, and ``recognise`` the answering HELLO; both may raise RefusedError. Without TLS,
-    nothing
-    is sent to another machine.
+    nothing is sent to another machine.
     """
     where = address_text(host, port)
     if is_path(host):

@@ -69,7 +69,7 @@ def number_of(value: object) -> int:
 
 
 def shared(number: int) -> object:
-    """Return the value with a number."""
+    """Return the value that ``number_of`` has stored under this number."""
     return _shared[number]
 
 

@@ -47,7 +47,7 @@ class Way:
 
 
 class Link:
-    """The link of one pair of nodes, while it lasts."""
+    """The present link of a pair of nodes."""
 
     def __init__(self) -> None:
         self.ways: dict[str, Way] = {}  # by sender

@@ -78,7 +78,7 @@ class Unseen:
 
 
 def finding(law: str, row: Sequence[Any]) -> Finding:
-    """Return the finding of a row of a result of ``queries.question``."""
+    """Return the finding in a row of the result of ``queries.question``."""
     level, node, leader, tick, txid, key, text, *_ = row
     key = bytes(key) if key else None
     table = object_of(key) if key else None

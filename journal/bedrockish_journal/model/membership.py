@@ -68,7 +68,7 @@ class MembershipSaid(NamedTuple):
 
     @property
     def voters(self) -> dict[str, bool]:
-        """For each member whether it votes."""
+        """Name of each member -> whether it votes."""
         return {member.node: member.voter for member in self.members}
 
 

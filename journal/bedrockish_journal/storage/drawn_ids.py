@@ -19,10 +19,10 @@ WHY = (
 
 
 class DrawnIds:
-    """A watch over the statements on a connection, while it is entered.
+    """A context manager that detects inserts with drawn rowids on a connection.
 
     Attributes:
-        table: a table with inserted rows that may have drawn ids; empty if no such row was inserted.
+        table: a table into which a row with a drawn rowid may have been inserted; empty if there was no such insert.
     """
 
     def __init__(self, db: apsw.Connection) -> None:

@@ -15,7 +15,7 @@ UNREADABLE = "a page that cannot be read"
 
 @value
 class Difference:
-    """A row that differs between nodes, and that no transaction has written which only some of them have applied.
+    """A row that differs between nodes, although every transaction that has written it is applied at all of them.
 
     Attributes:
         table: the table; empty for the definition of a table or an index.

@@ -247,7 +247,7 @@ class Audit:
 
     @property
     def memberships(self) -> Mapping[int, Mapping[str, bool]]:
-        """The memberships of the journal by version: for each member whether it votes."""
+        """The memberships of the journal: version -> name of each member -> whether it votes."""
         return self._members
 
     @property

@@ -1,4 +1,4 @@
-"""Runs a node: opens its file, connects it with its peers and its clients, and closes it in order."""
+"""Runs a node: opens its file, connects it to peers and clients, restarts it after faults, and closes it gracefully."""
 
 import ctypes
 import gc
@@ -49,17 +49,17 @@ from bedrockish_net.stream import Link
 logger = logging.getLogger(__name__)
 
 
-MMAP_THRESHOLD, ARENA_MAX = -3, -8  # names of the GNU C library's
+MMAP_THRESHOLD, ARENA_MAX = -3, -8  # parameters of mallopt in the GNU C library
 LARGE_BLOCK_BYTES, ARENAS = 512 << 10, 2
-INFLOW_PARTS = 4  # messages of clients that are not whole may take one of so many parts of the memory
-PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before a node whose program failed begins again
+INFLOW_PARTS = 4  # incomplete messages of clients may take one of so many parts of the memory
+PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # pause before a node whose program failed is restarted
 
 
 async def serve(config: Config, departure: Departure | None = None) -> None:
     """Run a node until cancelled, or until its departure ends it.
 
-    A fault of its own program, once it was up, does not end the process: the node gives up what is in its memory and
-    begins again from its file, as after a crash, for which the file has all that was promised.
+    A fault of the program does not end the process after the node was up: the node drops its state in memory and
+    restarts from its file, as after a crash. The file has all votes and commits that the node has promised.
 
     Raises:
         ConfigError: the file, the address or the configuration cannot be used.
@@ -83,12 +83,12 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
             was_up = was_up or up.is_set()
             again = what_to_begin_again_for(error)
             if again is not None:
-                # Kept until then: one that cannot begin at once, for its disk is full, must not begin as a sound one.
+                # Kept for the restart: even if it is delayed, by a full disk, the node must report the damage then.
                 damage = again if isinstance(again, DamagedError) else None
                 logger.warning("beginning again: %s", again)
                 if isinstance(again, RestartError) and again.copy is not None:
                     await _install(config, again.copy)
-                if not up.is_set():  # what it met before it served, it may meet each time
+                if not up.is_set():  # a fault before the node served may recur at each restart
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
@@ -100,7 +100,7 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
                 continue
             if not is_rebuilt and _lacks_page(error) and await _give_new_indexes(config, plugins):
                 is_rebuilt = True
-                if len(config.peers) > 1:  # what else has become of its file, the others tell
+                if len(config.peers) > 1:  # a comparison with the other nodes finds further damage
                     damage = DamagedError("an index could not be read, and was made anew", table="", page=str(error))
                 continue
             why_not = _why_not_begun(error)
@@ -124,14 +124,14 @@ async def serve(config: Config, departure: Departure | None = None) -> None:
 
 
 def _lacks_room(error: Exception) -> bool:
-    """Whether a node ended because its file cannot be written now: a full disk, a quota, a read-only file system."""
+    """Return whether a node ended because its file cannot be written: full disk, quota, read-only file system."""
     if isinstance(error, ExceptionGroup):
         return any(map(_lacks_room, error.exceptions))
     return isinstance(error, NoRoomError) or (isinstance(error, OSError) and error.errno in NO_ROOM)
 
 
 def _lacks_page(error: Exception) -> bool:
-    """Whether a node could not begin because a page of its file cannot be read."""
+    """Return whether a node could not start because a page of its file cannot be read."""
     return isinstance(error, DamagedError) and "page" in error.details and "table" not in error.details
 
 
@@ -152,14 +152,14 @@ async def _give_new_indexes(config: Config, plugins: Plugins) -> bool:
 
 
 def _why_not_begun(error: Exception) -> str:
-    """Return what of the configuration cannot be used for now, such as an address that another program has; or ''."""
+    """Return why the configuration cannot be used for now, such as an address in use; empty for other errors."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return str(error) if isinstance(error, ConfigError | ListenError) else ""
 
 
 def _is_fault(error: Exception) -> bool:
-    """Whether it is a bug, or the machine's trouble: nothing that was raised on purpose."""
+    """Return whether an error is a bug or a fault of the machine: none of bedrockish's own errors."""
     if isinstance(error, ExceptionGroup):
         return error.subgroup((BedrockishError, NetError)) is None
     return not isinstance(error, BedrockishError | NetError)
@@ -174,7 +174,7 @@ async def _run(
     damage: DamagedError | None,
     departure: Departure,
 ) -> None:
-    """Run a node from its file until cancelled; ``up`` is set when it serves, ``damage`` is what it ended with."""
+    """Run a node from its file until cancelled; set ``up`` when it serves. ``damage``: why its last run ended."""
     founding = await _founding(config, credentials)
     limits = Limits(
         result_bytes=config.limits.result_bytes_max,
@@ -201,7 +201,7 @@ async def _run(
     except BaseExceptionGroup as group:
         cancelled, rest = group.split(trio.Cancelled)
         if cancelled is not None and rest is not None and isinstance(what_to_begin_again_for(rest), RestartError):
-            raise cancelled from None  # it was about to begin again, and is to end: no error of anybody's
+            raise cancelled from None  # the node was about to restart, and is cancelled: not an error
         raise
     finally:
         close_socket(config.database)
@@ -210,10 +210,10 @@ async def _run(
 
 
 def what_to_begin_again_for(error: BaseException) -> RestartError | DamagedError | None:
-    """Return why a node begins again in the same process; None if it has to end.
+    """Return why a node restarts in the same process; None if it must end.
 
-    Damaged tables do not end a node: it restarts as after a crash, from its durable state, and reports the damage. A
-    process that ended would be started again upon the same entry, and end, for ever.
+    Damaged tables do not end a node: it restarts as after a crash, from its durable state, and reports the damage. If
+    the process ended, its supervisor would start it again, and it would end at the same entry each time.
     """
     if isinstance(error, BaseExceptionGroup):
         found = [what_to_begin_again_for(one) for one in error.exceptions if not isinstance(one, trio.Cancelled)]
@@ -225,7 +225,7 @@ def what_to_begin_again_for(error: BaseException) -> RestartError | DamagedError
 
 
 async def _install(config: Config, copy: Path) -> None:
-    """Put a finished copy in the place of the node's file; if that cannot be, the node goes on as it is."""
+    """Replace the node's file by a finished copy; on failure, log the error and keep the file."""
     try:
         await trio.to_thread.run_sync(refill.install, config.database, copy)
         logger.warning("the node's tables were filled again")
@@ -234,7 +234,7 @@ async def _install(config: Config, copy: Path) -> None:
 
 
 async def _founding(config: Config, credentials: Credentials) -> Founding:
-    """Return what a new file begins with, and of which an old one must have the node's name."""
+    """Return the founding state of a new file; an existing file must have the same node's name."""
     cluster_id, level, path = "", LEVEL, Path(config.database)
     if not is_node_file(path):
         check_alone(path, config.node, config.peers)
@@ -244,10 +244,10 @@ async def _founding(config: Config, credentials: Credentials) -> Founding:
 
 
 def give_back_memory() -> None:
-    """Let large blocks go back to the system when they are freed.
+    """Configure the C library to return large blocks to the system when they are freed.
 
-    The C library learns from the first large block that is freed to keep those of the next ones, in a heap for each
-    thread, up to 32 MiB each: then a node keeps several times what it needs.
+    By default, after the first large block is freed, the library keeps later freed blocks of up to 32 MiB, in a heap
+    for each thread. A node would then hold several times the memory that it needs.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -258,9 +258,7 @@ def give_back_memory() -> None:
 
 
 def calm_collector() -> None:
-    """Exempt the present objects from garbage collection; scanning them again and again would cost a node a tenth of
-    its time.
-    """
+    """Exempt the present objects from garbage collection, because scanning them would take a tenth of a node's time."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
 
@@ -305,7 +303,7 @@ async def _serve(
     state = runtime.core.state
     gate = Gate(config, credentials, runtime.engine.access, partial(_moment, runtime))
     runtime.upkeep.orders["token"] = gate.order_token
-    hello = Hello(config.node, config.cluster, info=runtime.output.info)  # which is read again for each peer
+    hello = Hello(config.node, config.cluster, info=runtime.output.info)  # the info is read again for each peer
     mesh = net.Mesh(
         hello,
         addresses(state.roster.links()),
@@ -335,9 +333,9 @@ async def _serve(
     runtime.output.on_members()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runtime.transactions.programs.reach_voters, credentials.entry, config.cluster)
-        await trio.to_thread.run_sync(runtime.engine.sync)  # what a killed process wrote may not be durable yet
+        await trio.to_thread.run_sync(runtime.engine.sync)  # writes of a killed process may not be durable yet
         bound = await nursery.start(mesh.run)
-        runtime.publisher.begin()  # before the node has read anything: whoever hears that it answers can open its file
+        runtime.publisher.begin()  # before the first answer, so that a program that gets one can open the file
         runtime.output.mesh = mesh
         if mesh.read_loop is not None:
             runtime.read_by(mesh.read_loop)
@@ -362,7 +360,7 @@ def _tell_where(config: Config, members: Iterable[str], bound: Iterable[tuple[st
 def _repairs(
     runtime: Runtime, config: Config, credentials: Credentials, plugins: Plugins
 ) -> dict[str, Callable[[], Awaitable[None]]]:
-    """Return what finds and repairs damaged tables, each a task with its name; from now on it takes orders."""
+    """Return the tasks that find and repair damaged tables, by name, and register their orders for operators."""
     core, engine, entry = runtime.core, runtime.engine, credentials.entry
     scrubber = Scrubber(core, engine, config, entry, plugins.prepare, runtime.stop)
     indexes = IndexScrubber(core, engine, config, plugins.prepare, runtime.stop)
@@ -386,16 +384,16 @@ def _repairs(
 
 
 def _moment(runtime: Runtime) -> tuple[str, int]:
-    """Return the id of the cluster, and its time in milliseconds since 1970, by which tokens end.
+    """Return the id of the cluster, and the time in milliseconds since 1970 for the expiry of tokens.
 
-    A clock that only counts is replaced by the machine's time.
+    The time is the later of the cluster's clock and the machine's clock, because the cluster's clock may only count.
     """
     state = runtime.core.state
     return state.roster.membership.cluster_id, max(milliseconds(state.clock.value), runtime.clock().wall_ms)
 
 
 def _take_passwords(gate: Gate, credentials: Credentials, mesh: net.Mesh) -> None:
-    """From the first user on a client may come with a password instead of a certificate."""
+    """Allow clients to log in with a password instead of a certificate if the cluster has users."""
     if gate.users and not credentials.takes_passwords:
         credentials.takes_passwords = True
         reread(credentials, mesh)
@@ -422,17 +420,17 @@ def reread(credentials: Credentials, mesh: net.Mesh | None = None) -> bool:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """Return the error inside groups of one."""
+    """Return the error inside nested groups of a single error."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def load_http(state: str = "serving") -> Callable[..., Awaitable[None]]:
-    """Return the function that serves HTTP for a node that is serving, or waiting; only nodes that need it import it.
+    """Return the function that serves HTTP for a node that is serving, or waiting; import it only if it is needed.
 
     Raises:
-        ConfigError: what it needs is not installed.
+        ConfigError: a package for HTTP is not installed.
     """
     try:
         from bedrockish.http.serving import serve_http

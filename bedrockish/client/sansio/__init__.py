@@ -1,1 +1,1 @@
-"""The client without input and output: what to send, what an answer means, when and where to try again."""
+"""The client's core without I/O: it decides what to send, what an answer means, and when and where to retry."""

@@ -1,11 +1,11 @@
-"""The client without its sockets: which node to ask, what to send, when to ask again, what to tell the caller.
+"""The client without sockets: it decides which node to ask, what to send, when to retry, and what to tell the caller.
 
-A driver tells it what happened (``opened``, ``received``, ``closed``, …) together with the time, and performs the
-effects that it gets back, in order. Luck for the pauses is the ``draw`` handed to the constructor. Nothing here waits.
+A driver reports events (``opened``, ``received``, ``closed``, …) together with the time, and performs the returned
+effects in order. The random numbers for pauses come from the constructor's argument ``draw``. The core never waits.
 
-There is one *current* link on which calls go out. A node that says it is unavailable is left: new calls go to a link to
-the next address, while the old link stays until the calls still under way on it are answered, because hanging up on
-them would turn certain answers into lost ones.
+New calls go out on one *current* link. If a node answers that it is unavailable, the client leaves it: new calls go to
+a link to the next address. The old link stays open until its calls are answered, because closing it would make the
+outcome of these calls unknown.
 """
 
 import math
@@ -79,11 +79,11 @@ from bedrockish.sqltext.session_values import SessionValues
 from bedrockish_journal.model.vector import merge
 from bedrockish_net.limits import Limits
 
-IN_FLIGHT_MAX = 64  # calls under way on one link; a node that is busy with them would not read more of them anyway
+IN_FLIGHT_MAX = 64  # calls under way on one link; a node would not read more calls before it has answered these
 DIAL_TIMEOUT_S = 3.0
-ONLY_READ_MAX = 1_000  # commands that have only read, of which that is remembered
-PATIENCE_S = 2.5  # what the first node gets of a command's time if there are others; doubled with each attempt
-DEATHS_MAX = 2  # links that died with a call on them: it may be the call that ends the nodes, so no third one gets it
+ONLY_READ_MAX = 1_000  # number of last commands that only read for which this is noted
+PATIENCE_S = 2.5  # time of the first node for a command if there are other nodes; doubled with each attempt
+DEATHS_MAX = 2  # after so many links died with a call on them, it is not sent again: the call itself may crash nodes
 INHERITED = (
     "the transaction or the result: it was opened before a fork and belongs to the parent process, where it goes on; "
     "roll it back here, which ends nothing there, and open another"
@@ -104,35 +104,35 @@ class _Call:
     what: What
     started: float
     deadline: float
-    link: int | None = None  # on which it is under way
+    link: int | None = None  # the link on which it is under way
     lost: int = 0  # attempts that went out and were never answered
-    deaths: int = 0  # links that died with it on them, without a word
-    braked: BedrockishError | None = None  # it is no longer sent, and only asked about; what the last link died of
-    hurried: bool = False  # the node on that link was given only a part of the time
+    deaths: int = 0  # links that died without a farewell while the call was on them
+    braked: BedrockishError | None = None  # why the last link died; if set, the call is not sent again, only settled
+    hurried: bool = False  # whether the node on that link was given only a part of the time
     tries: int = 0  # attempts that a node did not take, or whose answer was lost
     retry_at: float = -math.inf
     error: BedrockishError | None = None
 
     @property
     def harmless(self) -> bool:
-        """Whether it changes nothing, whatever happens to it. That takes reading its text: asked only in need."""
+        """Whether the call cannot change anything. Computed only when needed, because it parses the text."""
         if isinstance(self.what, Request):
             return only_reads(self.what)
         return not isinstance(self.what, Step) or is_harmless(self.what)
 
     @property
     def name(self) -> str | None:
-        """The transaction whose link it must go on; None if any node can answer."""
+        """The transaction on whose link the call must be sent; None if any node can answer."""
         return None if isinstance(self.what, Request) else name_of(self.what)
 
 
 @dataclass(slots=True)
 class _Home:
-    """Where a transaction or a result is open, with which it lives and dies."""
+    """The link on which a transaction or a streamed result is open; its end is also theirs."""
 
     link: int
-    what: Step  # by which it was opened
-    number: int  # of that call; 0: its answer is not awaited
+    what: Step  # the step that opened it
+    number: int  # the number of that call; 0 if no caller waits for its answer
 
 
 class ClientCore:
@@ -150,7 +150,7 @@ class ClientCore:
         self.values = SessionValues()
         self.temporary = Temporary()
         self._inherited: frozenset[str] = frozenset()  # transactions and streams that are open in the parent process
-        self.is_bound = False  # to the cluster of that id, by a token or a cursor
+        self.is_bound = False  # whether a token or a cursor has bound the session to its cluster
         self.route = Route(target, backoff or Backoff(), draw)
         self._target = target
         self._draw = draw
@@ -159,15 +159,15 @@ class ClientCore:
         self._current: int | None = None
         self._calls: dict[int, _Call] = {}
         self._unsent: set[int] = set()  # the calls that are on no link
-        self._due = math.inf  # no call's time is over before
+        self._due = math.inf  # the earliest deadline of a call
         self._homes: dict[str, _Home] = {}
         self._numbers = 0
         self._only_read: OrderedDict[str, None] = OrderedDict()
 
-    # --- what the caller does ---
+    # --- events from the caller ---
 
     def call(self, what: What, timeout_s: float, now: float) -> tuple[int, list[Effect]]:
-        """Begin a call; its outcome will come as a ``Finish`` with the number returned here."""
+        """Begin a call; return its number and effects. A later ``Finish`` with this number has the outcome."""
         number, call = self._number(), _Call(what, now, now + timeout_s)
         # Of one that settles a command there is an earlier attempt to learn about.
         call.lost = int(isinstance(what, Step) and what.op == SETTLE)
@@ -180,9 +180,9 @@ class ClientCore:
         return number, effects
 
     def _free_link(self, call: _Call, now: float) -> int | None:
-        """Return the link on which a new call can leave at once; None if it has to wait, or another call is due.
+        """Return the link on which a new call can be sent at once; None if it must wait, or another call is due.
 
-        Nearly every call leaves that way. The pump finds the same link for it after a look at all other calls.
+        Nearly all calls are sent this way. The pump would find the same link, but checks all other calls first.
         """
         if self._unsent or now >= self._due or now >= call.deadline:
             return None
@@ -202,9 +202,9 @@ class ClientCore:
             self._due = call.deadline
 
     def cancel(self, call: int, now: float) -> list[Effect]:
-        """Forget a call whose caller no longer waits. It may still happen if it was sent.
+        """Forget a call whose caller no longer waits. If it was sent, it may still be executed.
 
-        If its answer came while its caller was cancelled, the transaction or stream that it has opened is ended, too.
+        If its answer came while its caller was cancelled, also end the transaction or stream that it has opened.
         """
         one = self._calls.get(call)
         self._forget(call)
@@ -215,7 +215,7 @@ class ClientCore:
         return self._pump(now)
 
     def interrupt(self, now: float) -> list[Effect]:
-        """Give up all calls that wait; each is told whether it can have happened."""
+        """Give up all waiting calls; the error of each says whether it can have happened."""
         effects: list[Effect] = []
         for number, call in list(self._calls.items()):
             uncertain = not call.harmless and (call.lost > 0 or call.link is not None)
@@ -229,15 +229,15 @@ class ClientCore:
         return [*effects, *self._pump(now)]
 
     def see(self, token: Token) -> None:
-        """Let the session have seen what another one has."""
+        """Merge the token of another session into this session's token."""
         self.token = self._merged(token)
 
     def belong(self, what: str, cluster_id: str) -> None:
-        """Bind the session to a cluster, since a token or a cursor of it was given.
+        """Bind the session to the cluster of a token or a cursor that the caller gave.
 
         Args:
-            what: the thing that was given, for the error.
-            cluster_id: the id of its cluster; empty if it names none, which binds to nothing.
+            what: name of the token or cursor, for the error.
+            cluster_id: the id of its cluster; if it is empty, the session stays unbound.
 
         Raises:
             ForeignClusterError: the session is bound to another cluster.
@@ -255,19 +255,19 @@ class ClientCore:
         return core
 
     def leave(self, now: float, towards: Sequence[Address] = ()) -> list[Effect]:
-        """Go on at another node, if there is one: at one of those; what is under way stays where it is."""
+        """Move to another node, if there is one; to one of ``towards``, if any. Calls under way stay on their links."""
         if self._current is not None:
             self._leave(self._current, now, towards)
         return self._pump(now)
 
     @property
     def address(self) -> Address | None:
-        """Where the next call goes; None while no link is open."""
+        """The address of the node that gets the next call; None while no link is open."""
         link = None if self._current is None else self._links.get(self._current)
         return link.address if link is not None and link.is_open else None
 
     def has_only_read(self, command: str) -> bool:
-        """Whether a command was answered lately, and has left nothing in the journal by which to settle it."""
+        """Return whether a command was answered lately and only read, so that no journal entry can settle it."""
         return command in self._only_read
 
     def close(self) -> list[Effect]:
@@ -287,7 +287,7 @@ class ClientCore:
 
     @property
     def has_homes(self) -> bool:
-        """Whether a transaction or a result is open at a node."""
+        """Whether a transaction or a streamed result is open at a node."""
         return bool(self._homes)
 
     def deadline(self) -> float:
@@ -307,16 +307,16 @@ class ClientCore:
             times.append(self.route.redial_at)
         return min(times)
 
-    # --- what the world does ---
+    # --- events from links and the clock ---
 
     def opened(self, link: int, info: Mapping[str, Any], now: float) -> list[Effect]:
-        """A dialled link stands and both sides have said HELLO, the node with this information of itself."""
+        """Process the opening of a dialled link, with the information in the node's HELLO; return the effects."""
         one = self._links.get(link)
         if one is not None:
             told = info.get(CLUSTER_ID)
             found = told if isinstance(told, str) else ""
             if found and self.cluster_id and found != self.cluster_id and self._has_acted:
-                # The session's data is unknown there, and its writes belong to the first cluster.
+                # This node belongs to another cluster, which lacks the data that the session has read or written.
                 error = ProtocolMismatchError(
                     f"{one.address} is a node of another cluster by now ({found}) than the one that this session has "
                     f"used ({self.cluster_id}); put the address right, or open a new session if you want that one"
@@ -329,19 +329,19 @@ class ClientCore:
 
     @property
     def _has_acted(self) -> bool:
-        """Whether this session has seen or written anything, or may have: else one cluster is as good as another."""
+        """Whether this session may have read or written data; otherwise it may still move to another cluster."""
         return self.is_bound or self.token != Token() or any(call.lost for call in self._calls.values())
 
     def closed(self, link: int, error: BedrockishError, now: float) -> list[Effect]:
-        """A link could not be opened, or an open one died."""
+        """Process the failure to open a link, or the end of an open link; return the effects."""
         effects: list[Effect] = []
         self._drop(link, error, now, effects)
         return effects + self._pump(now)
 
     def received(self, link: int, payload: bytes, now: float) -> list[Effect]:
-        """A payload came in on a link."""
+        """Process a payload received on a link; return the effects."""
         if link not in self._links:
-            return []  # given up in the meantime
+            return []  # the link was given up before
         try:
             reply = decode_reply(payload)
         except ProtocolMismatchError as error:
@@ -354,14 +354,14 @@ class ClientCore:
         return self._pump(now, effects)
 
     def woken(self, now: float) -> list[Effect]:
-        """Time has passed."""
+        """Process the passing of time; return the effects."""
         return self._pump(now)
 
     # --- replies ---
 
     def _take(self, link: int, reply: Reply, now: float, effects: list[Effect]) -> None:
         if isinstance(reply, Answered) and reply.answer.token is not self.token:
-            # Also for a cancelled call: the node counts it as seen by the session.
+            # Also for a cancelled call, because the node assumes that the session has seen its answer.
             self.see(reply.answer.token)
         call = self._calls.get(reply.id)
         if call is None or call.link != link:
@@ -390,13 +390,13 @@ class ClientCore:
             if ends(call.what, reply):
                 self._homes.pop(call.what.request.command, None)
             if voters := voters_of(reply.error):
-                self._leave(link, now, voters)  # so that it can be run again there
+                self._leave(link, now, voters)  # the transaction can then be run again at a voter
             effects.append(Finish(reply.id, reply.error))
             return
         hurried = call.hurried and now < call.started + 0.8 * (call.deadline - call.started)
         verdict = judge(reply.error, lost=call.lost, harmless=call.harmless, hurried=hurried)
         if isinstance(reply.error, ForgottenError) and call.tries + 1 >= len(self.route.addresses):
-            verdict = Verdict.FINAL  # another node might remember more, but all were asked
+            verdict = Verdict.FINAL  # all nodes were asked, so no other node can know more
         match verdict:
             case Verdict.FINAL:
                 self._forget(reply.id)
@@ -426,7 +426,7 @@ class ClientCore:
         return outcome
 
     def _note(self, request: Request, reply: Reply) -> None:
-        """Keep in mind which of the last commands have only read, for a while: no node does."""
+        """Note whether a command has only read; kept for the last commands, because no node records it."""
         if isinstance(reply, Answered) and reply.answer.place is None:
             self._only_read[request.command] = None
             if len(self._only_read) > ONLY_READ_MAX:
@@ -451,7 +451,7 @@ class ClientCore:
             self.route.leave(towards, now)
 
     def _end_there(self, what: What, link: int | None, now: float) -> None:
-        """Have the node of a link end a transaction or a stream that it may have opened for a cancelled call."""
+        """Send a link's node the end of a transaction or stream that it may have opened for a cancelled call."""
         end = giving_up(what)
         if end is not None and link is not None and link in self._links:
             self._homes[end.request.command] = _Home(link, end, 0)
@@ -486,14 +486,14 @@ class ClientCore:
                     del self._calls[lost]
                     effects.append(Finish(lost, two_died(error)))
                     continue
-                call.what, call.braked = settled(call.what), error  # what became of it is asked without its text
+                call.what, call.braked = settled(call.what), error  # its outcome is asked for without sending its text
             call.error = error if call.name is None else gone(call.what, str(link.address), error)
             self._again(lost, call, now)
 
     # --- the pump: everything that follows from the state and the time ---
 
     def _pump(self, now: float, effects: list[Effect] | None = None) -> list[Effect]:
-        """Return effects, with all those after them that are due."""
+        """Return the given effects, followed by all that are due now."""
         effects = [] if effects is None else effects
         if self._unsent or now >= self._due:
             self._move_calls(now, effects)
@@ -509,7 +509,7 @@ class ClientCore:
         self._expire(now, effects)
         ready = self._ready(now, effects)
         for number in ready:
-            self._calls[number].retry_at = -math.inf  # its pause is over: no reason to wake up for it again
+            self._calls[number].retry_at = -math.inf  # its pause is over, so no further wake-up is needed
         if ready and self._current is None:
             self._dial(now, effects)
         link = self._links.get(self._current) if self._current is not None else None
@@ -520,7 +520,7 @@ class ClientCore:
                     self._send(self._current, link, number, now, effects)
 
     def _ready(self, now: float, effects: list[Effect]) -> list[int]:
-        """Return the calls that may go out at any node now; send those that belong to a link on it, or end them."""
+        """Return the calls that can be sent to any node now; send or end the calls that are tied to a link."""
         ready: list[int] = []
         for number in sorted(self._unsent):
             call = self._calls[number]
@@ -564,7 +564,7 @@ class ClientCore:
         effects.append(Send(number, payload))
 
     def _encode(self, number: int, call: _Call, now: float) -> bytes:
-        """Return a call as bytes, as the next node shall see it."""
+        """Encode a call for its next attempt."""
         what = call.what
         match what:
             case Request() if what.change is not None:
@@ -593,10 +593,10 @@ class ClientCore:
         call.hurried = goes_anywhere and not is_prepared and len(self.route.addresses) > 1 and timeout_s > patience_s
         if call.hurried:
             timeout_s = patience_s
-        # An UPDATE that finds no row answers like a read. After a lost attempt it must not do so from a snapshot that
-        # is merely too old to show what that attempt met.
+        # An UPDATE that finds no row is answered like a read. After a lost attempt, this must not rest on a snapshot
+        # that is too old to include the commit of that attempt.
         read = STRICT if call.lost and not call.harmless and not isinstance(call.what, Step) else request.read
-        # The BEGIN of an open transaction has carried its token.
+        # The BEGIN of an open transaction has sent the token already.
         token = self._merged(request.token) if goes_anywhere else request.token
         return token, timeout_s, longest_s, read
 

@@ -32,7 +32,7 @@ class HangUp:
 
 @value
 class Finish:
-    """Give a call's outcome to the one who waits for it."""
+    """Give a call's outcome to its waiting caller."""
 
     call: int
     outcome: Answered | Told | BedrockishError

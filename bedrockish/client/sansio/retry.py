@@ -1,8 +1,8 @@
-"""Decides when to try again, and which of the client's three answers holds when the time is over. Pure.
+"""Decides when to retry, and whether a command was committed, was not, or is unknown when its time is over. Pure.
 
-The rule behind all of it: an error proves that *its own attempt* did nothing. Once some earlier attempt of the same
-command went out and its answer was lost, no later error proves anything about that one; only an answer does (the same
-id is applied once at most, so an answer is *the* answer). Until then the truth is "cannot tell".
+The rule: an error proves only that *its own attempt* was not committed. If the answer of an earlier attempt of the same
+command was lost, a later error proves nothing about that attempt. Only an answer does, because a command id is applied
+at most once. Until then the outcome is unknown.
 """
 
 import re
@@ -29,7 +29,7 @@ _READS = re.compile(r"(?:SELECT|VALUES|EXPLAIN)\b", re.IGNORECASE)
 
 
 def only_reads(request: Request) -> bool:
-    """Whether a command certainly changes nothing; False when in doubt (WITH may introduce an INSERT)."""
+    """Return whether a command certainly changes nothing; False when in doubt (WITH may introduce an INSERT)."""
     if request.change is not None or request.call is not None:
         return False
     texts = (without_settings(statement.sql) for statement in request.statements)
@@ -38,7 +38,7 @@ def only_reads(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to pause: doubling from ``ms_min`` to ``ms_max``, each pause drawn from its upper half."""
+    """The pauses between retries: doubling from ``ms_min`` to ``ms_max``, each drawn at random from its upper half."""
 
     ms_min: float = 20.0
     ms_max: float = 2_000.0
@@ -59,16 +59,16 @@ class Verdict(Enum):
 
 
 def judge(error: BedrockishError, *, lost: int, harmless: bool, hurried: bool = False) -> Verdict:
-    """Tell what to do about an error that a node answered.
+    """Return what to do after an error from a node.
 
     Args:
-        error: the answer.
-        lost: how many attempts of this command went out without an answer before.
-        harmless: whether the call changes nothing, whatever happens to it.
+        error: the node's error.
+        lost: the number of earlier attempts of this command whose answer was lost.
+        harmless: whether the call cannot change anything.
         hurried: whether the node was given only a part of the time, and there is time left.
     """
     if error.details.get("decided"):
-        return Verdict.FINAL  # what became of the command itself, however often it was sent
+        return Verdict.FINAL  # the error is the outcome of the command itself, for all its attempts
     if isinstance(error, OutcomeUnknownError | DamagedError):
         return Verdict.LOST
     if isinstance(error, UnavailableError) and (hurried or not isinstance(error, DeadlineError)):
@@ -82,14 +82,14 @@ SHUTDOWN = str(Code.SHUTDOWN)
 
 
 def has_text(what: What) -> bool:
-    """Whether a call brings a client's own text or values to the node, which may be what a link died of."""
+    """Return whether a call sends a client's own text or values to the node, which may have crashed it."""
     if isinstance(what, Request) and what.change is not None:
         return False  # an operator's, and its answer does not tell whether it happened
     return isinstance(what, Request | Ask) or (isinstance(what, Step) and what.op in (BEGIN, STREAM))
 
 
 def is_farewell(error: BedrockishError) -> bool:
-    """Whether a link ended because the node was stopped in order, and said so."""
+    """Return whether a link ended with the farewell of a node that was stopped gracefully."""
     return error.details.get("reason") == SHUTDOWN
 
 

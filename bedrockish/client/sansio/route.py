@@ -1,7 +1,7 @@
-"""Which node a client asks next: those of its URL, and those that it has learnt from the cluster. Pure.
+"""Chooses the node that a client asks next, from its URL and from the members learnt from the cluster. Pure.
 
-A client stays with a node as long as that answers. When it must leave, the next of the list is asked, and those that
-were just found dead, by us or by the others, come last.
+A client stays with a node as long as the node answers. When it must leave, it asks the next node of the list. Nodes
+that this client or other nodes have just found unreachable come last.
 """
 
 import math
@@ -18,31 +18,31 @@ from bedrockish.errors import (
     UnavailableError,
 )
 
-AVOID_S = 5.0  # how long a node that cannot be reached is asked last
-LEARNT_AVOID_S = 40.0  # the same for one that the others miss: until we have asked them again
+AVOID_S = 5.0  # for so long, a node that could not be reached comes last
+LEARNT_AVOID_S = 40.0  # the same for a node that other nodes do not reach: until the members are asked for again
 LEARNT_MAX = 32
 
 
 def voters_of(error: BedrockishError) -> list[Address]:
-    """Return where the voters are that a learner has named, best first; none for any other error."""
+    """Return the addresses of the voters in a learner's error, best first; empty for any other error."""
     named = error.details.get("voters") if isinstance(error, LearnerError) else None
     found = []
     for node, text in named.items() if isinstance(named, Mapping) else ():
         try:
             found.append(parse_address(str(text), where=f"the address of {node}"))
         except ConfigError:
-            continue  # a node on a free port of the system's choice says port 0
+            continue  # a node on a free port chosen by the system reports port 0
     return found
 
 
 class Route:
-    """The list of nodes and the place in it.
+    """The list of nodes, and the current position in it.
 
     Attributes:
         addresses: all nodes that may be asked.
         redial_at: when the next link may be dialled.
         unreachable_since: since when no node can be reached; None while one can, or before the first attempt.
-        error: why the last link could not be had, or was lost.
+        error: why the last link could not be opened, or was lost.
     """
 
     def __init__(self, target: Target, backoff: Backoff, draw: Callable[[], float]) -> None:
@@ -67,18 +67,18 @@ class Route:
         return self.addresses[self._turn]
 
     def opened(self, address: Address) -> None:
-        """A link to a node stands."""
+        """Note that a link to the current node is open."""
         self._failures = 0
         self._denied = None
         self._avoid_until.pop(address, None)
         self.unreachable_since = None
 
     def leave(self, towards: Sequence[Address] = (), now: float = -math.inf) -> None:
-        """The next link shall go to another node: to one of these, if any are given.
+        """Choose another node for the next link: one of ``towards``, if any are given.
 
         Args:
-            towards: nodes that the last one has named, best first; they belong to the list from now on.
-            now: seconds; of those, one that was just found dead comes last.
+            towards: nodes that the last node has named, best first; they are added to the list.
+            now: seconds; nodes that were just found unreachable come last.
         """
         self._turn += 1
         if towards:
@@ -89,11 +89,11 @@ class Route:
             self._turn = self.addresses.index(here[0]) if here else self._turn
 
     def lost(self, error: BedrockishError) -> None:
-        """A link that stood is over."""
+        """Note that an open link has ended."""
         self.error = error
 
     def failed(self, address: Address, error: BedrockishError, now: float) -> None:
-        """A link could not be had."""
+        """Note that a link could not be opened."""
         self.error = error
         if isinstance(error, AuthenticationError):
             self._denied = error
@@ -103,9 +103,9 @@ class Route:
         self.redial_at = now if rest else now + self._backoff.pause_s(rounds, self._draw)
 
     def learn(self, found: Mapping[Address, bool], now: float) -> bool:
-        """Take the members of the cluster and whether others reach them; return whether one was new.
+        """Add the members of the cluster, each with whether other nodes reach it; return whether one was new.
 
-        Those of the URL stay: they may be the names by which only clients know the nodes.
+        The addresses of the URL stay, because they may be names of the nodes that only clients use.
         """
         known = {*self._target.addresses, *found}
         here = self.addresses[self._turn % len(self.addresses)]
@@ -122,17 +122,17 @@ class Route:
 
     @property
     def is_denied(self) -> bool:
-        """Whether every node was asked, and one of them does not let us in."""
+        """Whether every node was asked, and one of them refused the credentials."""
         return self._denied is not None and self._failures >= len(self.addresses)
 
     @property
     def is_refused(self) -> bool:
-        """Whether every node was asked, and none is for this client: it is denied, or belongs to another cluster."""
+        """Whether every node was asked, and each refused the client's credentials or belongs to another cluster."""
         is_other = isinstance(self.error, ProtocolMismatchError) and self._failures >= len(self.addresses)
         return is_other or self.is_denied
 
     def hopeless_at(self, started: float) -> float:
-        """Return when a call that began then may be given up because no node can be reached; infinity for never."""
+        """Return when a call begun at ``started`` may be given up because no node is reachable; infinity for never."""
         if self.unreachable_since is None:
             return math.inf
         if self.is_denied:

@@ -1,10 +1,10 @@
-"""Steps of interactive transactions among a client's calls: their links, and the meaning of their loss. Pure.
+"""Steps of interactive transactions among a client's calls: their links, and the outcome if they are lost. Pure.
 
-A transaction lives at the node where it began and dies with the link that it began on. So its statements are never sent
-again; when they are lost, it did not happen. A COMMIT that is lost may have happened. It is *settled*, at any
-node: either it is found there, or an empty transaction takes its place for good.
+A transaction is open at the node where it began, and is rolled back if the link on which it began ends. So its
+statements are never sent again; if one is lost, the transaction was not committed. A lost COMMIT may have been
+executed. It is *settled* at any node: either it is found committed, or an empty transaction takes its id for good.
 
-A streamed result lives at one node in the same way, from its opening to its last row, and leaves nothing behind.
+A streamed result is bound to one node in the same way, from its opening to its last row, and changes nothing.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ What = Request | AskOutcome | Ask | Step
 
 
 def name_of(what: What) -> str | None:
-    """Return the transaction whose link a call must go on; None for a call that any node can answer."""
+    """Return the transaction on whose link a call must be sent; None for a call that any node can answer."""
     if isinstance(what, Step) and what.op not in (BEGIN, SETTLE, STREAM) and not what.prepared:
         return what.request.command
     if isinstance(what, Ask) and what.op == EXPLAIN and what.asked is not None:
@@ -44,7 +44,7 @@ def name_of(what: What) -> str | None:
 
 
 def begins(what: What, reply: Reply) -> TypeGuard[Step]:
-    """Whether a transaction or a stream is open with this reply, at its node."""
+    """Return whether a transaction or a stream is open at its node after this reply."""
     if not isinstance(what, Step):
         return False
     if isinstance(reply, Failed):
@@ -55,7 +55,7 @@ def begins(what: What, reply: Reply) -> TypeGuard[Step]:
 
 
 def ends(what: What, reply: Reply) -> TypeGuard[Step]:
-    """Whether the transaction or the stream of a call is over with this reply, at its node."""
+    """Return whether the transaction or the stream of a call has ended at its node after this reply."""
     if not isinstance(what, Step):
         return False
     if what.op in STREAM_STEPS:
@@ -73,17 +73,17 @@ def giving_up(what: What) -> Step | None:
 
 
 def is_harmless(what: Step) -> bool:
-    """Whether a step changes nothing for good, whatever happens to it."""
+    """Return whether a step cannot commit anything."""
     return what.op not in (COMMIT, SETTLE) or what.request.read_only
 
 
 def settling(what: Step) -> Step:
-    """Return what to ask when the answer to a COMMIT was lost."""
+    """Return the step that settles a COMMIT whose answer was lost."""
     return replace(what, op=SETTLE, request=replace(what.request, digest=OPEN), prepared=b"")
 
 
 def settled(request: Request) -> Step:
-    """Return what to ask about a request that is not to be sent again: it has happened, or never will."""
+    """Return the step that settles a request that must not be sent again."""
     empty = replace(request, statements=(), change=None, call=None, digest=digest_of(request))
     return Step(0, empty, SETTLE)
 
@@ -99,7 +99,7 @@ def gone(what: What, where: str, why: BedrockishError | None) -> UnavailableErro
 
 
 def judged(what: What, reply: Answered | Told) -> Answered | Told | BedrockishError:
-    """Return what a reply means to the caller: an empty transaction in place of a COMMIT is an error."""
+    """Return the outcome of a reply for the caller: an empty transaction in place of a COMMIT is an error."""
     if isinstance(what, Step) and what.op == SETTLE and isinstance(reply, Answered) and reply.answer.results == NOTHING:
         return UnavailableError(
             "the node was lost before the transaction was committed; it did not happen, and never will: run it again",

@@ -38,6 +38,12 @@ def test_laws_hold_in_hard_worlds(start: int) -> None:
         assert broken is None, f"hard seed {seed}: {broken}"
 
 
+def test_leader_recovers_a_transaction_promised_to_a_dead_recovery() -> None:
+    """The recovery's node died before it asked the leader, whose other voters hold a rival and approve no more."""
+    broken, _ = run_seed(draw_options(80_455))
+    assert broken is None, str(broken)
+
+
 @pytest.mark.parametrize("start", [1, 4])
 def test_every_transaction_runs_on_the_schema_of_its_clock(start: int) -> None:
     """With clocks apart by all that is allowed, a delay shorter than a message's way, and leaders that die."""

@@ -24,6 +24,7 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 class Attempt:
     """One transaction of ours in flight.
 
+    ``promised``: a voter has promised the transaction to a recovery.
     ``counting`` ends when we give the transaction up, or promise it to a recovery. ``rest`` are the voters that are
     sent its BEGIN only when the first ones are late. ``is_group``: whether it has commands that only came together.
     ``repeat``: when to send its BEGIN again. ``trace``: the trace of the first recorded request among its requests.
@@ -36,6 +37,7 @@ class Attempt:
     rejects: dict[str, Reject] = field(default_factory=dict)
     rest: list[str] = field(default_factory=list)
     counting: bool = True
+    promised: bool = False
     is_group: bool = False
     repeat: Repeat = field(default_factory=lambda: Repeat(0.0, 0.0))
     trace: str = ""
@@ -194,6 +196,7 @@ class Attempts:
         if attempt is None or not attempt.counting or not self.state.roster.is_voter(peer):
             return
         if message.reason == Reason.PROMISED:
+            attempt.promised = True
             return  # a recovery runs; its outcome will come
         attempt.rejects[peer] = message
         for inflight in self._requests_of(attempt):
@@ -300,6 +303,11 @@ class Attempts:
         """Return whether we may still commit a transaction or roll it back, because no recovery has our promise."""
         attempt = self.open.get(txid)
         return txid in self.rollbacks or (attempt is not None and attempt.counting)
+
+    def is_promised(self, txid: Txid) -> bool:
+        """Return whether a voter has promised a transaction of ours to a recovery that has not asked this node."""
+        attempt = self.open.get(txid)
+        return attempt is not None and attempt.promised
 
     def stop_counting(self, txid: Txid) -> None:
         """Stop counting approvals: a recovery has our promise, and its outcome counts."""

@@ -101,7 +101,11 @@ class Recovery:
                 continue
             if txid.leader == state.me:
                 # Ours, and taken up by a recovery that never ended it: then any voter may finish it, also this node.
-                if age > 2 * suspicion and not self.coordinator.attempts.decides(txid):
+                attempts = self.coordinator.attempts
+                is_free = not attempts.decides(txid)
+                # Voters that have promised it to a recovery approve it no more, and that recovery may have died before
+                # it asked us. This node waits longer than other holders, which wait five times: there may be none.
+                if (is_free and age > 2 * suspicion) or (age > 6 * suspicion and attempts.is_promised(txid)):
                     self.start(transaction)
             # Also of a leader that speaks and yet ends nothing: asked to promise, it ends the matter by its answer
             # (J5).

@@ -96,7 +96,7 @@ def values(place: Path, seconds: float) -> Iterator[list[str]]:
 
 
 def waits(cluster: LocalCluster, action: Callable[[], object]) -> tuple[float, float]:
-    """Return how long something took, in seconds, and the p99 of another client's inserts beside it, in ms."""
+    """Return the seconds that an action took, and the p99 in ms of the inserts of another client during the action."""
 
     async def run() -> tuple[float, float]:
         took: list[float] = []

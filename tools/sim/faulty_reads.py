@@ -44,7 +44,7 @@ READS: dict[str, Moment] = {
         ),
         f"{_NEWER}:test_commit_that_has_not_arrived_may_be_newer",
     ),
-    "a question about every key asks nobody": Moment(
+    "a question about every key goes to no voter": Moment(
         fault(
             "a majority answers a question about every key",
             (reads.Reading, "ask_newer", "state.roster.majority - len(clear)", "0"),

@@ -188,7 +188,7 @@ def open_files(folder: Path) -> list[str]:
     """Return the files in a folder that this process has open."""
     held = []
     for one in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor was closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # delta-rs has closed the descriptor since
             held.append(os.readlink(one))
     return [one for one in held if one.startswith(str(folder))]
 

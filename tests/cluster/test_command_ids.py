@@ -1,4 +1,4 @@
-"""A command's id belongs to its user and to one request, at every door: nobody is told that another request was his."""
+"""A command's id belongs to its user and to one request by every protocol; a refusal tells no details."""
 
 import json
 import sqlite3
@@ -123,7 +123,7 @@ def test_another_request_under_the_same_id_is_an_error(cluster: LocalCluster) ->
             assert post(cluster, "will", "/db/execute", request, "own")["code"] == "command_id"
         again = will.execute("INSERT INTO pub(x) VALUES (?)", ("a",), command="own")
         assert again.rowcount == 1
-        # The same request by HTTP is the same request.
+        # The request counts as the same one when it comes by HTTP.
         by_http = post(cluster, "will", "/db/execute", [["INSERT INTO pub(x) VALUES (?)", "a"]], "own")
         assert by_http["results"][0]["rowcount"] == 1
         assert will.execute("SELECT count(*) FROM pub WHERE x IN ('a', 'b')", read="strict").value() == 1
@@ -148,8 +148,8 @@ def test_a_settled_id_is_an_error_at_every_door(cluster: LocalCluster) -> None:
         assert balance(cluster) == before
 
 
-def test_a_lost_request_is_settled_by_what_it_was(cluster: LocalCluster) -> None:
-    """A client whose nodes died sends no text again: the digest tells whether the command was the same request."""
+def test_the_digest_tells_whether_a_lost_request_was_the_same(cluster: LocalCluster) -> None:
+    """A client whose nodes died does not send the text again, only the digest of the request."""
     with as_user(cluster, "will") as will:
         done = make_request("lost", ["INSERT INTO pub(x) VALUES ('lost')"], "session", "serializable", 10)
         will.execute("INSERT INTO pub(x) VALUES ('lost')", command="lost")

@@ -203,7 +203,7 @@ async def test_node_that_stopped_just_now_does_not_answer_an_order(cluster: Loca
 
 
 async def test_a_removed_node_that_runs_hears_of_it(cluster: LocalCluster) -> None:
-    """It sends its clients to other nodes."""
+    """The removed node sends its clients to other nodes."""
     await ready(cluster)
     await change(cluster, MemberChange(REMOVE, "C", force=True))
 

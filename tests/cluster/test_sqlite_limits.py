@@ -88,7 +88,7 @@ async def succeed(*arguments: object) -> str:
 
 
 def check_lake(lake: Path) -> None:
-    """Compare the newest rows of the lake with what was written."""
+    """Compare the newest rows of the lake with the rows that the test wrote."""
     wide = DeltaTable(str(lake / "wide")).to_pyarrow_table().to_pylist()
     assert {name for name in wide[0] if not name.startswith("_")} == {*NAMES}
     assert {row["c0"] for row in wide if row["_change_type"] in ("insert", "update_postimage")} >= {

@@ -421,8 +421,8 @@ def test_an_export_keeps_every_rowid(node: TestNode, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", [False, True])
 def test_a_batch_that_may_be_the_last_of_the_wal_is_a_long_one(make_node: MakeNode, held: bool) -> None:
-    """Its end copies the rest of the WAL and truncates it, which takes a tenth of a second. While a reader holds an old
-    snapshot, that is impossible, and each batch is as short as ever, however long the WAL is.
+    """A batch's end copies the rest of the WAL and truncates it, which takes a tenth of a second. A reader of an old
+    snapshot makes this impossible: each batch stays short then, however long the WAL is.
     """
     node = make_node(limits=Limits(wal_frames=40, wal_frames_max=BATCH_FRAMES + 60))
     engine = node.engine

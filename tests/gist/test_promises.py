@@ -247,9 +247,7 @@ def test_the_third_reject_rolls_back() -> None:
 
 
 def test_a_node_that_rejected_commits_all_the_same() -> None:
-    """Example 4: D rejected Andrew and must commit him, since the others can. (Ours need not wait for Betty's end.)
-    (Ours need not wait for Betty's end.)
-    """
+    """Example 4: D rejected Andrew and must commit it, since the others can. (Ours need not wait for Betty's end.)"""
     play = duel()
     play("deliver C E -> A")
     assert "D0: applies A1 Andrew" in play("deliver A -> D COMMIT")

@@ -1,4 +1,4 @@
-"""A node's own reports over HTTP: probes, status, metrics, the token, and who may call each."""
+"""A node's own reports over HTTP: probes, status, metrics and the token, and the rights that each call needs."""
 
 import json
 import re

@@ -256,7 +256,7 @@ async def test_write_ahead_log_starts_over_under_constant_reads(
             assert await node.value(read=STALE) == number + 1
             most = max(most, engine.wal_frames)
             with trio.fail_after(60):
-                while running[0]:  # noqa: ASYNC110  on a busy disk the log would grow meanwhile, whether reads hold it or not
+                while running[0]:  # noqa: ASYNC110  a checkpoint is slow on a busy disk, and the log grows
                     await trio.sleep(0.001)
         assert node.direct >= 299
         assert most < 300, f"{most} frames of {FRAME_BYTES} bytes"

@@ -133,7 +133,7 @@ def test_a_fault_that_survives_fails(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_breach_without_the_fault_is_not_evidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is reported, and the run fails."""
+    """The run reports the broken law and fails."""
     world = World(Options(1))
     monkeypatch.setattr("tools.mutations.run_seed", lambda _: (LawBrokenError("one outcome", "by itself"), world))
     assert main(["learners vote", "--seeds", "3"]) == 1

@@ -6,12 +6,32 @@ from dataclasses import replace
 import cbor2
 import pytest
 
-from bedrockish.api.requests import Request, Token
+from bedrockish.api.requests import STRICT, Request, Token
 from bedrockish.common.levels import LEVEL
 from bedrockish.core.coordinator.revalidation import KEEPS_BASE, overtaken
 from bedrockish.core.node import Node
-from bedrockish.core.protocol.effects import Effect, Execute, Keep, Malformed, Persist, Reply, Send, SetMembers
-from bedrockish.core.protocol.events import Accused, Event, Executed, Now, PeerUp, Received, Submitted, Woken
+from bedrockish.core.protocol.effects import (
+    Effect,
+    Execute,
+    Keep,
+    Malformed,
+    NewerTold,
+    Persist,
+    Reply,
+    Send,
+    SetMembers,
+)
+from bedrockish.core.protocol.events import (
+    Accused,
+    Event,
+    Executed,
+    NewerAsked,
+    Now,
+    PeerUp,
+    Received,
+    Submitted,
+    Woken,
+)
 from bedrockish.core.protocol.messages import (
     Accept,
     Approve,
@@ -138,6 +158,37 @@ def test_a_learner_does_not_vote_and_a_removed_node_says_so() -> None:
     refused = one.ask()
     assert refused is not None
     assert "no longer a member" in refused.message
+
+
+def asked_before_two_voters_left(one: One, event: Event) -> list[Effect]:
+    """Have B ask about a read; A, D and E have approved a commit that B and C lack, and C says so. Then D and E leave.
+
+    C's answer arrives last; return its effects. B and C are a majority of the voters that are left.
+    """
+    effects = one.step(event)
+    (number,) = {effect.message.read for effect in effects if isinstance(effect, Send) and effect.peer == "C"}  # type: ignore[union-attr]
+    one.hear("A", commit(transaction("A", 1)))
+    one.hear("D", commit(transaction("D", 2, change=membership(1, "ABCE"), base={"A": 1})))
+    one.hear("E", commit(transaction("E", 3, config=1, change=membership(2, "ABC"), base={"A": 1, "D": 1})))
+    return one.step(Received("C", Checked(number, (), CLOCK)))
+
+
+def test_strict_read_is_executed_again_if_voters_leave_while_it_is_checked() -> None:
+    one = One(membership(0, "ABCDE"))
+    read = Prepared({}, 0, True, ROWS, AccessSet(read_points=frozenset({b"t:x\0001"})), b"", b"")
+    one.step(Submitted(1, Request("r", (), STRICT)))
+    effects = asked_before_two_voters_left(one, Executed(1, read))
+    assert not [effect for effect in effects if isinstance(effect, Reply)]
+    effects = one.node.step(Woken(), Now(0.5, WALL + 500))
+    assert [effect.request_id for effect in effects if isinstance(effect, Execute)] == [1]
+
+
+def test_question_about_every_key_has_no_answer_if_voters_leave_while_it_is_asked() -> None:
+    one = One(membership(0, "ABCDE"))
+    for peer in "ACDE":
+        one.step(PeerUp(peer))
+    effects = asked_before_two_voters_left(one, NewerAsked(1, {}))
+    assert [effect for effect in effects if isinstance(effect, NewerTold)] == [NewerTold(1, may_be=True)]
 
 
 def test_amnesiac_voter_says_nothing_that_counts() -> None:

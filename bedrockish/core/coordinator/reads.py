@@ -50,6 +50,7 @@ class Read:
         patience_s: how long it waits for answers, in seconds.
         deadline: seconds at which the request ends.
         clear: this node, if its own word counts.
+        config: the version of the membership when this node gave its own word.
     """
 
     number: int
@@ -58,6 +59,7 @@ class Read:
     patience_s: float
     deadline: float
     clear: set[str]
+    config: int
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class Question:
         overdue: seconds at which it has been without enough answers for too long.
         clear: the voters with which nothing is in its way.
         rest: the voters that are asked when the others have not answered for a while; none once they are asked.
+        config: the version of the membership under which all of ``clear`` is counted.
     """
 
     reads: list[Read]
@@ -81,6 +84,7 @@ class Question:
     overdue: float
     clear: set[str]
     rest: list[str]
+    config: int
 
 
 Verdicts = list[tuple[int, bool]]  # requests, and whether the read of each is valid
@@ -113,7 +117,8 @@ class Reading:
         # Like any other, not about dropped commits (``on_check``); a sole voter has seen all of them.
         can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
         clear = {state.me} if state.roster.certifies_reads and can_tell else set()
-        read = Read(inflight.number, base, access_set, patience_s, inflight.deadline, clear)
+        config = state.roster.membership.version
+        read = Read(inflight.number, base, access_set, patience_s, inflight.deadline, clear, config)
         if len(read.clear) >= state.roster.majority:
             return True
         if self._shared in self.questions:
@@ -153,7 +158,8 @@ class Reading:
         now = state.clock.now.seconds
         if overdue is None:  # the reads have another way: the core asks about their keys
             overdue = now + self.quickest.patience_s(asked)
-        self.questions[self._count] = Question(reads, number, check, now, overdue, clear, rest)
+        config = min([read.config for read in reads], default=state.roster.membership.version)
+        self.questions[self._count] = Question(reads, number, check, now, overdue, clear, rest, config)
         for voter in asked:
             state.outbox.send(voter, check)
         if rest:
@@ -295,6 +301,10 @@ class Reading:
         if question is None or not self.state.roster.is_voter(peer):
             return []
         self.quickest.answered(peer, self.state.clock.now.seconds - question.asked)
+        if question.config != self.state.roster.membership.version:
+            # Of five voters, three may have approved a commit that the other two lack; if two of the three leave while
+            # the question is under way, the other two are a majority of the new voters.
+            return [(number, False) for number in self._run_again(message.read)] + self._ask_waiting()
         # A majority shares a voter with the quorum of every commit that was acknowledged before the reads began.
         if not message.others:
             question.clear.add(peer)
@@ -309,13 +319,17 @@ class Reading:
             return self._divide(question.reads) + self._ask_waiting()
         return [(read.number, True) for read in question.reads] + self._ask_waiting()
 
+    def _run_again(self, count: int) -> list[int]:
+        """End a question without a verdict; return the requests of its reads, which are executed again."""
+        question = self._end(count)
+        if question.number:
+            self.state.outbox.emit(NewerTold(question.number, may_be=True))
+        return [read.number for read in question.reads]
+
     def overdue(self) -> list[int]:
         """Take the reads that got no answer for a while."""
         now = self.state.clock.now.seconds
         found: list[int] = []
         for count in [count for count, question in self.questions.items() if now > question.overdue]:
-            question = self._end(count)
-            found += [read.number for read in question.reads]
-            if question.number:
-                self.state.outbox.emit(NewerTold(question.number, may_be=True))
+            found += self._run_again(count)
         return [*found, *(number for number, _ in self._ask_waiting())]

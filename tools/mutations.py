@@ -8,18 +8,14 @@ python -m tools.mutations [--seconds S] [NAME ...]
 """
 
 import argparse
-import importlib
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from tools.modelcheck import hunt as model
 from tools.modelcheck.guided import ALL
-from tools.sim.editing import Fault, Moment, in_force
+from tools.sim.editing import Fault, in_force
 from tools.sim.faulty import FAULTS
-from tools.sim.faulty_moments import MOMENTS
 from tools.sim.options import Options, draw_hard_options, draw_wide_options
 from tools.simulate import run_seed
 
@@ -58,18 +54,7 @@ class Hunter:
 
     def hunt(self, name: str) -> Catch:
         """Look for one fault where it is known to show."""
-        if name in MOMENTS:
-            return self.in_test(MOMENTS[name])
         return self.in_scope(name, model.SEEN[name]) if name in model.SEEN else self.in_worlds(FAULTS[name])
-
-    def in_test(self, moment: Moment) -> Catch:
-        """Run the test, or the written conversation, of a rule."""
-        began = time.process_time()
-        check = noticing(moment.noticed)
-        unsound = "" if check() else f"{moment.noticed} fails"
-        with in_force(moment.fault):
-            law = "" if check() or unsound else "it fails"
-        return Catch("test", f"`{moment.noticed}`", law, time.process_time() - began, unsound)
 
     def in_scope(self, name: str, scope: str) -> Catch:
         """Go through a scope of the model check."""
@@ -107,23 +92,6 @@ class Hunter:
         return Catch("simulator", f"{seed} worlds", "", time.process_time() - began, unsound)
 
 
-def noticing(where: str) -> Callable[[], bool]:
-    """Return what says whether a test passes, or a conversation goes as it is written."""
-    if where.startswith("trace "):
-        play = importlib.import_module("tests.traces.grammar").play
-        text = Path("tests", "traces", f"{where.removeprefix('trace ')}.txt").read_text()
-        return lambda: _passes(lambda: play(text), text)
-    module, _, name = where.partition(":")
-    return lambda: _passes(getattr(importlib.import_module(module), name), None)
-
-
-def _passes(run: Callable[[], object], expected: object) -> bool:
-    try:
-        return run() == expected
-    except Exception:  # the core's own assertions, a message that is not there, what the test says
-        return False
-
-
 def options_of(seed: int, fault: Fault) -> Options:
     """Return a world in which a fault may show."""
     options = draw_wide_options(seed) if seed % 4 == 0 else draw_hard_options(seed)
@@ -142,12 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--seconds", type=float, default=300, help="and no more seconds of a processor than that for each (300)"
     )
     chosen = parser.parse_args(arguments)
-    known = {**FAULTS, **MOMENTS}
-    unknown = [name for name in chosen.names if name not in known]
+    unknown = [name for name in chosen.names if name not in FAULTS]
     if unknown:
-        parser.error(f"no fault is called {unknown[0]!r}; there is {', '.join(known)}")
+        parser.error(f"no fault is called {unknown[0]!r}; there is {', '.join(FAULTS)}")
     hunter, began = Hunter(chosen.seconds, chosen.seeds), time.process_time()
-    names = chosen.names or list(known)
+    names = chosen.names or list(FAULTS)
     catches = []
     print("| rule taken away | caught by | where | seconds | law |\n| --- | --- | --- | --- | --- |", flush=True)
     for name in names:

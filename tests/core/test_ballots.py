@@ -1,7 +1,4 @@
-"""Rules of ballots, clocks and restarts that a random world seldom needs: what one node does at the moment of truth.
-
-``tools.mutations`` runs each of these tests with its rule taken away, and it has to fail.
-"""
+"""Rules of ballots, clocks and restarts that a random world seldom needs: what one node does at the moment of truth."""
 
 from dataclasses import replace
 

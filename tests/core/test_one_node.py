@@ -1,7 +1,4 @@
-"""Rules that one node keeps when it is told something: each test is the one that fails without its rule.
-
-``tools.mutations`` runs each with its rule taken away.
-"""
+"""Rules that one node keeps when it is told something: each test is the one that fails without its rule."""
 
 from dataclasses import replace
 from typing import Any

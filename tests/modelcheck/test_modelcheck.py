@@ -15,8 +15,6 @@ from tools.modelcheck.nodes import Nodes
 from tools.modelcheck.place import Place
 from tools.modelcheck.prefix import ScriptError
 from tools.modelcheck.scopes import ALONE, MEET, Limits, Scope, at
-from tools.sim.editing import in_force
-from tools.sim.faulty_moments import MOMENTS
 
 NO_END = 1e6  # seconds: these scopes are small, and a busy machine may take its time
 SMALL = {
@@ -155,6 +153,9 @@ def test_a_copy_of_a_node_is_the_same_and_its_own() -> None:
         ("votes after its promise", "late-vote-5", "one outcome"),
         ("promises below its promise", "two-ballots-5", "one outcome"),
         ("cut is volatile", "cut-3", "nothing appears below safe"),
+        ("acceptances are volatile", "restarted-acceptor-3", "one outcome"),
+        ("the lowest accepted ballot wins", "restarted-acceptor-3", "one outcome"),
+        ("accepted rollbacks are volatile", "partial-rollback-3", "one outcome"),
     ],
 )
 def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
@@ -163,23 +164,6 @@ def test_a_rule_taken_away_shows(fault: str, scope: str, law: str) -> None:
     assert found is not None
     assert found.report.law == law
     assert found.way
-
-
-@pytest.mark.parametrize(
-    ("fault", "scope"),
-    [
-        ("acceptances are volatile", "restarted-acceptor-3"),
-        ("the lowest accepted ballot wins", "restarted-acceptor-3"),
-        ("accepted rollbacks are volatile", "partial-rollback-3"),
-        ("acceptances of other ballots count", "two-recoverers-3"),
-        ("promises of other ballots count", "two-recoverers-3"),
-    ],
-)
-def test_a_rule_of_the_ballots_taken_away_shows(fault: str, scope: str) -> None:
-    """Two outcomes, and not only a test that says so."""
-    with in_force(MOMENTS[fault].fault):
-        report, _ = search(ALL[scope], NO_END)
-    assert report.law == "one outcome"
 
 
 @pytest.mark.slow

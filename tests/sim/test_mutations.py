@@ -12,7 +12,6 @@ from tests.traces.grammar import play
 from tools.mutations import Hunter, main
 from tools.sim.editing import fault, in_force
 from tools.sim.faulty import FAULTS
-from tools.sim.faulty_moments import MOMENTS
 from tools.sim.options import Options
 from tools.sim.world import LawBrokenError, World
 
@@ -87,17 +86,6 @@ def test_a_seed_notices(name: str) -> None:
     catch = Hunter(seconds=600, worlds=100).in_worlds(FAULTS[name])
     assert catch.law
     assert not catch.unsound
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name == "a reservation has no end" else name for name in MOMENTS],
-)
-def test_a_test_notices(name: str) -> None:
-    """The test of a rule passes with the rule, and fails without it."""
-    catch = Hunter(seconds=600, worlds=1).in_test(MOMENTS[name])
-    assert not catch.unsound
-    assert catch.law
 
 
 def test_all_faults_fit_the_code() -> None:

@@ -51,6 +51,11 @@ SEEN = {
     "votes after its promise": "late-vote-5",
     "promises below its promise": "two-ballots-5",
     "cut is volatile": "cut-3",
+    "acceptances are volatile": "restarted-acceptor-3",
+    "the lowest accepted ballot wins": "restarted-acceptor-3",
+    "accepted rollbacks are volatile": "partial-rollback-3",
+    "acceptances of other ballots count": "two-recoverers-3",
+    "promises of other ballots count": "two-recoverers-3",
 }
 
 

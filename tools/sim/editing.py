@@ -36,14 +36,6 @@ class Fault:
     options: tuple[tuple[str, object], ...] = ()
 
 
-@dataclass(frozen=True)
-class Moment:
-    """A fault and its detector: ``module:function`` of a test without arguments, or ``trace NAME``."""
-
-    fault: Fault
-    noticed: str
-
-
 def fault(rule: str, *edits: tuple[Any, str, str, str], **options: object) -> Fault:
     """Return a fault with edits, each given as (class or module, function, old text, new text)."""
     return Fault(rule, tuple(Edit(*edit) for edit in edits), tuple(options.items()))

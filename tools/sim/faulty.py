@@ -23,6 +23,7 @@ _OwnEnds = pending.OwnEnds
 _NOW = "self.world.leave(self.name, peer, message, data); return\n    self.disk.then"
 _HELD = "self.disk.then"
 _LOWER = "message.ballot < vote.promised"
+_OTHER_BALLOT = " or round_.ballot != message.ballot"
 _SLOW_DISKS = {"sync_ms": 20.0, "delay_ms": 1.0, "faults": ("crash", "crash_all"), "fault_every_s": 0.1, "load_s": 3.0}
 _RESTARTS = {**DUELS, "faults": ("crash", "reset"), "fault_every_s": 0.03, "voters": 3}
 _TIGHT_TIME = {**DUELS, "closing_lag_ms": 1, "heartbeat_ms": 5, "faults": ("pause", "crash", "one_way"), "voters": 3}
@@ -295,6 +296,21 @@ _AGREEMENT: dict[str, Fault] = {
     "waiting goes on after a rollback": fault(
         "who waits goes on when a rollback is accepted",
         (votes.Votes, "accept_rollback", "self.released.append(txid)", "pass"),
+    ),
+    "acceptances are volatile": fault(
+        "an acceptance is durable", (_Recovery, "on_accept", "self.state.votes.persist(vote)", "pass")
+    ),
+    "accepted rollbacks are volatile": fault(
+        "an accepted rollback is durable", (votes.Votes, "accept_rollback", "self.persist(vote)", "pass")
+    ),
+    "acceptances of other ballots count": fault(
+        "an acceptance counts for its ballot", (_Recovery, "on_accepted", _OTHER_BALLOT, "")
+    ),
+    "promises of other ballots count": fault(
+        "a promise counts for its ballot", (_Recovery, "on_promise", _OTHER_BALLOT, "")
+    ),
+    "the lowest accepted ballot wins": fault(
+        "of accepted decisions the highest ballot counts", (judge, "judge", "max(acc", "min(acc")
     ),
 }
 FAULTS: dict[str, Fault] = {**_AGREEMENT, **USES, **DAMAGES}

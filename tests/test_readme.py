@@ -35,7 +35,7 @@ HELP = {
     "tools/demo your.sqlite": [sys.executable, "-m", "tools.demonstration.cluster", "--help"],
     "pip install .": [sys.executable, "-m", "pip", "install", "--help"],  # tools/test has done it, or nothing would run
     "tools/bench": [sys.executable, "-m", "tools.bench", "--help"],
-    "tools/bench peers": [sys.executable, "-m", "tools.scenarios.peers", "--help"],
+    "tools/bench peers": [sys.executable, "-m", "tools.bench", "peers", "--help"],
     "tools/bench list": [sys.executable, "-m", "tools.bench", "--help"],
     "bedrockish init try 127.0.0.1:7401 127.0.0.1:7402 127.0.0.1:7403": [
         *(sys.executable, "-m", "bedrockish.cli.main"),

@@ -28,8 +28,7 @@ from tools.demonstration.work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE
 from tools.java import find_java
 from tools.lock import markers
 from tools.scenarios import etcd, galera, orders, orders_work
-from tools.scenarios.engine import measure, profile
-from tools.scenarios.plain import DESIGN
+from tools.scenarios.engine import measure, profile, works
 
 IMPORT_WITHOUT = """  # the scenarios that are named, where some packages are not installed
 import importlib, sys
@@ -273,7 +272,7 @@ def test_quantiles() -> None:
 def test_every_measurement_is_a_scenario_of_one_program() -> None:
     """``tools/bench NAME`` finds each by its file, says what it measures, and hands its options on."""
     found = scenarios()
-    assert {"engine", "growth", "hostile", "local", "orders", "peers"} <= set(found)
+    assert {"engine", "local", "orders", "peers"} == set(found)
     assert all(len(about) > 20 for about in found.values()), found
     for arguments, expected in ((["list"], "engine: "), (["orders", "--help"], "--isolation")):
         ran = subprocess.run(
@@ -290,7 +289,7 @@ def test_every_measurement_is_a_scenario_of_one_program() -> None:
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_bench_that_is_terminated_stops_its_nodes(tmp_path: Path, ignored: bool) -> None:
     """Also as a job of the background, where Ctrl-C is ignored; and its directory is gone."""
-    given = [sys.executable, "-m", "tools.bench", "hostile"]
+    given = [sys.executable, "-m", "tools.bench", "--seconds", "0.5", "--work", "insert", "--nodes", "1"]
     bench = subprocess.Popen(
         given,
         env={**clean_environment(), "TMPDIR": str(tmp_path)},
@@ -394,7 +393,7 @@ def test_the_engine_is_measured_beside_plain_sqlite(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("what", [*DESIGN, "open"])
+@pytest.mark.parametrize("what", [*works(0), "open"])
 def test_the_engine_is_profiled(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each kind of request that is measured, by function."""
     profile(tmp_path, what, 3)

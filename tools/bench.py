@@ -6,11 +6,11 @@ with the tables.
 """
 
 import ast
+import importlib
 import json
 import math
 import platform
 import random
-import runpy
 import sqlite3
 import sys
 import tempfile
@@ -355,36 +355,32 @@ def scenarios() -> dict[str, str]:
     found = {}
     for path in sorted((Path(__file__).parent / "scenarios").glob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if '__name__ == "__main__"' in text and not path.stem.endswith("_work"):  # others are parts of one
+        if "@click.command" in text:  # others are parts of one
             about = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
             found[path.stem] = " ".join(about.split())
     return found
 
 
-def run(name: str) -> None:
-    """Run a scenario with the arguments that follow its name."""
-    sys.argv = [f"tools/bench {name}", *sys.argv[2:]]
-    runpy.run_module(f"tools.scenarios.{name}", run_name="__main__", alter_sys=False)
-
-
-def start() -> None:
-    """Do what the first argument names."""
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+def start(wanted: str, arguments: list[str]) -> None:
+    """Run the scenario that is named, with the arguments that follow its name."""
     if wanted == "list":
         for scenario, about in scenarios().items():
             print(f"{scenario}: {about}")
     elif wanted in scenarios():
-        run(wanted)
+        command: click.Command = importlib.import_module(f"tools.scenarios.{wanted}").main
+        command(arguments, prog_name=f"tools/bench {wanted}", standalone_mode=False)
     else:
-        main(prog_name="tools/bench")
+        main(sys.argv[1:], prog_name="tools/bench", standalone_mode=False)
 
 
 if __name__ == "__main__":
-    interrupted = False
     end_in_order()
     try:
-        start()
-    except* KeyboardInterrupt:  # Ctrl-C or SIGTERM: nodes are stopped by now
-        interrupted = True
-    if interrupted:
+        start("".join(sys.argv[1:2]), sys.argv[2:])
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt, BaseExceptionGroup) as ended:  # Ctrl-C or SIGTERM: nodes are stopped by now
+        if isinstance(ended, BaseExceptionGroup) and ended.split(KeyboardInterrupt)[1]:
+            raise
         sys.exit(130)

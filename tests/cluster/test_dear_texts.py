@@ -1,5 +1,9 @@
 """Texts that are dear to compile and to analyse: answered at every way in, while other clients go on."""
 
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -7,13 +11,76 @@ import trio
 
 import bedrockish.dbapi as dbapi
 from bedrockish import Connection, connect
-from bedrockish.errors import TooLargeError
+from bedrockish.errors import BedrockishError, TooLargeError
 from tools.cluster import LocalCluster, local_cluster
-from tools.scenarios.hostile import FILL, SCHEMA, Others, numbers
 
 pytestmark = pytest.mark.cluster
 LONGEST_MS = 1_500.0  # of a short read or write; on an idle machine it is below 100
-IDS = numbers(50_000)
+IDS = ",".join(map(str, range(50_000)))
+SOME = 50  # statements of the other clients before the dear one
+SCHEMA = (
+    "CREATE TABLE page(id INTEGER PRIMARY KEY, html TEXT, n INTEGER)",
+    "CREATE TABLE other(id INTEGER PRIMARY KEY, n INTEGER)",
+)
+FILL = (
+    "INSERT INTO page(id, html, n) WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 2000) "
+    "SELECT x, 'page ' || x, x FROM n"
+)
+
+
+class Others:
+    """Two clients in another process that read and write a row each, and note how long each took, in milliseconds.
+
+    The process of the dear request is busy with its parameters and its answer, through no fault of the node.
+    """
+
+    def __init__(self, url: str) -> None:
+        program = [sys.executable, "-c", f"from tests.cluster.test_dear_texts import note; note({url!r})"]
+        self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # both have an answer
+
+    def tell(self) -> None:
+        """Tell the clients to note times from now on."""
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+
+    def stop(self) -> list[float]:
+        """End the two clients; return how long their statements took."""
+        told, _ = self._process.communicate(timeout=60)
+        return [float(one) for one in told.split()]
+
+
+def note(url: str) -> None:
+    """Read and write a row until standard input ends; print how long each statement took since its last line."""
+    waits: list[float] = []
+    over = threading.Event()
+
+    def run(sql: str) -> None:
+        with connect(url) as db:
+            while not over.is_set():
+                began = time.monotonic()
+                try:
+                    db.execute(sql)
+                except BedrockishError as error:
+                    if not error.retry:
+                        print("  another client is told:", error, file=sys.stderr, flush=True)
+                waits.append(1000 * (time.monotonic() - began))
+                time.sleep(0.002)
+
+    texts = ("SELECT n FROM other WHERE id = 1", "UPDATE other SET n = n + 1 WHERE id = 1")
+    threads = [threading.Thread(target=run, args=(sql,), daemon=True) for sql in texts]
+    for thread in threads:
+        thread.start()
+    while len(waits) < SOME:
+        time.sleep(0.01)
+    print("both are at work", flush=True)
+    for _ in sys.stdin:
+        waits.clear()
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    print(*waits)
 
 
 @pytest.fixture(scope="module")

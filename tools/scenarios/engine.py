@@ -8,11 +8,14 @@ import cProfile
 import json
 import os
 import pstats
+import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import apsw
 import click
@@ -28,20 +31,87 @@ from bedrockish.engine.execution.open_transaction import Session
 from bedrockish_journal.model.changes import decode_changes
 from bedrockish_journal.model.entry import GENESIS, Entry
 from bedrockish_journal.model.transaction import Transaction, Txid
-from tools.scenarios.plain import (
-    DESIGN,
-    INSERT,
-    JOIN,
-    ROWS,
-    SCHEMA,
-    UPDATE,
-    Clock,
-    Statements,
-    drift,
-    open_plain,
-    run_plainly,
-    works,
-)
+
+ROWS = 10_000
+SCHEMA = "CREATE TABLE item(id INTEGER PRIMARY KEY, owner TEXT, amount INTEGER); CREATE INDEX owned ON item(owner)"
+INSERT = "INSERT INTO item(id, owner, amount) VALUES (?, ?, ?)"
+UPDATE = "UPDATE item SET amount = amount + ? WHERE id = ?"
+SELECT = "SELECT amount FROM item WHERE id = ?"
+JOIN = "SELECT count(*) FROM item a JOIN item b ON b.owner = a.owner WHERE a.id = ? AND b.amount > {}"
+Statements = tuple[tuple[str, tuple[Any, ...]], ...]
+
+
+class Clock:
+    """Measures."""
+
+    def __init__(self, rounds: int, seconds: float) -> None:
+        self._rounds, self._seconds = rounds, seconds
+
+    def after(self, first: Callable[[int], object], action: Callable[[int], object]) -> float:
+        """Return the processor's microseconds of an action alone, each time after another one: the median."""
+        number, until = 0, time.perf_counter() + self._seconds
+        found: list[float] = []
+        while time.perf_counter() < until or not found:
+            first(number)
+            began = time.thread_time()
+            action(number)
+            found.append((time.thread_time() - began) * 1e6)
+            number += 1
+        return statistics.median(found)
+
+    def micros(self, action: Callable[[int], object], units: int = 1, *, waits: bool = False) -> float:
+        """Return how many microseconds one unit of an action takes: the median of rounds of equal length.
+
+        Args:
+            action: is given a number that is new each time.
+            units: how many it does at once.
+            waits: count the time in which this thread waits as well; else only what the processor does for it, which
+                depends less on what else the machine is busy with.
+        """
+        seconds = time.perf_counter if waits else time.thread_time
+        number = 0
+        found: list[float] = []
+        for _ in range(self._rounds):
+            began = seconds()
+            until, count = began + self._seconds / self._rounds, 0
+            while True:
+                action(number)
+                number += 1
+                count += 1
+                now = seconds()
+                if now >= until:
+                    break
+            found.append((now - began) / count / units * 1e6)
+        return statistics.median(found)
+
+
+def open_plain(path: Path, synchronous: str) -> apsw.Connection:
+    """Return plain SQLite on a file of its own."""
+    db = apsw.Connection(str(path), statementcachesize=512)
+    db.pragma("journal_mode", "wal")
+    db.pragma("synchronous", synchronous)
+    db.wal_autocheckpoint(0)
+    return db
+
+
+def works(number: int) -> dict[str, Statements]:
+    """Return the requests that are measured, the ``number``-th of each kind."""
+    row = number % ROWS
+    return {
+        "insert": ((INSERT, (ROWS + 1 + number, f"owner {row % 100}", row)),),
+        "update": ((UPDATE, (1, row + 1)),),
+        "transfer": ((UPDATE, (-1, row + 1)), (UPDATE, (1, (row * 7) % ROWS + 1))),
+        "select": ((SELECT, (row + 1,)),),
+    }
+
+
+def run_plainly(db: apsw.Connection, statements: Statements) -> None:
+    """Do what a request needs of SQLite itself."""
+    db.execute("SAVEPOINT request")
+    for sql, params in statements:
+        db.execute(sql, params).fetchall()
+    db.execute("ROLLBACK TO request")
+    db.execute("RELEASE request")
 
 
 @dataclass(frozen=True)
@@ -52,13 +122,11 @@ class Figure:
         what: what was done.
         micros: how long it takes, in microseconds.
         plain_micros: how long SQLite alone takes for the same; 0 if it does nothing of the kind.
-        design_micros: what the first experiments measured, brought to this machine and day; 0 if they did not.
     """
 
     what: str
     micros: float
     plain_micros: float = 0.0
-    design_micros: float = 0.0
 
 
 class Solo:
@@ -100,7 +168,7 @@ class Solo:
 
 def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
     """Whole requests, run and rolled back."""
-    for name, design in DESIGN.items():
+    for name in works(0):
 
         def ours(number: int, name: str = name) -> None:
             solo.prepare(works(number)[name])
@@ -109,7 +177,7 @@ def prepares(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figur
             run_plainly(plain, works(number)[name])
 
         made = clock.micros(works)
-        yield Figure(f"prepare, {name}", clock.micros(ours) - made, clock.micros(theirs) - made, design)
+        yield Figure(f"prepare, {name}", clock.micros(ours) - made, clock.micros(theirs) - made)
 
 
 def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
@@ -124,14 +192,14 @@ def parts(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure]:
     def plain_text(number: int) -> None:
         plain.execute(JOIN.format(-number), (None,)).fetchall()
 
-    yield Figure("a text seen for the first time, a join", clock.micros(new_text), clock.micros(plain_text), 77.0)
+    yield Figure("a text seen for the first time, a join", clock.micros(new_text), clock.micros(plain_text))
     ((piece, _),) = executor.pieces(Statement(UPDATE, (1, 2)))
     plan = analysis.plan(piece)
-    yield Figure("bind a known plan", clock.micros(lambda number: plan.bind((1, number))), 0.0, 2.0)
+    yield Figure("bind a known plan", clock.micros(lambda number: plan.bind((1, number))))
     keys = analysis.keys
     row = (7, "owner 7", 70)
     after = (7, "owner 7", 71)
-    yield Figure("keys of a changed row", clock.micros(lambda _: keys.keys("item", 7, 7, row, after)), 0.0, 2.0)
+    yield Figure("keys of a changed row", clock.micros(lambda _: keys.keys("item", 7, 7, row, after)))
 
     sql = "UPDATE item SET amount = amount + 1 WHERE id BETWEEN ? AND ?"
 
@@ -170,7 +238,7 @@ def sessions(clock: Clock, solo: Solo) -> Iterator[Figure]:
     """An open transaction that another one swaps out each time."""
     opened = Opened(solo)
     micros = clock.micros(lambda number: opened.run(works(number)["transfer"])) - clock.micros(works)
-    yield Figure("open transaction, a transfer", micros, 0.0, 21.0)
+    yield Figure("open transaction, a transfer", micros)
     opened.interactive.close()
 
 
@@ -213,7 +281,7 @@ def applies(clock: Clock, solo: Solo, plain: apsw.Connection) -> Iterator[Figure
 
     entry = solo.entry(prepared)
     solo.engine.apply(entry, repeat=True, applied_ms=0)
-    yield Figure("apply, a row of a thousand", clock.micros(ours, 1000), clock.micros(theirs, 1000), 4.0)
+    yield Figure("apply, a row of a thousand", clock.micros(ours, 1000), clock.micros(theirs, 1000))
 
 
 def commits(clock: Clock, solo: Solo, place: Path) -> Iterator[Figure]:
@@ -234,12 +302,10 @@ def commits(clock: Clock, solo: Solo, place: Path) -> Iterator[Figure]:
         plain.execute("COMMIT")
         plain.execute("BEGIN IMMEDIATE")
 
-    # The experiments committed 57,900 batches of one row and 15,200 of ten in a second, and synced in another thread:
-    # by the difference, 5.4 µs for a row and the rest for the batch.
     plain.execute("PRAGMA synchronous = NORMAL")
     plain.execute("BEGIN IMMEDIATE")
     flushes = clock.after(insert, lambda _: engine.flush()), clock.after(insert_plain, flush_plain)
-    yield Figure("commit of a batch, without what is in it", *flushes, 1e6 / 57_900 - 5.4)
+    yield Figure("commit of a batch, without what is in it", *flushes)
     plain.execute("COMMIT")
     plain.execute("PRAGMA synchronous = FULL")
     for size in (1, 10, 100):
@@ -280,15 +346,13 @@ def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
     """Measure everything, on files in a directory."""
     clock = Clock(rounds, seconds)
     solo = Solo(place / "engine.sqlite")
-    plain, hooked = (open_plain(place / f"{name}.sqlite", "NORMAL") for name in ("plain", "hooked"))
+    plain = open_plain(place / "plain.sqlite", "NORMAL")
     rows = fill(solo)
-    for db in (plain, hooked):
-        db.execute(SCHEMA)
-        db.execute("BEGIN")
-        db.executemany(INSERT, rows)
-        db.execute("COMMIT")
-        db.execute("BEGIN IMMEDIATE")  # as a node's connection always is
-    factor = drift(clock, hooked)
+    plain.execute(SCHEMA)
+    plain.execute("BEGIN")
+    plain.executemany(INSERT, rows)
+    plain.execute("COMMIT")
+    plain.execute("BEGIN IMMEDIATE")  # as a node's connection always is
     found = [
         *prepares(clock, solo, plain),
         *parts(clock, solo, plain),
@@ -297,15 +361,14 @@ def measure(place: Path, rounds: int, seconds: float) -> list[Figure]:
         *commits(clock, solo, place),
     ]
     plain.close()
-    hooked.close()
     solo.engine.close()
-    return [replace(figure, design_micros=figure.design_micros * factor) for figure in found]
+    return found
 
 
 def render(figures: list[Figure]) -> Table:
     """Return the table for people."""
     table = Table(title=f"the engine alone, SQLite {apsw.sqlite_lib_version()}, {os.cpu_count()} processors")
-    for head in ("what", "µs", "plain µs", "ratio", "first µs", "ratio"):
+    for head in ("what", "µs", "plain µs", "ratio"):
         table.add_column(head, justify="left" if head == "what" else "right", no_wrap=True)
     for one in figures:
         table.add_row(
@@ -313,8 +376,6 @@ def render(figures: list[Figure]) -> Table:
             f"{one.micros:.2f}",
             f"{one.plain_micros:.2f}" if one.plain_micros else "",
             f"{one.micros / one.plain_micros:.2f}" if one.plain_micros else "",
-            f"{one.design_micros:.1f}" if one.design_micros else "",
-            f"{one.micros / one.design_micros:.2f}" if one.design_micros else "",
         )
     return table
 
@@ -324,13 +385,11 @@ def render(figures: list[Figure]) -> Table:
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Of which the median counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="The disk to use.")
-@click.option("--profile", "profiled", type=click.Choice([*DESIGN, "open"]), help="Show where its time goes instead.")
+@click.option("--profile", "profiled", type=click.Choice([*works(0), "open"]), help="Show where its time goes instead.")
 def main(seconds: float, rounds: int, as_json: bool, directory: Path | None, profiled: str | None) -> None:
     """Measure the cost of a transaction in one node without network and protocol, and in plain SQLite.
 
-    The last two columns compare with the first experiments. Those ran on another day, so the simplest of them run again
-    here, and all their figures are scaled to this machine. The processor's time is shown, and where it says "synced",
-    the time of day.
+    The processor's time is shown, and where it says "synced", the time of day.
     """
     calm_collector()  # as in a node
     with tempfile.TemporaryDirectory(dir=directory, prefix="bedrockish-bench-") as place:
@@ -342,7 +401,3 @@ def main(seconds: float, rounds: int, as_json: bool, directory: Path | None, pro
         print(json.dumps([asdict(figure) for figure in figures], indent=2))
     else:
         Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(render(figures))
-
-
-if __name__ == "__main__":
-    main(prog_name="tools/bench engine")

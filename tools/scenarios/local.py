@@ -227,7 +227,3 @@ def main(
                             )
     Console(highlight=False, width=None if sys.stdout.isatty() else 110).print(table)
     print(f"load average of the last minute at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-
-
-if __name__ == "__main__":
-    main(prog_name="tools/bench local")

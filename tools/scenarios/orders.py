@@ -257,7 +257,3 @@ def main(
         console.print(f"error: {error}", style="bold red", markup=False)
         sys.exit(1)
     console.print(render(found, cells, rounds))
-
-
-if __name__ == "__main__":
-    main(prog_name="tools/bench orders")

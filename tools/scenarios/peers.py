@@ -192,7 +192,3 @@ def main(works: tuple[str, ...], clients: list[int], seconds: float, rounds: int
         console.print(f"without etcd: install {lacking}")
     for fault in faults:
         console.print(fault, style="bold red", markup=False)
-
-
-if __name__ == "__main__":
-    main(prog_name="tools/bench peers")

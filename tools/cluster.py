@@ -43,7 +43,7 @@ OURS = (
 
 
 def processor_s(process: int) -> float:
-    """Return how much of a processor a process has used, in seconds; not a number where the system does not tell it."""
+    """Return the processor time of a process, in seconds; NaN on systems without ``/proc``."""
     told = Path(f"/proc/{process}/stat")
     if not told.exists():
         return math.nan
@@ -194,7 +194,7 @@ class LocalNode:
         self.process.wait()
 
     def processor_s(self) -> float:
-        """Return how much of a processor it has used, in seconds; not a number where the system does not tell it."""
+        """Return the processor time of the node, in seconds; NaN on systems without ``/proc``."""
         assert self.process is not None
         return processor_s(self.process.pid)
 
@@ -231,7 +231,7 @@ class LocalCluster:
             node.http_port = port
 
     def processor_s(self) -> float:
-        """Return how much of a processor the running nodes have used, in seconds."""
+        """Return the processor time of the running nodes, in seconds."""
         return sum(node.processor_s() for node in self.nodes if node.is_running)
 
     def url(self, first: int | None = None, *, only: bool = False, options: str = "") -> str:

@@ -1,7 +1,7 @@
-"""The one printer: a line of text for every message, effect, event and entry, in the notation of the gist.
+"""The printer of messages, effects, events and entries: one line of text each, in the notation of the gist.
 
-``A0: BEGIN Alice`` is said by node A, which has committed 0 transactions of its own so far. Logs and the executable
-conversations in ``tests/traces`` print with this and nothing else, so that both read alike.
+``A0: BEGIN Alice``: node A, which has committed 0 transactions of its own so far, sends BEGIN. Logs and the traces in
+``tests/traces`` both use this printer.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,11 +35,11 @@ REASONS = {
 
 
 def describe_said(node: str, tick: int, nodes: Sequence[str], said: on.Event | do.Send) -> str:
-    """Return, in the words of the gist, an event at a node or a message that it is going to send.
+    """Return the text, in the notation of the gist, of an event at a node or of a message that it sends.
 
     Args:
-        node: its name.
-        tick: its own one.
+        node: the name of the node.
+        tick: the node's own tick.
         nodes: all members, in the order of the vectors.
         said: the event, or the effect.
     """
@@ -59,12 +59,12 @@ def clock_text(clock: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Printer:
-    """Prints in one line each.
+    """A printer of one line for each message, effect, event or entry.
 
     Attributes:
         nodes: all members, in the order of the bracket form ``[1, *, 0]``.
-        name: what to call a transaction.
-        request_id: what to call a client's request.
+        name: returns the name of a transaction.
+        request_id: returns the name of a client's request.
     """
 
     nodes: Sequence[str]
@@ -114,7 +114,7 @@ class Printer:
         self,
         message: say.Recover | say.Promise | say.Accept | say.Accepted | say.Refused | say.Outcome | say.Ask,
     ) -> str:
-        """Return the text of a message about a transaction that its leader does not end."""
+        """Return the text of a message of a recovery."""
         name = self.name
         match message:
             case say.Recover(body, ballot):
@@ -151,8 +151,7 @@ class Printer:
 
     def _commit(self, message: say.Commit) -> str:
         try:
-            # A COMMIT may come without its body, and is printed from its label; wrong bytes are printed as such, for
-            # logs.
+            # A COMMIT may come without its body, so it is printed from its label; malformed bytes are printed for logs.
             label = decode_label(message.label)
             return self._committed(label_entry(GENESIS, label, _nameless(label.txid)))
         except EntryMalformedError as error:
@@ -193,7 +192,7 @@ class Printer:
 
     def entry(self, entry: Entry) -> str:
         """Return the text of an entry: ``A1: COMMIT Alice[1, *, 0, *, 0] after [0, 0, 0, 0, 0]``."""
-        # Its own tick, as of the moment at which its leader said COMMIT.
+        # The tick of the leader when it sent COMMIT.
         return log_line(entry.leader, entry.tick, f"{self._committed(entry)} after {self.vector(entry.after)}")
 
     # -- events and effects ----------------------------------------------------------------------------------------
@@ -292,7 +291,7 @@ class Printer:
     def _vote(self, vote: Vote) -> str:
         words = ["held" if vote.held else "not held"]
         if vote.accepted == (ENDED, False):
-            # The ballot of a decided rollback is not one that a node has proposed at.
+            # ``ENDED`` stands for a decided rollback; no node has proposed at this ballot.
             words = ["rolled back"]
         elif vote.promised:
             words.append(f"promised {vote.promised}")
@@ -322,7 +321,7 @@ def _in_pieces(message: say.Offer | say.Stored | say.Want | say.Piece | say.InPi
 
 
 def _nameless(txid: Txid) -> Transaction:
-    """Return a transaction that has a txid and nothing else, for a label whose body stayed with its holders."""
+    """Return a transaction with only a txid, for a COMMIT whose body was not sent."""
     return Transaction(txid, {}, 0, 0, 0, "", "", ROWS, AccessSet(), b"", b"")
 
 

@@ -1,8 +1,8 @@
 """The invariants of one node, which hold after each step, whatever messages it has received.
 
-The laws of a cluster compare nodes (docs/testing.md has them); these compare the parts of one. The simulator and the
-model check assert them after every step of every node, so each world looks for them too; a serving node does not spend
-the time. Each invariant is a function: its name states the invariant, its docstring the reason.
+The laws of a cluster compare nodes (see docs/testing.md); the invariants here compare the parts of one node. The
+simulator and the model check assert them after every step of every node; a serving node does not, to save the time.
+Each invariant is a function: its name states the invariant, its docstring the reason.
 """
 
 from collections import Counter
@@ -15,12 +15,12 @@ from bedrockish.core.state.state import State
 
 
 def the_cut_is_closed(state: State) -> None:
-    """The cut says that nothing at or below it can still be approved here, which closed time alone makes true."""
+    """No transaction at or below the cut can still be approved here, which only closed time guarantees."""
     assert state.clock.cut <= state.clock.closed, f"cut {state.clock.cut} is above closed {state.clock.closed}"
 
 
 def nothing_pending_is_below_the_cut(state: State) -> None:
-    """Others count the transactions up to a majority's cut as over, so none of these may still commit by our vote."""
+    """Other nodes count all transactions up to a majority's cut as over, so our vote must not commit one of them."""
     lowest = state.votes.pending.smallest_clock()
     assert lowest is None or lowest > state.clock.cut or not state.health.applies, (
         f"{lowest} is pending below {state.clock.cut}"
@@ -28,7 +28,7 @@ def nothing_pending_is_below_the_cut(state: State) -> None:
 
 
 def pending_transactions_are_held_and_open(state: State) -> None:
-    """Votes hold each pending transaction: one without a vote would block others for nothing, or for ever."""
+    """Each pending transaction has a vote: without one it would block others for nothing, or for ever."""
     for txid in state.votes.pending.transactions:
         vote = state.votes.by_txid.get(txid)
         assert vote is not None, f"{txid} is pending without a vote"
@@ -45,34 +45,34 @@ def held_transactions_are_pending(state: State) -> None:
 
 
 def a_clock_stays_below_its_ceiling(state: State) -> None:
-    """The ceiling is durable: a restarted node approves nothing below it, for it may have promised otherwise."""
+    """A restarted node approves nothing below its durable ceiling, because it may have forgotten promises there."""
     assert state.clock.value <= state.clock.ceiling, (
         f"the clock {state.clock.value} is above its ceiling {state.clock.ceiling}"
     )
 
 
 def peers_are_the_other_members(state: State) -> None:
-    """Every member is told where we stand; a node outside the membership is not heard, or a majority might count it."""
+    """Gossip goes to every member; messages of other nodes are ignored, or a majority might count them."""
     links = set(state.roster.links().nodes) - {state.me}
     assert state.roster.peers.keys() == links, f"peers are {sorted(state.roster.peers)}, links {sorted(links)}"
 
 
 def a_scheduled_change_is_not_in_force(state: State) -> None:
-    """Safe time past a change's activation says that all that belongs before it is here: then it is in force."""
+    """Safe time past a change's activation means that all earlier transactions are applied: it is in force then."""
     change = state.schema.scheduled
     if change is not None and state.health.applies:
         assert change.activates > state.clock.safe, f"{change.txid} is to be in force since {change.activates}"
 
 
 def the_step_has_told_all_ends(state: State) -> None:
-    """A request that waits for an outcome is told in the step that learns it: nothing else would wake the request."""
+    """A request that waits for an outcome gets it in the step that learns it: nothing else would wake the request."""
     left = [*state.votes.ended, *state.votes.released, *state.outbox.effects]
     assert not left, f"after the step there is left {left}"
     assert not state.progress, "something was applied, and nobody was told"
 
 
 def waiting_entries_are_taken_and_not_applied(state: State, queue: ApplyQueue) -> None:
-    """Each timeline is taken and applied tick by tick: the entries between the two wait, in order, and no others."""
+    """Each timeline is taken and applied tick by tick: the entries that are taken and not applied wait, in order."""
     for leader, taken in state.timelines.taken.items():
         applied = state.timelines.applied.get(leader, 0)
         ticks = [entry.tick for entry in queue.waiting.get(leader, ())]
@@ -80,7 +80,7 @@ def waiting_entries_are_taken_and_not_applied(state: State, queue: ApplyQueue) -
 
 
 def counted_attempts_are_promised_to_nobody(state: State, coordinator: Coordinator) -> None:
-    """Ballot 0 commits only while its leader has not moved on: to its rollback, or to a recovery that has its word."""
+    """Ballot 0 may commit only until its leader rolls the transaction back or promises it to a recovery."""
     for txid, attempt in coordinator.attempts.open.items():
         if attempt.counting:
             vote = state.votes.by_txid.get(txid)
@@ -125,7 +125,7 @@ def check(state: State, queue: ApplyQueue, coordinator: Coordinator) -> None:
     """Assert all invariants.
 
     Raises:
-        AssertionError: one is broken; the error says which.
+        AssertionError: an invariant is broken; the error names it.
     """
     for invariant in OF_STATE:
         invariant(state)

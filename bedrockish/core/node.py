@@ -1,7 +1,7 @@
-"""The node: a pure state machine, told what happened, answering what to do. It only wires the parts together.
+"""The node: a pure state machine that takes events and returns effects. This module only wires the parts together.
 
-Rule 1: nothing here waits, reads a clock, draws a number or opens a file.
-Rule 2: each message of a node rests on its writes; the driver lets none leave before they are durable.
+Rule 1: the core does not wait, read a clock, draw a random number or open a file. Rule 2: the driver sends a message of
+a node only when the writes that the node made before it are durable.
 """
 
 from collections.abc import Callable
@@ -79,19 +79,19 @@ from bedrockish.core.state.state import State
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 
-# The messages that a node with damaged tables still takes: gossip, questions that its journal answers, and the ends of
-# its own transactions, which it gave up when it started. It leaves the rest to the other nodes.
+# The messages that a node with damaged tables still handles: gossip, questions that its journal answers, and the ends
+# of # its own transactions, which it gave up when it started. It ignores all other messages, as if it were down.
 HEARD_WHEN_DAMAGED = (Gossip, Fetch, Want, Ask, Accepted, Refused, Outcome)
 NEEDS_TABLES = (Apply, Activate, Execute)
 
 
 class Node:
-    """One leader among equals.
+    """The state machine of one node.
 
     Args:
-        recovered: the contents of its file.
+        recovered: the contents of the node's file.
         settings: timings and bounds.
-        draw: gives a number in [0, 1) each time; all the luck there is.
+        draw: returns a random number in [0, 1); the only source of randomness.
         now: the driver's clocks at the start.
         lookups: the driver's functions that look things up in the file.
         follows_wall: False makes the clock purely logical (the safety valve ``enable_cluster_clock = off``).
@@ -119,13 +119,13 @@ class Node:
     def start(self, now: Now) -> list[Effect]:
         """Give up the transactions in flight before a restart, start the heartbeat, and return the effects."""
         self.state.set_now(now)
-        # The approvals counted before the restart are forgotten, so no transaction in flight then can commit as ours.
+        # Approvals counted before the restart are lost, so this node cannot commit the transactions in flight then.
         self.coordinator.rollbacks.restart()
         self._heartbeat()
         return self._answer()
 
     def step(self, event: Event, now: Now) -> list[Effect]:
-        """Take one event and return the effects that it causes, in the order in which they must happen."""
+        """Handle one event and return its effects, in the order in which the driver must execute them."""
         self.state.set_now(now)
         match event:
             case Received(peer, message):
@@ -166,8 +166,7 @@ class Node:
                 if peer in self.state.roster.peers:
                     self.state.roster.peers[peer].up = False
                     self.coordinator.contention.reservations.check()
-                    # Its approvals will not come soon: requests that need them give up now, and do not wait until their
-                    # patience ends.
+                    # The peer's approvals will not come soon, so attempts that need them are given up now.
                     self.coordinator.check()
             case Accused(peer, reason, for_good):
                 self.state.roster.accuse(peer, reason)
@@ -182,16 +181,16 @@ class Node:
         return self._answer()
 
     def tick(self, now: Now) -> int:
-        """Return a new value of the clock, for a caller outside; the next step keeps the ceiling that it needs."""
+        """Return a new value of the clock for the driver; the next step stores the ceiling for it."""
         self.state.set_now(now)
         return self.state.clock.tick()
 
     def deadline(self) -> float | None:
-        """Return the seconds at which to step ``Woken`` if nothing happens before, or None for never."""
+        """Return the seconds at which to step ``Woken`` if no event comes before; None for never."""
         return self.state.timers.deadline()
 
     def check(self) -> None:
-        """Assert what must be true after each step; for the simulator, the model check and tests.
+        """Assert the invariants, which hold after each step; for the simulator, the model check and tests.
 
         Raises:
             AssertionError: an invariant is broken.
@@ -199,7 +198,7 @@ class Node:
         check_invariants(self.state, self.apply_queue, self.coordinator)
 
     def _answer(self) -> list[Effect]:
-        # Empty at most steps, of which there are several to a commit: asked here, it costs no call.
+        # The queue is usually empty: the test here saves a call in each of a commit's several steps.
         if self.coordinator.ready.queue:
             self.coordinator.advance()
         if self.coordinator.together.leading:
@@ -209,23 +208,23 @@ class Node:
         if self.coordinator.contention.reservations.is_news:
             self.coordinator.contention.reservations.is_news = False
             self.safe_time.gossip()
-        # Transactions of the new schema wait for it: time is closed at each step, not at the next heartbeat.
+        # Transactions wait for the scheduled schema change, so time is closed at each step, not at the next heartbeat.
         if self.state.schema.scheduled is not None and self.safe_time.hurry():
             self._settle()
-        # Last, so that it covers every clock that this step has used; it is emitted first, so it is durable before
-        # them.
+        # Last, so that the ceiling covers every clock that this step has used. It is emitted first, so that it is
+        # durable before a message with such a clock leaves.
         self.state.keep_ceiling()
         effects = self.state.outbox.take()
         assert self.state.health.applies or not any(isinstance(effect, NEEDS_TABLES) for effect in effects)
         return effects
 
     def _settle(self) -> None:
-        """Pass on the outcomes and applied entries of this step to the parts that wait for them, until nothing follows.
+        """Pass the outcomes and applied entries of this step to the parts that wait for them, until there are no more.
 
-        It runs at every step, so it skips the parts that have nothing to do.
+        It runs at every step, so it skips parts without work.
         """
         state, voting, recovery = self.state, self.voting, self.recovery
-        # The entries taken in this step, before the requests that wait for them.
+        # The entries of this step come before the requests that wait for them.
         self.apply_queue.settle()
         ready = self.coordinator.ready
         if ready.queue:
@@ -234,7 +233,7 @@ class Node:
             approved, voting.approved = voting.approved, []
             contention = self.coordinator.contention
             for transaction in approved if contention.wait_queue.heads or contention.turns.until else ():
-                # Else it has ended in this very step, and no request waits for it.
+                # If it is not pending, it has ended in this step, and no request waits for it.
                 if transaction.txid in state.votes.pending:
                     contention.wait_queue.became_pending(transaction.txid, transaction.access_set)
             if state.take_progress():
@@ -243,10 +242,10 @@ class Node:
                 if recovery.deferred or recovery.adoptable:
                     recovery.settle()
                 self.coordinator.settle()
-            # Ends before releases: a request that waited for this very transaction is told how it ended, and not only
-            # that it is gone.
+            # Ends come before releases: a request that shares this transaction must get its outcome, and not only be
+            # unblocked.
             for txid in state.votes.take_ended():
-                # None if it came when it would be dropped already: then a base that lacks it is refused (V16).
+                # None if the commit was too old for the window: then a base that lacks it is refused (V16).
                 known = state.commit_window.known.get(txid)
                 if state.votes.outcomes[txid] and known is not None:
                     self.coordinator.attempts.abort_conflicting(known)
@@ -266,20 +265,22 @@ class Node:
     def _receive(self, peer: str, message: Message) -> None:
         state = self.state
         known = state.roster.peers.get(peer)
-        # Not, or no longer, a member. And damaged tables answer as if the node were down: that is always safe.
+        # Messages of a node that is not a member are ignored. A node with damaged tables ignores all but a few, as if
+        # it were down, which is always safe.
         if known is None or not (state.health.applies or isinstance(message, HEARD_WHEN_DAMAGED)):
             return
-        # Any message shows that the peer lives. A node that is damaged says so by its mode.
+        # Any message shows that the peer is alive, even if its tables are damaged.
         known.heard = state.clock.now.seconds
         state.roster.hear(peer, SINCE.get(message.__class__, OLDEST))
-        # It was slow, and not dead: next time it gets twice as long before others take up its work.
+        # The peer was slow, not dead: next time this node waits twice as long before it recovers the peer's
+        # transactions.
         if known.suspected:
             known.suspected, known.patience = False, min(2 * known.patience, PATIENCE_MAX)
         match message:
             case Begin() | Fetch() | AskClock() | ToldClock() | Want() | Piece() | InPieces():
-                pass  # a BEGIN's clock, and one that is asked for, are tested before they are followed
+                pass  # no clock, or one that the handler tests before it moves up to it
             case Recover() | Promise() | Accept() | Accepted() | Refused() | Outcome():
-                # The ends of transactions rest on this clock: it is followed hours and days ahead.
+                # The ends of transactions rest on this clock, so the node follows it even if it is hours or days ahead.
                 if state.clock.is_absurd(message.clock):
                     state.outbox.emit(
                         Malformed(peer, f"{type(message).__name__.upper()}: a clock more than a year ahead")
@@ -287,12 +288,12 @@ class Node:
                     return
                 known.clock = max(known.clock, message.clock)
                 state.clock.adjust(message.clock)
-            case _:  # a commit's own clock is followed when it is taken
+            case _:  # a commit's own clock is followed when its entry is taken
                 known.clock = max(known.clock, message.clock)
                 state.hear_clock(peer, message.clock)
         try:
             self._take(peer, message)
-        except EntryMalformedError as error:  # a handler reads all that it is going to use before it changes anything
+        except EntryMalformedError as error:  # a handler decodes all that it uses before it changes the state
             state.outbox.emit(Malformed(peer, f"{type(message).__name__.upper()}: {error}"))
 
     def _take(self, peer: str, message: Message) -> None:
@@ -314,7 +315,8 @@ class Node:
             case Accept():
                 self.recovery.on_accept(peer, message)
             case Accepted():
-                # Ballot 1 is the rollback of a leader, a higher one a recovery: each of the two looks at its own.
+                # Ballot 1 is the rollback of a leader, a higher one a recovery: each handler ignores the other's
+                # ballots.
                 self.coordinator.rollbacks.on_accepted(peer, message)
                 self.recovery.on_accepted(peer, message)
             case Refused():
@@ -325,7 +327,7 @@ class Node:
             case Ask():
                 self.voting.on_ask(peer, message)
             case Gossip():
-                # The times first: they count even if the rest of the message cannot be read.
+                # The clocks come first: they count even if the rest of the message is malformed.
                 self.safe_time.on_gossip(peer, message)
                 self.coordinator.contention.reservations.heard(peer, message.reserved)
             case Fetch():
@@ -373,7 +375,7 @@ class Node:
             # A commit becomes known only when its entry is taken: without the entry it could not be applied.
             self.apply_queue.on_outcome(peer, message)
             self.apply_queue.fetch_missing(at_once=True)
-        # Up to safe time the journal alone has the outcomes: a message about one, late or wrong, is ignored.
+        # Up to safe time only the journal decides outcomes: a message about one, late or wrong, is ignored.
         elif self.state.outcome(message.txid) is None and message.txid.clock > self.state.clock.safe:
             self.state.votes.end(message.txid, commit=False)
 
@@ -382,18 +384,18 @@ class Node:
             return
         self.state.roster.peers[peer].up = True
         self.state.roster.acquit(peer)
-        # The old link has lost the messages on their way: all that are open with this peer are sent again.
+        # The old link lost its undelivered messages, so all open messages to this peer are sent again.
         self.safe_time.gossip_to(peer)
         self.staging.resume(peer)
         self.coordinator.resend(peer)
         self.recovery.resend(peer)
 
     def _heartbeat(self) -> None:
-        # The times first, so that the gossip after it tells the newest ones.
+        # Safe time first, so that the gossip after it has the newest values.
         self.safe_time.advance()
         self.safe_time.gossip()
         self.apply_queue.fetch_missing()
-        # Safe time may have passed a BEGIN that waits for its base: then its end is told.
+        # Safe time may have passed a BEGIN that waits for its base: then its leader is told the outcome.
         self.voting.settle()
         self.staging.check()
         self.recovery.check()

@@ -414,7 +414,7 @@ class LocalReads:
             self.unpin()
 
     def facts(self) -> Facts | None:
-        """Return the page's facts; None while no node serves the file. The caller has ``lock``."""
+        """Return the facts that the node publishes; None while no node serves the file. The caller holds ``lock``."""
         if self._process != os.getpid():
             self._abandon()
         try:

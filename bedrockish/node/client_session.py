@@ -342,7 +342,7 @@ class _Session:
         self._nursery.start_soon(self._run_next)
 
     def _step_at_once(self, call: Step, size: int) -> None:
-        """Do a step of a transaction here, where it was read; if it has to wait, it goes on in a task."""
+        """Execute a step of a transaction in the reading task; a step that has to wait continues in another task."""
         found: Answer | Rest | BedrockishError
         try:
             found = self._step(call)

@@ -34,7 +34,7 @@ LOST: tuple[type[Exception], ...] = (Error, sqlite3.OperationalError)
 
 
 class Peer:
-    """A connection to another database with the methods of one of ours."""
+    """A connection to another database, with the methods of a bedrockish connection that the work calls."""
 
     def __init__(self, engine: str, where: str) -> None:
         if engine == GALERA:

@@ -64,10 +64,10 @@ class Run:
 def run_terminals(
     kind: str, places: list[str], seconds: float, used_s: Callable[[], float], isolation: str = SERIALIZABLE
 ) -> Run:
-    """Run terminals that connect to these places, in processes of their own.
+    """Run one terminal per address, in separate processes.
 
     Raises:
-        DemoError: one has ended with an error, which is in the text.
+        DemoError: a process has failed; the text has its error.
     """
     processes = []
     count = min(len(places), PROCESSES_MAX)

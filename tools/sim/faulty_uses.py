@@ -102,7 +102,7 @@ USES: dict[str, Fault] = {
     ),
     "the cut waits for a rest": fault(
         "safe time goes on while clients write",
-        (safe_time.SafeTime, "_worth_a_sync", "return True  # something", "return False  # something"),
+        (safe_time.SafeTime, "_worth_a_sync", "return True  # a transaction", "return False  # something"),
         **_STEADY,
     ),
     "a sweep overlooks commits": fault(

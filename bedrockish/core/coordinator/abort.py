@@ -1,7 +1,7 @@
-"""Giving up our own transactions: ROLLBACK is accept(abort) at ballot 1, which belongs to their leader alone.
+"""Rollbacks of our own transactions: ROLLBACK is accept(abort) at ballot 1, which only their leader may use.
 
-It is over when a majority has accepted it; until then the transaction counts as pending here for other leaders'
-transactions, and our own later ones carry it in their ``rollbacks``.
+A rollback is complete when a majority has accepted it. Until then the transaction counts as pending here for other
+leaders' transactions, and our own later transactions carry its name in their ``rollbacks``.
 """
 
 from bedrockish.core.protocol.messages import Accepted, Refused, Rollback
@@ -11,20 +11,20 @@ from bedrockish_journal.model.transaction import Txid
 
 
 class Rollbacks:
-    """Our transactions that we have given up, and the voters that have accepted that."""
+    """Our transactions that were given up, each with the voters that have accepted its rollback."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.rolling: dict[Txid, set[str]] = {}
-        self._repeats: dict[Txid, Repeat] = {}  # of each ROLLBACK
+        self._repeats: dict[Txid, Repeat] = {}  # by transaction: when to send its ROLLBACK again
 
     def __contains__(self, txid: object) -> bool:
         return txid in self.rolling
 
     def restart(self) -> None:
-        """Give up everything that was in flight when this node stopped and is not in its journal."""
+        """Give up the transactions that were in flight when this node stopped and are not in its journal."""
         for txid, vote in list(self.state.votes.by_txid.items()):
-            # One that is promised to a recovery is no longer ours to end.
+            # A recovery that has our promise decides its transaction; this node may no longer end it.
             if txid.leader == self.state.me and txid not in self.state.votes.outcomes and vote.promised < 2:
                 self.give_up(txid)
 
@@ -34,7 +34,8 @@ class Rollbacks:
         vote = state.votes.by_txid[txid]
         assert txid.leader == state.me, "ballot 1 is its leader's alone"
         assert vote.promised < 2, "who has promised to a recovery counts no more: nothing is left to give up"
-        # Still held, so pending, until a majority has accepted. Not kept: after a restart it is given up again.
+        # The vote stays held, and the transaction pending, until a majority has accepted. This is not written to the
+        # file: after a restart the transaction is given up again.
         vote.promised, vote.accepted = 1, (1, False)
         # Our own acceptance is one of the majority, as our approval was one of the quorum.
         self.rolling[txid] = {state.me} if state.roster.is_voter(state.me) else set()
@@ -55,22 +56,22 @@ class Rollbacks:
             self.state.votes.end(txid, commit=False)
 
     def on_refused(self, message: Refused) -> None:
-        """Leave a transaction to the node that recovers it, and to our own suspicion if that falls silent."""
+        """Leave a transaction to the node that recovers it. If that node falls silent, this node starts a recovery."""
         pending = self.state.votes.pending
-        # A recovery has promises above ours: whether it ends in commit or abort is no longer for us to say.
+        # A recovery has a promise at a higher ballot, so only the recovery may decide commit or abort.
         if message.promised > 1 and message.txid in self.rolling:
             self.forget(message.txid)
             if message.txid in pending:
-                # The recovering node gets as much time as any leader before we start a recovery, too.
+                # The recovering node gets as much time as a leader does before this node starts a recovery of its own.
                 pending.renew(message.txid, self.state.clock.now.seconds)
 
     def forget(self, txid: Txid) -> None:
-        """Forget a transaction that is no longer ours to roll back."""
+        """Stop rolling back a transaction that a recovery decides."""
         self.rolling.pop(txid, None)
         self._repeats.pop(txid, None)
 
     def repeat(self) -> None:
-        """Send ROLLBACK again to the voters that have not accepted it: before its promotion a voter ignores it."""
+        """Send ROLLBACK again to the voters that have not accepted it; a learner ignores it until it is promoted."""
         state = self.state
         for txid, accepted in self.rolling.items():
             if self._repeats[txid].is_due(state.clock.now.seconds):
@@ -80,7 +81,7 @@ class Rollbacks:
                         state.outbox.send(peer, message)
 
     def resend(self, peer: str) -> None:
-        """Say again to a peer what it may have missed."""
+        """Send a peer again the rollbacks that it may have missed."""
         clock = self.state.clock.read()
         for txid, accepted in self.rolling.items():
             if peer not in accepted:

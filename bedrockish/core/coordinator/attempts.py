@@ -24,14 +24,14 @@ from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 class Attempt:
     """One transaction of ours in flight.
 
-    ``promised``: a voter has promised the transaction to a recovery.
-    ``counting`` ends when we give the transaction up, or promise it to a recovery. ``rest`` are the voters that are
-    sent its BEGIN only when the first ones are late. ``is_group``: whether it has commands that only came together.
-    ``repeat``: when to send its BEGIN again. ``trace``: the trace of the first recorded request among its requests.
+    ``promised``: a voter has promised the transaction to a recovery. ``counting`` ends when we give the transaction up,
+    or promise it to a recovery. ``rest`` are the voters that are sent its BEGIN only when the first ones are late.
+    ``is_group``: whether it has commands that were only batched. ``repeat``: when to send its BEGIN again. ``trace``:
+    the trace of the first recorded request among its requests.
     """
 
     transaction: Transaction
-    numbers: list[int]  # the numbers of its first request, and of those that share the transaction
+    numbers: list[int]  # the numbers of the requests that share the transaction, the first request's before the others
     since: float
     approvals: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, Reject] = field(default_factory=dict)
@@ -44,13 +44,13 @@ class Attempt:
 
     @property
     def begin(self) -> Begin:
-        """The question to its voters."""
+        """The BEGIN of the transaction."""
         return Begin(self.transaction.body, self.trace)
 
     def share(self, inflight: InFlight) -> None:
         """Add a request that shares the transaction."""
         self.numbers.append(inflight.number)
-        # Only requests that merely came together make a group, whose size is halved after a reject (``Together``).
+        # Only requests that were merely batched make a group, whose size is halved after a reject (``Together``).
         self.is_group = self.is_group or inflight.is_free
         self.trace = self.trace or inflight.request.trace
         inflight.attempts += 1
@@ -101,10 +101,10 @@ class Attempts:
         self.quickest = QuickestVoters(state)
 
     def begin(self, inflight: InFlight, attempt: Attempt) -> None:
-        """Begin a transaction that has no obstacle. All of this is one step, durable before BEGIN leaves."""
+        """Begin a transaction that has no obstacle; the writes of this step are durable before BEGIN leaves."""
         state, transaction = self.state, attempt.transaction
         txid = transaction.txid
-        # Our vote is one of the quorum, and like the others it is durable before any other node hears of it.
+        # Our own vote counts towards the quorum. Like other votes it is durable before another node learns of it.
         state.votes.hold(transaction)
         attempt.approvals[state.me] = state.timelines.applied.get(state.me, 0)
         assert txid not in self.open, "a name is given once"
@@ -138,7 +138,7 @@ class Attempts:
             state.timers.set(self.quickest.late_ms(asked), Timer.BEGIN_REST, attempt.transaction.txid)
 
     def begin_rest(self, txid: Txid, *, is_late: bool) -> None:
-        """Send a BEGIN to the other voters: the first ones are late, or one of them has rejected it."""
+        """Send a BEGIN to the remaining voters, because a first voter is late (``is_late``) or has rejected it."""
         attempt, state = self.open.get(txid), self.state
         if attempt is None or not attempt.counting or not attempt.rest:
             return
@@ -163,7 +163,7 @@ class Attempts:
             took_s = self.state.clock.now.seconds - attempt.since
             self.state.note_answer(took_s)
             self.quickest.answered(peer, took_s)
-            # It may have rejected this BEGIN and approved it when it was said again: a reject promises nothing.
+            # A voter may reject a BEGIN and approve its repetition, because a reject promises nothing.
             attempt.rejects.pop(peer, None)
             self._count(attempt)
 
@@ -180,7 +180,7 @@ class Attempts:
             state.timers.drop(Timer.BEGIN_REST, transaction.txid)
         # A transaction is decided once: an approval or a reject that comes later changes nothing.
         state.note_commit(state.clock.now.seconds - attempt.since)
-        peers = list(state.roster.peers)  # with a peer that this commit may remove
+        peers = list(state.roster.peers)  # read now, because this commit may remove a peer
         # The label names the voters that have approved so far; no later approval is needed as evidence.
         entry = self.apply_queue.lead(transaction, attempt.approvals)
         clock = state.clock.read()
@@ -208,11 +208,11 @@ class Attempts:
             if message.reason == Reason.TOO_LATE:
                 inflight.late = peer
             if message.reason == Reason.DIFFERS:
-                inflight.kept = None  # it may be made of damaged rows of ours, which will be repaired
+                inflight.kept = None  # this node's rows may be damaged; the next execution reads the repaired rows
                 inflight.differs = peer
-        # Counted by reason: ``status`` and the metrics tell why commands are run again.
+        # Counted by reason, so that ``status`` and the metrics show why commands are executed again.
         self.state.counts[f"rejected_{Reason(message.reason).name.lower()}"] += 1
-        # The voter or this node has damaged tables: the repair finds out by asking the other nodes.
+        # Either the voter or this node has damaged tables; the repair asks the other nodes to find out which.
         self.state.doubts += message.reason == Reason.DIFFERS
         if message.other is not None:
             # The leader of the other transaction wants the same keys: from now on the two leaders take turns.
@@ -228,7 +228,7 @@ class Attempts:
             self.give_up(attempt)
 
     def check(self) -> None:
-        """Give up attempts that cannot succeed any more, and ask again the voters that have not answered for long."""
+        """Give up attempts that cannot succeed any more, and repeat BEGIN to voters that have not answered for long."""
         # A voter that does not answer for as long as a leader may be silent counts as if it would never answer.
         patience = self.state.settings.suspicion_ms / 1000
         for attempt in [attempt for attempt in self.open.values() if attempt.counting]:
@@ -239,8 +239,8 @@ class Attempts:
     def _repeat(self) -> None:
         """Send a BEGIN again to the voters that have not answered it for long.
 
-        A link loses no message, but a node takes a bounded number of messages in pieces at a time, and drops the
-        others.
+        A link loses no message, but a node assembles only a bounded number of messages in pieces at a time and drops
+        the others.
         """
         state = self.state
         now, pause = state.clock.now.seconds, state.answer_pause_s
@@ -254,15 +254,15 @@ class Attempts:
     def give_up(self, attempt: Attempt) -> None:
         """Give up a transaction; each request that shares it pauses, or stays behind the first of them."""
         if self.state.outcome(attempt.transaction.txid) is not None:
-            return  # safe time ended it in this very step
-        attempt.counting = False  # L3: for good, before ballot 1 begins
+            return  # safe time has ended the transaction in this step
+        attempt.counting = False  # L3: never counted again, so that ballot 0 is over before ballot 1 begins
         self.state.counts["given_up"] += 1
         lost = attempt.lost_for()
         if lost is not None:
-            # For people: counted by the table or index of the key.
+            # Counts the conflict by table or index, for the operator.
             note_conflict(self.state.counts, attempt.transaction.access_set, lost.key)
             self.state.note_rival(lost.key, lost.other)
-        # The transaction stays pending here until a majority has accepted the rollback: a recovery may still commit it.
+        # The transaction stays pending here until a majority has accepted its rollback: a recovery may still commit it.
         self.rollbacks.give_up(attempt.transaction.txid)
         in_flight = [inflight for inflight in self._requests_of(attempt) if inflight.stage is Stage.IN_FLIGHT]
         for inflight in in_flight:
@@ -270,14 +270,14 @@ class Attempts:
             inflight.last, inflight.contested = lost or inflight.last, True
             inflight.rejections += 1
         alone = [inflight for inflight in in_flight[1:] if inflight.is_free]
-        # One of its commands was rejected, and with it all the others: the next group is smaller.
+        # A conflict of one command has rejected the whole group, so the next group is smaller.
         if attempt.is_group:
             self.together.shrink()
-        for inflight in (*in_flight[:1], *alone):  # no reject tells which of them conflicted
+        for inflight in (*in_flight[:1], *alone):  # the reject does not say which command conflicted
             inflight.is_free = False
             self.contention.pause(inflight, requests.retry_pause_ms(inflight, self.state.settings, self.state.draw()))
         if in_flight:
-            # Requests that share the transaction because they waited want the same key: apart they would only conflict.
+            # Requests that share the transaction because they waited for the same key would conflict if run separately.
             others = [inflight for inflight in in_flight[1:] if inflight not in alone]
             self.contention.wait_queue.stay(in_flight[0], others, attempt.transaction.txid)
             if lost is not None:
@@ -310,7 +310,7 @@ class Attempts:
         return attempt is not None and attempt.promised
 
     def stop_counting(self, txid: Txid) -> None:
-        """Stop counting approvals: a recovery has our promise, and its outcome counts."""
+        """Stop counting approvals, because a recovery has our promise and decides the transaction."""
         attempt = self.open.get(txid)
         if attempt is not None:
             attempt.counting = False
@@ -320,7 +320,7 @@ class Attempts:
     def resend(self, peer: str) -> None:
         """Send a voter again the messages that it may have missed."""
         for attempt in self.open.values():
-            # Messages under way on an old link are lost. A voter whose answer has come is not asked again.
+            # The old link lost its undelivered messages. A voter that has answered gets no second BEGIN.
             if attempt.counting and peer not in attempt.approvals and peer not in attempt.rejects:
                 self.state.outbox.send(peer, attempt.begin)
         self.rollbacks.resend(peer)

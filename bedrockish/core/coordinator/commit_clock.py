@@ -1,10 +1,11 @@
-"""Transaction clocks: a clock that is later than everything acknowledged anywhere before it was asked for.
+"""Transaction clocks: a clock that is later than every commit acknowledged before the clock was requested.
 
-Every acknowledged transaction was approved, or held, by a majority, whose clocks had then moved up to it. So the
-greatest clock of any majority is at least that of everything acknowledged, and the next value of our own clock, once
-that has moved up to theirs, is later. It becomes the transaction's own clock, and BEGIN carries it to a majority; for
-one that only reads, a second round does, so that the next request for a clock, at any node, gets a later one (Citus:
-"all nodes move to the new clock").
+Every acknowledged transaction was approved, or held, by a majority, and each voter of that majority had moved its clock
+up to the transaction's clock. So the greatest clock of any majority is at least the clock of every acknowledged
+transaction. This node moves its own clock up to the clocks of a majority; the next value is later than all of them, and
+becomes the transaction's clock. BEGIN carries that value to a majority. A transaction that only reads has no BEGIN, so
+a second round carries it. Then the next request for a clock, at any node, gets a later one (Citus: "all nodes move to
+the new clock").
 """
 
 from collections.abc import Container
@@ -23,7 +24,7 @@ class Round:
         request_id: the request that waits for the clock.
         clock: the value that each voter is asked to move up to.
         repeat: when to send the question again.
-        heard: the voters whose clock we have moved up to, and that have moved up to ours.
+        heard: the voters that have moved up to ``clock``, and to whose clock this node has moved up.
     """
 
     request_id: int
@@ -33,7 +34,7 @@ class Round:
 
 
 class ClockQuorum:
-    """Asks a majority for its clock, and answers others that ask."""
+    """The exchange of clocks with a majority: asks the voters for this node's requests, and answers peers that ask."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -45,12 +46,12 @@ class ClockQuorum:
 
         Args:
             request_id: the request that waits for the clock.
-            clock: the value that all move up to; 0: a new value of our own clock.
+            clock: the value that the voters move up to; 0: a new value of our own clock.
         """
         state = self.state
         self._count += 1
         heard = {state.me} if state.roster.certifies_reads else set()
-        # A value that no request has been given: a node that has moved up to it gives later ones.
+        # No request has this value: a node that has moved its clock up to it gives only later values.
         repeat = Repeat(state.clock.now.seconds, state.settings.heartbeat_ms / 1000)
         found = Round(request_id, clock or state.clock.tick(), repeat, heard)
         if len(found.heard) >= state.roster.majority:
@@ -60,21 +61,22 @@ class ClockQuorum:
         return False
 
     def on_ask(self, peer: str, message: AskClock) -> None:
-        """Move up to a peer's clock, unless that is too far ahead, and tell ours if this node's word counts."""
+        """Move up to a peer's clock, unless it is too far ahead, and answer with ours if this node certifies reads."""
         state = self.state
         if state.hear_clock(peer, message.clock) and state.roster.certifies_reads:
-            # A transaction with a clock of about now is going to come, later than most do: it is executed in between.
+            # The peer now executes a transaction with about this clock, so its BEGIN comes later than most: leave it
+            # time.
             state.clock.lag.expect()
             state.outbox.send(peer, ToldClock(message.number, state.clock.value))
 
     def on_told(self, peer: str, message: ToldClock) -> int | None:
-        """Move up to a voter's clock; the request for which a majority has told now, or None."""
+        """Move up to a voter's clock; return the request if a majority has now answered for it, else None."""
         state = self.state
         found = self.rounds.get(message.number)
-        # A clock that is refused was not followed: a majority with it in would prove nothing.
+        # This node does not move up to a refused clock, so the voter must not count towards the majority.
         if not state.hear_clock(peer, message.clock) or found is None or not state.roster.is_voter(peer):
             return None
-        # It has moved up to ours, and we to its: later than all that it had approved or acknowledged.
+        # The voter has moved up to our clock, and we to its clock, which is later than all that it had approved.
         found.heard.add(peer)
         if len(found.heard) < state.roster.majority:
             return None
@@ -82,10 +84,10 @@ class ClockQuorum:
         return found.request_id
 
     def repeat(self, under_way: Container[int]) -> None:
-        """Ask those again that have not told: a message may be lost, a node may have come back.
+        """Ask the voters again that have not answered: a message may be lost, or a node may have come back.
 
         Args:
-            under_way: those that are still under way; the others need no clock any more.
+            under_way: the open requests; rounds of other requests are dropped.
         """
         self.rounds = {number: found for number, found in self.rounds.items() if found.request_id in under_way}
         for number, found in self.rounds.items():
@@ -96,14 +98,14 @@ class ClockQuorum:
                     self.state.outbox.send(node, AskClock(number, found.clock))
 
     def fits(self, clock: int, begun: int) -> bool:
-        """Return whether a clock of ours that was told to a client can be that of its transaction.
+        """Return whether a clock that this node has returned to a client can become the clock of its transaction.
 
-        It has to be later than all that is closed here, and than every end of a transaction of ours (clause V10: a
-        rollback is only counted on by those that began after it); and a name is given once. The executor has already
-        made sure that it is later than all that the transaction has seen.
+        It has to be later than closed time here and than every end of a transaction of ours (clause V10: only a
+        transaction that began after a rollback may rely on it), and no earlier attempt may have used it. The executor
+        has already checked that the clock is later than everything that the transaction has seen.
 
         Args:
-            clock: the clock that was told.
+            clock: the clock that the client got.
             begun: the last clock with which this request has begun a transaction.
         """
         state = self.state

@@ -1,7 +1,7 @@
 """The order of requests that want the same keys: ``before`` returns the obstacle of a request, ``wait`` lets it wait.
 
-Reservations, the queue, the pausing requests of this node, and the turns of the leaders are the policies behind these
-two functions. Each policy only affects timing: the votes on a transaction depend on none of them.
+Reservations, the wait queue, the pausing requests of this node, and the turns of the leaders decide the order. Each
+policy only affects timing: the votes on a transaction depend on none of them.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class HoldBack:
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """The request stays behind another request of this node that pauses, and was here before."""
+    """The request stays behind an earlier request of this node that pauses."""
 
     head: int
 
@@ -88,16 +88,16 @@ class Contention:
         # Our own vote would reject the transaction (V9), and its BEGIN would only disturb the pending ones. So the
         # request waits here for their end.
         for found in state.votes.pending.conflicts(access_set):
-            if found.other not in self.rollbacks:  # else it is ours and given up: our BEGIN carries its rollback
+            if found.other not in self.rollbacks:  # else our BEGIN carries its rollback
                 inflight.lost = found
                 self.reservations.in_vain(inflight, access_set, kind)
                 state.counts["waited"] += 1
                 return WaitFor(found.other)
-        # The others that want its keys hold back for its sake: if it waited for one of them, both would wait.
+        # The other requests for its keys wait for its reservation: if it waited for one of them, both would wait.
         if inflight.goes_first:
             return None
-        # A request of this node that pauses for the same keys was here before and goes first: otherwise the newest
-        # request would always be the quickest.
+        # An earlier request of this node that pauses for the same keys goes first: otherwise the newest request would
+        # always win.
         head = self.wait_queue.head(inflight, access_set) if self.wait_queue.heads else None
         if head is not None:
             return LineUp(head)
@@ -107,12 +107,12 @@ class Contention:
     def last_before(self) -> WaitFor | None:
         """Return the wait for a pending transaction that its leader began before it held back for our request, or None.
 
-        Before the end of that transaction, an execution of the request would be for nothing.
+        Before that transaction ends, an execution of the request would fail again.
         """
         held = self.reservations.held
         assert held is not None, "a request goes first as long as its reservation is honoured here"
         for found in self.state.votes.pending.conflicts(held.access_set):
-            if found.other not in self.rollbacks:  # its own earlier attempt
+            if found.other not in self.rollbacks:  # else it is an earlier attempt of the request
                 self.state.counts["waited"] += 1
                 return WaitFor(found.other)
         return None
@@ -134,7 +134,7 @@ class Contention:
                 assert_never(obstacle)
 
     def pause(self, inflight: InFlight, after_ms: float) -> None:
-        """Execute a request again after a while; the requests behind it stay there."""
+        """Execute a request again after a pause; the requests behind it stay in its queue."""
         inflight.move(Stage.PAUSED)
         inflight.turn = None
         if inflight.goes_first:
@@ -149,11 +149,11 @@ class Contention:
         """Execute a request after the turns of other leaders, in some milliseconds."""
         self.pause(inflight, after_ms)
         inflight.turn = self.state.clock.now.seconds
-        # A request for very many keys would let all others go first, and never have its turn.
+        # A request for very many keys conflicts with every turn, so it would never be executed.
         if inflight.access_set is not None:
             self.reservations.in_vain(inflight, inflight.access_set)
 
     def leave(self, inflight: InFlight) -> None:
-        """Let the requests go on that are behind a request, or hold back for its sake."""
+        """Unblock the requests behind a request, and those that wait for its reservation to end."""
         self.reservations.ended(inflight)
         self.wait_queue.leave(inflight)

@@ -74,8 +74,8 @@ class Coordinator:
         self.offers = Offers(state, staging)
         self.together = Together(in_flight, self.ready)
         self.attempts = Attempts(state, apply_queue, self.replies, self.contention, self.together)
-        self._behind: dict[int, InFlight] = {}  # the requests whose session has seen more than this node
-        # By the stage that has ended. IN_FLIGHT and ACTIVATING end with a transaction, and ENDING with the answer.
+        self._behind: dict[int, InFlight] = {}  # the requests whose session has seen commits that this node lacks
+        # The handler of each stage's end. IN_FLIGHT and ACTIVATING end with a transaction, and ENDING with the answer.
         self._handlers: dict[Stage, Callable[[InFlight, End], Step]] = {
             Stage.TOKEN: self._take_up,
             Stage.WAITING: self._take_up,
@@ -92,9 +92,9 @@ class Coordinator:
     def submit(
         self, number: int, request: Request, *, once: bool = False, others: Sequence[tuple[int, Request]] = ()
     ) -> None:
-        """Take a request, which with ``once`` cannot be executed again.
+        """Start a request; with ``once`` it cannot be executed a second time.
 
-        ``others`` are requests that came with it, and may share its transaction.
+        ``others`` are requests that arrived in the same batch and may share its transaction.
         """
         state, ready = self.state, []
         for each, asked in ((number, request), *others):
@@ -112,7 +112,7 @@ class Coordinator:
                 self.replies.finish(inflight, UsageError(requests.FORGED))
             else:
                 self._behind[each] = inflight
-                # Fetch the commits that the session has seen: their COMMIT may never come here by itself.
+                # Fetch the commits that the session has seen: this node may never receive their COMMIT.
                 self.apply_queue.want(asked.token.vector)
         if len(ready) > 1:
             self.together.start(ready)
@@ -126,15 +126,15 @@ class Coordinator:
             self.ready.add(inflight)
         for inflight in list(self._behind.values()):
             if inflight.stage is not Stage.TOKEN or inflight.number not in self.replies.in_flight:
-                del self._behind[inflight.number]  # its time was over
+                del self._behind[inflight.number]  # its deadline has passed
             elif self.state.has_seen(inflight.request.token):
                 del self._behind[inflight.number]
                 self.ready.add(inflight)
 
     def ends(self, stage: Stage, number: int, end: End = None) -> None:
         """Note that a stage of a request is over; without effect if the request has left that stage already."""
-        # The request may be gone, because its client has hung up, or its time is over. Its execution is rolled back in
-        # any case.
+        # The request may be gone: its client has disconnected, or its deadline has passed. The executor has already
+        # rolled the execution back.
         inflight = self.replies.in_flight.get(number)
         if inflight is not None and inflight.stage is stage:
             self.ready.queue[number] = inflight, stage, end
@@ -174,7 +174,7 @@ class Coordinator:
                         ready.add(inflight)
                 case Stage.AHEAD:
                     inflight.move(Stage.AHEAD)
-                    contention.wait_queue.leave(inflight)  # the pieces may take seconds to arrive at the voters
+                    contention.wait_queue.leave(inflight)  # the pieces may take seconds to reach the voters
                 case Stage.SCHEMA:
                     replies.schema_barrier.wait(inflight)
                     contention.wait_queue.leave(inflight)
@@ -202,7 +202,7 @@ class Coordinator:
         return Stage.EXECUTING
 
     def _schema_ahead(self) -> Step | None:
-        """Return the wait for a schema change that is due: a request executed before it is in force would run twice."""
+        """Return the wait for a schema change that is due; a request executed before it would have to run twice."""
         state = self.state
         change = state.votes.pending.schema_change()
         if change is not None and change.activates <= state.clock.read():
@@ -210,7 +210,7 @@ class Coordinator:
         return Stage.SCHEMA if state.schema.is_behind(state.clock.read()) else None
 
     def _begin_again(self, inflight: InFlight, prepared: Prepared) -> Step | None:
-        """Lead a kept execution on the commits of now; return None if the request has to be executed again.
+        """Lead a kept execution on the present commits; return None if the request has to be executed again.
 
         A large transaction takes long to execute, so that each new execution could end in a conflict again.
         """
@@ -228,7 +228,7 @@ class Coordinator:
         inflight.executed_at = self.state.clock.now.seconds
         # An earlier refusal rests on the snapshot of an earlier execution.
         inflight.refused = None
-        # Only now have a majority's clocks moved ours up, so the next value is later than every acknowledged commit.
+        # A majority's clocks have just moved our clock up, so its next value is later than every acknowledged commit.
         clock = self.state.clock.tick() if inflight.wants_clock else 0
         group: tuple[int, ...] = ()
         if inflight.behind:
@@ -272,8 +272,8 @@ class Coordinator:
         if isinstance(end, Overtaken):
             return self._overtaken(inflight, prepared)
         inflight.read = None
-        # The client has acted on reads of a while ago. They may stay that old only if the request just reads, and not
-        # at the level ``strict``. Otherwise the reads must still be the same on the commits that are applied now.
+        # The client has acted on earlier reads. They may stay that old only if the request writes nothing and its level
+        # is not ``strict``. Otherwise they must have the same results on the commits that are applied now.
         if inflight.once and not (prepared.readonly and inflight.request.read != STRICT):
             moved = move(state, inflight, prepared)
             if isinstance(moved, BedrockishError):
@@ -283,10 +283,10 @@ class Coordinator:
             return self._take_up(inflight)  # a schema change has come into force since
         if prepared.readonly:
             inflight.read = prepared
-            # A clock that a client is told must be below the clock of the next request for a clock at any node. So
-            # before the answer leaves, a second round moves a majority's clocks up to it.
+            # The next request for a clock, at any node, must get a later clock than this client. So before the answer
+            # leaves, a second round moves a majority's clocks up to this one.
             return Stage.CLOCK if prepared.clock else self._read(inflight, prepared)
-        # Only voters lead (V2): no voter would approve it.
+        # Only voters lead (V2): no voter would approve the transaction of another node.
         if not state.roster.is_voter(state.me):
             return self._write_refused()
         if requests.is_large(prepared, state.settings.inline_bytes):
@@ -310,8 +310,8 @@ class Coordinator:
         # An error that rests on no data (a syntax error, say) is the answer, and so is the error that the data changed.
         if read is None or isinstance(read, BedrockishError):
             return read or error
-        # At other levels than ``strict``, an answer or a refusal from the past is right; if this node knows of commits
-        # that it lacks, the refusal says so.
+        # Below the level ``strict``, an answer or a refusal may rest on old data; if this node knows of commits that it
+        # lacks, the refusal says so.
         if inflight.request.read != STRICT:
             return requests.lagging(error) if self.reading.may_lag(read) else error
         if read.schema != self.state.schema.version:
@@ -333,13 +333,13 @@ class Coordinator:
         change = self.state.votes.pending.schema_change()
         if change is not None:
             return WaitFor(change.txid)
-        # A random pause: the writer that was in the way is about to end, and not all readers should come back at once.
+        # The pause is random: the conflicting writer is about to end, and the readers should not all return at once.
         return Pause(requests.READ_AGAIN_MS * (1 + self.state.draw()))
 
     def _overtaken(self, inflight: InFlight, prepared: Prepared) -> Step:
-        """Execute a request again: on the commits of now, its execution in a worker would have another result."""
+        """Execute a request again, because commits since its execution in a worker have changed the result."""
         access_set = prepared.access_set
-        if prepared.readonly:  # only its reads: a reader does not conflict with other readers
+        if prepared.readonly:  # its reads alone, because a reader does not conflict with other readers
             access_set = AccessSet(access_set.read_points, access_set.read_ranges)
         found = first_conflict(self.state.commit_window, access_set, prepared.base, prepared.spans)
         inflight.lost = found or inflight.lost
@@ -357,7 +357,7 @@ class Coordinator:
         # The members may have changed while the pieces were under way.
         if not self.state.roster.is_voter(self.state.me):
             return requests.write_elsewhere(self.state)
-        # Others have committed while the pieces were under way: move the base up to now, or execute the request again.
+        # Transactions were committed while the pieces were sent: move the base up, or execute the request again.
         moved = move(self.state, inflight, prepared)
         if not isinstance(moved, BedrockishError):
             inflight.keep(moved)
@@ -374,7 +374,7 @@ class Coordinator:
     def _lead(self, inflight: InFlight, prepared: Prepared) -> Step:
         """Certify a transaction at this node, and begin it if it has no obstacle."""
         state = self.state
-        clock = prepared.clock or state.clock.tick()  # the clock that its client was told, or a new one
+        clock = prepared.clock or state.clock.tick()  # the clock that its client has got, or a new one
         activates = activation_clock(state, inflight, prepared, clock) if prepared.kind == SCHEMA else 0
         commands: tuple[str, ...] = (inflight.request.command,)
         # The ids of all commands that share the transaction, so that none of them can also happen elsewhere.
@@ -382,8 +382,7 @@ class Coordinator:
             commands += tuple(command for command, _ in prepared.joined)
         inflight.writes = True
         inflight.access_set = claim(prepared.access_set, commands, prepared.kind, clock, activates)
-        # The first of all tests: a command that has happened has its answer in the journal, whatever obstacles there
-        # are.
+        # This test comes first: a command that has happened has its answer in the journal, even if there are obstacles.
         happened = state.happened(commands)
         if happened is not None:
             # The commands that were batched with it have not happened, and go on without it.
@@ -397,10 +396,10 @@ class Coordinator:
         # Every voter would reject it (V16), because commits that its snapshot lacks may have left the conflict window.
         if state.clock.read() > moved(state.clock.safe, state.settings.conflict_window_ms):
             inflight.refusal = requests.no_safe_time(state)
-            return Pause(20)  # (a node that just started): a BEGIN now would be TOO OLD
+            return Pause(20)  # this node has just started: voters would reject its BEGIN as TOO OLD
         if state.clock.follows_wall and not state.knows_wall:
             inflight.refusal = requests.no_time(state)
-            return Pause(20)  # a new cluster's first commits would have the clocks of 1970
+            return Pause(20)  # else a new cluster's first commits would have clocks of 1970
         inflight.refusal = ""
         obstacle = self._certify(inflight, prepared)
         if obstacle is None:
@@ -408,7 +407,7 @@ class Coordinator:
         return self._take_up(inflight) if self._goes_alone(inflight, prepared) else obstacle
 
     def _write_refused(self) -> BedrockishError:
-        """Return the error for a write: this node may lead nothing."""
+        """Return the error for a write at a node that may not lead."""
         state = self.state
         if state.health.writes:
             return requests.write_elsewhere(state)
@@ -420,15 +419,15 @@ class Coordinator:
         if found == (FORGOTTEN, command_key(inflight.request.command)):
             return forgotten(inflight.request.command, None)
         inflight.kept = None
-        return Pause(1)  # the commit of the command may have to be applied first
+        return Pause(1)  # the command's commit may not be applied yet
 
     def _goes_alone(self, inflight: InFlight, prepared: Prepared) -> bool:
         """Unblock the commands that were only batched with the command of a transaction that is blocked.
 
-        Return whether the request has to be executed again, before them: its transaction contains rows of theirs.
+        Return whether the request has to be executed again because its transaction contains rows of those commands.
         """
         again = bool(prepared.joined)
-        # The execution contains the rows of all these commands, and has to be repeated if one goes on alone.
+        # The execution contains the rows of all these commands, so it has to be repeated if one of them goes on alone.
         if not self.together.part(inflight) or not again:
             return False
         self.together.shrink()
@@ -440,7 +439,8 @@ class Coordinator:
         assert access_set is not None
         if not covers(prepared.base, state.commit_window.floor):
             reservations.in_vain(inflight, access_set, prepared.kind)
-            # A commit since the snapshot has left the conflict window; what cannot be compared counts as a conflict.
+            # A commit since the snapshot has left the conflict window. It cannot be compared, so it counts as a
+            # conflict.
             return Pause(1)
         # Commits are tested first, as by the voters (V9): a conflict with a commit is final, unlike one with a pending
         # transaction.
@@ -460,7 +460,7 @@ class Coordinator:
         """Return the transaction to begin for a request without an obstacle, unless others go first."""
         state = self.state
         assert inflight.access_set is not None
-        # A clock that the client was told a while ago may be below closed time by now, or be taken.
+        # The clock that the client got earlier may be below closed time by now, or used by an earlier attempt.
         if prepared.clock and not self.clock_quorum.fits(prepared.clock, inflight.begun):
             inflight.unfit += 1
             too_often = inflight.once or inflight.unfit > requests.UNFIT_MAX
@@ -481,7 +481,7 @@ class Coordinator:
         if prepared.joined:
             joined = self.contention.wait_queue.joined(inflight, [command for command, _ in prepared.joined])
             if joined is None:
-                return self._take_up(inflight)  # one of them is over: its time, or it was answered
+                return self._take_up(inflight)  # one of these requests has ended
             for one in joined:
                 attempt.share(one)
                 state.counts["grouped" if one.is_free else "joined"] += 1
@@ -491,12 +491,12 @@ class Coordinator:
         """Give up attempts that cannot succeed any more, and end reads that too few voters have answered."""
         self.attempts.check()
         self.offers.check(set(self.replies.in_flight))
-        # Too few answered: a newer snapshot may find them up, and a read leaves nothing behind to undo.
+        # Too few voters have answered. A read leaves nothing to undo, so it is tried again on a newer snapshot.
         for number in self.reading.overdue():
             self.ends(Stage.CHECKING, number, end=False)
 
     def resend(self, peer: str) -> None:
-        """Say again to a peer what it may have missed."""
+        """Send a peer again the messages that it may have missed."""
         if self.state.roster.is_voter(peer):
             self.offers.resend(peer)
             self.attempts.resend(peer)
@@ -506,8 +506,8 @@ class Coordinator:
         inflight = self.replies.in_flight.get(number)
         if inflight is None or inflight.extend(self.state):
             return
-        # This was its second deadline: the end of its attempt did not come, or its change is committed and not in force
-        # yet. Neither yes nor no would be the truth.
+        # This is the request's second deadline: its last attempt has not ended, or its schema change is committed and
+        # not in force yet. So its outcome is unknown.
         if inflight.stage in (Stage.ENDING, Stage.ACTIVATING):
             self.replies.finish(inflight, requests.unknown(inflight))
             return
@@ -515,13 +515,13 @@ class Coordinator:
         inflight.move(Stage.ENDING)
         self.contention.leave(inflight)
         if in_flight:
-            # Only what a majority has rolled back did not happen: approvals that are on their way could still commit it
-            # after we had said so. A transaction that others share goes on for their sake.
+            # The answer "did not happen" needs a majority's rollback: approvals under way could still commit the
+            # transaction. A transaction that other requests share goes on for them.
             for txid in sorted(inflight.open):
                 attempt = self.attempts.open.get(txid)
                 if attempt is not None and attempt.counting and not self.attempts.is_shared(attempt):
                     self.attempts.give_up(attempt)
-        # Giving up may have ended it in this very step, and so have answered.
+        # Giving up may have ended the transaction and answered the request in this step.
         if number in self.replies.in_flight:
             if inflight.open:
                 self.state.timers.set(requests.ENDING_MS, Timer.REQUEST_DEADLINE, number)

@@ -1,13 +1,13 @@
-"""The voters to ask first: as many as an answer needs, those that have answered quickest lately."""
+"""The choice of the voters that are asked first: as many as needed, those that have answered quickest lately."""
 
 from collections.abc import Iterable
 
 from bedrockish.core.state.state import State
 
 LATE_TIMES = 4  # an answer is late if it takes four times as long as usual
-PATIENCE_S = 0.25  # after so many seconds at least without enough answers a question about every key ends
-WEIGHT = 0.2  # of one answer in the usual time
-ASK_ALL_EVERY = 256  # questions: so a voter that has become quicker is found
+PATIENCE_S = 0.25  # seconds that a question about every key waits for answers, at least
+WEIGHT = 0.2  # of the newest answer in the moving average
+ASK_ALL_EVERY = 256  # questions: every so often all voters are asked, which finds a voter that has become quicker
 
 
 class QuickestVoters:
@@ -15,7 +15,7 @@ class QuickestVoters:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self._usual_s: dict[str, float] = {}  # by voter, how long its answers take; a voter without answers comes first
+        self._usual_s: dict[str, float] = {}  # how long its answers take, by voter; one without answers comes first
         self._count = 0
 
     def first(self, wanted: int) -> tuple[list[str], list[str]]:
@@ -35,13 +35,13 @@ class QuickestVoters:
         return voters[:wanted], voters[wanted:]
 
     def late_ms(self, asked: Iterable[str]) -> float:
-        """Return after how many milliseconds the rest is to be asked."""
+        """Return the milliseconds after which the remaining voters are asked."""
         settings = self.state.settings
         # Within half of the least closing lag, so that a BEGIN still reaches the others in time.
         return min(max(settings.ask_rest_ms, 1000 * self._late_s(asked)), settings.closing_lag_ms_min / 2)
 
     def patience_s(self, asked: Iterable[str]) -> float:
-        """Return for how many seconds answers are waited for where there is another way to the same result."""
+        """Return the seconds to wait for answers to a question that has an alternative."""
         return min(max(PATIENCE_S, self._late_s(asked)), self.state.settings.suspicion_ms / 1000)
 
     def _late_s(self, asked: Iterable[str]) -> float:

@@ -1,17 +1,17 @@
 """Questions to a majority about strict reads.
 
-A strict read is executed first; then a majority is asked whether anything that it did not see writes what it read.
-Asked in this order the answer is valid as of the snapshot, so the read is strictly serializable (linearizable) in one
-round trip, and nothing of it is left anywhere.
+A strict read is executed first. Then its node asks a majority whether a transaction outside the read's snapshot writes
+a key that the read has read. Because the question follows the execution, the read is strictly serializable
+(linearizable) after one round trip, and the voters store nothing.
 
-While a question is under way, further reads wait for its end and share the next one, so that many clients cost the
-voters one message. A read never joins a question that was asked before the read arrived: what was acknowledged in
-between is unknown to its answers.
+While a question is under way, further reads wait for its end and share the next question, so that many clients cost the
+voters one message. A read never joins a question that was asked before the read arrived: the answers may lack a commit
+that was acknowledged in between.
 
-Short reads of a quiet cluster are cheaper still. The driver executes all that have arrived, without their read sets,
-and asks one question about every key: is anything known outside this state (``Reading.ask_newer``)?
+Short reads of a quiet cluster are cheaper. The driver executes all short reads that have arrived without computing read
+sets, and asks one question about every key: does a voter know a transaction outside this state (``Reading.ask_newer``)?
 
-A question goes to as many voters as a majority needs, the quickest, and to the others when these are late.
+A question goes first to the quickest voters, as many as a majority needs, and to the others when these are late.
 """
 
 from collections import deque
@@ -32,25 +32,25 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, covers
 
-READS_MAX = 64  # that share a question
-KEYS_MAX = 1_000  # that they have read together
-# A read of every key and of every clock: each commit and each pending transaction is in its way.
+READS_MAX = 64  # reads that share a question
+KEYS_MAX = 1_000  # keys in a shared question; the read that reaches the bound is the last
+# A read of every key and of every clock, with which each commit and each pending transaction conflicts.
 EVERY_KEY = AccessSet(frozenset({clock_key(LAST_CLOCK)}), (EVERYTHING,))
 EVERY_KEY_PACKED = cbor2.dumps(EVERY_KEY.pack())
 
 
 @dataclass(slots=True)
 class Read:
-    """One strict read on its way.
+    """One strict read whose question is waiting or under way.
 
     Attributes:
-        number: of the request.
-        base: the snapshot.
+        number: the number of the request.
+        base: the vector of its snapshot.
         access_set: the keys that it has read.
-        patience_s: how long it waits for answers, in seconds.
+        patience_s: the seconds that it waits for answers.
         deadline: seconds at which the request ends.
-        clear: this node, if its own word counts.
-        config: the version of the membership when this node gave its own word.
+        clear: this node, if its own answer counts; else empty.
+        config: the version of the membership when this node compared the read.
     """
 
     number: int
@@ -67,14 +67,14 @@ class Question:
     """One question to the voters: about the keys of some reads, or about every key.
 
     Attributes:
-        reads: the reads; none if it is about every key.
-        number: the driver's, if it is about every key.
-        check: the message.
-        asked: seconds at which it was asked.
-        overdue: seconds at which it has been without enough answers for too long.
-        clear: the voters with which nothing is in its way.
-        rest: the voters that are asked when the others have not answered for a while; none once they are asked.
-        config: the version of the membership under which all of ``clear`` is counted.
+        reads: the reads; empty for a question about every key.
+        number: the driver's number of a question about every key, else 0.
+        check: the message to the voters.
+        asked: seconds at which the question was sent.
+        overdue: seconds at which the question ends without enough answers.
+        clear: the voters that know no conflicting transaction.
+        rest: the voters to ask when the first ones are late; empty once they are asked.
+        config: the version of the membership under which the voters in ``clear`` count.
     """
 
     reads: list[Read]
@@ -91,30 +91,31 @@ Verdicts = list[tuple[int, bool]]  # requests, and whether the read of each is v
 
 
 class Reading:
-    """Asks for our own strict reads, and answers those of others."""
+    """The questions about strict reads: asks the voters for this node's reads, and answers the questions of peers."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.questions: dict[int, Question] = {}  # by the number of the message
         self.quickest = QuickestVoters(state)
-        self.waiting: deque[Read] = deque()  # for the end of the shared question, to share the next one
+        self.waiting: deque[Read] = deque()  # reads that share the next question, after the present one ends
         self._count = self._shared = 0
 
     def begin(self, inflight: InFlight, prepared: Prepared) -> bool | None:
-        """Ask whether a read is valid: None. True or False if we can tell ourselves that it is, or is not.
+        """Return whether a read is valid if this node can decide that alone; else ask the voters and return None.
 
-        The more often it was tried, the longer it waits for answers: voters may be slower than we expect.
+        Each further attempt waits longer for answers, because the voters may be slow.
         """
         state, base = self.state, prepared.base
-        # It counts as later than everything, so it must have seen every schema change that is on its way.
+        # A strict read counts as later than every transaction, so its snapshot must have every scheduled schema change.
         points = prepared.access_set.read_points | {clock_key(LAST_CLOCK)}
         access_set = AccessSet(points, prepared.access_set.read_ranges)
-        # A conflict that is known here is enough to run it again, without a question to the voters.
+        # If this node knows a conflict, the read is executed again without a question to the voters.
         if self._has_conflict(base, access_set):
             return False
         patience_s = state.settings.suspicion_ms / 1000 * 2 ** min(inflight.attempts - 1, 6)
-        # Our own word counts like a voter's: the read was just compared with all that is committed and pending here.
-        # Like any other, not about dropped commits (``on_check``); a sole voter has seen all of them.
+        # This node counts as a voter without a conflict, because the read was just compared with its commits and
+        # pending transactions. Like other voters it cannot tell about dropped commits (``on_check``), unless it is the
+        # sole voter.
         can_tell = covers(base, state.commit_window.floor) or state.roster.voters == [state.me]
         clear = {state.me} if state.roster.certifies_reads and can_tell else set()
         config = state.roster.membership.version
@@ -122,17 +123,17 @@ class Reading:
         if len(read.clear) >= state.roster.majority:
             return True
         if self._shared in self.questions:
-            # That question was asked before this read arrived: a voter may have answered it, and then have approved a
-            # commit that was acknowledged before this read began. So it shares the next one.
+            # The present question was asked before this read arrived: a voter may have answered it, and then have
+            # approved a commit that was acknowledged before this read began. So the read shares the next question.
             self.waiting.append(read)
         else:
             self._shared = self._ask([read])
         return None
 
     def ask_newer(self, number: int, base: Vector) -> None:
-        """Ask whether anything is committed or pending outside a state; ``NewerTold`` answers the question ``number``.
+        """Ask the voters whether a transaction outside a state is committed or pending; ``NewerTold`` has the answer.
 
-        Each pending transaction is in the way of it, so this node sends no question while it holds one.
+        A pending transaction is always outside, so this node does not ask while it has one: ``NewerTold`` says "maybe".
         """
         state = self.state
         if self._others_outside(base):
@@ -149,14 +150,14 @@ class Reading:
     def _put(
         self, reads: list[Read], number: int, base: Vector, access_set: bytes, overdue: float | None, clear: set[str]
     ) -> int:
-        """Put a question to the voters: first to as many as are needed; return its number."""
+        """Send a question to as many voters as are needed; return its number."""
         state = self.state
         self._count += 1
         vector = state.timelines.in_short({node: tick for node, tick in base.items() if tick})
         check = Check(self._count, vector, access_set, state.clock.read())
         asked, rest = self.quickest.first(state.roster.majority - len(clear))
         now = state.clock.now.seconds
-        if overdue is None:  # the reads have another way: the core asks about their keys
+        if overdue is None:  # the driver's reads have an alternative, a question about their keys
             overdue = now + self.quickest.patience_s(asked)
         config = min([read.config for read in reads], default=state.roster.membership.version)
         self.questions[self._count] = Question(reads, number, check, now, overdue, clear, rest, config)
@@ -167,7 +168,7 @@ class Reading:
         return self._count
 
     def ask_rest(self, count: int) -> None:
-        """Put a question to the other voters, if the first have not answered it yet."""
+        """Send a question to the remaining voters, if it is still open."""
         question = self.questions.get(count)
         if question is None:
             return
@@ -181,7 +182,7 @@ class Reading:
         question.rest = []
 
     def _end(self, count: int) -> Question:
-        """Take a question out: it is answered, or no answer is waited for."""
+        """Remove and return a question that is answered or overdue."""
         question = self.questions.pop(count)
         if question.rest:
             self.state.timers.drop(Timer.ASK_REST, count)
@@ -190,7 +191,7 @@ class Reading:
     def _others_outside(self, base: Vector) -> list[Txid]:
         """Return the transactions that are pending or committed here outside a state."""
         newer = self.state.commit_window.newer_than(base)
-        # Mostly the window and the pending transactions are both empty for this base.
+        # Usually the base has all commits and no transaction is pending.
         if newer is not None and not newer and not self.state.votes.pending.transactions:
             return []
         return self._in_the_way(base, EVERY_KEY)
@@ -198,7 +199,7 @@ class Reading:
     def _ask(self, reads: list[Read]) -> int:
         """Ask the voters about all of these reads; return the number of the question.
 
-        It is about the keys of all, and about all that is outside the snapshot of any.
+        The question has the keys of all reads, and as its base the commits that all their snapshots have.
         """
         state, first = self.state, reads[0]
         base, access_set = first.base, first.access_set
@@ -208,12 +209,12 @@ class Reading:
             access_set = AccessSet(frozenset().union(*(read.access_set.read_points for read in reads)), tuple(ranges))
         now = state.clock.now.seconds
         overdue = max(min(now + read.patience_s, read.deadline) for read in reads)
-        # Our own word is about the moment at which each read arrived, which is early enough for that read.
+        # This node compared each read when it arrived, which is late enough for that read.
         clear = {state.me} if all(read.clear for read in reads) else set()
         return self._put(reads, 0, base, cbor2.dumps(access_set.pack()), overdue, clear)
 
     def _ask_waiting(self) -> Verdicts:
-        """Ask about the reads that wait, if no shared question is under way; return the reads that are overtaken."""
+        """Ask about the waiting reads, if no shared question is under way; return those that conflict here already."""
         overtaken: Verdicts = []
         while self.waiting and self._shared not in self.questions:
             reads: list[Read] = []
@@ -230,12 +231,12 @@ class Reading:
         return overtaken
 
     def _divide(self, reads: list[Read]) -> Verdicts:
-        """Find out which of some reads are not valid, since one of them is not: ask about fewer at a time."""
+        """Split the reads of a question that met a conflict: return those invalid here, ask again about the others."""
         if len(reads) == 1:
             return [(reads[0].number, False)]
         found: Verdicts = []
         rest: list[Read] = []
-        for read in reads:  # the writer that a voter has named is mostly known here by now
+        for read in reads:  # this node mostly knows the conflicting transaction by now
             if self._has_conflict(read.base, read.access_set):
                 found.append((read.number, False))
             else:
@@ -247,12 +248,12 @@ class Reading:
         return found
 
     def may_lag(self, prepared: Prepared) -> bool:
-        """Return whether this node may miss commits, as far as it knows without asking, so that a read may be stale."""
+        """Return whether, as far as this node knows without a question, it may lack commits that a read should see."""
         state, base = self.state, prepared.base
         heard = {state.me} if state.roster.certifies_reads else set()
         suspicion_s = state.settings.suspicion_ms / 1000
         for node, peer in state.roster.peers.items():
-            # It has told of commits that the read has not seen.
+            # The peer has applied commits that the read has not seen.
             if not covers(base, peer.applied):
                 return True
             if state.roster.is_voter(node) and peer.up and state.clock.now.seconds - peer.heard <= suspicion_s:
@@ -268,35 +269,35 @@ class Reading:
 
     def _in_the_way(self, base: Vector, access_set: AccessSet) -> list[Txid]:
         state = self.state
-        # A read has no writes, so it does not conflict with others' reads.
+        # Without its writes, the access set does not conflict with reads of other transactions.
         reads_only = AccessSet(access_set.read_points, access_set.read_ranges)
         found = (*state.commit_window.conflicts(reads_only, base), *state.votes.pending.conflicts(reads_only))
         return [each.other for each in found]
 
     def on_check(self, peer: str, message: Check) -> None:
-        """Answer a peer's strict read, if this node's word counts: one that has forgotten its promises is silent.
+        """Answer a peer's question about strict reads, unless this node may have forgotten promises.
 
         Raises:
             EntryMalformedError: the access set of the read cannot be decoded.
         """
         try:
-            is_of_newer = message.access_set == EVERY_KEY_PACKED  # most often: it need not be decoded again
+            is_of_newer = message.access_set == EVERY_KEY_PACKED  # most questions, recognized undecoded
             access_set = EVERY_KEY if is_of_newer else AccessSet.unpack(cbor2.loads(message.access_set))
         except (cbor2.CBORError, ValueError, TypeError) as error:
             raise EntryMalformedError(f"these {len(message.access_set)} bytes are no access set: {error}") from error
         state = self.state
-        # Silence, and not "nothing in its way": what it has forgotten to have approved it cannot know.
+        # A node that has forgotten approvals must not answer "no conflict".
         if not state.roster.certifies_reads:
             return
         if not covers(message.vector, state.commit_window.floor):
-            return  # too old to tell: silence makes it run again on a newer snapshot
+            return  # commits that the base lacks are dropped here; without an answer, the read is executed again
         base = message.vector
         others = self._others_outside(base) if is_of_newer else self._in_the_way(base, access_set)
-        # One is enough to make it run again; the others are for people who read along.
+        # One conflict is enough to repeat the read; the others are for people who read the log.
         state.outbox.send(peer, Checked(message.read, tuple(others[:16]), state.clock.read()))
 
     def on_checked(self, peer: str, message: Checked) -> Verdicts:
-        """Count an answer; return the verdicts that follow from it."""
+        """Count a voter's answer; return the reads that are decided by it."""
         question = self.questions.get(message.read)
         if question is None or not self.state.roster.is_voter(peer):
             return []
@@ -314,7 +315,7 @@ class Reading:
         if question.number:
             self.state.outbox.emit(NewerTold(question.number, may_be=bool(message.others)))
             return []
-        # One such answer is enough: what is committed there may have been acknowledged before this read began.
+        # One conflict is enough: that commit may have been acknowledged before this read began.
         if message.others:
             return self._divide(question.reads) + self._ask_waiting()
         return [(read.number, True) for read in question.reads] + self._ask_waiting()
@@ -327,7 +328,7 @@ class Reading:
         return [read.number for read in question.reads]
 
     def overdue(self) -> list[int]:
-        """Take the reads that got no answer for a while."""
+        """Remove the questions without enough answers in time; return the numbers of their reads."""
         now = self.state.clock.now.seconds
         found: list[int] = []
         for count in [count for count, question in self.questions.items() if now > question.overdue]:

@@ -1,4 +1,4 @@
-"""The requests whose stage has ended, in order: ``Coordinator.advance`` takes them on, one after the other."""
+"""The requests whose stage has ended, in order; ``Coordinator.advance`` moves each to its next stage."""
 
 from bedrockish.core.coordinator.request import InFlight, Stage
 from bedrockish.core.protocol.events import ClockWanted, Executed, Failed, Overtaken
@@ -8,7 +8,7 @@ End = Executed | Overtaken | ClockWanted | Failed | bool | None
 
 
 class Ready:
-    """A queue of requests to take on in this step.
+    """The queue of requests that move to another stage in this step.
 
     Timers, completions and the parts of the coordinator that unblock a request only add it here.
 
@@ -21,5 +21,5 @@ class Ready:
         self.queue: dict[int, tuple[InFlight, Stage, End]] = {}
 
     def add(self, inflight: InFlight, end: End = None) -> None:
-        """Have a request taken on before this step ends, unless its stage changes until then."""
+        """Enqueue a request whose stage has ended; the entry is ignored if the stage changes first."""
         self.queue[inflight.number] = inflight, inflight.stage, end

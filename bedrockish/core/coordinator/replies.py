@@ -20,7 +20,7 @@ class Replies:
     Args:
         state: the state of this node.
         in_flight: the requests, by number.
-        contention: lets other requests go on when a request is over.
+        contention: unblocks other requests when a request is over.
 
     Attributes:
         schema_barrier: the requests that wait for a schema change.
@@ -39,7 +39,7 @@ class Replies:
         return Answer(prepared.result, Token(vector, max(seen.clock, clock)), None, inflight.attempts)
 
     def decided(self, number: int, txid: Txid, answer: Answer) -> None:
-        """Let a request wait whose schema change is committed already, and is not in force here yet."""
+        """Let a request wait whose schema change is committed and not in force here yet."""
         inflight = self.in_flight.get(number)
         if inflight is not None:
             self.schema_barrier.decide(inflight, txid, answer)
@@ -64,10 +64,10 @@ class Replies:
             self.contention.leave(inflight)
 
     def finish(self, inflight: InFlight, answer: Answer | BedrockishError) -> None:
-        """Answer a request, and let the requests behind it go on."""
+        """Answer a request, and unblock the requests behind it."""
         if self.in_flight.pop(inflight.number, None) is not None:
             self.state.timers.drop(Timer.REQUEST_DEADLINE, inflight.number)
-        # The driver holds the answer back until everything on which this step rests is durable, like a message.
+        # Like a message, the answer leaves the driver only when the writes of this step are durable.
         self.state.outbox.emit(Reply(inflight.number, answer))
         self.contention.reservations.ended(inflight)
         if inflight.behind or self.contention.wait_queue.heads:
@@ -77,7 +77,7 @@ class Replies:
         """Answer a request, or run it again, after the end of one of its transactions."""
         inflight.open.discard(transaction.txid)
         if commit:
-            # The transaction ended in this step, so the window has it; if it was adopted, its place is in another
+            # The transaction ended in this step, so it is in the window. An adopted one has its place in another
             # timeline.
             place = self.state.commit_window.known[transaction.txid].places[0]
             answer = requests.committed(self.state, inflight, transaction, place)
@@ -86,7 +86,7 @@ class Replies:
                 self.schema_barrier.decide(inflight, transaction.txid, answer)
             else:
                 self.finish(inflight, answer)
-        # The transaction was rolled back by a recovery or by safe time, not given up here: the command is run again.
+        # A recovery or safe time has rolled the transaction back, not this node: the command is executed again.
         elif inflight.stage is Stage.IN_FLIGHT:
             self.contention.pause(inflight, self.state.settings.retry_ms_min * (1 + self.state.draw()))
         elif inflight.stage is Stage.ENDING and not inflight.open:

@@ -29,13 +29,13 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import merge
 
 ENDING_MS = 1_500  # how long a request past its deadline waits for the end of its last attempt
-UNFIT_MAX = 5  # executions too slow for their clock, after which the next one will be too slow as well
+UNFIT_MAX = 5  # executions that took too long for their clock; after so many the request fails
 KEY_BYTES = 32  # about the length of a key
 READ_AGAIN_MS = 5  # pause before a strict read that had a writer in its way is executed again
 
 
 class Stage(Enum):
-    """Where a request is."""
+    """The stage of a request."""
 
     TOKEN = "waits until this node has seen what its session has"
     EXECUTING = "is being executed"
@@ -49,7 +49,7 @@ class Stage(Enum):
     ACTIVATING = "is a schema change that was committed, and waits until it is in force"
     ENDING = "is past its deadline and waits for the end of its last attempt"
 
-    __hash__ = object.__hash__  # Enum's own is a call in Python, and each move looks a stage up
+    __hash__ = object.__hash__  # Enum's own ``__hash__`` is a call in Python, and each move looks a stage up
 
 
 _ENDS = frozenset({Stage.ENDING, Stage.ACTIVATING})  # its time is over, or one of its attempts was committed
@@ -62,10 +62,10 @@ MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.CLOCK: _ENDS | {Stage.EXECUTING, Stage.CHECKING},
     Stage.CHECKING: _ENDS | {Stage.PAUSED, Stage.WAITING, Stage.SCHEMA},
     Stage.AHEAD: _ENDS | {Stage.EXECUTING},
-    # In flight: it shares the transaction of the one that it waited behind. Paused: it is the turn of other leaders.
+    # IN_FLIGHT: it shares the transaction of the request that it waited behind. PAUSED: other leaders have their turn.
     Stage.WAITING: _AGAIN | {Stage.IN_FLIGHT, Stage.PAUSED},
     Stage.PAUSED: _AGAIN,
-    Stage.IN_FLIGHT: _ENDS | {Stage.PAUSED, Stage.WAITING},  # given up: the first pauses, those that shared it wait
+    Stage.IN_FLIGHT: _ENDS | {Stage.PAUSED, Stage.WAITING},  # given up: its first request pauses, the others wait
     Stage.SCHEMA: _AGAIN,
     Stage.ENDING: frozenset({Stage.ACTIVATING}),  # its last attempt turned out to be a committed schema change
     Stage.ACTIVATING: frozenset(),
@@ -79,12 +79,12 @@ class InFlight:
     Why so large: One request passes through all stages, and its error names the reasons of all of its attempts.
 
     Attributes:
-        number: the driver's name for the request.
+        number: the driver's number of the request.
         deadline: seconds at which the client stops waiting.
         attempts: how often the request was executed.
         rejections: how often voters rejected its transactions.
         access_set: the access set of its last execution.
-        read: its execution, if it only read, while a majority is asked about it.
+        read: its execution, while a majority is asked about it; only of a request that only read.
         wants_clock: whether it calls transaction_clock().
         begun: the last clock with which it has begun a transaction.
         unfit: how often its clock was too old at the end of its execution.
@@ -96,21 +96,21 @@ class InFlight:
         behind: the requests that wait until this request is in flight or has ended.
         last: the last reject that named another transaction.
         once: whether it cannot be executed again, because its client has seen its reads and acted on them.
-        is_long: whether it was given more time, because it was being executed when its first time was over.
+        is_long: whether its deadline was extended, because it was executed at its first deadline.
         error: the error to answer when the last of its attempts has ended without a commit.
         refused: the error of its execution, while a majority is asked whether the error rests on the newest data.
         answer: the answer to send when its schema change is in force.
         ahead: its execution, while the pieces are under way to a quorum.
         kept: its last execution, if it is large; begun again as long as a new execution would have the same result.
-        contested: whether it has waited for others, or was rejected for them.
+        contested: whether it has waited for other transactions, or was rejected because of one.
         writes: whether it has been led, or the driver knows that it writes.
         is_free: whether it was only batched with the requests whose transaction it shares, and so need not wait for
             them.
         turn: seconds at which it began to wait for its turn, if it pauses for its turn.
         came: seconds at which it arrived.
         executed_at, took_s: seconds at which its last execution began, and how long the execution took.
-        reserves: whether it has asked the others to hold back (``Reservations``).
-        goes_first: whether the others hold back for it.
+        reserves: whether it has a reservation (``Reservations``).
+        goes_first: whether its reservation is honoured now.
         lost: the conflict of its last failed execution here: another transaction, and a key.
     """
 
@@ -158,13 +158,14 @@ class InFlight:
         )
 
     def move(self, stage: Stage) -> None:
-        """Go on to another stage, which ``MOVES`` allows after the present one."""
+        """Enter another stage; ``MOVES`` must allow it after the present one."""
         assert stage in MOVES[self.stage], f"a request that {self.stage.value} does not go on to: {stage.value}"
         self.stage = stage
 
     def keep(self, prepared: Prepared) -> None:
         """Keep an execution, to begin it again after a conflict."""
-        # Not if other requests share it, or if a client was told its clock or its reads: these belong to one snapshot.
+        # Not kept if other requests share it, or if its client got its clock or its reads: these belong to one
+        # snapshot.
         if not (self.once or prepared.clock or prepared.joined):
             self.kept = prepared
 
@@ -175,8 +176,8 @@ class InFlight:
         the beginning.
         """
         more_s = self.request.longest_s - self.request.timeout_s
-        # A request that waits for others is not at work, because another node may be quicker, unless the others hold
-        # back for its sake here. Nor is a request whose pieces have no quorum in reach: another node may have one.
+        # A request that waits for others is not at work, because another node may be quicker, unless its reservation is
+        # honoured here. Nor is a request whose pieces cannot reach a quorum: another node may reach one.
         travels = self.stage is Stage.AHEAD and 1 + len(state.roster.voters_up()) >= state.roster.quorum
         is_at_work = self.stage is Stage.EXECUTING or travels or self.reserves
         if not is_at_work or more_s <= 0 or self.is_long:
@@ -190,7 +191,7 @@ class InFlight:
 def committed(state: State, inflight: InFlight, transaction: Transaction, place: tuple[str, int]) -> Answer:
     """Return the answer of a request whose transaction was committed at a place."""
     seen = inflight.request.token
-    # The commit and all that it rests on: whichever node serves the session next has to show both.
+    # The vector has the commit and its base: every node that serves the session later has to show both.
     vector = merge(transaction.base, {place[0]: place[1]}, seen.vector)
     # A session that has changed the schema must not be served where the change is not in force yet.
     clock = max(transaction.txid.clock, transaction.activates, seen.clock)
@@ -201,14 +202,14 @@ def committed(state: State, inflight: InFlight, transaction: Transaction, place:
 def make_transaction(
     state: State, inflight: InFlight, prepared: Prepared, clock: int, activates: int, rollbacks: tuple[Txid, ...]
 ) -> Transaction:
-    """Return what a request's BEGIN asks approval for; its access set is the request's."""
+    """Return the transaction that a request's BEGIN carries."""
     assert inflight.access_set is not None
     assert clock > state.clock.closed, "our own vote would reject it as too late"
     return Transaction(
         Txid(clock, state.me),
-        # Sorted: equal transactions have equal bytes, and so one hash, however their vectors came about.
+        # Sorted, so that equal transactions have equal bytes and one hash.
         dict(sorted(state.timelines.in_short(prepared.base).items())),
-        # Not safe time of now: it may have passed commits that came while the request was executed.
+        # Not the present safe time: it may have passed commits that came while the request was executed.
         state.safe_of(prepared.base),
         prepared.schema,
         state.roster.membership.version,
@@ -228,9 +229,9 @@ def make_transaction(
 
 
 def is_large(prepared: Prepared, limit: int) -> bool:
-    """Return whether an execution is too large to be sent in the BEGIN itself; cheap, and about right."""
+    """Return, from an estimate, whether an execution is too large to be sent in the BEGIN itself."""
     keys = prepared.access_set
-    # Encoding it to know would take as long as cutting it.
+    # Encoding the execution for its exact size would take as long as cutting it into pieces.
     size = len(prepared.changes) + len(prepared.result) + KEY_BYTES * (len(keys.read_points) + len(keys.write_points))
     for _, result in prepared.joined:
         size += len(result)
@@ -238,7 +239,7 @@ def is_large(prepared: Prepared, limit: int) -> bool:
 
 
 def schema_failed(failure: str) -> BedrockishError:
-    """Return the error for a schema change that was committed and that the data forbade when it was to be in force."""
+    """Return the error for a committed schema change that failed on the data when it was to come into force."""
     if failure.startswith(OVERTAKEN):
         return ConflictError(
             f"rows that the schema change rests on were changed before it came into force: {failure}; it did not "
@@ -254,7 +255,7 @@ def schema_failed(failure: str) -> BedrockishError:
 
 
 def no_safe_time(state: State) -> str:
-    """Return what to say of a transaction that was not begun because safe time is too far behind our clock."""
+    """Return why a transaction was not begun: safe time is too far behind our clock."""
     behind = (
         f"is {milliseconds(state.clock.value) - milliseconds(state.clock.safe)} ms behind"
         if state.clock.safe
@@ -272,7 +273,7 @@ def no_time(state: State) -> str:
 
 
 def clock_refused(me: str, peer: str) -> str:
-    """Return what to say of a transaction that a voter refused because of our clock."""
+    """Return why a voter refused a transaction: our clock is too far ahead."""
     return (
         f"{peer} refuses it, because the clock of {me} is further ahead than most voters' clocks allow; set the "
         f"machine's clock, or turn the following of it off ('bedrockish clock URL off')"
@@ -280,28 +281,28 @@ def clock_refused(me: str, peer: str) -> str:
 
 
 def write_elsewhere(state: State) -> LearnerError:
-    """Return what a learner answers to a write: where the voters are."""
+    """Return a learner's error for a write, with the addresses of the voters."""
     voters = _voters_by_reach(state)
     where = ", ".join(f"{node} at {address}" for node, address in voters.items())
     return LearnerError(f"node {state.me} is a learner, which only reads; write at a voter: {where}", voters=voters)
 
 
 def out_of_service(state: State) -> UnavailableError:
-    """Return the error for a request at a node that takes none; a removed node names the voters, as a learner does."""
+    """Return the error for a request at a node that serves none; a removed node names the voters, as a learner does."""
     if state.me in state.roster.membership.members or state.roster.joining is not None or state.roster.barred:
         return UnavailableError(state.trouble)
     return LearnerError(state.trouble, voters=_voters_by_reach(state))
 
 
 def _voters_by_reach(state: State) -> dict[str, str]:
-    """Return the addresses of the voters by name, first those that this node hears."""
+    """Return the addresses of the voters by name, those with a link to this node first."""
     members, peers = state.roster.membership.members, state.roster.peers
     reachable = sorted(state.roster.voters, key=lambda node: not (node in peers and peers[node].up))
     return {node: members[node].address for node in reachable}
 
 
 def came_too_late(peer: str) -> str:
-    """Return what to add for a transaction that a voter turned down for its way there."""
+    """Return the part of an error that says that a BEGIN reached a voter too late."""
     return (
         f": it reached {peer} later than closing_lag_ms allows; see why the disk here or the network is slow, or raise "
         "closing_lag_ms at every node"
@@ -309,7 +310,7 @@ def came_too_late(peer: str) -> str:
 
 
 def rows_differ(me: str, peer: str) -> str:
-    """Return what to say of a transaction that a voter refused because its rows are not those of this node."""
+    """Return why a voter refused a transaction: its rows differ from this node's rows."""
     return (
         f"{peer} has other rows than {me}: the tables of one of the two are damaged; unless repair_automatic is off, "
         "that node fills its tables again, which takes minutes for a file of gigabytes; 'bedrockish verify URL' names "
@@ -320,20 +321,21 @@ def rows_differ(me: str, peer: str) -> str:
 def retry_pause_ms(inflight: InFlight, settings: Settings, draw: float) -> float:
     """Return how long a request pauses after a rejection: longer each time, with jitter.
 
-    If it was for a schema change that is not here yet, nothing can come of it before that is, and that ends the pause.
+    If the rejection names a schema change that this node lacks, every attempt before its arrival fails, so the pause is
+    longer; the arrival ends it.
     """
     ceiling: float = min(settings.retry_ms_max, settings.retry_ms_min * 2 ** min(inflight.rejections, 10))
     if inflight.last is not None and is_clock(inflight.last.key):
         ceiling = max(ceiling, settings.schema_delay_ms)
-    # Drawn, or two that have rejected each other would meet again at the same instant; never 0, or it would be for
-    # nothing.
+    # Random, because two requests that rejected each other would otherwise meet again. Never 0: an immediate attempt
+    # would fail again.
     return ceiling * (0.25 + 0.75 * draw)
 
 
 def unknown(inflight: InFlight) -> BedrockishError:
     """Return the error for a request whose outcome is not known at its deadline."""
     command = inflight.request.command
-    # It is in the journal, so it is asked for by the same id; what is not known is whether the data allows it.
+    # The change is in the journal, so the client can ask again by the same id. Whether the data allows it is not known.
     if inflight.stage is Stage.ACTIVATING:
         return OutcomeUnknownError(
             f"command {command} is committed, and its schema change was not in force in time; send it again with the "
@@ -353,14 +355,14 @@ FORGED = (
 
 
 def lagging(error: BedrockishError) -> BedrockishError:
-    """Return a refusal as it is told by a node that knows that it does not have everything yet."""
+    """Return a refusal with the note that this node lacks commits of which it knows."""
     return type(error)(error.message, **{**error.details, "lagging": True})
 
 
 def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
-    """Return the error for a request of which every attempt here is known to have ended without a commit."""
+    """Return the error for a request whose attempts here have all ended without a commit."""
     reject, request = inflight.last, inflight.request
-    # From the most particular reason to the most general one: a client can do something about the first ones.
+    # The most specific reason comes first, because a client can act on it.
     if not inflight.attempts and not state.has_seen(request.token):
         return UnavailableError(
             f"node {state.me} has not caught up with this session in {request.timeout_s:g} s; try another node"
@@ -370,14 +372,14 @@ def did_not_happen(inflight: InFlight, state: State) -> BedrockishError:
     if inflight.refusal:
         return UnavailableError(f"command {request.command} did not happen: {inflight.refusal}")
     if inflight.ahead is not None:
-        # The bytes, so that the reader can tell whether the time was enough for the link.
+        # The error names the bytes, so that a reader can tell whether the link was fast enough.
         size = len(inflight.ahead.changes) + len(inflight.ahead.result)
         return DeadlineError(
             f"the {size} bytes of command {request.command} were not at a quorum of {state.roster.quorum} nodes in "
             f"{request.timeout_s:g} s; it did not happen: give it more time, or split it into several"
         )
     if reject is not None and reject.other is not None:
-        # A voter that differed still holds the attempt before: the command waits for itself, and for the repair.
+        # A voter with other rows still holds an earlier attempt of this command, which therefore conflicts with itself.
         if inflight.differs and reject.key == command_key(request.command):
             return UnavailableError(
                 f"command {request.command} did not happen: {rows_differ(state.me, inflight.differs)}"
@@ -395,7 +397,7 @@ MEMBERS_OR_USERS = "the members or users of the cluster"
 
 
 def _outrun(inflight: InFlight, other: Txid, key: bytes, state: State) -> ConflictError:
-    """Return the error for a request that lost to others until its time was over."""
+    """Return the error for a request that met conflicts until its deadline."""
     name = MEMBERS_OR_USERS if other in state.commit_window.member_changes else readable(object_of(key))
     return ConflictError(
         f"command {inflight.request.command} met {other} of {other.leader} on {name} in {inflight.attempts} "
@@ -409,12 +411,12 @@ def _outrun(inflight: InFlight, other: Txid, key: bytes, state: State) -> Confli
 
 
 def _way_out(inflight: InFlight, key: bytes) -> str:
-    """Return what to do if a request lost by a range in which others write all the time; empty for single keys."""
+    """Return advice for a request that lost by a range in which others write all the time; empty for single keys."""
     access_set = inflight.access_set
     if access_set is None or key in access_set.touched or not access_set.has_ranges:
         return ""
     way = "run it over a range of keys at a time ('bedrockish batch')"
-    # Where it writes nothing itself, it is its reads alone that are certified.
+    # If the request writes nothing in this object, only its reads conflict, and a snapshot read avoids that.
     low, high = object_range(object_of(key))
     writes_there = any(low <= written < high for written in access_set.write_points)
     if not writes_there and not any(first < high and low < last for first, last in access_set.write_ranges):
@@ -423,7 +425,7 @@ def _way_out(inflight: InFlight, key: bytes) -> str:
 
 
 def readable(name: str) -> str:
-    """Return an object's name as a person reads it: ``t:account`` is ``table account``."""
+    """Return the readable name of an object: ``table account`` for ``t:account``."""
     kind, _, rest = name.partition(":")
     words = {"t": "table", "i": "index", "u": "columns of"}
     if kind in words:

@@ -1,18 +1,17 @@
-"""Others hold back for a moment, so that a statement over much of a busy table gets through.
+"""Reservations: other requests wait for a moment, so that a statement over much of a busy table can commit.
 
-It conflicts with every commit on that table from its snapshot until its own decision. Where others write rows of the
-table all the time, at any node, it would be executed again for ever. So after some failed executions its node tells all
-others, in its gossip, its access set and for how long it wants that for itself: a *reservation*. Until its end no
-leader begins a transaction that conflicts with it; the requests that they hold back go on afterwards.
+Such a statement conflicts with every commit on that table between its snapshot and its own decision. While clients
+write rows of the table all the time, at any node, it would be executed again for ever. So after some failed executions
+its node gossips a *reservation*: the access set of the statement, and a duration. Until the reservation ends, no leader
+begins a transaction that conflicts with it; the requests that wait for it go on afterwards.
 
-The votes do not depend on it. A reservation is timing and nothing else, as turns are: a leader that does not hear of
-it, or is of an older release, costs another execution. The loss of others is bounded at each node, regardless of the
-reservations that it hears:
+The votes do not depend on reservations. Like turns they only affect timing: a leader that does not receive one, or is
+of an older release, costs the statement another execution. Each node bounds the time that reservations can cost its own
+requests:
 
-* One is honoured at a time, the oldest of all that are told.
-* It ends with its request, when its node falls silent, and after the time that it has asked for, which is
-  ``reserve_ms`` at most.
-* In all, they have a quarter of the time. One that asks for more than is left of that waits until it is there.
+* One reservation is honoured at a time, the oldest of all that are gossiped.
+* It ends with its request, when its node falls silent, and after its duration, which is ``reserve_ms`` at most.
+* All reservations together get a quarter of the time. A reservation whose duration is not available yet has to wait.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,17 +38,17 @@ from bedrockish_journal.model.access_set import (
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import ROWS, Txid
 
-IN_VAIN, TIRED_S = 2, 0.5  # executions, and seconds since it came, after which a request asks the others to hold back
-WIDE = 64  # keys: a request for fewer, and for no range, waits in line with those that want the same ones
-TIMES = 2.5  # a request asks for so many times the time of its last failed execution
-SETTLING = 4  # commits' times in which transactions begun before the reservation was heard have ended, as a rule
-SHARE = 0.25  # of the time in which others hold back
+IN_VAIN, TIRED_S = 2, 0.5  # executions, and seconds since its arrival, after which a request makes a reservation
+WIDE = 64  # keys: a request for fewer keys and for no range never makes a reservation
+TIMES = 2.5  # the duration of a reservation, in times of the request's last failed execution
+SETTLING = 4  # commit times in which transactions begun before the reservation arrived have usually ended
+SHARE = 0.25  # of the time that all reservations together may have
 CLOCKS = clocks_from(0)
-SAID_BYTES = 2_000  # of an access set that is told as it is; of a larger one, the tables and indexes are told
+SAID_BYTES = 2_000  # of an access set that is gossiped exactly; of a larger one, only its tables and indexes are
 
 
 class Reservation(NamedTuple):
-    """An access set that a leader wants alone. ``txid``: its clock when it asked, and its name; no transaction's."""
+    """An access set that a leader reserves. ``txid``: the clock of the request, and the leader; not a transaction."""
 
     txid: Txid
     for_ms: int
@@ -60,15 +59,15 @@ class Reservations:
     """The reservations that this node has heard, and the one that it honours.
 
     Args:
-        state: of this node.
+        state: the state of this node.
         in_flight: all requests that are under way.
         wait_queue: the requests that wait.
         pause: executes a request again after so many milliseconds.
 
     Attributes:
-        held: the reservation that is honoured here now.
-        told: the reservations of all leaders, by leader, this node among them.
-        is_news: whether this node's own reservation has changed, and is to be told.
+        held: the reservation that is honoured here now, or None.
+        told: the reservations of all leaders, by leader, including this node's own.
+        is_news: whether this node's own reservation has changed and has to be gossiped.
     """
 
     def __init__(
@@ -82,16 +81,16 @@ class Reservations:
         self.held: Reservation | None = None
         self.is_news = False
         self.told: dict[str, Reservation] = {}
-        self._spent: dict[str, Txid] = {}  # the last of each leader that was honoured until its time was over
-        self._own: int | None = None  # the request that ours is of
-        self._until = 0.0  # seconds at which the one that is honoured ends
-        # The time that may still be granted, in seconds, as of a moment: it grows with the time, up to ``reserve_ms``.
+        self._spent: dict[str, Txid] = {}  # by leader, its last reservation that was honoured for its full duration
+        self._own: int | None = None  # the request that has this node's reservation
+        self._until = 0.0  # seconds at which the honoured reservation ends
+        # The seconds that could be granted at the moment ``_as_of``; they grow with time, up to ``reserve_ms``.
         self._left_s, self._as_of = state.settings.reserve_ms / 1000, state.clock.now.seconds
 
-    # -- ours ------------------------------------------------------------------------------------------------------
+    # -- our own ---------------------------------------------------------------------------------------------------
 
     def in_vain(self, inflight: InFlight, access_set: AccessSet, kind: str = ROWS) -> None:
-        """Ask the others to hold back, if need be, for a request that lost an execution to others, or waits for them.
+        """Make a reservation for a request that lost an execution to others or waits for them, if it needs one.
 
         Args:
             inflight: the request.
@@ -100,20 +99,20 @@ class Reservations:
         """
         if not self._is_tired(inflight, access_set, kind):
             return
-        # It is executed again and again without a commit: the requests behind it would wait as long, and then need a
-        # reservation themselves.
+        # The request is executed again and again without a commit. The requests behind it must not wait as long, or
+        # they would need reservations themselves.
         self._wait_queue.leave(inflight)
-        # A longer execution would not get through in that time either, and others would have waited for nothing. A kept
-        # one need not be executed again.
+        # A longer execution would not end within a reservation, so the others would wait for nothing. A kept execution
+        # need not be repeated.
         is_short = inflight.kept is not None or 1000 * inflight.took_s < self._state.settings.reserve_ms
         if self._own is None and is_short:
             self._ask(inflight, without_names(access_set))
 
     def _is_tired(self, inflight: InFlight, access_set: AccessSet, kind: str) -> bool:
-        """Return whether a request is so large, so old and so often executed that waiting does not help."""
+        """Return whether a request is so large, so old and so often executed that it needs a reservation."""
         if inflight.attempts < IN_VAIN or inflight.once or self._state.clock.now.seconds - inflight.came < TIRED_S:
             return False
-        # A change of the schema or of the members, which has its own ways: by its kind, or as it is certified.
+        # Changes of the schema or of the members are excluded, by their kind or by their range of clocks.
         if kind != ROWS or any(low < CLOCKS[1] and CLOCKS[0] < high for low, high in access_set.write_ranges):
             return False
         return access_set.has_ranges or len(without_names(access_set).touched) >= WIDE
@@ -144,11 +143,11 @@ class Reservations:
 
     @property
     def _asking(self) -> InFlight | None:
-        """The request that ours is of, if it is under way."""
+        """The request that has this node's reservation, if it is under way."""
         return None if self._own is None else self._in_flight.get(self._own)
 
     def settling_ms(self) -> float:
-        """Return the pause of a request that goes first, in milliseconds; earlier transactions end during it."""
+        """Return the milliseconds that a request with a reservation pauses, so that earlier transactions end."""
         return 1000 * SETTLING * self._state.commit_s
 
     # -- of all leaders --------------------------------------------------------------------------------------------
@@ -156,7 +155,7 @@ class Reservations:
     def blocks(self, inflight: InFlight, access_set: AccessSet, kind: str) -> Txid | None:
         """Return the reservation for which a request has to wait, or None.
 
-        A change of the schema or of the members has its own ways to get through, and is short.
+        Changes of the schema or of the members never wait: they are short.
         """
         held = self.held
         if held is None or inflight.goes_first or kind != ROWS or conflict(access_set, held.access_set) is None:
@@ -164,7 +163,7 @@ class Reservations:
         return held.txid
 
     def heard(self, peer: str, reserved: Reserved) -> None:
-        """Note the reservation of a peer, or that it has none any more.
+        """Note the reservation of a peer; None ends it.
 
         Raises:
             EntryMalformedError: its access set cannot be read.
@@ -177,7 +176,7 @@ class Reservations:
             return
         clock, for_ms, said = reserved
         if known is not None and known.txid.clock == clock:
-            return  # each gossip says it again
+            return  # each gossip repeats it
         try:
             access_set = AccessSet.unpack(cbor2.loads(said))
         except (cbor2.CBORError, ValueError, TypeError) as error:
@@ -191,7 +190,7 @@ class Reservations:
             self.choose()
 
     def choose(self) -> None:
-        """Honour the oldest reservation of which the time is not over, if there is as much left for it."""
+        """Honour the oldest reservation that has not used its duration, if the share of time allows it."""
         state, now, held = self._state, self._state.clock.now.seconds, self.held
         silent_s = state.settings.suspicion_ms / 1000
         for leader in [leader for leader in self.told if leader != state.me]:
@@ -202,9 +201,9 @@ class Reservations:
             self._spent[held.txid.leader] = held.txid
             inflight = self._asking
             if inflight is not None and inflight.goes_first:
-                # It did not commit in its time: it may ask again, and stands behind all that have asked since.
+                # The request did not commit in time. It may make a new reservation, which is younger than the others.
                 self._take_back(inflight)
-        # A reservation of 0 ms is skipped: it could never be honoured, so it would never end, and block the others.
+        # A reservation of 0 ms is skipped: it could never be honoured, would never end, and would block the others.
         waiting = (one for one in self.told.values() if one.for_ms and self._spent.get(one.txid.leader) != one.txid)
         first = min(waiting, key=lambda one: one.txid, default=None)
         if held is not None and (first is None or first.txid != held.txid):
@@ -217,7 +216,8 @@ class Reservations:
         limit_s = state.settings.reserve_ms / 1000
         wanted_s = min(first.for_ms / 1000, limit_s)
         left_s = min(limit_s, self._left_s + SHARE * (now - self._as_of))
-        # All of it or nothing: a request that is stopped in mid-execution has kept others waiting for nothing.
+        # The full duration or nothing: a reservation that ends in the middle of an execution has delayed others for
+        # nothing.
         if not 0 < wanted_s <= left_s:
             return
         self.held, self._until = first, now + wanted_s
@@ -226,9 +226,9 @@ class Reservations:
         inflight = self._asking
         if first.txid.leader == state.me and inflight is not None:
             inflight.goes_first = True
-            # Those behind it wait for the end of the reservation like all others, and not for that of its execution.
+            # The requests behind it now wait for the end of the reservation, as all others do.
             self._wait_queue.leave(inflight)
-            # The requests behind which it waits may be held back for its sake.
+            # A request that it waits for may itself wait for this reservation.
             if inflight.stage is Stage.WAITING:
                 self._wait_queue.take_out(inflight)
                 self._pause(inflight, self.settling_ms())
@@ -239,8 +239,8 @@ class Reservations:
         self.held = None
         inflight = self._asking
         if inflight is not None:
-            inflight.goes_first = False  # an older reservation was heard of later
-        # They have nothing else in common: all go on.
+            inflight.goes_first = False  # an older reservation has arrived later
+        # The waiting requests have only this wait in common: all go on.
         self._wait_queue.let_go(held.txid)
 
 
@@ -277,7 +277,7 @@ def _objects(points: frozenset[bytes], ranges: tuple[Range, ...]) -> tuple[Range
     found = set[Range]()
     for low, high in ranges:
         name = object_of(low)
-        # One that goes beyond its table is told as it is.
+        # A range beyond one table is kept as it is.
         if high > object_range(name)[1]:
             found.add((low, high))
         else:

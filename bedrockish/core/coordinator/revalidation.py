@@ -1,8 +1,8 @@
 """Transactions that cannot be executed again: interactive ones, whose client has acted on the answers.
 
-Their reads may be older than the newest commits. As long as no commit since writes a key that the transaction read or
-wrote, it would have read and done the same on the newest data, so its base moves up to that: a transaction that
-took a minute to make is as young as any other when it is led. With the first such commit, it is lost.
+Their reads may be older than the newest commits. As long as no later commit writes a key that the transaction read or
+wrote, the transaction would have the same results on the newest data. So its base moves up to the newest commits, and
+it is led like a transaction that was just executed. The first such commit makes it fail.
 """
 
 from dataclasses import replace
@@ -29,14 +29,14 @@ def overtaken(
     """Return the error for a transaction that a commit outside its base has overtaken; None if it can go on.
 
     Args:
-        state: of the node that executed it.
-        access_set: what it has read and written.
-        base: the commits that it has seen, in full.
-        spans: as those of ``Prepared``.
+        state: the state of the node that executed it.
+        access_set: its reads and writes.
+        base: the full vector of the commits that it has seen.
+        spans: as in ``Prepared``.
         config: by which version of the membership its user's rights have been, or will be, checked; ``KEEPS_BASE``:
             voters will compare it with this base, so that every change of the members counts.
     """
-    # Commits that this base has not seen are dropped already: what cannot be compared counts as a conflict.
+    # Commits that this base lacks are dropped already. They cannot be compared, so they count as a conflict.
     if state.commit_window.has_dropped(base):
         window_s = state.settings.conflict_window_ms / 1000
         return ConflictError(
@@ -74,10 +74,10 @@ class AccessSets(Protocol):
     """The reads and writes of an open transaction so far."""
 
     def conflicts_with(self, writer: AccessSet) -> bytes | None:
-        """Return a key that another one writes and this one has read, looked up or written; None without such a key."""
+        """Return a key that the writer writes and this one has read, looked up or written; None without such a key."""
 
     def overwrites(self, reader: AccessSet) -> bytes | None:
-        """Return a key that another one has read or looked up, and this one writes; None without such a key."""
+        """Return a key that the reader has read or looked up and this transaction writes; None without such a key."""
 
     def rests_on(self) -> AccessSet:
         """Return, as reads, all keys that no other transaction may have written since."""
@@ -90,12 +90,12 @@ def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError |
     """Return the error for an open transaction if a commit outside its base has written keys that it rests on, or read
     keys that it has written; else None.
 
-    Without such a commit it would have done the same on the newest data. The reads of a commit count, though this
-    transaction comes after it: a constraint that spans both is protected by one of them reading keys that the other
-    writes. A deleted parent was found to have no children without reading them; each child reads its parent.
+    Without such a commit the transaction would have the same results on the newest data. The reads of a commit count,
+    though this transaction comes after it, because of foreign keys: the delete of a parent does not read its children,
+    and only the insert of a child reads the parent.
     """
     config = state.roster.membership.version  # rights are checked again before the next statement, and at COMMIT
-    # Few, as a rule: each is compared with the transaction's reads and writes so far.
+    # Usually few commits; each is compared with the transaction's reads and writes so far.
     newer = state.commit_window.newer_than(base)
     if newer is None:
         return overtaken(state, sets.access_set(), base, config=config)
@@ -111,7 +111,7 @@ def invalidated(state: State, sets: AccessSets, base: Vector) -> ConflictError |
 
 
 def lost_to(state: State, found: Conflict) -> ConflictError:
-    """Return the error for a transaction that lost against another one."""
+    """Return the error for a transaction that conflicts with another one."""
     name = MEMBERS_OR_USERS if found.other in state.commit_window.member_changes else readable(found.object)
     return ConflictError(
         f"{found.other} of {found.other.leader} has changed {name} since the transaction began; it did not happen: "
@@ -124,7 +124,7 @@ def lost_to(state: State, found: Conflict) -> ConflictError:
 
 
 def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None:
-    """Return why what was executed a while ago would do something else now; None if it would not."""
+    """Return the error if an earlier execution would have another result now, else None."""
     if prepared.schema != state.schema.version:
         return ConflictError(
             "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
@@ -132,19 +132,20 @@ def lost(state: State, command: str, prepared: Prepared) -> ConflictError | None
     access_set = prepared.access_set
     if not prepared.readonly:
         now = state.clock.read()
-        # With its command and a clock of now: its command may have happened elsewhere, or a schema change be in force.
+        # The check includes the command id and a present clock: the command may have happened elsewhere, or a schema
+        # change may have come into force.
         access_set = claim(access_set, (command,), prepared.kind, now, LAST_CLOCK)
-    # A change of the members was made of the membership in its base: over another change it would undo that one.
+    # A change of the members rests on the membership in its base: committed after another change, it would undo that.
     config = KEEPS_BASE if prepared.clock or prepared.kind == MEMBERS else prepared.config
     return overtaken(state, access_set, prepared.base, prepared.spans, config=config)
 
 
 def move(state: State, inflight: InFlight, prepared: Prepared) -> Prepared | BedrockishError:
-    """Return what was prepared as if it had been executed now, or why it would have done something else."""
+    """Return an execution with its base moved up to now, or the error if it would have another result now."""
     error = lost(state, inflight.request.command, prepared)
     if error is not None:
         return error
-    # One that was told its clock stays younger than all that it has seen; others move up, if anything came since.
+    # A transaction whose client got its clock keeps its base, below that clock; others move up to the newest commits.
     if prepared.clock or prepared.base == state.timelines.applied:
         return prepared
     return replace(prepared, base=dict(state.timelines.applied))

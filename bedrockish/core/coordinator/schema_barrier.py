@@ -1,9 +1,9 @@
 """The requests that wait here for a schema change to come into force.
 
-A schema change D is committed like any transaction, and in force from its activation clock on. A transaction belongs on
-the schema in force at its own clock: with a smaller clock it runs on the old one whenever it comes, with a greater one
-it waits until D is in force at its leader. That takes as long as closing time does, not as long as D's way through the
-cluster; and no transaction is rejected for it, unless D's delay was shorter than that way.
+A schema change D is committed like any transaction, and in force from its activation clock on. Every transaction runs
+on the schema that is in force at its own clock: with a smaller clock than D's activation it runs on the old schema,
+whenever it arrives; with a greater one it waits until D is in force at its leader. The wait lasts until time is closed
+up to the activation. No transaction is rejected because of D, unless D's delay was too short to reach every node.
 """
 
 from bedrockish.api.requests import Answer
@@ -17,16 +17,16 @@ DOUBLINGS_MAX = 6
 
 
 def activation_clock(state: State, inflight: InFlight, prepared: Prepared, clock: int) -> int:
-    """Return the clock from which on a schema change of this clock is to be in force.
+    """Return the clock at which a schema change with this clock comes into force.
 
-    A sole voter need not tell others. A change that was rejected came into force too soon for a voter, so its next
-    attempt leaves more time. One whose index is built online leaves the time that the build takes.
+    A sole voter needs no delay. A rejected change came into force too soon for a voter, so its next attempt has a
+    longer delay. A change whose index is built online has a delay as long as the build.
     """
     assert prepared.kind == SCHEMA
     delay_ms = 0
     if len(state.roster.voters) > 1:
         delay_ms = state.settings.schema_delay_ms << min(inflight.rejections, DOUBLINGS_MAX)
-    # At least one more than its own clock, or it would itself belong on the schema that it makes.
+    # Greater than the change's own clock, or the change itself would run on the schema that it makes.
     return moved(clock, max(prepared.delay_ms, min(delay_ms, state.settings.clock_offset_ms))) + 1
 
 
@@ -35,13 +35,13 @@ class SchemaBarrier:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.waiting: list[InFlight] = []  # those that belong on the schema that it makes
-        self.decided: dict[Txid, list[InFlight]] = {}  # those that asked for it
+        self.waiting: list[InFlight] = []  # requests to execute on the new schema
+        self.decided: dict[Txid, list[InFlight]] = {}  # the requests for the change itself
 
     def blocks(self, prepared: Prepared, clock: int) -> bool:
         """Return whether a scheduled change comes before a transaction of this clock."""
         scheduled = self.state.schema.scheduled
-        # A second change waits whatever its clock: it would run on a version that the first has not made.
+        # A second change always waits, because it runs on the version that the first one makes.
         return not (scheduled is None or (prepared.kind != SCHEMA and clock < scheduled.activates))
 
     def wait(self, inflight: InFlight) -> None:
@@ -51,8 +51,7 @@ class SchemaBarrier:
         self.state.counts["waited_for_schema"] += 1
 
     def released(self) -> list[InFlight]:
-        """Take those that need not wait any longer."""
-        # All at once, when it is in force: each is executed again, on the new schema.
+        """Remove and return the waiting requests once the change is in force: each is executed on the new schema."""
         if not self.waiting or self.state.schema.scheduled is not None:
             return []
         waiting, self.waiting = self.waiting, []
@@ -61,13 +60,13 @@ class SchemaBarrier:
     def decide(self, inflight: InFlight, txid: Txid, answer: Answer) -> None:
         """Let a request whose schema change is committed wait until that is in force here.
 
-        Its attempt's end may tell so, and the journal when it was executed again: it is noted once.
+        The end of its attempt and, after another execution, the journal may both report the commit: it is noted once.
         """
         if inflight.stage is Stage.ACTIVATING:
             return
         inflight.move(Stage.ACTIVATING)
         inflight.answer = answer
-        # Several may have asked for it: a client sends its command again, to this node as well.
+        # Several requests may have the same command: a client sends it again, possibly to this node.
         self.decided.setdefault(txid, []).append(inflight)
 
     def activated(self, txid: Txid) -> list[InFlight]:

@@ -1,4 +1,4 @@
-"""The requests that wait for transactions: which goes next, and which share a transaction.
+"""The queues of requests that wait for transactions: they decide which goes next, and which share a transaction.
 
 When a transaction ends, only the first request of its queue is executed. The others stay behind that request, because
 they would only conflict with it. As many of them as possible are executed on top of it and share its transaction:
@@ -16,8 +16,8 @@ from bedrockish.core.state.state import State
 from bedrockish_journal.model.access_set import AccessSet, conflict
 from bedrockish_journal.model.transaction import ROWS, Transaction, Txid
 
-COMMITS = 4  # the turn of a leader lasts so many times the time of a commit
-MEMORY = 200  # a rival expires after so many times the time of a commit without a conflict
+COMMITS = 4  # the turn of a leader lasts so many commit times
+MEMORY = 200  # a rival expires after so many commit times without a conflict
 
 
 class Turns:
@@ -35,7 +35,7 @@ class Turns:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._rivals: dict[str, float] = {}  # leader -> seconds when a transaction of it was last in the way of ours
+        self._rivals: dict[str, float] = {}  # leader -> seconds at which a transaction of it last conflicted with ours
         self._reserved: AccessIndex[Txid] = AccessIndex()  # the ended transactions of ``until``, by key
         self.until: dict[Txid, float] = {}
 
@@ -77,7 +77,7 @@ class Turns:
         """Return how long, in milliseconds, requests wait for our turn that waited for a transaction of this leader."""
         state = self._state
         since = state.clock.now.seconds - MEMORY * state.commit_s
-        # Measured in commits' times and not in seconds, so that a fast cluster forgets fast.
+        # Measured in commit times and not in seconds, so that a fast cluster forgets rivals fast.
         rivals = [rival for rival, at in self._rivals.items() if at >= since and self._is_there(rival)]
         if not rivals:
             return 0.0
@@ -123,13 +123,13 @@ class WaitQueue:
 
     def wait(self, inflight: InFlight, other: Txid) -> None:
         """Let a request, and those behind it, wait for the end of a transaction."""
-        # No other request lines up behind it any more; the requests behind it wait with it (``_queue``).
+        # From now on no request lines up behind it; the requests behind it wait with it (``_queue``).
         self.go_on(inflight.number)
         inflight.contested = True
         self._turns.note_rival(other.leader)
         queue = self.waits.setdefault(other, deque())
         _queue(inflight, queue)
-        # A request before it in the queue would hold back for its sake, and block it there.
+        # A request before it in the queue would wait for its reservation, and so block it.
         if inflight.goes_first:
             queue.remove(inflight.number)
             queue.appendleft(inflight.number)
@@ -147,7 +147,7 @@ class WaitQueue:
                 self._ready.add(inflight)
 
     def take_out(self, inflight: InFlight) -> None:
-        """Take a request that waits out of the queue that it stands in."""
+        """Remove a waiting request from its queue."""
         for queue in (*self.waits.values(), *(other.behind for other in self._in_flight.values())):
             if inflight.number in queue:
                 queue.remove(inflight.number)
@@ -160,12 +160,12 @@ class WaitQueue:
             self._head_keys.add(inflight.number, inflight.access_set)
 
     def go_on(self, number: int) -> None:
-        """Remove a request from those that pause."""
+        """Remove a request from the pausing requests."""
         if self.heads.pop(number, None) is not None:
             self._head_keys.remove(number)
 
     def head(self, inflight: InFlight, access_set: AccessSet) -> int | None:
-        """Return the number of another request that pauses and wants the same keys."""
+        """Return the number of another request that pauses for the same keys, or None."""
         found = next(self._head_keys.conflicts(access_set, inflight.number), None)
         return None if found is None else found[0]
 
@@ -224,7 +224,7 @@ class WaitQueue:
         return tuple(group)
 
     def joined(self, inflight: InFlight, commands: Collection[str]) -> list[InFlight] | None:
-        """Take the requests that share the transaction of a request; None if one of them is not behind it any more."""
+        """Remove and return the requests that share a request's transaction; None if one of them has left its queue."""
         found: dict[str, InFlight] = {}
         for number in self.group(inflight):
             other = self._in_flight[number]
@@ -248,7 +248,7 @@ class WaitQueue:
     def released(self, txid: Txid, kind: str = ROWS) -> None:
         """Unblock the requests that waited for a transaction that blocks no request here any more, at their turn.
 
-        Requests that waited for a change of the schema or of the members have only this wait in common: all go on.
+        Requests that waited for a change of the schema or of the members have only this wait in common, so all go on.
         """
         if kind != ROWS:
             self.let_go(txid)
@@ -258,7 +258,7 @@ class WaitQueue:
         self._go_on(queue, self._turns.pause_ms(txid.leader) if queue else 0.0)
 
     def leave(self, inflight: InFlight) -> None:
-        """Unblock the requests behind a request that does not go first any more."""
+        """Unblock the requests behind a request."""
         self.go_on(inflight.number)
         if inflight.behind:
             queue, inflight.behind = inflight.behind, deque()
@@ -292,7 +292,7 @@ SIZE_MAX = 64  # commands in one group
 
 
 class Together:
-    """Commands that come at the same moment share a transaction, like a group commit, at no command's cost.
+    """Groups of commands that arrive at the same moment and share a transaction, like a group commit.
 
     A round of votes costs every node the same whether it decides one command or ten. So the commands that arrive while
     the node is busy are executed one on top of the other, and led as one transaction. The busier a node is, the larger
@@ -307,7 +307,7 @@ class Together:
 
     Attributes:
         size: the largest size of the next group.
-        leading: the first request of each group, by number, as long as the others stay behind it.
+        leading: the first request of each group, by number, while the others wait behind it.
     """
 
     def __init__(self, in_flight: Mapping[int, InFlight], ready: Ready) -> None:
@@ -316,7 +316,7 @@ class Together:
         self.size = SIZE_MAX
 
     def start(self, in_flight: list[InFlight]) -> None:
-        """Execute requests that came together, in groups."""
+        """Execute requests that arrived together, in groups."""
         while in_flight:
             group, in_flight = in_flight[: self.size], in_flight[self.size :]
             first, *others = group
@@ -329,13 +329,13 @@ class Together:
             self._ready.add(first)
 
     def goes_first(self, inflight: InFlight) -> None:
-        """Note the first request of a group that is executed, so that the group waits no longer than the execution."""
-        # Requests that want its key wait for its end anyway; only requests that just came together need not wait.
+        """Note that the first request of a group is executed; the group waits for it only while it is executed."""
+        # Requests for the same key wait for its end anyway; only requests that were merely batched need not wait.
         if any(other.is_free for other in self._behind(inflight)):
             self.leading[inflight.number] = inflight
 
     def part(self, inflight: InFlight) -> bool:
-        """Let each request of the group behind a request go on alone; return False if there are no such requests."""
+        """Let each request of the group behind a request go on alone; return whether there were any."""
         if self.leading.pop(inflight.number, None) is None:
             return False
         free = [other for other in self._behind(inflight) if other.is_free]

@@ -1,9 +1,9 @@
-"""The effects that a node asks its driver for, in order.
+"""The effects of a step, which the driver executes in order.
 
 The contract of every driver: perform the effects of a step in order. Every effect that writes (``Persist``, ``Forget``,
 ``Keep``, ``Apply``, ``Activate``, ``SavePiece``, ``DropPieces``) goes into one open SQLite transaction; **a Send or a
-Reply leaves only after everything written before it is durable**. The core itself behaves as if its disk were instant,
-and this rule makes that true for every observer outside.
+Reply leaves only after everything written before it is durable**. The core treats every write as durable at once; this
+rule makes that true for every observer.
 """
 
 from bedrockish.api.requests import Answer
@@ -19,7 +19,7 @@ from bedrockish_journal.model.vector import Vector
 
 @value
 class Send:
-    """Say this to a peer, if it is up; a message to a peer that is down may be dropped."""
+    """Send a message to a peer; a message to a peer that is down may be dropped."""
 
     peer: str
     message: Message
@@ -35,9 +35,9 @@ class Reply:
 
 @value
 class NewerTold:
-    """Answer to ``NewerAsked``: False if a majority knows of nothing outside that state, so that its reads are valid.
+    """The answer to ``NewerAsked``: False if a majority knows no transaction outside that state: its reads are valid.
 
-    True says that there may be something: these requests have to be submitted.
+    True: there may be one, so the requests have to be submitted.
     """
 
     number: int
@@ -46,13 +46,14 @@ class NewerTold:
 
 @value
 class Execute:
-    """Execute the client's request on the database as it is now and step ``Executed``.
+    """Execute a client's request on the present database and step ``Executed``.
 
-    ``clock`` is the value of ``transaction_clock()`` in it; if that is called and it is 0, step ``ClockWanted``.
-    If the command is in the journal already, answer from there and step ``Dropped``, or ``Decided`` if it is a schema
-    change that is not activated yet; if it fails, step ``Failed``.
-    ``group`` are requests that may be executed after it, one on top of the other, in the same transaction: as many of
-    them, from the first on, as are done in a short time and without an error. None at all is right, too.
+    ``clock`` is the value of ``transaction_clock()`` in the request; if the request calls it and ``clock`` is 0, step
+    ``ClockWanted``. If the command is in the journal already, answer from the journal and step ``Dropped``, or
+    ``Decided`` for a schema change that is not activated yet. If the execution fails, step ``Failed``.
+
+    ``group``: requests that may be executed after it, one on top of the other, in the same transaction. The driver
+    executes them in order until one fails or the time for a group is over; it may execute none.
     """
 
     request_id: int
@@ -62,9 +63,9 @@ class Execute:
 
 @value
 class Persist:
-    """Keep this vote (insert or replace).
+    """Store a vote (insert or replace).
 
-    ``parts``, if given, are the body of its transaction as bytes and pieces that were saved: keep these instead of it.
+    ``parts``, if given, are the transaction's body as bytes and saved pieces; they are stored instead of the body.
     """
 
     vote: Vote
@@ -73,14 +74,14 @@ class Persist:
 
 @value
 class Forget:
-    """Drop the vote on this transaction."""
+    """Delete the vote on a transaction."""
 
     txid: Txid
 
 
 @value
 class SavePiece:
-    """Keep a piece of a transaction, of any leader, under its hash."""
+    """Store a piece of a transaction, of any leader, under its hash."""
 
     digest: bytes
     data: bytes
@@ -88,16 +89,16 @@ class SavePiece:
 
 @value
 class DropPieces:
-    """Drop these pieces: no vote and no offer names them any more."""
+    """Delete pieces that no vote and no offer names any more."""
 
     digests: tuple[bytes, ...]
 
 
 @value
 class Assemble:
-    """Step ``Assembled`` with the bytes of these parts, some time later; the pieces named in them were saved.
+    """Put parts together, which are bytes and names of saved pieces, and later step ``Assembled`` with the bytes.
 
-    The core goes on in the time between, and drops none of these pieces before ``Assembled``.
+    The core takes other events before, and deletes none of these pieces before ``Assembled``.
     """
 
     peer: str
@@ -106,7 +107,7 @@ class Assemble:
 
 @value
 class Keep:
-    """Keep something of the node's own.
+    """Store one of the node's own facts.
 
     The numbers ``clock_ceiling``, ``cut``, ``safe`` and ``settled``; the reason ``lost``.
     """
@@ -117,7 +118,7 @@ class Keep:
 
 @value
 class KeepHold:
-    """Keep from which clock on a reader needs the journal; ``times`` is how often the reader has started over."""
+    """Store the clock from which on a reader needs the journal; ``times`` is how often the reader has started over."""
 
     name: str
     times: int
@@ -126,7 +127,7 @@ class KeepHold:
 
 @value
 class Apply:
-    """Put an entry into the journal, and its changes into the tables unless it is the repeat of an applied one."""
+    """Write an entry to the journal, and its changes to the tables unless it repeats an applied entry."""
 
     entry: Entry
     repeat: bool
@@ -134,14 +135,14 @@ class Apply:
 
 @value
 class Activate:
-    """Run the statements of the schema change that waits for this, and step ``Activated``."""
+    """Execute the statements of the scheduled schema change, and step ``Activated``."""
 
     txid: Txid
 
 
 @value
 class SendEntries:
-    """Send a peer the timelines it wants, from the journal, as far as ``limit`` bytes go."""
+    """Send a peer entries of the timelines that it has asked for, from the journal, up to ``limit`` bytes."""
 
     peer: str
     wants: Vector
@@ -150,7 +151,7 @@ class SendEntries:
 
 @value
 class SendOutcome:
-    """Tell a peer the outcome of a transaction by the journal: committed if it is there, else rolled back."""
+    """Send a peer the outcome of a transaction: committed if the journal has it, else rolled back."""
 
     peer: str
     txid: Txid
@@ -158,16 +159,16 @@ class SendOutcome:
 
 @value
 class SetMembers:
-    """The membership changed: keep links to these."""
+    """Keep links to the members of a new membership."""
 
     membership: Membership
 
 
 @value
 class Malformed:
-    """End the link on which a peer sent a message that cannot be true or read: nothing of it was taken.
+    """End the link of a peer that sent a malformed or impossible message, which the core has ignored.
 
-    ``reason`` names the message and the field, for that peer and for the operator.
+    ``reason`` names the message and the field, for the peer and for the operator.
     """
 
     peer: str
@@ -176,7 +177,7 @@ class Malformed:
 
 @value
 class Halt:
-    """Stop this node: something that it received cannot be true of a sound cluster. ``reason`` is for the operator."""
+    """Stop this node, which received a message that a sound cluster cannot send. ``reason`` is for the operator."""
 
     reason: str
 

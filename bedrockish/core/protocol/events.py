@@ -1,4 +1,4 @@
-"""The events that can happen to a node. The driver makes them; the core never looks for them itself."""
+"""The events of a node, which the driver passes to ``Node.step``."""
 
 from typing import NamedTuple
 
@@ -21,11 +21,11 @@ class Now(NamedTuple):
 
 @value
 class Submitted:
-    """A client asked for something. ``request_id`` is the driver's name for the request.
+    """A request of a client has arrived. ``request_id`` is the driver's number of the request.
 
-    ``once``: each execution by the driver gives the same; if that cannot be led as it is, it cannot be led at all.
-    ``others``: requests that came at the same moment, and may share a transaction with it: they are known to write
-    rows and nothing else, and have the same isolation.
+    ``once``: the request was executed already, and each further execution returns that result, so it cannot be retried
+    on newer data. ``others``: requests that came at the same moment and may share a transaction with it; they only
+    write rows, and have the same isolation.
     """
 
     request_id: int
@@ -36,14 +36,14 @@ class Submitted:
 
 @value
 class MovedToWorker:
-    """A request is executed in parallel with the loop, which may take long; ``Executed`` comes later."""
+    """A request is executed in a worker, which may take long; ``Executed`` comes later."""
 
     request_id: int
 
 
 @value
 class Executed:
-    """A request was executed, as an Execute effect asked."""
+    """The execution for an Execute effect has ended."""
 
     request_id: int
     prepared: Prepared
@@ -51,7 +51,7 @@ class Executed:
 
 @value
 class Overtaken:
-    """A request was executed in parallel with the loop, and a commit in that time would have changed what it does."""
+    """A request was executed in a worker, and a commit during that time would change its result."""
 
     request_id: int
     prepared: Prepared
@@ -59,16 +59,18 @@ class Overtaken:
 
 @value
 class ClockWanted:
-    """The execution of a request met ``transaction_clock()`` and had no clock: ask for one, and Execute it again."""
+    """The execution of a request needs a clock for ``transaction_clock()``; the core gets one and emits Execute
+    again.
+    """
 
     request_id: int
 
 
 @value
 class NewerAsked:
-    """Ask a majority whether anything is committed or pending outside ``base``: the effect ``NewerTold`` answers.
+    """The driver asks whether a majority knows a transaction outside ``base``; the effect ``NewerTold`` has the answer.
 
-    It comes after short strict reads were executed on the state ``base``. ``number`` is the driver's name for it.
+    The driver has executed short strict reads on the state ``base``. ``number`` is the driver's number of the question.
     """
 
     number: int
@@ -84,14 +86,14 @@ class ClockSet:
 
 @value
 class Shortened:
-    """The beginning of the journal was removed: the last tick of each timeline that was."""
+    """The beginning of the journal was removed, up to a tick of each timeline."""
 
     upto: Vector
 
 
 @value
 class Held:
-    """A reader needs the journal after a clock; None: it needs it no more."""
+    """A reader needs the journal after this clock; with None it needs no part of the journal any more."""
 
     name: str
     clock: int | None
@@ -99,9 +101,9 @@ class Held:
 
 @value
 class Failed:
-    """A request cannot be executed: the error is its answer as soon as nothing can come of its earlier attempts.
+    """The execution of a request failed: the error is its answer once none of its earlier attempts can commit.
 
-    ``error.rests_on`` is its reads up to the refusal, as a ``Prepared`` that only reads.
+    ``error.rests_on`` has its reads up to the error, as a ``Prepared`` that only reads.
     """
 
     request_id: int
@@ -110,14 +112,14 @@ class Failed:
 
 @value
 class Dropped:
-    """A request is done: it was answered from the journal, or its client no longer waits for it."""
+    """A request is over: it was answered from the journal, or its client no longer waits for it."""
 
     request_id: int
 
 
 @value
 class Decided:
-    """A request is a schema change that was committed before and is not activated here yet: ``answer`` is for then."""
+    """A request is a committed schema change that is not activated here yet; ``answer`` is sent at its activation."""
 
     request_id: int
     txid: Txid
@@ -126,7 +128,7 @@ class Decided:
 
 @value
 class Activated:
-    """A schema change was activated; ``failure`` says why the data forbade it, and is empty if nothing did."""
+    """A schema change was activated; ``failure`` is the error if it failed on the data, else empty."""
 
     txid: Txid
     failure: str
@@ -134,9 +136,9 @@ class Activated:
 
 @value
 class Assembled:
-    """The bytes of a message that a peer has sent in pieces, as an Assemble effect asked.
+    """The bytes of a message in pieces, put together for an Assemble effect.
 
-    ``known``: the message, if the driver has read it already.
+    ``known``: the message, if the driver has decoded it already.
     """
 
     peer: str
@@ -147,14 +149,14 @@ class Assembled:
 
 @value
 class Compared:
-    """The comparison of a transaction, which ``compare_rows`` put off, can be asked for again."""
+    """The comparison of a transaction's rows has ended; ``compare_rows`` returns its result now."""
 
     txid: Txid
 
 
 @value
 class Received:
-    """A peer said something."""
+    """A message of a peer has arrived."""
 
     peer: str
     message: Message
@@ -162,24 +164,25 @@ class Received:
 
 @value
 class PeerUp:
-    """From now on, messages to this peer can arrive; those sent before may be lost."""
+    """A link to a peer is up; messages sent before may be lost."""
 
     peer: str
 
 
 @value
 class PeerDown:
-    """Messages to this peer do not arrive."""
+    """The link to a peer is down."""
 
     peer: str
 
 
 @value
 class Accused:
-    """A peer takes no links from us, because our file is not all that this node has voted with.
+    """A peer refuses our links, because our file lacks promises that this node has made.
 
-    ``for_good``: it is an older state of it, which does not pass. That it is another file may be wrong: the peer may
-    have missed a change of the members; so this holds until it takes a link from us again.
+    ``for_good``: our file is an older state of the file that the peer knows, which is final. Otherwise the peer knows
+    another file under our name. It may have missed a change of the members, so that accusation ends when it accepts a
+    link.
     """
 
     peer: str
@@ -189,7 +192,7 @@ class Accused:
 
 @value
 class Woken:
-    """The deadline that the node gave has passed."""
+    """The deadline of ``Node.deadline`` has passed."""
 
 
 Event = (

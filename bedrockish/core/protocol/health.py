@@ -1,8 +1,8 @@
-"""The modes of a node, by the work that it still does when something is wrong: serving, read-only, damaged, repairing.
+"""The modes of a node: serving, read-only, damaged, repairing; each fault reduces the work that the node still does.
 
-Each fault that stops a node from doing all of its work raises an *alarm* here, under a name, and clears it when it is
-over; the worst alarm decides. This is the only such mechanism: a full disk, an entry that fits nowhere and tables that
-differ from the journal are all alarms. Pure.
+A fault that stops a part of a node's work raises an *alarm* under a name, and its end clears the alarm; the worst alarm
+determines the mode. A full disk, an entry that no node can apply and tables that differ from the journal are all
+alarms. This module is pure.
 
 | mode      | reads | leads | votes | applies | answers for its journal and its promises |
 |-----------|-------|-------|-------|---------|------------------------------------------|
@@ -24,14 +24,14 @@ from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.value import value
 
 # The names of alarms.
-DISK_FULL = "disk_full"  # nothing can be written
-UNAPPLICABLE = "entry_unapplicable"  # a decided entry fits nowhere
-DAMAGED_TABLES = "damaged_tables"  # the tables differ from those that the journal makes
-UNPROVEN = "unproven_copy"  # the tables are a copy that was not compared with its journal yet
+DISK_FULL = "disk_full"  # the disk has no room for writes
+UNAPPLICABLE = "entry_unapplicable"  # a decided entry cannot be applied
+DAMAGED_TABLES = "damaged_tables"  # the tables differ from the state that the journal describes
+UNPROVEN = "unproven_copy"  # the tables are a copy that is not yet compared with its journal
 
 
 class Mode(IntEnum):
-    """How much a node still does; a greater one is less."""
+    """The work that a node still does; a greater mode does less."""
 
     SERVING = 0
     READ_ONLY = 1
@@ -40,16 +40,16 @@ class Mode(IntEnum):
 
     @property
     def label(self) -> str:
-        """The word for people and for status."""
+        """The mode's name in the status and in messages."""
         return self.name.lower().replace("_", "-")
 
 
 @value
 class Alarm:
-    """Something that is wrong with a node.
+    """A fault of a node.
 
     Attributes:
-        mode: how much the node still does because of it.
+        mode: the mode of the node while the alarm is raised.
         reason: for people: the fault and the remedy.
         details: plain facts for programs, such as ``table`` and ``key``.
     """
@@ -60,20 +60,21 @@ class Alarm:
 
 
 class Health:
-    """The alarms of one node, by name; the worst of them decides what it does.
+    """The alarms of one node; the worst of them determines its mode.
 
     Args:
-        alarms: those that its file keeps from before the start.
+        alarms: the alarms stored in the node's file.
 
     Attributes:
-        alarms: all of them, by name; changed only here, because the rest follows from it and is asked at every step.
-        worst: the alarm that decides; None while all is well.
-        name: its name; empty while all is well.
-        mode: what the node does.
-        reason: why it does not do more, for people; empty if it does everything.
+        alarms: all alarms, by name; changed only by the methods here, because the other attributes are derived from
+            them.
+        worst: the alarm that determines the mode; None without an alarm.
+        name: the name of the worst alarm; empty without one.
+        mode: the present mode.
+        reason: the reason of the worst alarm, for people; empty without one.
         reads: whether its tables may answer reads.
         writes: whether it may lead transactions and vote on those of others.
-        applies: whether it may put decided entries into its tables and its journal.
+        applies: whether it may write decided entries to its tables and its journal.
     """
 
     def __init__(self, alarms: Mapping[str, Alarm] | None = None) -> None:
@@ -94,19 +95,19 @@ class Health:
 
     def _follow(self) -> None:
         """Derive the attributes from the alarms."""
-        # The worst one; of two that are as bad, the one that was raised first.
+        # The worst alarm; of two with one mode, the first.
         self.name: str = max(self.alarms, key=lambda name: self.alarms[name].mode, default="")
         self.worst: Alarm | None = self.alarms.get(self.name)
         self.mode: Mode = Mode.SERVING if self.worst is None else self.worst.mode
         self.reason: str = "" if self.worst is None else self.worst.reason
         self.reads: bool = self.mode <= Mode.READ_ONLY
         self.writes: bool = self.mode is Mode.SERVING
-        # The entries to apply are decided already: a node that left them out would only fall behind.
+        # A read-only node applies entries: they are decided already, and without them it would fall behind.
         self.applies: bool = self.mode <= Mode.READ_ONLY
 
 
 def encode_alarm(alarm: Alarm) -> bytes:
-    """Return the bytes in which a node's file keeps an alarm."""
+    """Return the bytes of an alarm in a node's file."""
     return cbor2.dumps([int(alarm.mode), alarm.reason, dict(alarm.details)])
 
 
@@ -114,7 +115,7 @@ def decode_alarm(data: bytes) -> Alarm:
     """Return the alarm that ``encode_alarm`` wrote.
 
     Raises:
-        EntryMalformedError: the bytes are something else.
+        EntryMalformedError: the bytes are not an alarm.
     """
     try:
         mode, reason, details = cbor2.loads(data)

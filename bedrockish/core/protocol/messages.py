@@ -41,14 +41,14 @@ PIECE_BYTES_MAX = 1 << 20  # the largest piece that a peer may offer or send
 class Reason(IntEnum):
     """Why a voter rejects a transaction."""
 
-    FOR = 1  # it conflicts with another one
+    FOR = 1  # it conflicts with another transaction
     TOO_LATE = 2  # its clock is at or below the voter's closed time
     TOO_OLD = 3  # its snapshot is older than the conflict window
-    AHEAD = 4  # its clock is further ahead of the wall than allowed
-    PROMISED = 5  # a node recovers it
+    AHEAD = 4  # its clock is further ahead of the walls than allowed
+    PROMISED = 5  # the voter has promised it to a recovery
     BARRIER = 6  # a membership change goes first
     MEMBERS = 7  # it was begun under another membership
-    DIFFERS = 9  # it was made of other rows than the voter has
+    DIFFERS = 9  # the rows that it rests on differ from the voter's rows
     FORGOTTEN = 8  # the id of its command is older than the voter's memory of commands
 
 
@@ -71,7 +71,7 @@ class Begin:
 
 @value
 class Approve:
-    """A voter approves; ``tick`` is its own, as it stands in the gist's vectors."""
+    """A voter approves a transaction; ``tick`` is the voter's own tick."""
 
     txid: Txid
     tick: int
@@ -80,9 +80,9 @@ class Approve:
 
 @value
 class Reject:
-    """A voter rejects, ``FOR`` another transaction or for another reason. A reject leaves no trace at the voter.
+    """A voter rejects a transaction; the reason ``FOR`` names a conflicting one. The voter stores nothing about it.
 
-    ``key`` is the key on which the two conflict, for the error that a person reads.
+    ``key`` is a key on which the two conflict, for the error text.
     """
 
     txid: Txid
@@ -94,7 +94,7 @@ class Reject:
 
 @value
 class Commit:
-    """A commit at its place. ``body`` is left out for peers that have it; ``hash`` is that of the entry."""
+    """A transaction is committed. ``body`` is left out for peers that have it; ``hash`` is the hash of the entry."""
 
     label: bytes
     body: bytes | None
@@ -104,7 +104,7 @@ class Commit:
 
 @value
 class Rollback:
-    """A leader gives its transaction up: accept(abort) at ballot 1."""
+    """A leader rolls its transaction back: accept(abort) at ballot 1."""
 
     txid: Txid
     clock: int
@@ -112,7 +112,7 @@ class Rollback:
 
 @value
 class Recover:
-    """A node that cannot get the outcome asks all voters to promise ``ballot`` and to hold the transaction."""
+    """A recovering node asks all voters to promise ``ballot`` and to hold the transaction."""
 
     body: bytes
     ballot: int
@@ -123,9 +123,9 @@ class Recover:
 class Promise:
     """The answer to RECOVER.
 
-    ``accepted`` is the highest (ballot, commit?) accepted. ``blockers`` are the bodies of conflicting transactions
-    pending here; ``ended`` the conflicting ones whose outcome is known here or whose abort was accepted. Of those with
-    a clock up to ``safe`` all have ended, and none is remembered.
+    ``accepted``: the highest (ballot, commit?) that the voter has accepted. ``blockers``: the bodies of conflicting
+    transactions that are pending there. ``ended``: the conflicting transactions whose outcome it knows or whose abort
+    it has accepted. ``safe``: its safe time; all transactions up to it have ended, and ``ended`` has none of them.
     """
 
     txid: Txid
@@ -140,7 +140,7 @@ class Promise:
 
 @value
 class Accept:
-    """Accept a decision at a ballot of 2 or more."""
+    """A recovering node proposes a decision at a ballot of 2 or more."""
 
     body: bytes
     ballot: int
@@ -150,7 +150,7 @@ class Accept:
 
 @value
 class Accepted:
-    """A ballot (1: the leader's rollback) was accepted, and durably."""
+    """A voter has durably accepted the decision at a ballot (1: the leader's rollback)."""
 
     txid: Txid
     ballot: int
@@ -159,7 +159,7 @@ class Accepted:
 
 @value
 class Refused:
-    """A ballot was refused: a higher one is promised."""
+    """A voter refuses a ballot, because it has promised a higher one."""
 
     txid: Txid
     promised: int
@@ -168,7 +168,9 @@ class Refused:
 
 @value
 class Outcome:
-    """How a transaction ended. For a commit, the entry follows or is fetched: ``leader`` and ``tick`` say where."""
+    """The outcome of a transaction. ``leader`` and ``tick``: the place of a commit, whose entry follows or is
+    fetched.
+    """
 
     txid: Txid
     commit: bool
@@ -179,7 +181,7 @@ class Outcome:
 
 @value
 class Ask:
-    """What became of these transactions? ``more`` are those besides ``txid``."""
+    """A question about the outcomes of transactions: ``txid``, and those in ``more``."""
 
     txid: Txid
     clock: int
@@ -190,12 +192,12 @@ class Ask:
 class Gossip:
     """A node's applied vector, closed time and cut; also its sign of life. ``wall_ms`` is its wall clock, in Unix time.
 
-    ``holds`` are the readers that still need the journal from a clock on: name -> (how often it was taken, clock).
-    ``level`` is the release level of its program, see ``levels``. ``cluster_id`` is that of its membership.
-    ``mode`` is how much the node still does (``health.Mode``); a newer program may know of less than we do.
+    ``holds`` are the readers that still need the journal from a clock on: name -> (times that the reader started,
+    clock). ``level`` is the release level of its program, see ``levels``. ``cluster_id`` is that of its membership.
+    ``mode`` is the node's mode (``health.Mode``); a newer program may have modes that this one does not know.
     ``config`` is the version of the membership that it has applied. A timeline that is retired is left out of
-    ``applied`` where the receiver has told that it has applied the retirement.
-    ``reserved``: the reservation of a request of this node: since when, for how many ms, and an access set.
+    ``applied`` where the receiver has told that it has applied the retirement. ``reserved``: the reservation of a
+    request of this node: its clock, its duration in ms, and its access set.
     """
 
     applied: Vector
@@ -215,7 +217,7 @@ class Gossip:
 
 @value
 class Fetch:
-    """Send me these timelines from these ticks on."""
+    """A request for entries of these timelines, from these ticks on."""
 
     wants: Vector
     limit: int
@@ -231,7 +233,7 @@ class Entries:
 
 @value
 class Check:
-    """Is anything committed or pending with you, outside ``vector``, that writes what I read? (a strict read)"""
+    """A strict read's question: does a committed or pending transaction outside ``vector`` write a key of its reads?"""
 
     read: int
     vector: Vector
@@ -241,7 +243,7 @@ class Check:
 
 @value
 class Checked:
-    """The answer to CHECK: the transactions that are; none means the read is valid here."""
+    """The answer to CHECK: the conflicting transactions; without any, the read is valid at this voter."""
 
     read: int
     others: tuple[Txid, ...]
@@ -250,7 +252,7 @@ class Checked:
 
 @value
 class AskClock:
-    """Move up to this clock, and tell me yours."""
+    """A request to move up to a clock, and to answer with the own clock."""
 
     number: int
     clock: int
@@ -258,7 +260,7 @@ class AskClock:
 
 @value
 class ToldClock:
-    """The answer to ASK CLOCK, from a node whose clock is at least what was asked."""
+    """The answer to ASK CLOCK: a clock that is at least the one in the request."""
 
     number: int
     clock: int
@@ -266,8 +268,8 @@ class ToldClock:
 
 @value
 class Removed:
-    """The answer to FETCH when the wanted entries are not in the journal any more, or damaged there: the last tick of
-    each timeline of which that is so.
+    """The answer to FETCH for entries that are removed from the journal or damaged: the last such tick of each
+    timeline.
     """
 
     upto: Vector
@@ -276,9 +278,10 @@ class Removed:
 
 @value
 class Offer:
-    """A transaction that I shall BEGIN has these pieces: fetch those that you lack, and keep them. Empty: it is over.
+    """The pieces of a transaction before its BEGIN, to fetch if missing. Without pieces, the offer is over.
 
-    ``number`` is the leader's name for it; each piece is (sha256, size). The pieces are kept for a bounded time.
+    ``number`` is the leader's number of the offer; each piece is (sha256, size). The pieces are kept for a bounded
+    time.
     """
 
     number: int
@@ -288,7 +291,7 @@ class Offer:
 
 @value
 class Stored:
-    """All pieces of an offer are durable here; or they are not taken, for lack of room."""
+    """All pieces of an offer are durable at the sender; or the sender has no room for them."""
 
     number: int
     stored: bool
@@ -297,14 +300,14 @@ class Stored:
 
 @value
 class Want:
-    """Send me these pieces, named by their sha256."""
+    """A request for pieces, by their sha256."""
 
     pieces: tuple[bytes, ...]
 
 
 @value
 class Piece:
-    """A piece that was wanted; no ``data``: it is not here any more. It promises nothing, so it has no clock."""
+    """A requested piece; without ``data``, the sender no longer has it. It promises nothing, so it has no clock."""
 
     digest: bytes
     data: bytes | None
@@ -312,7 +315,7 @@ class Piece:
 
 @value
 class InPieces:
-    """A large message, as its encoding: bytes, and the (sha256, size) of pieces that the receiver may have or want."""
+    """The encoding of a large message in parts: bytes, or the (sha256, size) of a piece, to fetch if missing."""
 
     parts: tuple[bytes | tuple[bytes, int], ...]
 
@@ -349,31 +352,31 @@ Reader = Callable[[Any], Any]
 
 
 class UnknownMessageError(EntryMalformedError):
-    """Raised for a message of a kind that a newer version may have: it is passed over."""
+    """Raised for a message of an unknown kind, which a newer version may have; the message is ignored."""
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:  # a file can keep it
+    if type(value) is not int or not 0 <= value < 1 << 63:  # SQLite's integers are below 2^63
         raise EntryMalformedError(f"there should be a whole number below 2^63, not {value!r:.80}")
     return value
 
 
 def _clock(value: Any) -> int:
-    # A clock at the very end of its 63 bits could not be followed by a later one: no node could lead anything again.
+    # After the last clocks of its 63 bits there would be no later one, and no node could lead again.
     if type(value) is not int or not 0 <= value < CLOCK_READ_LIMIT:
         raise EntryMalformedError(f"there should be a clock, not {value!r:.80}")
     return value
 
 
 def _ballot(value: Any) -> int:
-    # A voter that promised it could never be asked again: only a decided rollback is kept there.
+    # Only a decided rollback is stored at the ballot ``ENDED``; a voter that promised it could never promise again.
     if _known_ballot(value) == ENDED:
         raise EntryMalformedError("nobody recovers at the ballot of what is decided")
     return int(value)
 
 
 def _known_ballot(value: Any) -> int:
-    # Not ``isinstance``, to which True is a number.
+    # Not ``isinstance``, because True is an int.
     if type(value) is not int or not 0 <= value <= ENDED:
         raise EntryMalformedError(f"there should be a ballot, not {value!r:.80}")
     return value
@@ -437,7 +440,7 @@ def _several(*readers: Reader) -> Reader:
 
 def _name(value: Any) -> tuple[bytes, int]:
     digest, size = _several(_bytes, _whole)(value)
-    # The size is told before the piece: what is kept and asked for is bounded by it.
+    # The size comes before the piece: the bounds on stored and requested bytes use it.
     if len(digest) != DIGEST_BYTES or not 0 < size <= PIECE_BYTES_MAX:
         raise EntryMalformedError(f"there should be a piece's sha256 and its size, not {value!r:.80}")
     return digest, size
@@ -467,7 +470,7 @@ WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
     15: (Entries, (_many(_several(_B, _B, _B)), _C)),
     16: (Check, (_W, _V, _B, _C)),
     17: (Checked, (_W, _many(_X), _C)),
-    # 18 and 19 are not given again: release 0.1.0 forwarded commands with them.
+    # 18 and 19 are not reused: release 0.1.0 forwarded commands with them.
     20: (AskClock, (_W, _C)),
     21: (ToldClock, (_W, _C)),
     22: (Removed, (_V, _C)),
@@ -478,7 +481,7 @@ WIRE: dict[int, tuple[type[Message], tuple[Reader, ...]]] = {
     27: (InPieces, (_many(_part),)),
 }
 SINCE: dict[type[Message], int] = {}
-"""The level from which on a kind is read, of those that level ``OLDEST`` does not read."""
+"""The first level that reads a kind, for the kinds that level ``OLDEST`` does not read."""
 
 NUMBERS = {cls: number for number, (cls, _) in WIRE.items()}
 _NAMES = {cls: tuple(field.name for field in fields(cls)) for cls in NUMBERS}
@@ -488,21 +491,21 @@ _REQUIRED = {
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as it travels."""
+    """Return the bytes of a message."""
     cls = type(message)
     return pack([NUMBERS[cls], *map(getattr, repeat(message), _NAMES[cls])])
 
 
 @value
 class Whole:
-    """A message that was put together, and the transaction in it, if there is one that can be read."""
+    """A message that was put together, and the transaction in it; None if it has none or a malformed one."""
 
     message: Message
     transaction: Transaction | None
 
 
 def read_whole(data: bytes) -> Whole | None:
-    """Return a large message and the transaction in it; None if it is malformed. For a thread that reads it ahead."""
+    """Return a large message and the transaction in it; None if it is malformed. A thread may call this."""
     try:
         message = decode(data)
     except EntryMalformedError:
@@ -511,32 +514,32 @@ def read_whole(data: bytes) -> Whole | None:
     try:
         return Whole(message, None if body is None else decode_transaction(body))
     except EntryMalformedError:
-        # The core reads it again and reports the error; a thread has no peer to report it to.
+        # The core decodes it again and reports the error with the peer, which a thread does not know.
         return Whole(message, None)
 
 
 def decode(data: bytes) -> Message:
-    """Read a message. Trailing fields that it lacks, of an older release, have their defaults.
+    """Decode a message. Missing trailing fields, as an older release sends it, have their defaults.
 
     Raises:
-        UnknownMessageError: it is of a kind that this version does not know.
+        UnknownMessageError: this version does not know the message's kind.
         EntryMalformedError: the bytes are not a message.
     """
     try:
         packed = cbor2.loads(data)
-    except Exception as error:  # a tag that it reads as a date, a number or a set raises what that raises
+    except Exception as error:  # cbor2 raises any error of the types (dates, decimals, sets) that it builds for tags
         raise EntryMalformedError(f"these {len(data)} bytes are not a message: {error}") from error
     if not isinstance(packed, list) or not packed or type(packed[0]) is not int:
         raise EntryMalformedError(f"a message is a list that begins with a number, not {packed!r:.60}")
-    # Passed over, and no reason to end the link: a later release may say what we need not hear.
+    # Ignored without ending the link: a later release may send messages that this one does not need.
     if packed[0] not in WIRE:
         raise UnknownMessageError(f"level {LEVEL} knows no message of kind {packed[0]}")
     cls, readers = WIRE[packed[0]]
-    # The first item is the kind, so there has to be one more than the fields without a default.
+    # The first item is the kind, so there must be at least one item more than there are fields without a default.
     if len(packed) <= _REQUIRED[cls]:
         raise EntryMalformedError(f"a {cls.__name__} has {_REQUIRED[cls]} fields, this one {len(packed) - 1}")
     found = []
-    # Fields beyond those known here are of a later release, and are left alone; missing ones have their defaults.
+    # Further fields, of a later release, are ignored; missing fields have their defaults.
     for name, reader, item in zip(_NAMES[cls], readers, packed[1:], strict=False):
         try:
             found.append(reader(item))

@@ -1,11 +1,11 @@
-"""Large messages travel in pieces, each named by its hash: the cutting, and the stable parts of a transaction.
+"""The cutting of large messages into pieces, each named by its hash.
 
 A message that is larger than ``Settings.inline_bytes`` is sent as ``InPieces``: its encoding as a list of parts, each
 of which is either some bytes or the name of a piece. A receiver that lacks a piece asks for it. So no frame is long,
 and no piece is sent to a node that has it.
 
-The parts of a transaction that do not depend on when it is begun (its keys, its changes and its results) are cut by
-themselves: they have the same names before it has taken its clock, and when it is executed again with the same effect.
+The parts of a transaction that do not depend on its clock (its keys, its changes and its results) are cut separately,
+so that their pieces have the same names before it gets its clock, and after another execution with the same effect.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,16 +21,16 @@ from bedrockish_journal.model.access_set import READS, WRITES, AccessSet, is_clo
 from bedrockish_journal.model.errors import EntryMalformedError
 from bedrockish_journal.model.transaction import Transaction, decode_transaction, head
 
-Name = tuple[bytes, int]  # of a piece: its sha256 and its size in bytes
+Name = tuple[bytes, int]  # the name of a piece: its sha256 and its size in bytes
 Part = bytes | Name
-HEAD_BYTES = 1024  # the bytes around the stable parts travel with the message itself, unless they are more than this
+HEAD_BYTES = 1024  # the bytes around the stable parts are sent in the message itself, up to this size
 
-COMMAND = b"c:\0"  # keys of the commands themselves, which ``certifier.claim`` adds
+COMMAND = b"c:\0"  # prefix of the command keys that ``certifier.claim`` adds
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Where a piece can be read: in a larger byte string that is kept anyway."""
+    """A piece as a part of a larger byte string that is kept anyway."""
 
     data: bytes
     start: int
@@ -43,52 +43,53 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A byte string as parts, and where its pieces are."""
+    """A byte string as parts, and the slices of its pieces."""
 
     parts: tuple[Part, ...]
     pieces: dict[bytes, Slice]
 
     @property
     def names(self) -> tuple[Name, ...]:
-        """The names of its pieces, in order."""
+        """The names of the pieces, in order."""
         return tuple(part for part in self.parts if type(part) is tuple)
 
 
 def stable(access_set: AccessSet, changes: bytes, result: bytes, joined: Sequence[tuple[str, bytes]]) -> list[bytes]:
-    """Return the byte strings of a transaction's encoding that do not depend on when it is begun, in their order."""
-    # Its clock and its commands' keys come with the BEGIN: with them, the names of all pieces would change each time.
+    """Return, in order, the byte strings of a transaction's encoding that do not depend on its clock."""
+    # The clock and the command keys are left out: with them, the names of all pieces would change at each attempt.
     reads = [key for key in access_set.ordered(READS) if not is_clock(key)]
     writes = [key for key in access_set.ordered(WRITES) if not key.startswith(COMMAND)]
     return [_items(reads), _items(writes), changes, result, *(result for _, result in joined)]
 
 
 def _items(keys: list[bytes]) -> bytes:
-    """Return the items of a CBOR array of keys, which are in order, without its head."""
+    """Return the encoding of a CBOR array of sorted keys, without its head."""
     return cbor2.dumps(keys)[len(head(4, len(keys))) :]
 
 
 class Cutter:
-    """A cutter of byte strings into pieces of one size, with a memory of recent cuts, for they are soon needed again.
+    """A cutter of byte strings into pieces of one size, with a cache of recent cuts.
 
-    A stable part is cut if it is at least as long as a piece; the bytes around it, only if longer than ``limit``.
+    A stable part is cut if it is at least as long as a piece; the bytes around it only if they are longer than
+    ``limit``.
     """
 
     def __init__(self, piece_bytes: int, limit: int) -> None:
         self._size, self._limit = piece_bytes, limit
-        # By identity: the string, and the hashes of its pieces; a body, and how it is cut. Those of before go first.
+        # Caches by the identity of a string (its pieces' hashes) and of a body (its cut), in two generations.
         self._hashed: dict[int, tuple[bytes, list[bytes]]] = {}
         self._hashed_before = self._hashed
         self._bodies: dict[int, tuple[bytes, Cut]] = {}
         self._bodies_before = self._bodies
 
     def forget(self) -> None:
-        """Forget the cuts from before the last call."""
+        """Drop the cuts that are older than the last call."""
         self._hashed_before, self._hashed = self._hashed, {}
         self._bodies_before, self._bodies = self._bodies, {}
 
     def learn(self, body: bytes, data: bytes, parts: tuple[Part, ...]) -> None:
-        """Remember the cut of a body that has come in parts of data, whose pieces were checked against their names."""
-        # Pieces that lie in the body whole keep their names; the bytes around them come from the data.
+        """Cache the cut of a body that arrived as parts of ``data``; its pieces were checked against their names."""
+        # Pieces that are wholly in the body keep their names; the bytes around them come from ``data``.
         at, stop = (begin := _find(data, body, 0)), begin + len(body)
         found: list[Part] = []
         pieces: dict[bytes, Slice] = {}
@@ -106,23 +107,23 @@ class Cutter:
             self._bodies[id(body)] = body, Cut(tuple(found), pieces)
 
     def cut_prepared(self, prepared: Prepared) -> Cut:
-        """Return the pieces of an executed request that its transaction will have, too."""
+        """Return the pieces of an executed request that its transaction will have as well."""
         parts: list[Part] = []
         pieces: dict[bytes, Slice] = {}
         for text in stable(prepared.access_set, prepared.changes, prepared.result, prepared.joined):
-            # A part shorter than a piece travels with the BEGIN: a question and an answer would cost more.
+            # A part shorter than a piece is sent in the BEGIN: a request and an answer for it would cost more.
             if len(text) >= self._size:
                 self._cut_run(text, parts, pieces)
         return Cut(tuple(parts), pieces)
 
     def cut_body(self, body: bytes, transaction: Transaction | None = None) -> Cut:
-        """Return a transaction's body as parts, those that are stable by themselves.
+        """Return a transaction's body as parts, with the stable ones cut separately.
 
         Raises:
-            EntryMalformedError: it is not the body of a transaction.
+            EntryMalformedError: the bytes are not the body of a transaction.
         """
         found = self._bodies.get(id(body)) or self._bodies_before.get(id(body))
-        # An id is given again when its object is gone; this one is kept here, so it is gone only if it is another.
+        # The id of a deleted object may be reused; the cache keeps the object, and compares it.
         if found is not None and found[0] is body:
             return found[1]
         t = decode_transaction(body) if transaction is None else transaction
@@ -130,11 +131,11 @@ class Cutter:
         pieces: dict[bytes, Slice] = {}
         at = 0
         for text in stable(t.access_set, t.changes, t.result, t.joined):
-            # As in ``cut_prepared``: the names of both have to be the same.
+            # As in ``cut_prepared``, so that the names are the same.
             if len(text) < self._size:
                 continue
             start = _find(body, text, at)
-            if start >= 0:  # else it is cut with the bytes around it: as good, but for the names
+            if start >= 0:  # else it is cut with the bytes around it, under other names
                 self._cut_rest(body, at, start, parts, pieces)
                 self._cut_run(text, parts, pieces)
                 at = start + len(text)
@@ -144,7 +145,7 @@ class Cutter:
         return cut
 
     def cut_message(self, message: Message) -> Cut:
-        """Return the encoding of a message as parts; long bodies in it are cut as ``cut_body`` does."""
+        """Return the encoding of a message as parts; long bodies in it are cut by ``cut_body``."""
         parts: list[Part] = []
         pieces: dict[bytes, Slice] = {}
         run = bytearray()
@@ -155,7 +156,7 @@ class Cutter:
             run.clear()
 
         def add(value: Any) -> None:
-            # A body by itself, so that its pieces have the same names in BEGIN, COMMIT and RECOVER.
+            # A body is cut separately, so that its pieces have the same names in BEGIN, COMMIT and RECOVER.
             if isinstance(value, bytes) and len(value) > self._limit:
                 run.extend(head(2, len(value)))
                 end_run()
@@ -176,7 +177,7 @@ class Cutter:
     def _cut_value(self, value: bytes) -> Cut:
         try:
             return self.cut_body(value)
-        except EntryMalformedError:  # another large value than a transaction
+        except EntryMalformedError:  # a large value that is not a transaction
             parts: list[Part] = []
             pieces: dict[bytes, Slice] = {}
             self._cut_rest(value, 0, len(value), parts, pieces)
@@ -185,7 +186,7 @@ class Cutter:
     def _cut_run(self, text: bytes, parts: list[Part], pieces: dict[bytes, Slice]) -> None:
         found = self._hashed.get(id(text)) or self._hashed_before.get(id(text))
         starts = range(0, len(text), self._size)
-        # By identity, as above: hashing 30 MB again takes longer than all the rest of a step.
+        # By identity, because hashing 30 MB again takes longer than the rest of a step.
         if found is None or found[0] is not text:
             with memoryview(text) as view:
                 hashes = [sha256(view[start : start + self._size]).digest() for start in starts]
@@ -196,7 +197,7 @@ class Cutter:
             pieces[digest] = Slice(text, start, stop)
 
     def _cut_rest(self, data: bytes, start: int, stop: int, parts: list[Part], pieces: dict[bytes, Slice]) -> None:
-        # A short rest goes along with the names, or it would cost a question of its own.
+        # A short rest is sent with the names, to save a request for it.
         if stop - start > max(self._limit, HEAD_BYTES):
             self._cut_run(data[start:stop], parts, pieces)
         elif stop > start:
@@ -204,7 +205,7 @@ class Cutter:
 
 
 def _find(data: bytes, text: bytes, start: int) -> int:
-    """Return where a long text is in the data, or -1. Looking for its beginning first is much quicker."""
+    """Return the offset of a long text in the data, or -1. Searching for its beginning first is much quicker."""
     begins = text[:32]
     at = data.find(begins, start)
     while at >= 0 and not data.startswith(text, at):
@@ -213,7 +214,7 @@ def _find(data: bytes, text: bytes, start: int) -> int:
 
 
 def _joined(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return the parts with neighbouring bytes put together."""
+    """Return the parts with adjacent byte strings merged."""
     found: list[Part] = []
     for part in parts:
         if found and isinstance(part, bytes) and isinstance(found[-1], bytes):

@@ -1,7 +1,8 @@
 """The values that the core and its driver exchange: executed requests, records to keep, and records recovered.
 
-They are plain data. The engine makes a ``Prepared`` of a request; the core makes a ``Transaction`` of it; a ``Vote`` is
-a node's promise about a transaction of any leader; ``Recovered`` is all that a node finds in its file at the start.
+They are plain data. The engine executes a request and returns a ``Prepared``; the core makes a ``Transaction`` of it; a
+``Vote`` has a node's promises about a transaction of any leader; ``Recovered`` has the facts in a node's file at the
+start.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.value import value
 from bedrockish_journal.model.vector import Vector, canonical, check
 
-ENDED = 1 << 62  # the ballot under which a decided rollback is kept: above any that a recovery can reach
+ENDED = 1 << 62  # the ballot at which a decided rollback is stored: above every ballot of a recovery
 FORGOTTEN = Txid(0, "")  # the transaction of a command whose id is older than a node's memory of commands
 
 
@@ -28,23 +29,23 @@ class Prepared:
     """The result of executing a request, before any voter has approved it.
 
     Attributes:
-        base: the commits that it saw: the applied vector of its snapshot.
+        base: the applied vector of its snapshot.
         schema: version of the schema that it ran on.
-        readonly: it wrote nothing; ``result`` is the answer and ``changes`` is empty.
+        readonly: whether it wrote nothing; then ``result`` is the answer and ``changes`` is empty.
         kind: ``rows``, ``schema`` or ``members``.
         access_set: the keys and ranges that it read and wrote.
         changes: encoded changes (see ``bedrockish_journal.model.changes``).
         result: encoded results (see ``bedrockish.api.requests``).
-        clock: the value of ``transaction_clock()`` in it, which is later than all in ``base``; 0 if it was not called.
+        clock: the value of ``transaction_clock()`` in it, later than every commit in ``base``; 0 if it was not called.
         joined: the commands that were executed after it, on top of its changes, each with its encoded results.
-        shares: how many of the changes each of these commands made, itself first; empty if that cannot be told.
-        users: the user of each of these commands, itself first; empty if it is the only one, or none has a user.
-        digests: of the request of each of these commands, itself first; empty if it is the only one.
-        delay_ms: how long after its decision a change of the schema is to come into force at the earliest: the time
-            that nodes need to build an index next to its table.
-        spans: of the ranges that it writes, those that stand for many entries of an index. Each entry is of a row whose
-            key is written as well, so a transaction that writes other rows writes other entries. A transaction that
-            has read in such a range conflicts.
+        shares: the number of changes of each command, its own first; empty if unknown.
+        users: the user of each command, its own first; empty if it is the only command, or none has a user.
+        digests: the digest of each command's request, its own first; empty if it is the only command.
+        delay_ms: the least delay between the decision and the activation of a schema change: the time that nodes need
+            to build an index online.
+        spans: the written ranges that stand for many entries of an index. Only transactions that read in such a range
+            conflict with it: a transaction that writes other rows writes other entries, and the keys of the rows
+            themselves are written as well.
         config: the version of the membership by which the rights of its user were last checked; 0 if they were checked
             statement by statement alone.
     """
@@ -73,7 +74,7 @@ class Vote:
     Attributes:
         txid: the transaction's name.
         transaction: the transaction itself, so that any voter can finish it; None if only its rollback was seen.
-        held: approved, or held for a recovery; while the outcome is unknown it is *pending*.
+        held: whether it is approved, or held for a recovery; while the outcome is unknown it is *pending*.
         promised: the highest ballot promised (0: none; 1: its leader's rollback; 2 and above: recoveries).
         accepted: the highest (ballot, commit?) accepted, or None.
     """
@@ -87,13 +88,13 @@ class Vote:
 
 @value
 class Member:
-    """One member of the cluster.
+    """A member of the cluster.
 
     Attributes:
-        node: its name.
+        node: the name of the member.
         address: ``host:port`` at which it listens.
         voter: whether it approves transactions; a learner only applies them.
-        store: random id of its file; empty until it is known.
+        store: the random id of its file; empty until it is known.
     """
 
     node: str
@@ -104,17 +105,17 @@ class Member:
 
 @value
 class Membership:
-    """The members and users of the cluster, as of some commit.
+    """The members and users of the cluster, as of a commit.
 
     Attributes:
         version: the number of changes before; the cluster was founded with 0.
-        members: by name.
+        members: the members, by name.
         cluster_id: the random id that the cluster got at its founding.
         level: the release level that every member reads, see ``levels``.
-        retired: timelines of nodes that left, which no vector names any more, each with the version from which on.
-        users: of the cluster, by name; None for one that was removed.
-        former: names of nodes that voted before and do not now, sorted: no other file gets such a name.
-        void: transactions that fit at no node, and that an operator had all members apply as nothing.
+        retired: timelines of former members that vectors omit, each with the version from which on.
+        users: the users of the cluster, by name; None for a removed user.
+        former: the sorted names of former voters: no node with another file gets such a name.
+        void: transactions that no node could apply, and whose changes all members skip by an operator's order.
     """
 
     version: int
@@ -159,11 +160,11 @@ def decode_membership(data: bytes) -> Membership:
 
 @value
 class Joining:
-    """The facts told to a new node when the cluster took it in; its own file lacks them until it has caught up.
+    """The facts that a new node gets when it is added; its own file lacks them until it has caught up.
 
     Attributes:
         membership: the members at that moment, the new node among them.
-        vector: the cluster's commits at that moment: with all of them applied, the node has caught up.
+        vector: the cluster's commits at that moment; when all of them are applied, the node has caught up.
     """
 
     membership: Membership
@@ -171,7 +172,7 @@ class Joining:
 
 
 def encode_joining(joining: Joining) -> bytes:
-    """Return the bytes in which a new node's file keeps a ``Joining``."""
+    """Return the bytes of a ``Joining`` in a new node's file."""
     return cbor2.dumps([encode_membership(joining.membership), canonical(joining.vector)])
 
 
@@ -179,7 +180,7 @@ def decode_joining(data: bytes) -> Joining:
     """Return the value that ``encode_joining`` wrote.
 
     Raises:
-        EntryMalformedError: the bytes are something else.
+        EntryMalformedError: the bytes are not a ``Joining``.
     """
     try:
         membership, vector = cbor2.loads(data)
@@ -190,30 +191,30 @@ def decode_joining(data: bytes) -> Joining:
 
 @value
 class Recovered:
-    """The facts that a node finds in its own file when it starts.
+    """The facts in a node's file when it starts.
 
     Attributes:
-        node: its name.
-        store: random id of the file.
+        node: the name of the node.
+        store: the random id of the file.
         membership: the membership in force.
-        applied: the last tick applied of each timeline.
-        heads: hash of that last entry of each timeline.
-        window: recent entries, newest last, whose access sets conflict tests need: all that may not be settled, and as
-            many of those before as are read in a moment. It is read once.
-        votes: every vote on record.
+        applied: the last applied tick of each timeline.
+        heads: the hash of the last applied entry of each timeline.
+        window: an iterator of recent entries, newest last, whose access sets conflict tests need: all that may not be
+            settled, and as many older ones as can be read in a moment.
+        votes: every stored vote.
         ceiling: the clock never went above this before the restart.
         cut: the highest cut that was ever announced (section 6 of the protocol).
-        batches: how many durable batches this file has seen.
-        safe: a safe time known before the restart.
-        settled: the clock up to which no transaction was to be decided any more, as known before the restart.
+        batches: the number of durable batches of the file.
+        safe: the stored safe time.
+        settled: the stored clock up to which no transaction can be decided any more.
         schema: version of the schema in force.
         scheduled: the schema change that is applied and not activated yet.
-        alarms: the alarms that its file keeps, by name (``health``).
-        blocked: decided transactions that fit nowhere, and are not applied before an operator has decided.
+        alarms: the stored alarms, by name (``health``).
+        blocked: decided transactions that no node can apply, and that wait for an operator's decision.
         pieces: the pieces of transactions that are saved: sha256 -> size.
-        named: the pieces that a vote is kept in, instead of its transaction's body.
-        lost: the reason why the file lacks some promise that was made with it; empty if it lacks none.
-        joining: the facts told to a new node when it was taken in; None once it has caught up.
+        named: the pieces that votes refer to, instead of the transaction's body.
+        lost: the reason why the file lacks a promise of this node; empty if it lacks none.
+        joining: the facts that a new node got when it was added; None once it has caught up.
         removed: the last tick of each timeline that was removed from the journal.
         holds: readers that still need the journal from a clock on.
     """

@@ -1,1 +1,1 @@
-"""Recovery: a survivor finishes the transactions of a silent leader, one Paxos instance for each."""
+"""Recovery: a surviving voter finishes the transactions of a silent leader, with one Paxos instance for each."""

@@ -1,8 +1,8 @@
-"""When a leader falls silent: a survivor finishes its transaction (section 4 of the protocol).
+"""Recovery of the transactions of a silent leader by another voter (section 4 of the protocol).
 
-One Paxos instance for each transaction. Ballot 0 is its leader's and can only commit; ballot 1 is its leader's and can
-only roll back; from 2 on ballots belong to the recoverers. A recovered commit is *adopted*: it gets a place in the
-recoverer's own timeline; no node ever writes into another's.
+Each transaction is one Paxos instance. Ballots 0 and 1 belong to its leader: ballot 0 can only commit, ballot 1 can
+only roll back. Ballots from 2 on belong to recovering nodes. A recovered commit is *adopted*: it gets a place in the
+timeline of the recovering node, because no node ever writes into another node's timeline.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ from bedrockish_journal.model.transaction import Transaction, Txid, decode_trans
 from bedrockish_journal.model.vector import covers
 
 FIRST_BALLOT = 2  # 0 and 1 belong to the transaction's leader
-PATIENCE_LASTS_MS = 30_000  # in so long, patience that grew falls to a third
-TRAVELLING_MAX_S = 60.0  # a round waits no longer for voters that fetch its body
-PATIENCE_MAX = 32  # a node that is slower than ``suspicion_ms`` would never get anything done: so patience grows
+PATIENCE_LASTS_MS = 30_000  # time in which increased patience falls to a third
+TRAVELLING_MAX_S = 60.0  # the longest that a round waits for voters that fetch its body
+PATIENCE_MAX = 32  # patience grows up to this, so that slow nodes can still finish transactions
 
 
 @dataclass(slots=True)
@@ -43,14 +43,14 @@ class Round:
     """One attempt of ours to finish a transaction of another leader.
 
     Attributes:
-        transaction: the one to finish; any voter that holds it can do so.
-        ballot: ours alone.
-        since: seconds at which it began.
+        transaction: the transaction to finish.
+        ballot: a ballot that belongs to this node alone.
+        since: seconds at which the round began.
         answers: the answers of the voters that have promised.
-        decision: commit or abort, once proposed; None while asking.
-        accepted: the voters that have accepted the decision.
-        blockers: transactions that must end first.
-        tries: which attempt it is; each waits twice as long as the one before.
+        decision: the proposal, commit or abort; None while promises are collected.
+        accepted: the voters that have accepted the proposal.
+        blockers: the transactions that must end first.
+        tries: the number of the attempt; each attempt waits twice as long as the one before.
     """
 
     transaction: Transaction
@@ -64,7 +64,7 @@ class Round:
 
 
 class Recovery:
-    """Finishes transactions whose leader does not, and answers others that do so."""
+    """The rounds of this node for transactions whose leader is silent, and its answers to other nodes' rounds."""
 
     def __init__(self, state: State, apply_queue: ApplyQueue, voting: Voting, coordinator: Coordinator) -> None:
         self.state = state
@@ -73,18 +73,18 @@ class Recovery:
         self.coordinator = coordinator
         self.rounds: dict[Txid, Round] = {}
         self.deferred: dict[Txid, str] = {}  # RECOVERs whose base is not covered yet, each with the peer to answer
-        self.adoptable: dict[Txid, Round] = {}  # decided commits that we cannot apply yet
+        self.adoptable: dict[Txid, Round] = {}  # decided commits that cannot be applied here yet
         self.counts = {"started": 0, "adopted": 0, "aborted": 0}
 
     # -- suspicion -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Look for transactions that have been pending for too long, and for rounds that got stuck."""
+        """Recover transactions that have been pending for too long, and restart stuck rounds."""
         state, now = self.state, self.state.clock.now.seconds
         for peer in state.roster.peers.values():
-            # Patience that grew in a slow hour shrinks again, or a death would be noticed late for ever.
+            # Increased patience decays, so that the death of this peer is noticed early again.
             peer.patience = max(1.0, peer.patience * (1 - state.settings.heartbeat_ms / PATIENCE_LASTS_MS))
-        # Safe time decides without a word, also at a node that has lost its vote and begins no more rounds.
+        # Safe time decides without messages, also at a node that has lost its vote and begins no more rounds.
         for txid in [txid for txid in self.rounds if txid.clock <= state.clock.safe or state.outcome(txid) is not None]:
             del self.rounds[txid]
         # No voter promises anything to a node without a vote (P1).
@@ -100,34 +100,35 @@ class Recovery:
             if age < suspicion / 2 or txid in self.rounds:
                 continue
             if txid.leader == state.me:
-                # Ours, and taken up by a recovery that never ended it: then any voter may finish it, also this node.
+                # A recovery has our promise for this own transaction and has not ended it: any voter may finish it,
+                # also this node.
                 attempts = self.coordinator.attempts
                 is_free = not attempts.decides(txid)
-                # Voters that have promised it to a recovery approve it no more, and that recovery may have died before
-                # it asked us. This node waits longer than other holders, which wait five times: there may be none.
+                # Voters that have promised it to a recovery no longer approve it, and that recovery may have died
+                # before it asked this node. This node waits longer than other holders, which wait five times the
+                # suspicion; there may be no other holder.
                 if (is_free and age > 2 * suspicion) or (age > 6 * suspicion and attempts.is_promised(txid)):
                     self.start(transaction)
-            # Also of a leader that speaks and yet ends nothing: asked to promise, it ends the matter by its answer
+            # A leader that is alive and does not end the transaction is asked for a promise, too; its answer decides
             # (J5).
             elif leader is None or self._is_silent(txid.leader) or age > 5 * suspicion:
-                # One after the other: two that recover at once refuse each other's ballots, and neither gets on.
+                # The nodes start one after the other: two simultaneous recoveries refuse each other's ballots.
                 if age > suspicion * (1 + 0.3 * self._rank()):
                     self.start(transaction)
-            # Its leader lives: it may have ended it, and its word got lost.
+            # The leader is alive: it may have ended the transaction, and its message was lost.
             elif age >= 2 * leader.pending_s:
                 asks.setdefault(txid.leader, []).append(txid)
         self._ask_leaders(asks)
         for txid, round_ in list(self.rounds.items()):
-            # Twice as long each time, and drawn: two that recover each other's would else refuse each other's ballots
-            # for ever.
+            # Doubled each time, and random: otherwise two recovering nodes could refuse each other's ballots for ever.
             patience = state.settings.suspicion_ms / 1000 * min(2 ** (round_.tries - 1), PATIENCE_MAX)
             if now - round_.since > patience * (1 + state.draw()) and not self._is_travelling(round_):
                 self._again(txid, round_)
 
     def _is_travelling(self, round_: Round) -> bool:
-        """Return whether a voter that has not answered still fetches the pieces of a round's large body.
+        """Return whether a voter that has not answered is still fetching the pieces of a round's large body.
 
-        A round with another ballot would have it fetch them all again.
+        A round with another ballot would make it fetch all of them again.
         """
         state, now = self.state, self.state.clock.now.seconds
         if len(round_.transaction.body) <= state.settings.inline_bytes or now - round_.since > TRAVELLING_MAX_S:
@@ -156,56 +157,57 @@ class Recovery:
     def _is_silent(self, node: str) -> bool:
         peer = self.state.roster.peers[node]
         if peer.mode >= Mode.DAMAGED:
-            return True  # it speaks, but decides nothing any more
-        # Seconds of our own clock, which never go back: setting a wall clock makes no node suspicious.
+            return True  # it sends messages, but decides no transactions
+        # Measured by our own monotonic clock: setting a wall clock makes no node look silent.
         return self.state.clock.now.seconds - peer.heard > self.state.settings.suspicion_ms / 1000 * peer.patience
 
     def _rank(self) -> int:
-        """Return our place among the voters that seem alive: they start in turn, so that one does the work."""
+        """Return our place among the voters that seem alive: they start in turn, so that one recovers for all."""
         alive = [node for node in self.state.roster.voters if node == self.state.me or not self._is_silent(node)]
         return alive.index(self.state.me)
 
     def start(self, transaction: Transaction, tries: int = 1) -> None:
-        """Start a round for a transaction, at a ballot of our own above all that we have promised."""
+        """Start a round for a transaction, at a ballot of our own above every ballot that we have promised."""
         state, txid = self.state, transaction.txid
-        # Up to safe time there is nothing to decide: it is in the journal, or never will be.
+        # Up to safe time every transaction is decided: it is in the journal, or will never be.
         if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
             return
         if not state.roster.is_voter(state.me):
-            return  # it was demoted after it began a round, and no voter promises anything to it
+            return  # this node was demoted after it began a round, and no voter promises to it
         self.counts["started"] += 1
         leader = state.roster.peers.get(txid.leader)
         if leader is not None:
-            # When it is heard of again, it gets more patience (``Node._receive``).
+            # After its next message it gets more patience (``Node._receive``).
             leader.suspected = True
-        # Our own promise binds us as that of any voter; below it we could not even answer ourselves (P4).
+        # Our own promise binds this node like any voter: it would refuse a lower ballot of its own (P4).
         promised = state.votes.by_txid[txid].promised if txid in state.votes.by_txid else 0
         voters = state.roster.voters
         ballot = FIRST_BALLOT + voters.index(state.me)
-        # Ballots of one voter are those of its place modulo their number: no two voters ever share one.
+        # A voter has the ballots that equal its place modulo the number of voters, so no two voters share a ballot.
         ballot += max(0, (promised - ballot) // len(voters) + 1) * len(voters)
         assert ballot > promised
         assert (ballot - FIRST_BALLOT) % len(voters) == voters.index(state.me), "a ballot of another voter"
         if ballot >= ENDED:
-            return  # no recovery comes so far: a node lies, and safe time will end the transaction
+            return  # no recovery reaches such ballots: a node is faulty, and safe time will end the transaction
         self.rounds[txid] = Round(transaction, ballot, state.clock.now.seconds, tries=tries)
         self._ask(txid)
 
     def _ask(self, txid: Txid) -> None:
         round_, state = self.rounds[txid], self.state
         message = Recover(round_.transaction.body, round_.ballot, state.clock.read())
-        # The body goes along: a voter that never saw the BEGIN can hold it, and finish it if we fall silent.
+        # RECOVER has the body, so that a voter without the BEGIN can hold the transaction, and finish it if this node
+        # dies.
         state.outbox.send_voters(message)
-        # We are a voter like the others: our own promise is made and kept in the same way.
+        # This node promises like every other voter.
         self.on_recover(state.me, message)
 
     def _again(self, txid: Txid, round_: Round) -> None:
-        """Give a round up and, if the outcome is still unknown, start another."""
-        # A new ballot asks for new promises: answers to the old one prove nothing about it.
+        """End a round and, if the outcome is still unknown, start another."""
+        # A new ballot needs new promises: answers to the old ballot prove nothing about it.
         del self.rounds[txid]
         for blocker, transaction in round_.blockers.items():
             outcome = self.state.outcome(blocker)
-            # A blocker goes first (J7), and its leader may be gone as well.
+            # A blocker has to end first (J7), and its leader may be silent as well.
             if outcome is None and blocker not in self.rounds and self._leaderless(blocker):
                 self.start(transaction)
         self.start(round_.transaction, round_.tries + 1)
@@ -226,26 +228,28 @@ class Recovery:
         vote = self._promise(peer, message)
         if vote is None or vote.transaction is None:
             return
-        # The promise itself, before any answer: a restarted voter that forgot it could accept a lower ballot (P4).
+        # The promise is stored before any answer: a restarted voter that forgot it could accept a lower ballot (P4).
         self.state.votes.persist(vote)
         if covers(self.state.timelines.applied, vote.transaction.base):
             self._answer(peer, vote, vote.transaction)
         else:
-            # The ballot is promised. The standing is told as soon as the base is here to compare with.
+            # The ballot is promised now. The answer follows when the base is applied, which the comparison needs.
             self.deferred[vote.txid] = peer
             self.apply_queue.want(vote.transaction.base)
 
     def _promise(self, peer: str, message: Recover | Accept) -> Vote | None:
-        """Promise to accept no lower ballot; None if a higher one is promised, or the outcome is known and told."""
+        """Promise to accept no lower ballot; return the vote, or None if a higher one is promised or the outcome
+        known.
+        """
         state = self.state
         transaction = state.read_body(message.body)
         txid = transaction.txid
-        # A node that followed it would take all clocks there for good. A BEGIN is tested by V15; a RECOVER or ACCEPT
-        # cannot be refused for less.
+        # A node that followed such a clock would move all clocks up to it, for good. V15 tests a BEGIN with a tighter
+        # bound, with which a RECOVER or ACCEPT must not be refused.
         if peer != state.me and state.clock.is_absurd(txid.clock):
             raise EntryMalformedError(f"{txid} began more than a year ahead of what most voters' clocks say")
         state.clock.adjust(txid.clock)
-        # P1: only voters promise, to voters. P2: a voter that knows the outcome tells that instead.
+        # P1: only voters promise, to voters. P2: a voter that knows the outcome sends it instead.
         if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer) or self._tell(peer, txid):
             return None
         if transaction.config < state.roster.membership.version:
@@ -262,17 +266,17 @@ class Recovery:
         return vote
 
     def settle(self) -> None:
-        """Answer the RECOVERs whose base has become covered, and adopt the decided commits that can be applied now."""
+        """Answer the RECOVERs whose base is applied now, and adopt the decided commits that can be applied now."""
         state = self.state
         for txid, peer in list(self.deferred.items()):
             vote = state.votes.by_txid.get(txid)
-            # It has ended while its base was fetched: the peer is told by P2 when it asks again.
+            # The transaction has ended while its base was fetched: the peer gets the outcome when it asks again (P2).
             if vote is None or vote.transaction is None or state.outcome(txid) is not None:
                 del self.deferred[txid]
             elif covers(state.timelines.applied, vote.transaction.base):
                 del self.deferred[txid]
                 self._answer(peer, vote, vote.transaction)
-        # A decided commit may not be applicable yet: entries of its base may still be on their way to us.
+        # A decided commit may have to wait for entries of its base.
         for txid, round_ in list(self.adoptable.items()):
             self._adopt(txid, round_)
 
@@ -281,7 +285,7 @@ class Recovery:
         for given_up in transaction.rollbacks:  # P6: or two runs of one leader would block each other (V5)
             if given_up.leader == txid.leader:
                 state.votes.accept_rollback(given_up)
-        # The transactions that its leader had given up, accepted just now (P6), do not block it here.
+        # The rollbacks just accepted (P6) keep the leader's given-up transactions from blocking this one.
         standing, blockers = self._stand(vote, transaction)
         self._say(
             peer,
@@ -298,22 +302,23 @@ class Recovery:
         )
 
     def _stand(self, vote: Vote, transaction: Transaction) -> tuple[Standing, list[Transaction]]:
-        """Try to hold a transaction, tested as for an approval, but against the cut instead of closed time."""
+        """Try to hold a transaction, with the tests of an approval but with the cut instead of closed time."""
         state, txid = self.state, transaction.txid
         if vote.held:  # P7: it is pending here
             return Standing.HELD, []
-        # P8: a voter approves a transaction only after it has looked for its commands: if one of them has happened
-        # otherwise, no voter did.
+        # P8: a voter approves a transaction only if none of its commands has happened. If one has happened as another
+        # transaction, no voter approved this one.
         found = state.happened(transaction.commands, txid)
         never: bool | None = found is not None and found.other != FORGOTTEN
         if not never:
-            # P9: a commit outside its base conflicts with it: a majority had that first, so no quorum approved this.
+            # P9: a commit outside its base conflicts with it: a majority held that commit first, so no quorum approved
+            # this transaction.
             never = state.conflicts_outside(transaction)
         # P10: a majority has closed time up to the cut; had a quorum approved it, one of them would have held it.
         if never or state.clock.cut >= txid.clock:
             return Standing.NEVER, []
         if never is None:
-            return Standing.BLOCKED, []  # P14: an entry that its base lacks is not here any more to be compared
+            return Standing.BLOCKED, []  # P14: an entry outside its base was removed here and cannot be compared
         blockers = [
             state.votes.pending.transactions[found.other]
             for found in state.votes.pending.conflicts(transaction.access_set, txid)
@@ -321,14 +326,14 @@ class Recovery:
         if blockers:  # P11: two that conflict are never held by one node
             return Standing.BLOCKED, blockers
         if state.why_rows_differ(transaction) != "":
-            return Standing.BLOCKED, []  # P12: it was made of other rows than ours: one node's tables are damaged
+            return Standing.BLOCKED, []  # P12: its rows differ from ours: one node's tables are damaged
         state.votes.hold(transaction)  # P13: from now on it is pending here, durably
         return Standing.HELD, []
 
     def _ended_against(self, transaction: Transaction) -> list[Txid]:
-        """Return the conflicting transactions whose end is known, or whose abort was accepted, here."""
+        """Return the conflicting transactions whose end this node knows, or whose abort it has accepted."""
         state = self.state
-        # Ends below safe time are told as a clock, ``safe`` of the promise: no votes are kept there (J6).
+        # No votes are kept up to safe time; the promise names that clock as ``safe`` (J6).
         ended = list(state.commit_window.any_conflicts(transaction.access_set, above=state.clock.safe))
         return ended + [txid for txid, _ in state.votes.aborting.conflicts(transaction.access_set, transaction.txid)]
 
@@ -341,13 +346,13 @@ class Recovery:
         vote = self._promise(peer, message)
         if vote is not None:
             assert vote.promised == message.ballot, "who accepts a ballot has promised it"
-            # A pending transaction stays so: a majority may have accepted something else, or nothing.
+            # A pending transaction stays pending: a majority may have accepted another decision, or none.
             vote.accepted = (message.ballot, message.commit)
             self.state.votes.persist(vote)
             self._say(peer, Accepted(vote.txid, message.ballot, self.state.clock.read()))
 
     def _tell(self, peer: str, txid: Txid) -> bool:
-        # We ask ourselves as we ask the others, and need not be told what we know.
+        # This node also asks itself, and then needs no message with the outcome.
         if peer == self.state.me:
             return txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
         return self.voting.tell_outcome(peer, txid)
@@ -371,17 +376,18 @@ class Recovery:
             EntryMalformedError: a blocker is malformed; the promise does not count.
         """
         round_ = self.rounds.get(message.txid)
-        # An answer to another ballot says nothing of this one: its voter may have accepted something since.
+        # An answer to another ballot proves nothing for this one: its voter may have accepted a decision since.
         if round_ is None or round_.ballot != message.ballot or not self.state.roster.is_voter(peer):
             return
-        # All of them are read before any of it counts.
+        # All blockers are decoded before the answer counts.
         blockers = {one.txid: one for one in map(decode_transaction, message.blockers)}
         round_.blockers.update(blockers)
-        # Of two answers to one ballot the newer counts: a promise is kept, and a holder goes on holding.
+        # Of two answers to one ballot the newer counts: the promise stays, and a voter that holds it goes on holding
+        # it.
         round_.answers[peer] = Answer(
             message.standing, message.accepted, frozenset(blockers), frozenset(message.ended), message.safe
         )
-        # Proposed once for a ballot: two decisions at one ballot would both be acceptable.
+        # A ballot has one proposal: voters could accept each of two proposals at one ballot.
         if round_.decision is None and len(round_.answers) >= self.state.roster.majority:
             self._judge(round_)
 
@@ -389,28 +395,28 @@ class Recovery:
         verdict = judge(
             round_.transaction.txid.leader, round_.answers, self.state.roster.voters, self.state.roster.quorum
         )
-        # Nothing is proposed yet: its blockers are ended first, and each further answer is judged with the others.
+        # Without a verdict, the blockers have to end first; each further answer is judged with the others.
         if isinstance(verdict, First):
             self._unblock(round_)
         else:
             self._propose(round_, commit=verdict == COMMIT)
 
     def _unblock(self, round_: Round) -> None:
-        """Have the blockers ended first: ask their leaders, or recover those of silent leaders. A new round follows."""
+        """End the blockers: ask their leaders, or recover the transactions of silent leaders. A new round follows."""
         state = self.state
         for txid, transaction in list(round_.blockers.items()):
-            # We know its end, and a voter that it blocks does not: told of it, that voter holds ours.
+            # This node knows the blocker's end. A voter that it blocks does not; once told, that voter can hold ours.
             if txid.clock <= state.clock.safe or state.outcome(txid) is not None:
                 self._tell_blocked(round_, txid)
             elif self._leaderless(txid):
                 if txid not in self.rounds:
                     self.start(transaction)
-            # Its leader speaks, so it decides. Ours needs no word: our own coordinator ends it.
+            # A leader that is alive decides its own transaction; this node's coordinator needs no message.
             elif txid.leader != state.me:
                 state.outbox.send(txid.leader, Ask(txid, state.clock.read()))
 
     def _tell_blocked(self, round_: Round, blocker: Txid) -> None:
-        """Tell the voters at which an ended transaction still blocks a round how it ended."""
+        """Send the outcome of an ended blocker to the voters at which it still blocks a round."""
         for node, answer in round_.answers.items():
             if node != self.state.me and blocker in answer.blockers:
                 self.voting.tell_outcome(node, blocker)
@@ -420,12 +426,12 @@ class Recovery:
         assert round_.decision is None, "one ballot has one decision"
         round_.decision = commit
         message = Accept(round_.transaction.body, round_.ballot, commit, state.clock.read())
-        # Only voters accept; learners hear the outcome.
+        # Only voters accept; learners get the outcome.
         state.outbox.send_voters(message)
         self.on_accept(state.me, message)
 
     def on_accepted(self, peer: str, message: Accepted) -> None:
-        """Count a voter that has accepted our decision; at a majority it is decided."""
+        """Count a voter that has accepted our proposal; a majority makes it the decision."""
         round_ = self.rounds.get(message.txid)
         if round_ is None or round_.ballot != message.ballot or not self.state.roster.is_voter(peer):
             return
@@ -445,51 +451,51 @@ class Recovery:
         else:
             self.counts["aborted"] += 1
             state.votes.end(txid, commit=False)
-            # To learners too: nothing else would tell them, for an abort leaves no entry in any journal.
+            # Learners get it, too: an abort leaves no entry in a journal from which they could learn it.
             state.outbox.send_all(Outcome(txid, False, "", 0, state.clock.read()))
 
     def _adopt(self, txid: Txid, round_: Round) -> None:
-        """Commit a decided transaction in our own timeline as soon as we can apply it."""
+        """Commit a decided transaction in our own timeline as soon as it can be applied."""
         state, transaction = self.state, round_.transaction
         if state.outcome(txid) is not None:
             del self.adoptable[txid]
         elif covers(state.timelines.applied, transaction.base) and txid not in state.blocked:
             del self.adoptable[txid]
-            self.counts["adopted"] += 1  # J9: at a place of our own timeline: no node writes into another's
-            # The quorum in its label is that of the voters that accepted the decision.
+            self.counts["adopted"] += 1  # J9: at a place of our own timeline, because no node writes into another's
+            # Its label names, as the quorum, the voters that accepted the decision.
             holders = {node: state.timelines.applied.get(node, 0) for node in sorted(round_.accepted)}
             entry = self.apply_queue.lead(transaction, holders, adopted_from=txid.leader)
-            # A recovery is rare: the body is sent also to members that have it already, in a vote.
+            # The body is also sent to members that have it in a vote; recoveries are too rare to save that.
             state.outbox.send_all(Commit(entry.label, transaction.body, entry.hash, state.clock.read()))
 
     def on_refused(self, message: Refused) -> None:
-        """Note that a higher ballot is promised somewhere: leave the work to it for a while, then try above it."""
+        """Note that a voter has promised a higher ballot; this node's next round uses a ballot above it."""
         round_ = self.rounds.get(message.txid)
         if round_ is not None and message.promised > round_.ballot:
             vote = self.state.votes.of(message.txid, round_.transaction)
-            # Our next ballot has to be above it: a voter never promises less than a ballot that it knows.
+            # Promising the higher ballot here makes the next ballot of this node greater.
             vote.promised = max(vote.promised, message.promised)
             self.state.votes.persist(vote)
 
     def ended(self, txid: Txid) -> None:
-        """End the round of a transaction whose outcome became known, and try the rounds again that it blocked."""
+        """End the round of a transaction whose outcome is known now, and retry the rounds that it blocked."""
         self.rounds.pop(txid, None)  # J1: a known outcome ends the round, whatever the answers are
         self.deferred.pop(txid, None)
         self.released(txid)
 
     def released(self, txid: Txid) -> None:
-        """Try the rounds again that a transaction blocked: it does not block them here any more."""
+        """Retry the rounds that a transaction blocked, which no longer blocks them here."""
         for other, round_ in list(self.rounds.items()):
-            # Its blocker has just ended here; other voters may not have heard of that.
+            # The blocker has just ended here; other voters may not know that.
             if txid in round_.blockers and round_.decision is None:
                 self._tell_blocked(round_, txid)
-                # Drawn: all its recoverers have waited for the same end, and would refuse each other's ballots.
+                # Random: all recovering nodes have waited for the same end, and would refuse each other's ballots.
                 self.state.timers.set(
                     self.state.settings.heartbeat_ms * (0.5 + self.state.draw()), Timer.RECOVER_AGAIN, other
                 )
 
     def again(self, txid: Txid) -> None:
-        """Try a blocked round again, which may go through now."""
+        """Retry a blocked round."""
         round_ = self.rounds.get(txid)
         if round_ is not None and round_.decision is None:
             self._again(txid, round_)

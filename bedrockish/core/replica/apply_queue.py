@@ -50,9 +50,9 @@ class ApplyQueue:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.waiting: dict[str, deque[Entry]] = {}  # taken and not applied, by timeline
+        self.waiting: dict[str, deque[Entry]] = {}  # by timeline, the entries that are taken and not applied
         self._unapplied = 0  # the number of entries in ``waiting``
-        self.early: dict[str, dict[int, Commit]] = {}  # ahead of a gap
+        self.early: dict[str, dict[int, Commit]] = {}  # by timeline and tick, the COMMITs ahead of a gap
         self.gaps: dict[str, Gap] = {}
 
     # -- learning commits ------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class ApplyQueue:
         return entry
 
     def on_commit(self, message: Commit) -> None:
-        """Take a COMMIT, and the COMMITs that waited behind it, if it is the next of its timeline.
+        """Take a COMMIT if it is the next of its timeline, and then the COMMITs that waited behind it.
 
         Raises:
             EntryMalformedError: the COMMIT cannot be read, or does not continue the timeline; it was not taken.
@@ -142,7 +142,7 @@ class ApplyQueue:
                 raise EntryMalformedError(f"{leader}{tick} does not continue what is here of timeline {leader}")
             self._take(entry)
         for gap in self.gaps.values():
-            # The peer has answered: any peer can be asked at once for the ticks that are still missing.
+            # The peer has answered, so any peer can be asked at once for the ticks that are still missing.
             if gap.peer == peer:
                 gap.asked = None
         # The fetched entries may have closed the gap behind which COMMITs wait.
@@ -174,7 +174,7 @@ class ApplyQueue:
         state.take(entry)
         self.waiting.setdefault(entry.leader, deque()).append(entry)
         self._unapplied += 1
-        # The entry may have come by another way: a COMMIT that waits for this place would never be looked at again.
+        # The entry may have come from another peer: a COMMIT that waits behind this place would never be tried again.
         self.early.get(entry.leader, {}).pop(entry.tick, None)
 
     def place_of(self, txid: Txid) -> tuple[str, int] | None:
@@ -203,7 +203,7 @@ class ApplyQueue:
                     self._unapplied -= 1
                     self._apply(queue.popleft())
                     moved = self._unapplied > 0
-        # A new node answers its clients from the moment on at which it has caught up.
+        # A new node serves clients from the moment at which it has caught up.
         if self.state.roster.joining is not None:
             self.state.check_joined()
 
@@ -230,7 +230,7 @@ class ApplyQueue:
             self._change_members(entry.place, txid, decode_membership(entry.transaction.changes))
 
     def _reach_schema(self, entry: Entry) -> bool:
-        """Bring the schema to the version that a transaction ran on; return whether that is possible.
+        """Put a scheduled change in force if a transaction ran on its schema; return whether the entry can be applied.
 
         The leader had the scheduled change in force before it ran the transaction. So the transaction's base has
         everything with a smaller clock than the activation of that change, and all of it is applied here.
@@ -254,7 +254,7 @@ class ApplyQueue:
         transaction that had a quorum before the change is in the base of the change.
         """
         state = self.state
-        # First of all the level: this program could misread entries of a later level.
+        # The level comes first: this program could misread entries of a later level.
         if membership.level > LEVEL:
             state.outbox.emit(
                 Halt(
@@ -301,7 +301,7 @@ class ApplyQueue:
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def want(self, vector: Vector) -> None:
-        """Note that these ticks exist and are wanted."""
+        """Note that these ticks exist and are needed here."""
         for leader, tick in vector.items():
             if tick > self.state.timelines.taken.get(leader, 0) and leader not in self.state.roster.membership.retired:
                 # The COMMIT usually arrives by itself. ``fetch_missing`` asks for an entry that has been missing for a
@@ -359,7 +359,7 @@ class ApplyQueue:
                 gap.asked, gap.peer = gap.asked or Repeat(now, FETCH_AGAIN_S), peer
             elif had := self._who_had(leader, taken + 1):
                 self._is_it_removed(leader, taken + 1, had)
-            else:  # a session saw the entry at a node that has left, maybe with the entry; a peer that has it will tell
+            else:  # it was seen at a node that has left, maybe the only one; a peer that has it will report it
                 del self.gaps[leader]
         for peer, wants in asks.items():
             state.outbox.send(peer, Fetch(wants, state.settings.fetch_bytes))
@@ -407,7 +407,7 @@ class ApplyQueue:
             self.fetch_missing(at_once=True)
 
     def _who_had(self, leader: str, tick: int) -> list[Peer]:
-        """Return the members that have, or have had, an entry, as far as they have told."""
+        """Return the members that have reported an entry as applied; they may have removed it since."""
         peers = self.state.roster.peers.items()
         return [peer for node, peer in peers if node == leader or peer.applied.get(leader, 0) >= tick]
 

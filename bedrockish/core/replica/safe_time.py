@@ -22,14 +22,14 @@ from bedrockish_journal.model.transaction import Txid
 from bedrockish_journal.model.vector import Vector, canonical, covers
 
 IDLE_CUT_S = 1.0  # seconds between two moves of the cut when nothing waits for it
-HURRY_S = 0.05  # seconds between two moves while a few things wait; while many do, the heartbeat is quick enough
-NEVER = Txid(1 << 64, "")  # later than any clock
+HURRY_S = 0.05  # seconds between two moves while a few transactions or votes wait; for many, the heartbeat is enough
+NEVER = Txid(1 << 64, "")  # a name with a clock above every clock
 RELEASED = (1 << 63) - 1  # the clock of a hold that was released
-HURRY_MAX = 64  # the most votes and transactions that wait, with which the node hurries
+HURRY_MAX = 64  # waiting votes and transactions, up to which the node hurries
 
 
 class SafeTime:
-    """The keeper of the three times, which drops votes, outcomes and commits that these times make superfluous."""
+    """The three times of a node: advances them, and drops votes, outcomes and commits that are then superfluous."""
 
     def __init__(self, state: State, apply_queue: ApplyQueue) -> None:
         self.state = state
@@ -38,7 +38,7 @@ class SafeTime:
         self._moved_at = -HURRY_S  # seconds when ``advance`` last computed the three times
         self._told: tuple[int, int] = (0, 0)  # closed and cut in our last gossip to all
         self._aged: deque[tuple[float, int]] = deque()  # (seconds, safe time then), oldest first
-        self._due: Txid | None = None  # the schema change whose time has come
+        self._due: Txid | None = None  # the schema change that is due
 
     def on_gossip(self, peer: str, message: Gossip) -> None:
         """Note the clocks and ticks that a peer has applied, closed and cut."""
@@ -70,27 +70,27 @@ class SafeTime:
 
     def _hear_holds(self, holds: Mapping[str, tuple[int, int]]) -> None:
         for name, hold in holds.items():
-            # Of two holds, the one with the later beginning of the reader counts, then the one with the greater clock.
-            # So all nodes agree, in whichever order the reports arrive.
+            # Of two holds of a reader, the one with the later start counts, then the one with the greater clock. So all
+            # nodes agree, in whichever order the reports arrive.
             if hold > self.state.holds.get(name, (0, 0)):
                 self.state.hold_journal(name, hold)
 
     def held(self, name: str, clock: int | None) -> None:
         """Note the clock from which on a reader of this node needs the journal; None releases the journal.
 
-        A clock below the reader's earlier one is a new beginning of the reader.
+        A clock below the reader's earlier one is a new start of the reader.
         """
         times, before = self.state.holds.get(name, (0, RELEASED))
         if clock is None:
             self.state.hold_journal(name, (times, RELEASED))
         elif before == RELEASED or clock < before:
-            # At all nodes, a new beginning outranks every clock of the beginning before (``_hear_holds``).
+            # At all nodes, a new start outranks every clock of the earlier start (``_hear_holds``).
             self.state.hold_journal(name, (times + 1, clock))
         elif clock > before:
             self.state.hold_journal(name, (times, clock))
 
     def _hurry(self) -> None:
-        """Move the times on between two heartbeats if a few transactions or votes wait and can become safe now."""
+        """Advance the times between two heartbeats if a few transactions or votes wait and can become safe now."""
         state = self.state
         if (
             not 0 < len(state.votes.done) + len(state.votes.by_txid) <= HURRY_MAX
@@ -98,7 +98,7 @@ class SafeTime:
         ):
             return
         lowest = min(min(state.votes.done, default=NEVER).clock, min(state.votes.by_txid, default=NEVER).clock)
-        # Time cannot be closed up to the lowest of them yet.
+        # Time cannot be closed up to the lowest waiting clock yet.
         if state.clock.lag.closable(state.clock.now.seconds) < lowest:
             return
         self.advance()
@@ -110,24 +110,24 @@ class SafeTime:
         for known in self.state.roster.peers.values():
             if known.report is not None and covers(self.state.timelines.applied, known.report[0]):
                 _, closed, cut = known.report
-                # T7: a peer that tells 0 as closed takes its earlier reports back: it had forgotten promises, and did
-                # not know that yet.
+                # T7: a peer that reports 0 as closed withdraws its earlier reports: it has found that it had forgotten
+                # promises.
                 known.closed = max(known.closed, closed) if closed else 0
                 known.cut = max(known.cut, cut) if closed else 0
                 known.report = None
 
     def advance(self) -> None:
-        """Move the three times on, as far as they go."""
+        """Advance the three times as far as possible."""
         state, clock, roster = self.state, self.state.clock, self.state.roster
         if not state.health.applies:
-            return  # this node applies nothing any more, and so puts no schema change in force
+            return  # this node applies no entries, so it must not put a schema change in force
         self._moved_at = clock.now.seconds
         self._cover()
         # All pending and unapplied transactions may still get into the journal, with their clocks.
         pending, unapplied = state.votes.pending.smallest_clock(), self.apply_queue.smallest_unapplied()
         # A BEGIN that is being compared or read arrived in time: our delay must not make it TOO LATE.
         state.votes.forget_comparisons()
-        # A BEGIN that closed time has overtaken is lost anyway, and would only keep time from closing further.
+        # A BEGIN below closed time is lost anyway, and must not keep time from closing further.
         compared = min((txid.clock for txid in state.votes.comparing if txid.clock > clock.closed), default=None)
         read = [one.closable + 1 for one in state.pieces.assembling if clock.now.seconds < one.until]
         lowest = min((one for one in (pending, unapplied, compared, *read) if one is not None), default=None)
@@ -136,7 +136,7 @@ class SafeTime:
         closable = clock.lag.closable(clock.now.seconds)
         if self._in_a_hurry():
             assert state.schema.scheduled is not None
-            # The whole cluster waits for this clock, so this time the lag for late BEGINs is given up.
+            # The whole cluster waits for this clock, so time is closed here without the lag for late BEGINs.
             closable = max(closable, state.schema.scheduled.activates)
         own = Times(clock.closed, clock.cut, clock.safe)
         found = times.times(
@@ -155,12 +155,12 @@ class SafeTime:
             self._cut_at = clock.now.seconds
             state.outbox.emit(Keep("cut", found.cut))  # T3: durable before any peer is told: P10 rests on it
         if found.safe > own.safe:
-            # A restarted node with an older safe time would take forgotten votes below this one for open.
+            # A restarted node with an older safe time would count transactions between the two as open.
             state.outbox.emit(Keep("safe", found.safe))
         clock.settle(self._settled())
         if clock.settled > was_settled and moved(clock.settled, -state.settings.conflict_window_ms) > found.safe:
-            state.outbox.emit(Keep("settled", clock.settled))  # a restart need not read all since safe time
-        # ``late``: votes that ended when safe time was past them already would be kept for ever.
+            state.outbox.emit(Keep("settled", clock.settled))  # spares a restart the entries since safe time
+        # Without ``late``, votes that ended when safe time was past them already would be kept for ever.
         if found.safe > own.safe or clock.settled > was_settled or state.votes.late:
             self._forget()
         # Every transaction with a smaller clock than the activation is applied, at every node the same ones: now the
@@ -179,7 +179,7 @@ class SafeTime:
         # The majority is counted among the voters that decide the next transactions, as far as this node knows.
         told = roster.membership
         if roster.joining is not None and roster.joining.membership.version > told.version:
-            told = roster.joining.membership  # the voters of the time when this file was written may be gone
+            told = roster.joining.membership  # the voters that this node's own file names may be gone
         voters = [node for node in told.voters if node != self.state.me]
         peers = [peer for node in voters if (peer := roster.peers.get(node)) is not None]
         # T8: a report counts here even before everything that its peer had applied is applied here; but no report
@@ -193,7 +193,7 @@ class SafeTime:
     def schema_due(self, txid: Txid) -> None:
         """Close time up to a schema change that is due, at once: all nodes wait until the change is in force.
 
-        A clock that only counts, or is behind, is moved on: otherwise it would never reach the activation.
+        A clock that only counts, or is behind, is moved up to the activation, which it would never reach otherwise.
         """
         scheduled = self.state.schema.scheduled
         if scheduled is not None and scheduled.txid == txid:
@@ -201,7 +201,7 @@ class SafeTime:
             self._due = txid
 
     def hurry(self) -> bool:
-        """Move the times on and tell the peers after every step while a schema change is due; return whether one is."""
+        """After a step while a schema change is due, advance the times and gossip; return whether a change is due."""
         state = self.state
         if not self._in_a_hurry():
             return False
@@ -221,7 +221,7 @@ class SafeTime:
         """Return whether the cut should move now: each move costs a sync, which an idle node need not make so often."""
         state = self.state
         if state.votes.done or state.votes.by_txid or state.votes.outcomes or state.schema.scheduled is not None:
-            return True  # something waits to become safe
+            return True  # a transaction or a vote waits to become safe
         return state.clock.now.seconds - self._cut_at >= IDLE_CUT_S
 
     def gossip(self) -> None:
@@ -251,13 +251,13 @@ class SafeTime:
         )
 
     def _knows_retired(self, peer: str) -> bool:
-        """Return whether a peer has all retired timelines; if not, it must be told which peers have their entries."""
+        """Return whether a peer has all retired timelines; if not, gossip to it includes their ticks."""
         return self.state.roster.peers[peer].config >= max(self.state.roster.membership.retired.values(), default=0)
 
     def _report(self, applied: Vector) -> Gossip:
         state = self.state
         clock = state.clock.read()
-        # A node that has forgotten its promises does not know its closed time: safe time must not rest on it (T7).
+        # A node that has forgotten promises does not know its closed time, so safe time must not rest on it (T7).
         closed, cut = (state.clock.closed, state.clock.cut) if state.roster.claims_time else (0, 0)
         report = (canonical(applied), closed, cut, clock, state.store, state.batches, state.clock.wall_ms)
         members = state.roster.membership

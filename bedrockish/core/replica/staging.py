@@ -34,7 +34,7 @@ DROPPED_MAX = 32  # pieces dropped at a heartbeat: SQLite needs time to free the
 
 @dataclass(slots=True)
 class Offered:
-    """A transaction that a peer is going to begin.
+    """A transaction that a peer has offered before its BEGIN.
 
     Attributes:
         names: the names of all its pieces.
@@ -60,7 +60,7 @@ class Incomplete:
 
 @dataclass(slots=True)
 class Pull:
-    """The pieces that one peer is asked for.
+    """The requests for pieces to one peer.
 
     Attributes:
         queue: the pieces to ask for next, with their sizes.
@@ -75,7 +75,7 @@ class Pull:
     least: float = 0.0
 
     def came(self, digest: bytes, seconds: float) -> int | None:
-        """Note that a piece came, and how long it took; return its size, or None if it was not asked for."""
+        """Note that a piece has arrived, and how long it took; return its size, or None if it was not asked for."""
         if digest not in self.asked:
             return None
         since, size = self.asked.pop(digest)
@@ -89,9 +89,9 @@ class Pull:
 
 
 class Staging:
-    """The fetcher of pieces, which puts messages together.
+    """The fetching of pieces from peers, and the messages put together from them.
 
-    ``offers`` are by peer and its number.
+    ``offers``: by peer and the peer's number of the offer.
     """
 
     def __init__(self, state: State) -> None:
@@ -118,20 +118,18 @@ class Staging:
             # Its pieces stay until the next heartbeat has found that no vote names them either (``_drop_unnamed``).
             self.offers.pop(key, None)
             return
-        # Pieces are sent ahead for the sake of the vote. A learner has no vote, and gets the entry when it is
-        # committed.
+        # Pieces are sent ahead so that voters can approve at once. A learner gets the entry when it is committed.
         if not state.roster.is_voter(state.me) or not state.roster.is_voter(peer):
             return
         names = dict(message.pieces)
         size = sum(names.values())
-        # An offer that is told again does not count twice.
+        # A repeated offer does not count twice.
         others = [offer for (of, number), offer in self.offers.items() if of == peer and number != message.number]
         if (
             size + sum(offer.size for offer in others) > OFFERED_BYTES_MAX
             or len(names) + sum(len(offer.names) for offer in others) > OFFERED_PIECES_MAX
         ):
-            # The refusal is told at once: the leader then needs a quorum of the others, or offers the transaction
-            # again.
+            # The refusal is sent at once, because the leader then needs a quorum of the others, or has to offer again.
             state.counts["offers_refused"] += 1
             self._tell_stored(peer, message.number, stored=False)
             return
@@ -148,7 +146,7 @@ class Staging:
     # -- messages in pieces ----------------------------------------------------------------------------------------
 
     def on_message(self, peer: str, message: InPieces) -> None:
-        """Take a message in pieces: put it together now, or when its missing pieces are here."""
+        """Receive a message in pieces: put it together now, or when its missing pieces are here."""
         state = self.state
         names = dict(part for part in message.parts if type(part) is tuple)
         waiting = [one for one in self.incomplete if one.peer == peer]
@@ -167,10 +165,10 @@ class Staging:
             self._assemble(one)
 
     def _assemble(self, one: Incomplete) -> None:
-        """Have a message put together from its pieces."""
+        """Ask the driver to put a message together from its pieces."""
         fetched, saved = self.fetched, self.state.pieces.saved
         parts = tuple(
-            # The driver reads saved pieces from the file; pieces that are in memory alone are handed to it.
+            # The driver reads saved pieces from the file; pieces that are only in memory are passed to it.
             fetched[part[0]] if type(part) is tuple and part[0] in fetched and part[0] not in saved else part
             for part in one.parts
         )
@@ -202,13 +200,13 @@ class Staging:
     # -- pieces ----------------------------------------------------------------------------------------------------
 
     def on_piece(self, peer: str, message: Piece) -> None:
-        """Take a piece that was asked for, or learn that the peer does not have it any more."""
+        """Receive a piece that was asked for, or the answer that the peer does not have it any more."""
         state, digest, data = self.state, message.digest, message.data
         pull = self.pulls.get(peer)
         size = None if pull is None else pull.came(digest, state.clock.now.seconds)
         if size is None:
             return  # it came twice, or was never asked for
-        # A piece is taken only if its hash is right: a wrong piece would become a part of a vote.
+        # A piece must have the right hash, because it may become a part of a vote.
         if data is None or len(data) != size or sha256(data).digest() != digest:
             self._not_there(peer, digest)
         else:
@@ -247,7 +245,7 @@ class Staging:
                 self._assemble(one)
 
     def save(self, digest: bytes, data: bytes) -> None:
-        """Keep a piece in the file."""
+        """Save a piece in the file."""
         saved = self.state.pieces.saved
         if digest not in saved:
             saved[digest] = len(data)
@@ -258,18 +256,18 @@ class Staging:
     def _pull(self, peer: str, names: Iterable[Name]) -> None:
         pull = self.pulls.setdefault(peer, Pull())
         known = {*pull.asked, *(digest for digest, _ in pull.queue)}
-        # Two messages may need the same piece: it is asked for once, and given to both.
+        # Two messages may need the same piece: it is asked for once and serves both.
         pull.queue.extend(name for name in names if name[0] not in known)
         self._ask(peer)
 
     def _ask(self, peer: str) -> None:
-        """Ask a peer for more, as far as the window goes."""
+        """Ask a peer for further pieces, up to its window."""
         pull, now, wanted = self.pulls[peer], self.state.clock.now.seconds, []
         if not pull.asked:
             pull.least = 0.0  # an idle link may have changed since
         while pull.queue and len(pull.asked) < int(pull.window):
             digest, size = pull.queue.popleft()
-            # The piece may have come for another message since, or its own message was dropped.
+            # The piece may have arrived for another message since, or its own message was dropped.
             if self._is_missing(digest):
                 pull.asked[digest] = now, size
                 wanted.append(digest)

@@ -33,13 +33,13 @@ def times(
     """Return the times of a node after it has closed as far as it can.
 
     Args:
-        own: its times now; they never go back.
-        words: of each other voter, the closed and cut of its last report of which everything applied is applied here.
+        own: its present times; they never go back.
+        words: for each other voter, closed and cut of its last report whose applied vector is covered here.
         majority: the number of voters that is a majority, this one included.
         closable: the clock up to which this node may close time now.
         lowest: the lowest clock that is open here, or None.
-        counts: whether this node is a voter whose word counts.
-        moves_cut: whether the cut is to be moved, which costs a sync.
+        counts: whether this node is a voter whose own times count.
+        moves_cut: whether to move the cut, which costs a sync.
     """
     others = list(words)
     below = closable if lowest is None else min(closable, lowest - 1)

@@ -1,7 +1,7 @@
 """The votes on other leaders' transactions: a voter approves or rejects a BEGIN, and accepts rollbacks.
 
-The clauses V1 to V17 are those of docs/protocol.md, "The clauses". A reject leaves no trace; an approval leaves when
-it is durable, because the driver holds all output of a step back until then.
+The clauses V1 to V17 are those of docs/protocol.md, "The clauses". A reject stores nothing. An approval is sent only
+when it is durable, because the driver delays all output of a step until then.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from bedrockish_journal.model.transaction import MEMBERS, Transaction, Txid
 from bedrockish_journal.model.vector import covers
 
 NO_KEY = b""  # the key of a reject that names no other transaction
-DEFERRED_MAX = 10_000  # BEGINs; the leader sends a BEGIN that is not kept again after ``suspicion_ms``
+DEFERRED_MAX = 10_000  # BEGINs; the leader repeats a dropped BEGIN after ``suspicion_ms``
 ASKED_MAX = 1_000  # transactions of one ASK that are answered: each may cost a lookup in the journal
 COMPARING_S = 5.0  # how long closed time waits for the comparison of a transaction's rows with ours
 
 
 @dataclass(slots=True)
 class Barrier:
-    """A membership change that was rejected: others step back until it is through, or for ``until`` in seconds."""
+    """A rejected membership change: other transactions step back until its commit, or until ``until`` in seconds."""
 
     transaction: Transaction
     until: float
@@ -42,7 +42,7 @@ class Voting:
         self.deferred: dict[Txid, Transaction] = {}  # BEGINs whose base is not covered yet
         self.compared: dict[Txid, Transaction] = {}  # BEGINs whose rows are being compared
         self.barrier: Barrier | None = None
-        self.approved: list[Transaction] = []  # since the node last looked
+        self.approved: list[Transaction] = []  # the transactions approved since the node last read this
 
     def on_begin(self, peer: str, message: Begin) -> None:
         """Answer a BEGIN, now or when its base is covered.
@@ -57,16 +57,17 @@ class Voting:
             self._consider(transaction)
 
     def settle(self) -> None:
-        """Take up the BEGINs whose base has become covered."""
+        """Judge the deferred BEGINs whose base is applied now."""
         for txid, transaction in list(self.deferred.items()):
-            # An ended transaction, too: its leader is told the outcome (V1), and its base may never come here.
+            # An ended transaction is judged as well: its leader gets the outcome (V1), and its base may never arrive
+            # here.
             ended = txid.clock <= self.state.clock.safe or self.state.outcome(txid) is not None
             if ended or covers(self.state.timelines.applied, transaction.base):
                 del self.deferred[txid]
                 self._consider(transaction)
 
     def on_compared(self, txid: Txid) -> None:
-        """Take up a BEGIN whose rows were compared."""
+        """Judge a BEGIN whose rows were compared."""
         transaction = self.compared.pop(txid, None)
         if transaction is not None:
             self._consider(transaction)
@@ -95,7 +96,7 @@ class Voting:
         if reason is not None:
             self._reject(txid, reason)
             return
-        # Only now, when V15 has accepted the clock. From here on our own transactions have later clocks.
+        # The clock moves up only now, after V15 has accepted it. From here on our own transactions have later clocks.
         state.clock.adjust(txid.clock)
         for given_up in transaction.rollbacks:  # V5: its leader gave these up before it began this
             if given_up.leader == txid.leader:
@@ -135,7 +136,7 @@ class Voting:
         if self.barrier is not None and self._is_behind_barrier(transaction):  # V11: a rejected change goes first
             self._reject(txid, Reason.BARRIER)
             return
-        if not self._is_made_of_our_rows(transaction, until):  # V12: made of the rows here
+        if not self._is_made_of_our_rows(transaction, until):  # V12: its rows are the rows here
             return
         state.votes.hold(transaction)  # V13: durable before the approval leaves
         # Our own requests that wait for their turn on its keys now wait for its end (``Node._settle``).
@@ -143,13 +144,13 @@ class Voting:
         self._approve(txid)
 
     def _is_made_of_our_rows(self, transaction: Transaction, until: float | None) -> bool:
-        """Return whether the leader made a transaction of the rows that are here; reject the transaction if not.
+        """Return whether the rows that a transaction rests on are the rows here; reject the transaction if they differ.
 
         Different rows mean that the tables of the leader or of this node are damaged. With our approval such a
         transaction could be committed, and would not fit the tables of the nodes that have the right rows.
 
-        Return False, too, while the rows are being compared. The BEGIN came in time, so closed time waits for the
-        comparison, ``until`` some seconds.
+        Also return False while the rows are being compared. The BEGIN came in time, so closed time waits for the
+        comparison until ``until``, in seconds.
         """
         txid, why = transaction.txid, self.state.why_rows_differ(transaction)
         if why is None:
@@ -159,8 +160,8 @@ class Voting:
             waiting[txid] = transaction
             self.state.votes.comparing[txid] = until or self.state.clock.now.seconds + COMPARING_S
         elif why:
-            # Our own tables may be the damaged ones. The leader notes the difference, too, and both nodes compare
-            # their tables with those of the others.
+            # This node's own tables may be the damaged ones. The leader also notes the difference, and both nodes
+            # compare their tables with those of the others.
             self._reject(txid, Reason.DIFFERS)
         return why == ""
 
@@ -171,7 +172,7 @@ class Voting:
             return Reason.TOO_LATE
         ahead, leader = state.clock.ahead_ms(clock), state.roster.peers.get(transaction.txid.leader)
         if leader is not None:
-            # For people: ``status`` names the machine whose clock is wrong.
+            # ``status`` names the machine whose clock is wrong.
             leader.ahead_ms = ahead
         if ahead:  # V15: following this clock would move the clocks of all nodes there, for good
             return Reason.AHEAD
@@ -219,7 +220,7 @@ class Voting:
         return conflict(barrier.transaction.access_set, transaction.access_set) is not None
 
     def steps_back(self, transaction: Transaction) -> bool:
-        """Return whether one of our own transactions should step back for a membership change."""
+        """Return whether one of our own transactions has to pause for a membership change."""
         if transaction.kind == MEMBERS:
             return False
         return self._is_behind_barrier(transaction)

@@ -36,7 +36,7 @@ class Conflict(NamedTuple):
 
 
 class _One(dict[Name, None]):
-    """The only holder of many keys; these keys share the object, so it is never changed."""
+    """A holder map with one holder, shared by all keys that only this holder has; never changed in place."""
 
     __slots__ = ()
 
@@ -174,7 +174,7 @@ class AccessIndex(Generic[Name]):
         return len(self.sets)
 
     def add(self, name: Name, access_set: AccessSet) -> None:
-        """Hold an access set."""
+        """Add an access set."""
         assert name not in self.sets
         self.sets[name] = access_set
         if is_large(access_set):

@@ -19,7 +19,7 @@ FORGET_S = 5.0  # half-life, in seconds, of the observed lateness of transaction
 class Clock:
     """One node's clock.
 
-    Why so large: The invariants below hold between its times, and one reading of the wall moves several of them.
+    Why so large: The invariants below relate its times, and one reading of the wall moves several of them.
 
     Args:
         settings: timings and bounds.
@@ -33,10 +33,10 @@ class Clock:
         followed_ms: the wall, as far as most voters would believe it; 0 before that is known.
         wall_ms: Unix milliseconds, as our own machine has them.
         believed_ms: the wall by most voters' clocks; 0 before that is known.
-        leap_ms: by how much they have leapt ahead, if that is more than the cluster's clock follows; else 0.
+        leap_ms: by how much most voters' walls have leapt ahead, if the cluster's clock does not follow so far; else 0.
         value: the greatest value that this node has given out or heard of.
         ceiling: the durable bound: no value above it has left this node.
-        floor: the ceiling at the start; below it there may be promises of before the start.
+        floor: the ceiling at the start; below it there may be forgotten promises from before the start.
         counted: whether the clock has only counted at any time since the start.
         closed, cut, safe: see ``bedrockish.core.replica.times``.
         settled: the safe time that will hold as soon as all entries that others have reported are applied here. No
@@ -63,8 +63,8 @@ class Clock:
         self.now = now
         self.wall_ms = now.wall_ms
         self.believed_ms = self.leap_ms = 0
-        self._pace: int | None = None  # the wall that was believed last, less our monotonic clock
-        self._pace_count = 0  # the most of the others' walls with which it was taken so far
+        self._pace: int | None = None  # the last believed wall, less our monotonic clock
+        self._pace_count = 0  # the greatest number of other walls that ``_pace`` was computed from
         # No value above the ceiling ever left this node, so a clock that begins at it is later than all that did.
         self.value = self.ceiling = self.floor = ceiling
         self.follows_wall = follows_wall
@@ -94,13 +94,13 @@ class Clock:
         self.reading = self.now = reading
         wall_ms = self.wall_ms = self.believed_ms = reading.wall_ms
         walls, known = self.walls, len(self.walls)
-        # A wall of 0 is behind every clock: until a majority has told its walls, this clock only counts.
+        # A wall of 0 is behind every clock: until a majority has reported its walls, this clock only counts.
         if needed > known:
             wall_ms = self.believed_ms = 0
         elif needed:
             seconds_ms = int(reading.seconds * 1000)
-            # The lower middle: of two walls, the one behind. A clock that is behind only waits; a clock that is ahead
-            # takes all other clocks with it, for good.
+            # The lower median: of two walls, the one behind. A clock that is behind only waits; a clock that is ahead
+            # moves all other clocks up, for good.
             place = known // 2
             middle = min(wall_ms - seconds_ms, walls[place])
             if place and middle < walls[place - 1]:
@@ -121,8 +121,8 @@ class Clock:
     def _without_leap(self, middle: int) -> int:
         """Return the middle wall clock less our monotonic one, or its earlier value if it has leapt ahead too far.
 
-        If a majority put its wall clocks an hour ahead for a moment, the cluster's clock would stand for an hour
-        afterwards. Only at a start are the walls believed as they are.
+        If a majority set its wall clocks an hour ahead for a moment, the cluster's clock would stand still for an hour
+        afterwards. Leaps are not limited for the walls heard at the start.
 
         Args:
             middle: the middle one of all known walls, less our monotonic clock, in milliseconds.
@@ -140,13 +140,13 @@ class Clock:
         return middle
 
     def hear_walls(self, ahead: Iterable[int | None]) -> None:
-        """Note how far the other voters' walls are ahead of our monotonic clock; None: a voter told no wall yet."""
+        """Note how far the other voters' walls are ahead of our monotonic clock; None: a voter has not reported one."""
         self.walls = sorted(one for one in ahead if one is not None)
 
     def follow_wall(self, *, follows: bool) -> None:
         """Follow the wall from now on, or only count."""
         self.follows_wall = follows
-        # For good: a value of a clock that has once only counted does not tell its age (V16).
+        # Never reset: after the clock has only counted, its values do not show the age of a commit (V16).
         self.counted = self.counted or not follows
         self._wall = pack(min(self.followed_ms, WALL_MS_MAX)) if follows else 0
 
@@ -162,7 +162,7 @@ class Clock:
     def age_ms(self, clock: int, now: Now) -> int | None:
         """Return the age of a clock, in ms, for people; None for the clock 0.
 
-        The age is by the walls of most voters: by a wrong wall of this machine, everything could look old.
+        The age is measured by most voters' walls, because this machine's wall may be wrong.
         """
         since_ms = round(1000 * (now.seconds - self.now.seconds))
         wall_ms = self.believed_ms + since_ms if self.believed_ms else now.wall_ms
@@ -222,7 +222,7 @@ class Clock:
             self.cut = self.closed = lowest - 1
 
     def close(self, closed: int, cut: int, safe: int) -> None:
-        """Move the three times on."""
+        """Advance the three times."""
         assert cut <= closed, f"cut {cut} is above closed {closed}"
         assert closed >= self.closed
         assert cut >= self.cut
@@ -230,21 +230,20 @@ class Clock:
         self.closed, self.cut, self.safe, self.settled = closed, cut, safe, max(safe, self.settled)
 
     def settle(self, clock: int) -> None:
-        """Note the clock up to which no transaction can still be decided, whether all entries are here or not."""
+        """Note the clock up to which no transaction can still be decided, even if some entries are missing here."""
         self.settled = max(self.settled, clock)
 
 
 class ClosingLag:
-    """How far behind its clock a node closes time: as little as it can without refusing late transactions.
+    """The lag between a node's clock and its closed time: the least that does not refuse late transactions.
 
-    A BEGIN is late by its way to us: the leader's disk, the network, our queue. A node that closed time right behind
-    its clock would refuse every BEGIN; a node that closes time far behind makes readers of safe time wait. So a node
-    watches how late BEGINs are, and keeps twice that distance, within bounds. The observed lateness decays slowly, so
-    a node is ready for the next burst, and a quiet cluster gets quick.
+    A BEGIN is delayed by the leader's disk, the network and our queue. A node that closed time right behind its clock
+    would refuse every BEGIN; a node that closes time far behind makes readers of safe time wait. So a node observes the
+    lateness of BEGINs, and keeps a lag of twice that, within bounds. The observed lateness decays slowly, so that the
+    lag still suits the next burst, and is short in a quiet cluster.
 
-    With a lag of some milliseconds a node closes the reading of its clock that is as old as that, and not its clock
-    less these milliseconds: a clock that only counts (it is logical, or the wall went backwards) would never close the
-    values that it counted last.
+    The node closes an earlier reading of its clock, as old as the lag, and not the present clock less the lag: a clock
+    that only counts (it is logical, or the wall went backwards) would never close its last values.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -256,7 +255,7 @@ class ClosingLag:
 
     @property
     def seconds(self) -> float:
-        """How far behind its clock the node closes time now."""
+        """The present lag in seconds."""
         return min(self._most, max(self._least, 2 * self._late))
 
     def read(self, seconds: float, clock: int) -> None:
@@ -267,7 +266,7 @@ class ClosingLag:
             self._decayed = seconds
         assert not self._readings or self._readings[-1][1] <= clock, "the clock went back"
         self._readings.append((seconds, clock))
-        # One reading older than the longest lag stays, so that there is always a reading to close.
+        # One reading older than the longest lag is kept, so that there is always a reading to close.
         while len(self._readings) > 1 and self._readings[1][0] <= seconds - self._most:
             self._readings.popleft()
 
@@ -288,5 +287,5 @@ class ClosingLag:
                 return
 
     def expect(self) -> None:
-        """Keep the greatest lag: a BEGIN with a clock of about now may arrive some time from now."""
+        """Use the greatest lag, because a BEGIN with about the present clock may arrive late."""
         self._late = max(self._late, self._most / 2)

@@ -19,16 +19,16 @@ from bedrockish_journal.model.clock import CLOCK_LIMIT
 from bedrockish_journal.model.transaction import Transaction, Txid
 from bedrockish_journal.model.vector import Vector, covers, merge
 
-EVERYWHERE: list[Place] = [("", 0)]  # each base covers it
+EVERYWHERE: list[Place] = [("", 0)]  # a place that every base covers
 FEW = 32  # commits that are compared one by one where access sets have ranges ...
 FEWER = 2  # ... and where none has: looking up each key costs as much as two comparisons
 LATEST = 128  # commits of each timeline that are found by their ticks
 MEMBER_CHANGES_MAX = 100
-NEVER = 1 << 62  # more changes of the members than there can be
+NEVER = 1 << 62  # greater than any version of the membership
 
 
 class _Line:
-    """The last commits of one timeline, one after the other: the first of them has the tick ``first``."""
+    """The last commits of one timeline, without a gap; the first of them has the tick ``first``."""
 
     __slots__ = ("commits", "first")
 
@@ -44,12 +44,12 @@ class _Line:
             self._drop()
 
     def let_go(self, known: Container[Txid]) -> None:
-        """Drop the first commits of the line as far as they are packed, so that each is kept once."""
+        """Drop packed commits from the start of the line, so that each commit is kept once."""
         while self.commits and self.commits[0].txid not in known:
             self._drop()
 
     def let_go_up_to(self, txid: Txid) -> None:
-        """Drop a commit and all before it, if it is here: the commit here lacks a place that came later."""
+        """Drop a commit and all before it, if it is here, because this copy of it lacks a later place."""
         if any(known.txid == txid for known in self.commits):
             while self.commits[0].txid != txid:
                 self._drop()
@@ -79,7 +79,7 @@ class CommitWindow:
         self._index: AccessIndex[Txid] = AccessIndex()
         self._by_clock: list[Txid] = []  # a heap of the commits that may not be settled
         self._below: list[Txid] = []  # the settled commits that are not packed yet
-        self._below_oldest = CLOCK_LIMIT  # no commit of ``_below`` has a smaller clock
+        self._below_oldest = CLOCK_LIMIT  # at most the smallest clock in ``_below``
         self._segments: deque[Segment] = deque()
         self._packed: dict[str, int] = {}  # the last tick of each timeline in any segment
         self._packed_newest = -1  # the greatest clock in any segment
@@ -96,10 +96,10 @@ class CommitWindow:
 
         Args:
             leaders: the leaders of the timelines.
-            txid: the change; None: a change of before the start, which all bases have.
+            txid: the change; None: a change from before the start, which all bases have.
         """
         found = self.known.get(txid) if txid is not None else None
-        # A change that is not kept is below the floor, and so is each base without it.
+        # A change that is not in the window is below the floor, and so is each base without it.
         change = Retirement(EVERYWHERE if found is None else found.places)
         if found is not None:
             self._retiring.add(found.txid)
@@ -135,7 +135,7 @@ class CommitWindow:
             del self.member_changes[next(iter(self.member_changes))]
 
     def _sum_up(self) -> None:
-        """Sum up all segments after a change of one, so that hardly any commit or base has to look at each segment."""
+        """Recompute the totals of all segments after a change of one; they spare most tests a look at each segment."""
         self._packed = merge(*(segment.covered for segment in self._segments))
         self._packed_newest = max((segment.newest for segment in self._segments), default=-1)
 
@@ -166,7 +166,7 @@ class CommitWindow:
             self._index.add(txid, known.access_set)
             heapq.heappush(self._by_clock, txid)
         known.places.append(place)
-        if place[0] in self._retired:  # read again after a restart; no base names this timeline
+        if place[0] in self._retired:  # an entry read after a restart; no base names its timeline
             known.retired_by = self._retired[place[0]]
         else:
             self._extend_line(place, known)
@@ -174,7 +174,7 @@ class CommitWindow:
     def _extend_line(self, place: Place, known: Known) -> None:
         leader, tick = place
         if tick <= self._recovered.get(leader, 0):
-            return  # an entry of before the restart, which reads only some of these: they would leave gaps
+            return  # at a restart only some entries are read, which would leave gaps in a line
         line = self._lines.setdefault(leader, _Line(tick))
         # The length of a line tells how many commits a base lacks, so a line must have no gap and no older tick.
         assert tick == line.first + len(line.commits), f"{leader}{tick} is not the next of its line"
@@ -198,13 +198,13 @@ class CommitWindow:
         if place[0] in self._retired:
             segment.retire({place[0]}, self._retired[place[0]])
         for line in self._lines.values():
-            line.let_go_up_to(txid)  # it is still in the line if a commit before it is needed for its outcome
+            line.let_go_up_to(txid)  # the line keeps it while it needs the outcome of an earlier commit
         self._restart_line(place)
 
     def newer_than(self, base: Vector, most: int = NEVER) -> list[Known] | None:
         """Return the commits that a base has not seen; None if a search by key is quicker, or if they exceed ``most``.
 
-        The base of a frequent reader or writer is hardly older than the newest commits: its list is short or empty.
+        The base of a frequent reader or writer is nearly up to date, so its list is short or empty.
         """
         found: list[Known] = []
         for leader, line in self._lines.items():
@@ -294,7 +294,7 @@ class CommitWindow:
         kept: list[Txid] = []
         while self._by_clock and self._by_clock[0].clock <= settled:
             txid = heapq.heappop(self._by_clock)
-            # A needed commit is not applied yet, or ended in this step: its place is still looked up.
+            # A needed commit is not applied yet, or ended in this step, so its place will still be looked up.
             if txid in needed:
                 kept.append(txid)
             else:

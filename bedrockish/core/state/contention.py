@@ -1,4 +1,4 @@
-"""The places of conflicts: at which table or index a conflict cost a run, how often, and which leaders competed lately.
+"""Counts of conflicts by table and index, and the leaders that competed lately.
 
 A conflict at a ``key`` is a conflict of the data. A conflict in a ``range`` may be. A conflict in the ``whole`` table
 or index means that a statement reads more than it needs: ``bedrockish explain`` names the statement, and the reason.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from bedrockish_journal.model.access_set import AccessSet, object_of, object_range
 
 OBJECTS_MAX = 1_000  # beyond so many tables and indexes, conflicts are counted together, and rivals forgotten
-MEMORY_S = 10.0  # how long a rival counts, and a key at which two leaders have met
+MEMORY_S = 10.0  # how long a rival, or a key at which two leaders have met, is remembered
 KEYS_MAX = 1_000  # keys at which leaders have met
 _PREFIX = "conflict "
 _OTHERS = "others"
@@ -31,7 +31,7 @@ class ConflictCount(NamedTuple):
 
 
 def exactness(access_set: AccessSet, key: bytes) -> str:
-    """Return how an access set has the key of a conflict: as a ``key``, in a ``range``, or in the ``whole`` object."""
+    """Return how an access set contains a conflict's key: as a ``key``, in a ``range``, or in the ``whole`` object."""
     if key in access_set.touched:
         return "key"
     low, high = object_range(object_of(key))
@@ -66,16 +66,16 @@ def other_counts(counts: Mapping[str, int]) -> dict[str, int]:
 class Contests:
     """The leaders that competed lately.
 
-    For each table or index, this has the seconds at which a transaction of each other leader was last in the way of one
-    of ours; and the keys at which transactions of any two leaders have met lately.
+    For each table or index, and each other leader, this has the seconds of the last conflict with one of our
+    transactions. It also has the keys at which transactions of any two leaders have conflicted lately.
     """
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, float]] = {}
-        self._met: dict[bytes, float] = {}  # by key, when; the latest last
+        self._met: dict[bytes, float] = {}  # key -> seconds of the last conflict, in that order
 
     def meet(self, key: bytes, seconds: float) -> None:
-        """Note that transactions of two leaders were in each other's way at a key."""
+        """Note that transactions of two leaders have conflicted at a key."""
         self._met.pop(key, None)
         self._met[key] = seconds
         if len(self._met) > KEYS_MAX:
@@ -91,14 +91,14 @@ class Contests:
         return not (met.keys().isdisjoint(access_set.write_points) and met.keys().isdisjoint(access_set.read_points))
 
     def note(self, name: str, leader: str, seconds: float) -> None:
-        """Note that a transaction of ours has lost a run to a transaction of another leader."""
+        """Note that a transaction of ours has lost to a transaction of another leader."""
         if name not in self._last and len(self._last) >= OBJECTS_MAX:
             # The memory is bounded: a forgotten rival costs one conflict at most.
             self._last.clear()
         self._last.setdefault(name, {})[leader] = seconds
 
     def rivals(self, names: Iterable[str], seconds: float) -> set[str]:
-        """Return the leaders that were in the way lately at any of these tables and indexes."""
+        """Return the leaders with which our transactions have lately conflicted at these tables and indexes."""
         last = (pair for name in names for pair in self._last.get(name, {}).items())
         # A rival that has gone must not slow us down; a rival that only pauses comes again within these seconds.
         return {leader for leader, at in last if seconds - at < MEMORY_S}

@@ -1,4 +1,4 @@
-"""Lookups in the node's file that the driver makes for the core, which itself keeps only the recent commits."""
+"""Lookups in the node's file that the driver makes for the core, which keeps only recent commits in memory."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ class FileLookups:
         find_places: returns the places of a transaction in the journal.
         conflicts: returns whether an access set conflicts with an entry of the journal that is in the second vector and
             not in the first one; None if the journal lacks one of these entries.
-        compare_rows: returns why a transaction was not made of the rows that the tables here have; empty if it was
-            made of them; None if the comparison goes on, at whose end the driver steps ``Compared``. The attribute is
-            None if this node has no tables to compare.
+        compare_rows: returns why the rows that a transaction rests on differ from the rows here; empty if they are
+            equal;
+        None if the comparison takes longer, and the driver steps ``Compared`` at its end. The attribute is None if this
+        node has no tables to compare.
     """
 
     find_command: Callable[[str], Txid | None] = lambda _: None

@@ -29,12 +29,12 @@ class Facts:
     Attributes:
         alive: the members heard of lately, and the node itself.
         behind: how many commits each member lacks, as far as is known.
-        timelines: every node that ever led a commit, members or not.
+        timelines: every node that ever led a commit, also former members.
         stores: ids of the members' files, as far as they are known.
         levels: the release levels that the members have told, and the level of the node itself.
-        whole: timelines of nodes that left, which every member has to the same tick (``Timelines.whole``).
-        read_only: the members that have told that they only read.
-        void: transactions that this node applies as nothing, by an operator's order.
+        whole: timelines of former members that every member has up to the same tick (``Timelines.whole``).
+        read_only: the members that have reported that they are read-only.
+        void: transactions whose changes an operator has had this node skip.
     """
 
     alive: AbstractSet[str] = frozenset()
@@ -85,7 +85,7 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
     # name.
     known = {node: replace(one, store=one.store or facts.stores.get(node, "")) for node, one in members.items()}
     retired = _retire(old, known, facts)
-    # Sorted: the same change has the same bytes at whichever node it is made.
+    # Sorted, so that the same change has the same bytes at every node.
     former = tuple(sorted({*old.former, *old.voters} - {name for name, one in known.items() if one.voter}))
     new = replace(new, version=old.version + 1, members=dict(sorted(known.items())), retired=retired, former=former)
     _check_votes(old, new, change, facts)
@@ -95,7 +95,7 @@ def change_members(old: Membership, change: MemberChange, facts: Facts) -> Membe
 
 
 def _retire(old: Membership, members: Mapping[str, Member], facts: Facts) -> Mapping[str, int]:
-    """Return the timelines that are retired in the new membership, each with the version that retired it.
+    """Return the timelines that the new membership retires, each with the version that retired it.
 
     Each change retires the timelines of former nodes that every member has whole. The change conflicts with everything,
     so a base that has this change, or a later one, has all commits of these timelines.
@@ -118,7 +118,7 @@ def _raise(old: Membership, facts: Facts) -> Membership:
 
 
 def _void(old: Membership, txid: str, facts: Facts) -> Membership:
-    """Record that a transaction is applied as nothing, which this node does already."""
+    """Record that every member skips the changes of a transaction, which this node skips already."""
     if txid in map(str, old.void):
         raise _refused("duplicate", f"the cluster has recorded already that {txid} is applied as nothing")
     if txid not in facts.void:
@@ -136,24 +136,24 @@ def _check_level(old: Membership, change: MemberChange) -> None:
 
 
 def _add(old: Membership, members: dict[str, Member], node: str, address: str, store: str, facts: Facts) -> None:
-    """Let a node in as a learner; a learner may come again on another file when its old process has ended."""
+    """Add a node as a learner; a learner may return with another file after its old process has ended."""
     # The name must be short and plain: each entry and vector has it as text, and it is half of each transaction's name.
     if NAME.fullmatch(node) is None:
         raise _refused("name", f"{node!r} is not a name; write a letter and then up to 15 letters, digits or _")
     _check_address(members, node, address)
     known = members.get(node)
-    # With another file, a voter would have forgotten its promises; its successor gets another name.
+    # A voter with another file would have forgotten its promises, so its successor gets another name.
     if known is not None and known.voter:
         raise _refused("duplicate", f"{node} is a voter already; see them with 'bedrockish member list'")
-    # Two processes of one name would each take the messages for the other.
+    # Each of two processes with one name would receive the other's messages.
     if known is not None and node in facts.alive and known.store and known.store != store:
         raise _refused(
             "alive",
             f"{node} is a learner already, and runs at {known.address}; stop it there if another file shall take its "
             "place, or give the new node another name",
         )
-    # Two entries at one place are a fork. The timelines here do not tell whether a former voter has led commits: only
-    # its lost file and one member out of reach may have them.
+    # Two entries at one place are a fork. This node's timelines do not show whether a former voter has led commits:
+    # only its lost file and one member out of reach may have them.
     used = node in facts.timelines or node in old.former
     if used and (known is None or known.store != store or not store):
         raise _refused(
@@ -181,7 +181,7 @@ def _check_address(members: Mapping[str, Member], node: str, address: str) -> No
 def _promote(members: dict[str, Member], member: Member, facts: Facts) -> None:
     if member.voter:
         raise _refused("duplicate", f"{member.node} is a voter already")
-    # A voter that is away counts for the size of every majority, and approves no transaction.
+    # A voter that is down counts towards the size of every majority, and approves no transaction.
     if member.node not in facts.alive:
         raise _refused("silent", f"{member.node} has not been heard of lately; start it, and promote it then")
     # A voter has to cover a base before it votes (V7), so all leaders would wait for a voter that lags.

@@ -31,7 +31,7 @@ class Outbox:
         self.effects: list[Effect] = []
 
     def take(self) -> list[Effect]:
-        """Return all effects since the last time."""
+        """Return all effects since the last call."""
         effects, self.effects = self.effects, []
         return effects
 
@@ -40,7 +40,7 @@ class Outbox:
         self.effects.append(effect)
 
     def emit_first(self, effect: Effect) -> None:
-        """Add an effect before all others of the step, because they rest on it."""
+        """Add an effect before all others of the step, because the others depend on it."""
         self.effects.insert(0, effect)
 
     @property
@@ -89,7 +89,7 @@ class Outbox:
 
 
 def _size(message: Message) -> int:
-    """Return about how long a message is; the exact size matters for no small message."""
+    """Return an estimate of a message's length; for small messages it need not be exact."""
     match message:
         case Commit():
             return 0 if message.body is None else len(message.body)
@@ -109,7 +109,7 @@ class Timer(StrEnum):
     """The kinds of calls that are made later; a comment names the subject of each that has one."""
 
     HEARTBEAT = "heartbeat"
-    VOTES = "votes"  # voting, in the next step
+    VOTES = "votes"  # deferred BEGINs are judged in the next step
     FETCH = "fetch"
     REQUEST_AGAIN = "request_again"  # the number of a request whose pause is over
     REQUEST_DEADLINE = "request_deadline"  # the number of a request whose time is over
@@ -133,7 +133,7 @@ class Timers:
         self._timer_count = 0
 
     def set(self, after_ms: float, timer: Timer, subject: object = None) -> None:
-        """Have a call made for ``subject`` after a while."""
+        """Schedule a call for ``subject``."""
         self._timer_count += 1
         due = self.clock.now.seconds + after_ms / 1000
         # The count keeps timers of one instant in the order in which they were set, the same in every replay.
@@ -150,7 +150,7 @@ class Timers:
             self._dropped.clear()
 
     def due(self) -> list[tuple[Timer, object]]:
-        """Take the timers that are due, the earliest first."""
+        """Remove and return the due timers, the earliest first."""
         due = []
         while self._timers and self._timers[0][0] <= self.clock.now.seconds:
             timer = heapq.heappop(self._timers)[2:]

@@ -22,7 +22,7 @@ Place = tuple[str, int]
 
 
 class Retirement:
-    """A change of the members that retired timelines: a base with the change has all of them, and omits them.
+    """A change of the members that retired timelines: a base with it has all of their entries and omits their ticks.
 
     Attributes:
         places: the places of the change.
@@ -60,7 +60,7 @@ class Known:
         kind: ``rows``, ``schema`` or ``members``.
         command: its first command.
         access_set: its access set.
-        places: its places in timelines; more than one if it was adopted and its own label turned up later.
+        places: its places in timelines; more than one if it was adopted and its leader's own commit arrived later.
         retired_by: the change that retired a timeline with one of its places; None if none did.
     """
 

@@ -26,7 +26,7 @@ class Pending:
         return len(self.transactions)
 
     def add(self, transaction: Transaction, seconds: float) -> None:
-        """Hold a transaction."""
+        """Add a transaction."""
         txid = transaction.txid
         assert txid not in self.transactions
         self.transactions[txid] = transaction

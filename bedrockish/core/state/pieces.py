@@ -12,7 +12,7 @@ from bedrockish.core.protocol.pieces import Cut, Cutter, Part, Slice
 from bedrockish.core.state.settings import Settings
 from bedrockish_journal.model.transaction import Transaction, Txid
 
-SENT_S = 60.0  # how long a peer may take to ask for the pieces of a message
+SENT_S = 60.0  # how long the pieces of a message wait for a peer to ask for them
 SENT_BYTES_MAX = 256 << 20  # of pieces that wait for one peer to ask for them
 REMEMBERED_S = 5.0  # how long cuts are remembered
 
@@ -28,7 +28,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Assembling:
-    """A message all of whose pieces are here, and which cannot be read yet.
+    """A message whose pieces are all here, and which is being put together.
 
     Attributes:
         peer: its sender.
@@ -54,7 +54,7 @@ class Pieces:
         assembling: messages that are being put together, in the order in which they became complete.
         sent: by peer, the pieces of messages that were sent to it, as far as it has not asked for them.
         taken: by peer, the seconds at which it last took a piece of a message.
-        known: the transaction of a message in pieces, read ahead in another thread; None for most of the time.
+        known: the transaction of the message that is received now, decoded in another thread; usually None.
     """
 
     settings: Settings
@@ -76,8 +76,8 @@ class Pieces:
         self.known = known.transaction
 
     def refer(self, transaction: Transaction) -> tuple[Part, ...] | None:
-        """Return the parts in which the large transaction of a vote is kept; None if not all of it is saved."""
-        # Cut as its message was, so that the names are those of pieces that have arrived, or were offered.
+        """Return the parts that store the large transaction of a vote; None if some of its pieces are not saved."""
+        # Cut like its message, so that the parts name pieces that have arrived or were offered.
         cut = self.cutter.cut_body(transaction.body, transaction)
         if not cut.pieces or not cut.pieces.keys() <= self.saved.keys():
             # The vote then contains the whole body, and needs no saved pieces.
@@ -87,7 +87,7 @@ class Pieces:
         return cut.parts
 
     def forget_votes(self, votes: Iterable[Txid]) -> None:
-        """Forget the pieces that only other votes than these named: those votes are gone."""
+        """Forget the pieces that only dropped votes named; ``votes`` are the others."""
         kept = set(votes)
         self.named = {txid: names for txid, names in self.named.items() if txid in kept}
 
@@ -110,7 +110,7 @@ class Pieces:
         waiting = self.sent.setdefault(peer, [])
         waiting.append(Sent(pieces, sum(piece.stop - piece.start for piece in pieces.values()), seconds))
         while len(waiting) > 1 and sum(one.size for one in waiting) > SENT_BYTES_MAX:
-            del waiting[0]  # a peer that asks for them is told that they are gone; the message is sent again if needed
+            del waiting[0]  # if the peer asks for them, it learns that they are gone
 
     def take(self, peer: str, digest: bytes, seconds: float) -> bytes | None:
         """Return a piece that a peer asks for; None if it is not here any more. A peer asks for a piece once."""

@@ -1,4 +1,4 @@
-"""The repetition of messages that wait for an answer: the pauses double, or a slow cluster would drown in messages."""
+"""The repetition of unanswered messages; the pauses double, so that repetitions do not overload a slow cluster."""
 
 from dataclasses import dataclass
 

@@ -12,7 +12,7 @@ from bedrockish_journal.model.vector import Vector, covers
 
 @dataclass(slots=True)
 class Peer:
-    """The facts that this node knows of a peer.
+    """One member's reports and measurements, as this node has them.
 
     Why so large: It is a record, with a field for each fact that a peer reports or that this node measures.
 
@@ -31,7 +31,7 @@ class Peer:
         ahead_ms: how far its clock is ahead of most voters' clocks, if that is further than this node follows; else 0.
         level: the release level of its program; ``UNKNOWN`` before it has reported one.
         removed: the last tick of each timeline that the peer reported as removed from its journal.
-        mode: the work that the peer reported to still do.
+        mode: the mode that the peer reported (``health.Mode``).
         config: the version of the membership that the peer reported as applied; 0 before its first report.
     """
 
@@ -64,11 +64,11 @@ class Roster:
         quorum: how many approvals a commit needs.
         majority: how many voters a promise, an acceptance or a closed time needs.
         peers: every other member, by name; and no other node.
-        joining: the facts that a new node was told when it was taken in; None once it has caught up.
+        joining: the facts that a new node got when it was added; None once it has caught up.
         heard_level: the highest release level of the messages received since the start.
         let_in: the peers that have sent messages to this process, and so accept its file as ours; and this node.
-        accused: the peers that take our file for another or an older one, and their reasons.
-        lost: the reason why our file certainly lacks a promise, which the file keeps from then on; empty otherwise.
+        accused: the peers that refuse our file as another or an older one, and their reasons.
+        lost: the reason why our file certainly lacks a promise, also stored in the file; empty otherwise.
 
     Invariants:
         ``me`` is not in ``peers``; every other member is.
@@ -80,7 +80,7 @@ class Roster:
         self.health = health
         self.joining = recovered.joining
         self.heard_level = 0
-        # Only this node at first: a peer that accepted the file of an earlier process may not accept the present file.
+        # Only this node at first: a peer that accepted this node's file before the restart may refuse the present file.
         self.let_in = {self.me}
         self.accused: dict[str, str] = {}
         self.lost = recovered.lost
@@ -97,9 +97,9 @@ class Roster:
         assert membership.version >= self.membership.version, "a membership is followed by a later one"
         before, self.membership = self.membership, membership
         others = [node for node in self.links().nodes if node != self.me]
-        # A learner may come again under its name with another file, for which the reports of the old file do not hold.
+        # A learner may return under its name with another file; reports about the old file do not hold for it.
         known = {node: peer for node, peer in self.peers.items() if not _is_other_file(before, membership, node)}
-        # A new member counts as heard just now, so that it is not suspected before it could send a message.
+        # A new member counts as heard now, so that it is not suspected before its first message.
         self.peers = {node: known.get(node, Peer(heard=seconds)) for node in others}
         # A removed member neither bars this node nor lets it in.
         self.accused = {node: reason for node, reason in self.accused.items() if node in self.peers}
@@ -108,19 +108,19 @@ class Roster:
         self.quorum, self.majority = approvals_needed(len(self.voters)), majority(len(self.voters))
 
     def links(self) -> Membership:
-        """Return the nodes to keep links to: the members, and for a new node the members that took it in."""
+        """Return the nodes to link to: the members, and for a new node also the members that added it."""
         if self.joining is None:
             return self.membership
         told = self.joining.membership
         return replace(told, members={**self.membership.members, **told.members})
 
     def has_joined(self, applied: Vector, seconds: float) -> bool:
-        """Become an ordinary member as soon as everything is applied that the cluster had when it took this node in.
+        """Become an ordinary member once all commits are applied that the cluster had when it added this node.
 
         Returns whether this call made the node an ordinary member.
         """
         told = self.joining
-        # The change that took this node in has to be applied here: before that, the membership here is an older one.
+        # The change that added this node has to be applied first: until then the membership here is an older one.
         if told is None or self.membership.version < told.membership.version:
             return False
         if covers(applied, told.vector):
@@ -130,14 +130,15 @@ class Roster:
         return False
 
     def hear(self, peer: str, level: int) -> None:
-        """Note a message of a peer, and the release level that reading it takes."""
+        """Note a message of a peer, and the release level at which such messages can be read."""
         self.let_in.add(peer)
-        # The sender has applied the raise of the level. This node may not have, and answers at that level all the same.
+        # The sender has applied the change that raises the level. This node may lack it, and still answers at that
+        # level.
         if level > self.heard_level:
             self.heard_level = level
 
     def accuse(self, peer: str, reason: str) -> None:
-        """Note a peer that takes our file for another or an older one, and its reason."""
+        """Note a peer that refuses our file as another or an older one, and its reason."""
         if peer in self.peers:
             self.accused[peer] = reason
 
@@ -146,7 +147,7 @@ class Roster:
         self.accused.pop(peer, None)
 
     def lose(self, reason: str) -> bool:
-        """Note the reason why the file lacks a promise of this node; return whether that is news."""
+        """Note the reason why the file lacks a promise of this node; return whether it is the first reason."""
         if self.lost:
             return False
         self.lost = reason
@@ -171,15 +172,15 @@ class Roster:
     @property
     def barred(self) -> str:
         """Why this node neither votes nor leads: it has forgotten promises; empty if it may."""
-        # The reason in the file outlasts an accusation, which ends when the peer accepts a link again.
+        # The reason in the file is final; an accusation ends when the peer accepts a link again.
         return self.lost or next(iter(self.accused.values()), "")
 
     @property
     def claims_time(self) -> bool:
         """Whether this node's closed time and cut count: not before a majority of the voters has let it in.
 
-        A voter whose file was put back from a copy does not know that before a peer tells it. A peer that remembers
-        more of the file turns the voter away, and sends it no messages.
+        A voter does not notice that its file was restored from a copy. A peer that remembers more of the file refuses
+        the voter's links, and sends it no messages.
         """
         return not self.barred and len(self.let_in.intersection(self.voters)) >= self.majority
 
@@ -193,7 +194,7 @@ class Roster:
 
     @property
     def certifies_reads(self) -> bool:
-        """Whether our answer counts for a strict read: we have to be a voter, which may be read-only.
+        """Whether our answer counts for a strict read: this node has to be a voter; it may be read-only.
 
         We know every transaction that we have approved. While we are read-only we approve no other, so no commit rests
         on a later vote of ours.
@@ -203,7 +204,7 @@ class Roster:
 
     @property
     def walls_needed(self) -> int:
-        """How many other voters' wall clocks this node must know before it believes its own; 0: it believes its own."""
+        """The number of other voters' walls that this node must know before it follows its own; 0: none."""
         if not self.voters or self.voters == [self.me]:  # a learner asks the only voter, too
             return 0
         # If we are a voter, our own wall is one of the majority.

@@ -1,17 +1,17 @@
-"""The version of the schema in force here, and the change that is to come into force."""
+"""The version of the schema in force here, and the change that is scheduled."""
 
 from bedrockish_journal.model.transaction import Transaction
 
 
 class Schema:
-    """The schema version, and a change of it: applied first, in force later, at its activation clock at every node.
+    """The schema version, and the scheduled change: applied, and in force at its activation clock at every node.
 
     Attributes:
         version: the version in force here.
         scheduled: the change that is applied and not yet in force, or None.
 
     Invariants:
-        At most one change is scheduled: no leader gets a second change decided before the first is in force at it.
+        At most one change is scheduled: a leader begins a second change only when the first is in force there.
     """
 
     def __init__(self, version: int) -> None:
@@ -23,7 +23,7 @@ class Schema:
         return self.scheduled is not None and self.scheduled.activates <= clock
 
     def schedule(self, change: Transaction) -> None:
-        """Wait for the activation of a change, which is applied."""
+        """Schedule an applied change for its activation."""
         # A second change would wait for a clock, and run on a version, that exists only after the first.
         assert self.scheduled is None, f"{self.scheduled} is not in force yet"
         self.scheduled = change
@@ -36,6 +36,6 @@ class Schema:
         return change
 
     def advance(self) -> None:
-        """Count a change that came into force: the scheduled one, or one that is in force as soon as it is applied."""
+        """Increment the version, for a scheduled change at its activation, or for a change that is applied in force."""
         assert self.scheduled is None
         self.version += 1

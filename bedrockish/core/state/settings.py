@@ -22,18 +22,19 @@ class Settings:
             leap while the node runs.
         clock_block_ms: how far ahead the clock's ceiling is made durable at a time.
         fetch_after_ms: how long a gap in a timeline may last before it is fetched.
-        fetch_bytes: how much of a timeline is asked for at a time.
+        fetch_bytes: how many bytes of a timeline one FETCH asks for.
         inline_bytes: a transaction or a message that is larger than this travels in pieces.
         piece_bytes: size of one piece.
         ask_rest_ms: how long a leader waits at least for a quorum before it asks the other voters; 0: it asks all
             voters at once.
         retry_ms_min: first pause before a rejected command is run again; doubled each time, with jitter.
         retry_ms_max: longest such pause.
-        barrier_ms: how long new transactions wait so that a membership change can get through.
+        barrier_ms: how long new transactions wait after a rejected membership change, so that its next attempt
+            succeeds.
         schema_delay_ms: how long after its decision a schema change comes into force, where there is more than one
             voter; twice as long at each further attempt.
-        reserve_ms: how long other nodes hold back at most so that a statement gets through that has lost to them again
-            and again; all reservations together take a quarter of the time at most. With 1, they practically never do.
+        reserve_ms: the longest reservation of a statement that has lost to others again and again, see
+            ``coordinator.reservations``; with 1, reservations have practically no effect.
     """
 
     heartbeat_ms: int = 100

@@ -36,7 +36,7 @@ from bedrockish_journal.model.vector import Vector, covers
 
 LOOKED_UP_MAX = 20_000  # commits of the journal that one lookup compares, in some tenths of a second
 
-COMMIT_S, COMMIT_S_MAX = 0.005, 0.1  # from BEGIN to the quorum: the average at the start, and the most that one counts
+COMMIT_S, COMMIT_S_MAX = 0.005, 0.1  # seconds from BEGIN to the quorum: first average, bound of one
 WEIGHT = 0.2  # of the newest commit in the average
 
 
@@ -51,17 +51,17 @@ class State:
         settings: timings and bounds.
         draw: returns a random number in [0, 1).
         health: the node's alarms, and the work that it still does.
-        clock: the node's time. roster: the members. timelines: the state of each timeline here.
+        clock: the node's clock and times. roster: the members. timelines: the state of each timeline here.
         pieces: the pieces of large messages. outbox: the effects of this step. timers: the calls that are due later.
         votes: the node's promises. commit_window: the commits that conflict tests still need. schema: the version in
             force.
         holds: readers that still need the journal; each with how often it began, and the clock from which on it needs
             the journal.
         blocked: decided transactions that fit no node's tables: not applied before an operator has decided.
-        stuck: why this node cannot get the entries that it lacks, for people; empty if it can.
+        stuck: why this node cannot get missing entries, for people; empty if it can.
         counts: how often things happened, for people. contests: the leaders that compete for the same rows.
         reserved: the reservation of a request of this node, as gossip tells it.
-        doubts: how often the rows here differed from the rows that a transaction was made of.
+        doubts: how often the rows here differed from the rows that a transaction rests on.
         progress: whether this step applied an entry, or put a schema change in force.
         commit_s: how long our transactions took lately from BEGIN to the quorum, in seconds.
         answer_s: how long after BEGIN voters approved our transactions lately, in seconds.
@@ -105,7 +105,7 @@ class State:
 
     def _recover(self, recovered: Recovered) -> None:
         votes, window, settled = self.votes, self.commit_window, self.clock.settled
-        # Before the window is filled: ``add`` compares each entry with the retired timelines.
+        # This comes before the window is filled, because ``add`` compares each entry with the retired timelines.
         window.retire(self.roster.membership.retired.keys())
         places: list[Place] = []
         for entry in recovered.window:
@@ -118,7 +118,8 @@ class State:
                 votes.outcomes[entry.txid] = True
             window.pack(settled, ())
         window.reaches_back_to(recovered.applied, places)
-        # After the window is filled: a vote on a transaction in the journal is dropped, and not held again.
+        # This comes after the window is filled, so that a vote on a transaction in the journal is dropped, not held
+        # again.
         for vote in recovered.votes:
             votes.restore(vote, is_applied=self.is_in_journal(vote.txid))
         lowest = votes.pending.smallest_clock()
@@ -183,7 +184,7 @@ class State:
         self._hear_walls()
 
     def check_joined(self) -> None:
-        """Become an ordinary member as soon as everything is applied that the cluster had when it took us in."""
+        """Become an ordinary member once all commits are applied that the cluster had when it added this node."""
         if self.roster.has_joined(self.timelines.applied, self.clock.now.seconds):
             self._hear_walls()
             # From now on the file says that the node is an ordinary member, for the next restart.
@@ -219,8 +220,8 @@ class State:
         return ""
 
     def note_rival(self, key: bytes, other: Txid | None) -> None:
-        """Note that another leader's transaction was in the way of one of ours."""
-        # A node that no longer votes no longer leads, so no request has to wait for its turn.
+        """Note that another leader's transaction conflicted with one of ours."""
+        # A node that no longer votes does not lead either, so no request has to wait for its turn.
         if other is not None and other.leader in self.roster.voters:
             self.contests.note(object_of(key), other.leader, self.clock.now.seconds)
 
@@ -243,7 +244,7 @@ class State:
         return covers(self.timelines.applied, token.vector) or (token.clock > 0 and self.clock.safe >= token.clock)
 
     def read_clock(self) -> int:
-        """Return the clock of a token for a read here and now: not before any transaction that is applied.
+        """Return the clock for the token of a read at this node now: above every applied transaction.
 
         The clock is also below the activation of the next schema. With a later clock, the session would count as having
         seen the next schema, and would wait at this very node until that schema is in force. Every transaction that is
@@ -255,12 +256,12 @@ class State:
     def happened(self, commands: Iterable[str], own: Txid | None = None) -> Conflict | None:
         """Return a transaction, other than ``own``, as which one of these commands has already happened; or None.
 
-        The transaction counts in whichever base it is. A base that has it does not make a second run right: the leader
-        that executed the command again had looked for the transaction before it took its snapshot.
+        The transaction counts even if the base has it: a leader executes a command only after it has looked for the
+        command's earlier transaction, so a second run means that the leader did not find it then.
         """
         for command in commands:
             key = command_key(command)
-            # The window first: it has the entries that are taken and not applied yet, which the journal lacks.
+            # The window comes first: it has entries that are taken and not applied yet, which the journal lacks.
             for txid in self.commit_window.writers_of(key):
                 if txid != own:
                     return Conflict(txid, key)
@@ -330,13 +331,13 @@ class State:
         return self._lookups.conflicts(access_set, seen, lacking)
 
     def why_rows_differ(self, transaction: Transaction) -> str | None:
-        """Return why a transaction was not made of the rows that are here; empty if it was made of them.
+        """Return why the rows that a transaction rests on differ from the rows here; empty if they are equal.
 
         None: this step applies entries, which the tables do not have yet; or the transaction is so large that the
         driver compares it in parallel. In both cases the voter considers the transaction again.
 
-        The caller has checked that the base is covered, and that no commit outside it conflicts: then the rows that the
-        transaction was made of are the same at every sound node.
+        The caller has checked that the base is applied and that no commit outside it conflicts. So the rows that the
+        transaction rests on are the same at every sound node.
         """
         if self._lookups.compare_rows is None:
             return ""
@@ -358,7 +359,7 @@ class State:
     # -- applying --------------------------------------------------------------------------------------------------
 
     def take(self, entry: Entry) -> None:
-        """Take the next entry of a timeline; its commit is known from now on."""
+        """Add the next entry of a timeline; its commit is known from now on."""
         txid = entry.txid
         self.timelines.take(entry)
         # Each transaction that this node begins from now on has a later clock than all commits that it knows.
@@ -366,8 +367,8 @@ class State:
         since = self.votes.pending.since.get(txid)
         if since is not None:
             self._note_pending(entry, since)
-        # Determined before the end of the transaction is noted: a repeat was committed at another place before, and so
-        # is not pending.
+        # This is determined before the transaction's end is noted: a repeat was committed at another place before, so
+        # it is not pending.
         is_repeat = txid.clock <= self.clock.safe or (since is None and self.outcome(txid) is True)
         # The transaction leaves ``pending`` and enters the commit window in one step, without a conflict test between.
         self.votes.end(txid, commit=True)
@@ -402,7 +403,7 @@ class State:
         self.progress = True
 
     def schedule(self, change: Transaction) -> None:
-        """Wait for the activation of a schema change, which is applied."""
+        """Schedule the activation of an applied schema change."""
         self.schema.schedule(change)
         left_ms = milliseconds(change.activates) - milliseconds(self.clock.read())
         grace_ms = SCHEMA_GRACE_MS * (len(self.roster.voters) > 1)
@@ -411,7 +412,7 @@ class State:
         self.timers.set(max(0, left_ms) + grace_ms, Timer.SCHEMA_DUE, change.txid)
 
     def activate(self) -> None:
-        """Put the scheduled schema change in force: exactly the transactions with a smaller clock are applied now."""
+        """Put the scheduled schema change in force; exactly the transactions below its activation are applied now."""
         self.outbox.emit(Activate(self.schema.activate().txid))
         self.progress = True  # requests and entries may have waited for the change
 

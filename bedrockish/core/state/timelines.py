@@ -25,14 +25,14 @@ class Timelines:
     def __init__(self, recovered: Recovered, roster: Roster) -> None:
         self.roster = roster
         self.applied: dict[str, int] = dict(recovered.applied)
-        # Entries that were taken and not applied were in memory alone; they are fetched again.
+        # Entries that were taken and not applied are lost with the memory; they are fetched again.
         self.taken: dict[str, int] = dict(recovered.applied)
         self.heads: dict[str, bytes] = dict(recovered.heads)
         self.removed: dict[str, int] = dict(recovered.removed)
         self.retirement: Vector = self._without_retired(self.applied)
 
     def take(self, entry: Entry) -> None:
-        """Take the next entry of its timeline."""
+        """Count the next entry of its timeline as taken."""
         # A gap would hide a commit that conflict tests have to find; a repeat would fork the chain of hashes.
         assert entry.tick == self.taken.get(entry.leader, 0) + 1
         self.taken[entry.leader] = entry.tick
@@ -58,7 +58,7 @@ class Timelines:
         return {leader: tick for leader, tick in vector.items() if leader not in retired}
 
     def in_short(self, vector: Vector) -> dict[str, int]:
-        """Return a vector in short: without the retired timelines, if it covers their retirement and so has them all.
+        """Return a vector without the retired timelines if it covers their retirement, and so has all of their entries.
 
         A vector from before the retirement has to name its ticks of these timelines, which its receiver cannot know.
         """

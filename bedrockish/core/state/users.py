@@ -47,7 +47,7 @@ def change_users(old: Membership, change: MemberChange) -> Mapping[str, UserSaid
     elif change.action == USER_REMOVE:
         if known is None and name in users:
             raise _unknown(name)
-        users[name] = None  # a user of a configuration, too: that line then counts no more
+        users[name] = None  # None also overrides a user of the configuration file
     elif known is None:
         raise _unknown(name)
     elif change.action == USER_PASSWORD:

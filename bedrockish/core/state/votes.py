@@ -79,10 +79,11 @@ class Votes:
             return
         self.by_txid[vote.txid] = vote
         self._note_abort(vote)
-        # The rollback was known, and is durable: this node tells the same outcome as before the restart.
+        # The rollback is durable, so this node tells the same outcome as before the restart.
         if vote.accepted is not None and vote.accepted == (ENDED, False):
             self.outcomes[vote.txid] = False
-        # An approved transaction is pending again before any message arrives: its leader may have counted the approval.
+        # An approved transaction is pending before any message arrives, because its leader may have counted the
+        # approval.
         elif vote.held and vote.transaction is not None:
             self.pending.add(vote.transaction, self.clock.now.seconds)
 
@@ -95,7 +96,7 @@ class Votes:
         self._note_abort(vote)
 
     def _note_abort(self, vote: Vote) -> None:
-        # The transaction may have become known only now, or a higher ballot may have another decision.
+        # The transaction may be known only since now, or a higher ballot may have another decision.
         if vote.txid in self.aborting.sets:
             self.aborting.remove(vote.txid)
         if vote.accepted is not None and not vote.accepted[1]:
@@ -126,13 +127,13 @@ class Votes:
     def accept_rollback(self, txid: Txid) -> bool:
         """Accept a leader's rollback (ballot 1); return False if a higher ballot is promised."""
         if txid in self.outcomes or txid.leader == self.me:
-            return True  # it has ended; or it is ours, and stays pending until a majority has accepted the rollback
+            return True  # it has ended; or it is our own, which stays pending until a majority has accepted
         vote = self.of(txid)
         # A recovery may be about to commit the transaction because we hold it; our promise to it forbids the rollback.
         if vote.promised > 1:
             return False
-        # A transaction that this node never saw, too: its BEGIN may still arrive, and is then rejected by the promise
-        # (V3).
+        # This also holds for a transaction that this node never saw: the promise rejects its BEGIN, which may still
+        # arrive (V3).
         vote.promised, vote.accepted, vote.held = 1, (1, False), False
         if txid in self.pending:
             self.pending.remove(txid)
@@ -163,11 +164,11 @@ class Votes:
             return
         if not commit:
             if txid.leader == self.me and vote.transaction is not None:
-                # With our present clock, not that of the transaction: V10 concerns transactions that began before this
-                # node knew the end.
+                # The present clock and not the transaction's: V10 concerns transactions that began before this node
+                # knew the end.
                 self.own_ends.add(vote.transaction, self.clock.read())
-            # The vote is kept until safe time passes it: another node may recover a conflicting transaction, and must
-            # be told that this one has ended (J6).
+            # The vote is kept until safe time passes it, because a node that recovers a conflicting transaction must
+            # learn that this one has ended (J6).
             vote.promised, vote.accepted, vote.held = ENDED, (ENDED, False), False
             self.persist(vote)
 

@@ -83,14 +83,14 @@ class TemporaryTransaction:
     """One transaction of a session with TEMP objects.
 
     Args:
-        held: the session's workspace, with no other transaction.
-        like: the open transaction, which may have run statements elsewhere.
+        held: the session's workspace; no other transaction may be open on it.
+        like: the session whose settings the transaction takes over.
         tick: gives values of the node's clock.
 
     Attributes:
-        version: of the schema that it runs on.
-        is_over: SQLite itself has ended it.
-        session: its work so far.
+        version: the version of the schema that it runs on.
+        is_over: whether SQLite itself has ended it.
+        session: the reads and writes of its statements.
     """
 
     def __init__(self, held: TemporaryWorkspace, like: Session, tick: Callable[[], int]) -> None:

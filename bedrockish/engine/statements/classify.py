@@ -245,8 +245,8 @@ class Guard:
     Attributes:
         virtual: the virtual tables of the schema.
         allows_temporary: whether the connection belongs to one session, which may make TEMP objects on it.
-        expansion: the sizes of the texts for which the names in a statement stand.
-        is_in_loop: returns whether the node's loop waits while a statement is compiled.
+        expansion: the sizes of the texts (of views and triggers, say) that a statement's names stand for.
+        is_in_loop: returns whether the compilation runs in the node's loop and so blocks it.
     """
 
     def __init__(self, db: apsw.Connection) -> None:

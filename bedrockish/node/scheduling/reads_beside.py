@@ -57,9 +57,9 @@ class ReadsBeside:
         self._has_failed = False  # since the writer went away
 
     def begin(self) -> None:
-        """Note that the writer is going away, and look again at the requests that waited for it the last time.
+        """Start answering reads while the writer is busy with a batch; requests that waited before are tried again.
 
-        Reads whose answers would wait for the batch that is written now are executed again, on the last batch.
+        A read whose answer would wait for the present batch to be durable is executed again, on the batch before it.
         """
         self._waiting.clear()
         for waiter in self._node.gate.kept.take_replies(_has_read):

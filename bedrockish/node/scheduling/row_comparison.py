@@ -67,7 +67,7 @@ class RowComparison:
         self._limiter = trio.CapacityLimiter(1)  # one at a time: each keeps a part of its rows in memory
 
     def compare(self, transaction: Transaction) -> str | None:
-        """Return why a transaction was not made of our rows; empty if it was; None: ``Compared`` will be stepped."""
+        """Return why a transaction's rows differ from ours, or an empty text; None if ``Compared`` will tell later."""
         engine, txid = self._engine, transaction.txid
         if transaction.kind != ROWS:
             return engine.entries.why_rows_differ(transaction)

@@ -77,7 +77,7 @@ def declared(feeds: Iterable[Feed], table: str) -> Declared:
 
 
 def _versions(feed: Feed, table: str) -> Iterator[list[tuple[str, str, int]]]:
-    """Yield name, declared type and place in the primary key of a table's columns, for each version of the schema."""
+    """Yield a table's columns in each version of the schema, as (name, declared type, place in the primary key)."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute(f"PRAGMA max_page_count = {PAGES_MOST}")
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LENGTH_MOST)

@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,7 @@ from tools.demonstration.cluster import DATABASE
 from tools.demonstration.work import ACCOUNTS, GIVE, NOTE, OPEN, OPENING_BALANCE, SCHEMA, TAKE, Tally, Transfer, draw
 from tools.java import find_java
 from tools.lock import markers
-from tools.scenarios import etcd, galera, orders, orders_work
+from tools.scenarios import etcd, galera
 from tools.scenarios.engine import measure, profile, works
 
 IMPORT_WITHOUT = """  # the scenarios that are named, where some packages are not installed
@@ -272,9 +271,9 @@ def test_quantiles() -> None:
 def test_every_measurement_is_a_scenario_of_one_program() -> None:
     """``tools/bench NAME`` finds each by its file, says what it measures, and hands its options on."""
     found = scenarios()
-    assert {"engine", "local", "orders", "peers"} == set(found)
+    assert {"engine", "local", "peers"} == set(found)
     assert all(len(about) > 20 for about in found.values()), found
-    for arguments, expected in ((["list"], "engine: "), (["orders", "--help"], "--isolation")):
+    for arguments, expected in ((["list"], "engine: "), (["local", "--help"], "--learner")):
         ran = subprocess.run(
             [sys.executable, "-m", "tools.bench", *arguments],
             cwd=ROOT,
@@ -334,41 +333,6 @@ def test_clients_of_the_benchmark_do_not_meet_where_they_should_not() -> None:
     one, other = Draw("transfer", 0, 1)()
     assert one[1][1] != other[1][1]
     assert one[1][0] + other[1][0] == 0
-
-
-def test_the_laws_of_the_shop_hold_after_whole_transactions_and_break_after_half_of_one() -> None:
-    """Else a run that lost something would be taken for a measurement; and a transaction has as many statements as is
-    said of it.
-    """
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        for sql in orders_work.SCHEMA:
-            db.execute(sql)
-        for sql, made in orders_work.rows():
-            db.executemany(sql, made)
-
-        def ask(sql: str) -> int:
-            return int(db.execute(sql).fetchone()[0])
-
-        counts: dict[str, list[int]] = {}
-        for kind in orders.KINDS:
-            work = orders_work.Work(kind, 1)
-            for _ in range(150):
-                name, run = work.draw()
-                texts: list[str] = []
-
-                def execute(sql: str, *params: object, texts: list[str] = texts) -> list[Any]:
-                    texts.append(sql)
-                    return db.execute(sql, params).fetchall()
-
-                run(execute)
-                counts.setdefault(name, []).append(len(texts))
-        orders.check("SQLite", ask)
-        assert set(counts) == {"order", "pay", "deliver", "look", "transfer"}
-        assert all(10 <= count <= 45 for name in ("order", "pay") for count in counts[name])
-        assert set(counts["transfer"]) == {4}
-        db.execute("UPDATE branch SET takings = takings + 1 WHERE id = 1")
-        with pytest.raises(DemoError, match="SQLite: takings of branches and receipts differ"):
-            orders.check("SQLite", ask)
 
 
 @pytest.mark.parametrize("work", list(WORKS))

@@ -28,6 +28,7 @@ from typing import Any, overload
 from bedrockish.api.requests import Named, Params, Rows, Statement, check_params
 from bedrockish.engine.execution.workspace import Work
 from bedrockish.errors import BedrockishError, CommandError
+from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
 
 __all__ = ["Command", "CommandError", "Rows", "Transaction", "command", "query"]
 
@@ -71,14 +72,14 @@ class Transaction:
         """Roll back the changes of the block if the block raises."""
         self._savepoints += 1
         name = f"block {self._savepoints}"
-        self._work.mark(name)
+        self._work.control(Control(SAVEPOINT, name))
         try:
             yield
         except Exception:
-            self._work.rollback_to(name)
+            self._work.control(Control(ROLLBACK_TO, name))
             raise
         finally:
-            self._work.session.release(name)
+            self._work.control(Control(RELEASE, name))
 
 
 @dataclass(slots=True, eq=False)

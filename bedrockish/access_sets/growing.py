@@ -96,6 +96,12 @@ class Growing:
         self._writes, self._write_ranges = set(), set()
         self.changed(kept, blurred)
 
+    def serializable(self) -> "Growing":
+        """Return the same reads and writes as those of a transaction whose reads are certified."""
+        one = Growing(self._analysis, serializable=True)
+        one.merge(self)
+        return one
+
     def merge(self, other: "Growing") -> None:
         """Add the reads and writes of another access set."""
         self._reads |= other._reads

@@ -65,8 +65,8 @@ class WithTemporary(LocalTransaction):
     def _open(self, session: Session, moment: FileMoment) -> None:
         held = self._place.held
         assert held is not None
-        self._running = running = TemporaryTransaction(held, self._like or session, needs_node)
-        self._session = running.session
+        self._running = running = TemporaryTransaction(held, session, needs_node, self._like)
+        self._session = session
         self._session.base, self._session.schema = dict(moment.vector), moment.schema
         self._session.base_clock = moment.clock
         try:

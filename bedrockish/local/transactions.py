@@ -341,7 +341,7 @@ class LocalTransaction:
             if _is_for_node(statement.sql) or self._work.interactive.is_schema(statement):
                 raise NodeNeededError("the schema changes at the node")
             return self._work.run(statement)
-        self._work.interactive.control(self._session, control)
+        self._work.control(control)
         return Result((), [], -1, self.lastrowid)
 
     def read(self, statement: Statement) -> Result:

@@ -23,6 +23,7 @@ from bedrockish.errors import (
 from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.transactions import ddl as drafting
 from bedrockish.node.transactions.ddl import SchemaTransactions
+from bedrockish.node.transactions.lending import Lending
 from bedrockish.sqltext.transaction_control import parse_control
 from bedrockish_journal.model.changes import OVERTAKEN
 from bedrockish_journal.model.entry import Entry
@@ -41,7 +42,9 @@ class Desk:
         self.node = TestNode(path)
         self.interactive = Interactive(self.node.engine, lambda _access_set, _base: None)
         self.boundary = Boundary()
-        self.schema_transactions = SchemaTransactions(self.node.engine, self.interactive, self.durable, self.boundary)
+        self.schema_transactions = SchemaTransactions(
+            Lending(self.node.engine, self.interactive, self.durable, self.boundary)
+        )
         self.node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v UNIQUE)")
         self.node.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 
@@ -54,10 +57,10 @@ class Desk:
         statement = request(sql).statements[0]
         control = parse_control(statement.sql)
         if control is not None:
-            assert session.draft is not None
+            assert session.workspace is not None
             await self.schema_transactions.control(session, control)
             return Result((), [])
-        if session.draft is not None or self.interactive.is_schema(statement):
+        if session.workspace is not None or self.interactive.is_schema(statement):
             return (await self.schema_transactions.run(session, statement, ROOM))[0]
         try:
             for piece, params in self.interactive.pieces(session, statement):
@@ -223,5 +226,5 @@ async def test_it_can_be_ended_while_it_is_at_work(desk: Desk) -> None:
                 await trio.sleep(0.01)
             desk.interactive.end(session)
     assert len(ends) == 1
-    assert session.draft is None
+    assert session.workspace is None
     desk.interactive.end(session)

@@ -25,6 +25,7 @@ from bedrockish.errors import (
     TooLargeError,
     UnsupportedError,
 )
+from bedrockish.sqltext.transaction_control import ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.errors import ReplayMismatchError
 from bedrockish_journal.verify.replay import replay
 from tests.cluster.procedures import register
@@ -288,10 +289,10 @@ def test_work_sees_its_own_writes_and_survives_a_failed_statement(node: TestNode
         desk.run(Statement("INSERT INTO person VALUES (10, 'Kim', 3)"))
         with pytest.raises(ConstraintError):
             desk.run(Statement("INSERT INTO person VALUES (11, 'KIM', 3)"))
-        desk.mark("s")
+        desk.control(Control(SAVEPOINT, "s"))
         desk.run(Statement("DELETE FROM person"))
         gone = desk.run(Statement("SELECT count(*) FROM person")).rows
-        desk.rollback_to("s")
+        desk.control(Control(ROLLBACK_TO, "s"))
         return first, gone, desk.run(Statement("SELECT count(*) FROM person")).rows
 
     begin(node, workspace)

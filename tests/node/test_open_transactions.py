@@ -308,7 +308,7 @@ async def test_client_gone_before_its_snapshot_leaves_no_reader(
         assert not runtime.transactions
         assert not runtime.transactions.boundary.actions
         assert one.session.snapshot is None
-        assert one.session.draft is None
+        assert one.session.workspace is None
         for number in range(3):
             await runtime.submit(request("UPDATE t SET x = 0 WHERE id = 1", f"w{number}"))
         frames, copied = runtime.engine.checkpoint()

@@ -16,6 +16,8 @@ must not meet anything newer than that, or it would see a mixture; the rows that
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import apsw
+
 from bedrockish.access_sets import partial_failure as kept
 from bedrockish.access_sets.change_capture import Touched
 from bedrockish.access_sets.growing import Growing
@@ -59,6 +61,8 @@ class Interactive:
         inside: the transaction whose rows are in the engine's open batch, until another user needs the batch; or None.
         no_schema: why a statement in the midst of a text may not change the schema.
         no_defer: why foreign keys cannot be deferred by a statement in the midst of a text.
+        committed: a connection to the transaction's snapshot without its changes, if the writer belongs to one
+            transaction; else None.
     """
 
     no_schema = "a schema statement in a transaction must be a text of its own"
@@ -67,6 +71,7 @@ class Interactive:
     def __init__(self, engine: Lends, overtaken: Overtaken) -> None:
         self.engine, self._overtaken = engine, overtaken
         self.inside: Session | None = None
+        self.committed: apsw.Connection | None = None
         parts = self.parts = engine.lend(self)
         self._db, self._executor, self._capture = parts.db, parts.executor, parts.capture
         self._control = parts.control
@@ -287,7 +292,7 @@ class Interactive:
             ConstraintError: a deferred foreign key is broken.
             ConflictError: what the transaction rests on has changed, or it took its clock before what it has seen.
         """
-        assert session.draft is None
+        assert session.workspace is None or self.committed is not None, "it goes on elsewhere"
         self.engine.come_back()
         if session.clock and session.base_clock >= session.clock:
             raise told_too_early(session.command)
@@ -311,13 +316,13 @@ class Interactive:
         locks = self.engine.scope.locks
         if locks is not None:
             locks.release(session.command)
-        draft = session.draft
+        draft = session.workspace
         if draft is not None and session.lent:
             draft.stop(UnavailableError("the transaction was ended; it did not happen"))
             return
         if draft is not None:
             draft.close()
-            session.draft = None
+            session.workspace = None
         if session.snapshot is not None and session.lent:
             session.snapshot.interrupt()
         elif session.snapshot is not None:
@@ -374,9 +379,17 @@ class Interactive:
                 "the schema has changed since the transaction began; it did not happen: run it again", table="schema"
             )
 
-    def overtaken(self, session: Session) -> BedrockishError | None:
-        """Return the error of a transaction that rests on data which was changed since its base; None if none was."""
-        return None if session.sets is None or session.base is None else self._overtaken(session.sets, session.base)
+    def overtaken(self, session: Session, *, moves: bool = False) -> BedrockishError | None:
+        """Return the error of a transaction that rests on data which was changed since its base; None if none was.
+
+        A transaction that ``moves`` to another snapshot rests on its reads under snapshot isolation, too.
+        """
+        sets = session.sets
+        if sets is None or session.base is None:
+            return None
+        if moves and not session.serializable:
+            sets = sets.serializable()
+        return self._overtaken(sets, session.base)
 
     def enter(self, session: Session) -> None:
         """Swap the transaction in, on what is committed now.
@@ -395,12 +408,20 @@ class Interactive:
         self.leave()
         self._control("SAVEPOINT interactive")
         self.inside = session
-        failure = self.parts.applier.redo(session.changes)
+        self.redo(session.changes)
+        self._db.set_last_insert_rowid(session.lastrowid)
+
+    def redo(self, changes: list[Change]) -> None:
+        """Write changes of the transaction that is inside again.
+
+        Raises:
+            ConflictError: the rows do not fit.
+        """
+        failure = self.parts.applier.redo(changes)
         if failure:
             self.leave()
             raise ConflictError(f"the transaction's rows do not fit any more: {failure}; run it again")
         self.parts.applier.loud()
-        self._db.set_last_insert_rowid(session.lastrowid)
 
     def _move(self, session: Session) -> None:
         """Let a transaction rest on what is committed now, if that makes no difference to it.
@@ -558,8 +579,11 @@ class Interactive:
             broken = self.inside is session and self._broken_keys()
         else:
             tables = children(self._executor.analysis.schema, session.changes)
-            self.leave()
-            before = violations(self._db, tables)
+            if self.committed is None:
+                self.leave()
+                before = violations(self._db, tables)
+            else:
+                before = violations(self.committed, tables)
             self.enter(session)
             broken = bool(violations(self._db, tables) - before)
         if broken:

@@ -38,20 +38,20 @@ class Logged:
     failure: str = ""
 
 
-class SchemaCopy(Protocol):
-    """The private copy of the database on which a transaction changes the schema, as far as its end goes."""
+class SessionWorkspace(Protocol):
+    """The workspace of one transaction, as far as its end goes: a copy of the database, or an overlay."""
 
     version: int
 
     @property
     def is_over(self) -> bool:
-        """Return whether SQLite itself has ended the transaction on the copy."""
+        """Return whether SQLite itself has ended the transaction."""
 
     def stop(self, error: BedrockishError) -> None:
         """Let a running statement end soon."""
 
     def close(self) -> None:
-        """Delete the copy."""
+        """Close the workspace, and drop what the transaction has written there."""
 
 
 def size_of(statement: Statement) -> int:
@@ -85,7 +85,9 @@ class Session:
             many to keep.
         logged: about how many bytes of results the log has.
         asked: how many bytes of texts and parameters the log has.
-        draft: the copy of the database on which it runs since its first schema statement.
+        workspace: the workspace of its own in which it runs: a copy of the database since its first schema statement,
+            an overlay since it has many rows or TEMP objects; None: it runs on the engine's connection.
+        moves_at: the number of changed rows from which on it is to move to a workspace of its own.
         unsure: whether a deferred foreign key was broken when it was swapped out.
         behind: whether rows that it has read on its snapshot were written since, so that it cannot get a newer
             snapshot.
@@ -114,13 +116,20 @@ class Session:
     log: list[Logged] | None = field(default_factory=list)
     logged: int = 0
     asked: int = 0
-    draft: SchemaCopy | None = None
+    workspace: SessionWorkspace | None = None
+    moves_at: int = 1_000
     unsure: bool = False
     behind: bool = False
     looked_behind: bool = False
     over: bool = False
     lent: bool = False
     ended: bool = False
+
+    def follow(self, other: "Session") -> None:
+        """Go on where another record of the same transaction is, which is not used any more."""
+        self.sets, self.changes, self.blurred = other.sets, list(other.changes), list(other.blurred)
+        self.marks, self.size, self.lastrowid = list(other.marks), other.size, other.lastrowid
+        self.wrote, self.looked_behind = other.wrote, other.looked_behind
 
     def note(self, one: Logged, size: int = 0) -> None:
         """Keep a statement that was run; ``size`` is about the size of its results, in bytes."""

@@ -11,6 +11,7 @@ bit old.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import apsw
@@ -39,6 +40,7 @@ from bedrockish.engine.storage.overlay_vfs import Moment, Overlay, OverlayFile
 from bedrockish.engine.storage.row_applier import RowApplier
 from bedrockish.engine.storage.search_build import seconds
 from bedrockish.errors import BedrockishError, UnavailableError, UnsupportedError, UsageError
+from bedrockish.sqltext.transaction_control import RELEASE, ROLLBACK_TO, SAVEPOINT, Control
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import Change, Step
 from bedrockish_journal.storage.store import unpack_on
@@ -197,7 +199,7 @@ class Workspace:
 
         def run(writer: _Writer) -> T:
             session = Session(serializable, self.scope.command, user, clock=self.scope.clock)
-            work = Work(writer, self._base, self._version, session, self.scope, self._applied_clock)
+            work = self._work(writer, session)
             try:
                 done = action(work)
             except UsageError as error:
@@ -238,7 +240,10 @@ class Workspace:
             raise self._stopped
         writer.begin()
         self.scope.begin(session.command, session.clock, self._base)
-        return Work(writer, self._base, self._version, session, self.scope, self._applied_clock)
+        return self._work(writer, session)
+
+    def _work(self, writer: "_Writer", session: Session) -> "Work":
+        return Work(writer, self._reader, self._base, self._version, session, self.scope, self._applied_clock)
 
     def leave_work(self) -> None:
         """Roll back the overlay: the transaction is over here."""
@@ -381,6 +386,7 @@ class Work:
     def __init__(
         self,
         writer: _Writer,
+        reader: apsw.Connection,
         base: Mapping[str, int],
         version: int,
         session: Session,
@@ -392,6 +398,7 @@ class Work:
         self.flushed = Flushed(self.applied, version, applied_clock)
         self._room = writer.limits.result_bytes  # of each statement: only the caller keeps its rows
         self.interactive = Interactive(self, lambda _access_set, _base: None)
+        self.interactive.committed = reader
         self.session = session
         self._end: BedrockishError | None = None
 
@@ -422,10 +429,8 @@ class Work:
             BedrockishError: as ``Interactive.run``; the transaction can go on after a usage error, unless
                 ``session.over``.
         """
-        session, interactive, executor = self.session, self.interactive, self._writer.executor
-        error = executor.stopped or self._end
-        if error is not None:
-            raise error
+        session, interactive = self.session, self.interactive
+        self._check_goes_on()
         if interactive.is_schema(statement):
             raise UnsupportedError("a command cannot change the schema; do so with ordinary statements, once")
         known = interactive.single(session, statement)
@@ -437,6 +442,11 @@ class Work:
         assert last is not None
         return last
 
+    def _check_goes_on(self) -> None:
+        error = self._writer.executor.stopped or self._end
+        if error is not None:
+            raise error
+
     def _run_piece(self, piece: Piece, params: tuple[Any, ...], *, read_only: bool) -> Result:
         session = self.session
         if read_only and piece.kind != READ:
@@ -445,6 +455,7 @@ class Work:
             session.looked_behind = True
         if session.wrote:
             self._writer.executor.reader = None  # the other connection does not see what this one has written
+        self.enter()
         try:
             return self.interactive.run(session, piece, params, self._room)[0]
         except BedrockishError as failure:
@@ -494,13 +505,52 @@ class Work:
         self.interactive.leave()
         return Resumed(session, result, error)
 
-    def mark(self, name: str) -> None:
-        """Set a savepoint."""
-        self.session.mark(name)
+    def enter(self) -> None:
+        """Write the transaction's changes and set its savepoints, at first and after SQLite has rolled them back.
 
-    def rollback_to(self, name: str) -> None:
-        """Roll back what was written since a savepoint."""
-        self.interactive.rollback_to(self.session, name)
+        Raises:
+            ConflictError: the rows do not fit the snapshot.
+        """
+        session, interactive = self.session, self.interactive
+        interactive.start(session)
+        if interactive.inside is session:
+            return
+        changes, ends = session.changes, [*(mark.changes for mark in session.marks), len(session.changes)]
+        session.changes = changes[: ends[0]]
+        try:
+            interactive.enter(session)
+        finally:
+            session.changes = changes
+        for place, (first, end) in enumerate(pairwise(ends)):
+            self.db.execute(f"SAVEPOINT mark_{place}")
+            interactive.redo(changes[first:end])
+        self.db.set_last_insert_rowid(session.lastrowid)
+
+    def control(self, control: Control) -> None:
+        """Run SAVEPOINT, RELEASE or ROLLBACK TO, as a savepoint of SQLite: no change has to be written again.
+
+        Raises:
+            SqlError: there is no such savepoint.
+            UnsupportedError: it is another statement.
+        """
+        session = self.session
+        self._check_goes_on()
+        if control.kind not in (SAVEPOINT, RELEASE, ROLLBACK_TO):
+            raise UnsupportedError(f"{control.kind} is not a statement here; use the operation of that name")
+        place = len(session.marks) if control.kind == SAVEPOINT else session.find(control.name)
+        self.enter()
+        if control.kind == SAVEPOINT:
+            self.db.execute(f"SAVEPOINT mark_{place}")
+            session.mark(control.name)
+        elif control.kind == RELEASE:
+            self.db.execute(f"RELEASE mark_{place}")
+            session.release(control.name)
+        else:
+            self.db.execute(f"ROLLBACK TO mark_{place}")
+            mark = session.marks[place]
+            del session.marks[place + 1 :]
+            if len(session.changes) > mark.changes:
+                self.interactive.cut(session, mark)
 
     def execute(self, request: Request) -> Prepared:  # noqa: ARG002
         """Schema statements are not for here."""

@@ -38,8 +38,10 @@ from bedrockish.core.coordinator.revalidation import invalidated
 from bedrockish.core.node import Node
 from bedrockish.core.protocol.records import Prepared
 from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Logged, Session
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.statements.classify import READ
 from bedrockish.engine.statements.clock_functions import ClockNeededError
@@ -67,6 +69,8 @@ from bedrockish.node.transactions.command_ids import check_digest, check_owner
 from bedrockish.node.transactions.contested_rows import ContestedRows
 from bedrockish.node.transactions.cursors import Streams
 from bedrockish.node.transactions.ddl import SchemaTransactions
+from bedrockish.node.transactions.grown import GrownTransactions
+from bedrockish.node.transactions.lending import Lending
 from bedrockish.node.transactions.open import Open, checked, over_share
 from bedrockish.node.transactions.programs import Programs
 from bedrockish.node.transactions.statements import StatementRunner
@@ -112,8 +116,10 @@ class Transactions:
         self.snapshots = Snapshots(engine, self._interactive.readers, durable, self.boundary)
         self.builds = Builds(engine, core.state, durable, self.boundary)
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
-        self._schema_transactions = SchemaTransactions(engine, self._interactive, durable, self.boundary)
-        self._temporary = TemporaryObjects(engine, self._interactive, durable, boundary, workers, bounds)
+        lending = Lending(engine, self._interactive, durable, boundary)
+        self._schema_transactions = SchemaTransactions(lending)
+        self._temporary = TemporaryObjects(lending, workers, bounds)
+        self._grown = GrownTransactions(lending, core, workers)
         self.programs = Programs(
             engine, core, submit, durable, lambda *asked: engine.beside().ids.lease(self._interactive.parts.db, *asked)
         )
@@ -299,7 +305,7 @@ class Transactions:
         try:
             yield from self._take_turn(one)
             try:
-                if one.session.draft is not None:
+                if one.session.workspace is not None:
                     run = partial(self._schema_transactions.columns, one.session, statement)
                     return (yield from steps.wait(run))
                 return self._engine.explain(statement, one.session.user, columns=True)
@@ -418,6 +424,7 @@ class Transactions:
         if self._open.get(one.name) is not one:
             return False
         del self._open[one.name]
+        self._grown.forget(one.session)
         self._interactive.end(one.session)
         return True
 
@@ -431,7 +438,7 @@ class Transactions:
         last = len(request.statements) - 1
         until = began + _turn_s(one.session) if last > 0 else 0.0
         try:
-            if request.temporary and one.session.draft is None:
+            if request.temporary and (one.session.workspace is None or self._grown.has(one.session)):
                 lend = partial(self._temporary.lend, one.owner, one.session, request.temporary)
                 one.told = yield from steps.wait(lend)
                 self._find(one.owner, one.name)
@@ -439,15 +446,21 @@ class Transactions:
             while place <= last:
                 statement = request.statements[place]
                 one.last = statement.sql[:SHOWN_MAX]
+                if self._grown.is_due(one.session):
+                    yield from self._move(one)
                 done = 0
                 if alone <= place < last:
                     done, alone = self._alike(one, request.statements, place, results)
                 try:
-                    room -= 0 if done else (yield from self._statement(one, statement, room, results))
+                    if self._grown.has(one.session):
+                        room -= yield from self._run_moved(one, request.statements, room, results)
+                        done = len(results) - place
+                    if not done:
+                        room -= yield from self._statement(one, statement, room, results)
                 except UsageError as error:
-                    error.details = {**error.details, "statement": place}
+                    error.details = {**error.details, "statement": len(results)}
                     raise
-                place += done or 1
+                place = len(results)
                 self._check_share(one)
                 if place <= last and time.monotonic() > until:
                     yield trio.lowlevel.checkpoint
@@ -466,6 +479,31 @@ class Transactions:
         if failed is not None:
             raise failed
         return Answer(encode(results), self._token(one))
+
+    def _move(self, one: Open) -> steps.Steps[None]:
+        """Move a transaction of many rows to a workspace of its own, if there is room for one."""
+        base = yield from steps.wait(partial(self._grown.move, one.session, one.caller))
+        self._find(one.owner, one.name)
+        one.told = one.told if base is None else base
+
+    def _run_moved(
+        self, one: Open, statements: Sequence[Statement], room: int, results: list[Result]
+    ) -> steps.Steps[int]:
+        """Run the texts that have no result yet in the transaction's workspace, up to one that changes the schema.
+
+        Returns:
+            about how many bytes their results take.
+        """
+        while True:
+            rest = statements[len(results) :]
+            try:
+                size = yield from steps.wait(partial(self._grown.run, one.session, rest, results, room))
+            except ClockNeededError:
+                yield partial(self._take_clock, one)
+                continue
+            self._find(one.owner, one.name)
+            self._check_writes(one.session)
+            return size
 
     def _alike(self, one: Open, statements: Sequence[Statement], first: int, results: list[Result]) -> tuple[int, int]:
         """Run consecutive statements with the same text together, and add their results.
@@ -493,9 +531,8 @@ class Transactions:
 
     def _check_writes(self, session: Session) -> None:
         """Raise the error of a transaction that writes at a learner, which could not commit it."""
-        state, running = self._core.state, self._temporary.of(session)
-        wrote = session.wrote or session.draft is not None if running is None else running.session.wrote
-        if wrote and not state.roster.is_voter(state.me):
+        state, has_schema = self._core.state, isinstance(session.workspace, Draft)
+        if (session.wrote or has_schema) and not state.roster.is_voter(state.me):
             raise write_elsewhere(state)
 
     def _statement(self, one: Open, statement: Statement, room: int, results: list[Result]) -> steps.Steps[int]:
@@ -504,13 +541,13 @@ class Transactions:
         control = control_of(statement.sql, statement.params)
         size = 0
         if control is not None:
-            if session.draft is not None:
+            if session.workspace is not None:
                 yield partial(self._schema_transactions.control, session, control)
             else:
                 interactive.control(session, control)
                 session.note(Logged(control))
             results.append(Result((), [], -1, session.lastrowid or None))
-        elif session.draft is not None or interactive.is_schema(statement):
+        elif session.workspace is not None or interactive.is_schema(statement):
             run = partial(self._schema_transactions.run, session, statement, room)
             last, size = yield from steps.wait(run)
             self._find(one.owner, one.name)
@@ -639,6 +676,8 @@ class Transactions:
         base = session.base
         if base is None:
             return
+        if isinstance(session.workspace, OverlayTransaction) and state.clock.value <= state.clock.ceiling:
+            return  # ``told`` is its snapshot, which was durable when it began
         on_snapshot = session.snapshot is not None and not session.wrote
         seen = base if on_snapshot else self._engine.applied
         if state.clock.value > state.clock.ceiling:  # the answer may contain a value of the clock
@@ -654,7 +693,7 @@ class Transactions:
     def _is_the_same(self, session: Session, seen: Vector, durable: Vector) -> bool:
         """Whether a transaction's results would be the same without the commits that are not durable."""
         newer = self._core.state.commit_window.newer_than(durable)
-        if newer is None or session.sets is None or session.draft is not None or session.looked_behind:
+        if newer is None or session.sets is None or session.workspace is not None or session.looked_behind:
             return False
         return all(session.sets.conflicts_with(one.access_set, reads=True) is None for one in newer if one.is_in(seen))
 
@@ -670,9 +709,9 @@ class Transactions:
         running = self._temporary.of(session)
         if running is not None:
             return (yield from self._commit_temporary(one, running, last))
-        if begun.read_only and session.draft is not None:
+        if begun.read_only and isinstance(session.workspace, Draft):
             raise UsageError("the transaction was begun to read only, and it has changed the schema; roll it back")
-        if session.draft is not None:
+        if isinstance(session.workspace, Draft):
             drafted = yield from steps.wait(partial(self._schema_transactions.finish, session))
             self._find(one.owner, one.name)
             self._close(one)
@@ -682,7 +721,11 @@ class Transactions:
                 return (yield from steps.wait(partial(self._submit, last, prepare, once=True)))
             except UsageError as error:  # the data forbade the schema change when it was to come into force
                 raise type(error)(error.message, **{**error.details, "ended": True}) from error
-        prepared = self._interactive.finish(session)
+        if self._grown.has(session):
+            prepared = yield from steps.wait(partial(self._grown.finish, session))
+            self._find(one.owner, one.name)
+        else:
+            prepared = self._interactive.finish(session)
         self._check_readonly(begun, prepared)
         token = self._token(one)
         self._close(one)
@@ -702,7 +745,7 @@ class Transactions:
         self._find(one.owner, one.name)
         self._check_readonly(one.request, prepared)
         answer = Answer(prepared.result, self._token(one))
-        one.session.draft = None  # else ``_close`` would roll back its rows in TEMP tables
+        one.session.workspace = None  # else ``_close`` would roll back its rows in TEMP tables
         self._close(one)
         is_led = not prepared.readonly or one.request.read == STRICT
         prepare = checked(self._engine.access, last.user, lambda: prepared)

@@ -63,7 +63,7 @@ class StatementRunner:
             BedrockishError: as ``Interactive.run_alike``.
         """
         sql = statements[first].sql
-        if session.draft is not None or statements[first + 1].sql != sql or self._workers.expects(sql):
+        if session.workspace is not None or statements[first + 1].sql != sql or self._workers.expects(sql):
             return [], 0
         recipe = self._interactive.repeatable(session, sql)
         count = 0 if recipe is None else count_alike(statements, first)

@@ -1,6 +1,5 @@
 """Sessions with TEMP objects at one node: their workspaces, the bounds of these, and their transactions, in threads."""
 
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,8 +11,6 @@ import trio
 
 from bedrockish.config.config import Bounds
 from bedrockish.core.protocol.records import Prepared
-from bedrockish.engine.engine import Engine
-from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Session
 from bedrockish.engine.execution.temporary import TemporaryTransaction, TemporaryWorkspace
 from bedrockish.errors import (
@@ -23,11 +20,9 @@ from bedrockish.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bedrockish.node.scheduling.snapshots import Boundary
 from bedrockish.node.scheduling.workers import WorkerPool
 from bedrockish.node.transactions.callers import RULE, caller_of, has_room
-
-logger = logging.getLogger(__name__)
+from bedrockish.node.transactions.lending import Lending
 
 T = TypeVar("T")
 FRESH = "+"
@@ -54,25 +49,13 @@ class TemporaryObjects:
     """The TEMP objects of all sessions at one node.
 
     Args:
-        engine: has the file on which their transactions run.
-        interactive: the code shared with other open transactions.
-        durable: returns when all that the node has written so far is durable.
-        boundary: runs an action between two batches, where a snapshot can begin.
+        lending: lends their workspaces to threads.
         workers: gives threads values of the clock.
         bounds: the node's limits.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        interactive: Interactive,
-        durable: Callable[[], Awaitable[None]],
-        boundary: Boundary,
-        workers: WorkerPool,
-        bounds: Bounds,
-    ) -> None:
-        self._engine, self._interactive, self._durable, self._boundary = engine, interactive, durable, boundary
-        self._workers, self._bounds = workers, bounds
+    def __init__(self, lending: Lending, workers: WorkerPool, bounds: Bounds) -> None:
+        self._lending, self._workers, self._bounds = lending, workers, bounds
         self._held: dict[str, _Held] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
 
@@ -92,45 +75,32 @@ class TemporaryObjects:
             UnavailableError: the node has no room for TEMP objects of another session.
             ConflictError: data or a schema on which the transaction rests has changed.
         """
-        self._interactive.check_schema(session)
+        self._lending.interactive.check_schema(session)
         held = self._find(owner, name, caller_of(owner, session.user))
         if held.workspace.transaction is not None:
             raise UnsupportedError("another open transaction of the session has its TEMP objects; end that one first")
         tick = self._workers.scope(session.command, session.clock).tick
         assert tick is not None
-        running = session.draft = TemporaryTransaction(held.workspace, session, tick)
-        session.lent = True
-        try:
-            # The client is told contents of the snapshot, so its commits must be durable.
-            await self._boundary.begin(
-                partial(self._begin, session, running), self._durable, is_open=self._engine.dirty
-            )
-        finally:
-            self._back(session)
-        await self._in_thread(session, running, running.open)
-        return running.session.base
+        if session.workspace is not None:
+            session.workspace.close()
+        running = TemporaryTransaction(held.workspace, session, tick)
+        await self._lending.begin(session, running, partial(self._take_snapshot, session, running))
+        await self._lending.run(session, running.open)
+        return session.base
 
-    def _begin(self, session: Session, running: TemporaryTransaction) -> None:
-        engine = self._engine
+    def _take_snapshot(self, session: Session, running: TemporaryTransaction) -> None:
         if session.ended:
             return
-        try:
-            running.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
-        except UnavailableError as refused:
-            running.stop(refused)
-        except Exception as failure:  # this runs in the node's loop, which must not get the error
-            logger.exception("a workspace for TEMP objects could not be opened")
-            running.stop(UnavailableError(f"the node has no room for a workspace ({failure}); try again"))
-        error = self._interactive.overtaken(session)
+        overtaken = self._lending.interactive.overtaken(session, moves=True)
+        error = self._lending.take_snapshot(session, running) or overtaken
         if error is not None:
             running.stop(error)
-        self._interactive.forget(session)
 
     async def finish(self, session: Session) -> Prepared:
         """Return the prepared transaction for its commit. After a usage error the transaction stays open."""
         running = self.of(session)
         assert running is not None
-        return await self._in_thread(session, running, running.finish)
+        return await self._lending.run(session, running.finish)
 
     @staticmethod
     async def settle(running: TemporaryTransaction, submit: Callable[[], Awaitable[T]] | None, read: T) -> T:
@@ -160,7 +130,7 @@ class TemporaryObjects:
     @staticmethod
     def of(session: Session) -> TemporaryTransaction | None:
         """Return an open transaction's part in the workspace of its session; None if it does not run there."""
-        return session.draft if isinstance(session.draft, TemporaryTransaction) else None
+        return session.workspace if isinstance(session.workspace, TemporaryTransaction) else None
 
     def end_late(self) -> None:
         """Throw away the TEMP objects that were idle for too long."""
@@ -205,7 +175,7 @@ class TemporaryObjects:
                 f"{mine} sessions with TEMP objects on this link and {len(self._held)} at this node: its limit is "
                 f"{most} (temporary_max), a quarter of them on one link, and {RULE}: close some"
             )
-        workspace = TemporaryWorkspace(self._engine.beside(), self._bounds.temporary_bytes_max)
+        workspace = TemporaryWorkspace(self._lending.engine.beside(), self._bounds.temporary_bytes_max)
         made = _Held(owner, caller, workspace, time.monotonic())
         self._held[name.removeprefix(FRESH)] = made
         return made
@@ -216,17 +186,3 @@ class TemporaryObjects:
         self._ended[name] = why
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
-
-    async def _in_thread(self, session: Session, running: TemporaryTransaction, action: Callable[[], T]) -> T:
-        session.lent = True
-        try:
-            return await trio.to_thread.run_sync(action)
-        finally:
-            session.over, session.size = session.over or running.is_over, running.session.size
-            self._back(session)
-
-    def _back(self, session: Session) -> None:
-        """Take a transaction back from its thread; if it has ended since, roll it back."""
-        session.lent = False
-        if session.ended:
-            self._interactive.end(session)

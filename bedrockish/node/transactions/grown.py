@@ -1,0 +1,139 @@
+"""Open transactions that have changed many rows: each in a workspace of its own, in threads.
+
+Open transactions share the engine's connection: each writes its rows again when another user has had the connection. A
+transaction of many rows would do that for every commit of others. So it moves to a workspace, once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bedrockish.api.requests import Result, Statement
+from bedrockish.core.coordinator.revalidation import invalidated
+from bedrockish.core.node import Node
+from bedrockish.core.protocol.records import Prepared
+from bedrockish.engine.execution.open_transaction import Session
+from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
+from bedrockish.engine.execution.workspace import Workspace
+from bedrockish.errors import BedrockishError, UnavailableError
+from bedrockish.node.scheduling.workers import WorkerPool
+from bedrockish.node.transactions.callers import has_room
+from bedrockish.node.transactions.lending import Lending
+
+GROWN_MAX = 8  # workspaces at a time; each keeps two connections and up to 48 MiB of pages
+
+
+@dataclass(slots=True, eq=False)
+class _Moved:
+    """A transaction that has moved.
+
+    Attributes:
+        caller: the user or the address to whose share it counts.
+        checked: the commits with which its reads and writes up to its last step were compared.
+    """
+
+    workspace: OverlayTransaction
+    caller: str
+    checked: Mapping[str, int]
+
+
+class GrownTransactions:
+    """The open transactions of one node that have moved to workspaces."""
+
+    def __init__(self, lending: Lending, core: Node, workers: WorkerPool) -> None:
+        self._lending, self._core, self._workers = lending, core, workers
+        self._moved: dict[Session, _Moved] = {}
+
+    def is_due(self, session: Session) -> bool:
+        """Return whether a transaction is to move before its next statement: it would write many rows again now."""
+        return (
+            len(session.changes) >= session.moves_at
+            and session.workspace is None
+            and self._lending.interactive.inside is not session
+        )
+
+    def forget(self, session: Session) -> None:
+        """Forget a transaction that has ended."""
+        self._moved.pop(session, None)
+
+    def has(self, session: Session) -> bool:
+        """Return whether a transaction has moved and goes on in its workspace."""
+        return self._of(session) is not None
+
+    def _of(self, session: Session) -> _Moved | None:
+        moved = self._moved.get(session)
+        return moved if moved is not None and moved.workspace is session.workspace else None
+
+    async def move(self, session: Session, caller: str) -> Mapping[str, int] | None:
+        """Move a transaction to a workspace, if there is room for one.
+
+        Returns:
+            the commits that the transaction sees; None if it goes on where it was.
+
+        Raises:
+            ConflictError: data or a schema on which it rests has changed.
+        """
+        engine = self._lending.engine
+        self._moved = {one: moved for one, moved in self._moved.items() if one.workspace is moved.workspace}
+        try:
+            if not has_room(GROWN_MAX, (moved.caller for moved in self._moved.values()), caller):
+                raise UnavailableError("no workspace is free for a transaction of many rows")
+            engine.memory.check_large()
+            place = Workspace(engine.beside())
+        except UnavailableError:
+            self._put_off(session)
+            return None
+        tick = self._workers.scope(session.command, session.clock).tick
+        assert tick is not None
+        workspace = OverlayTransaction(place, session, tick)
+        self._moved[session] = moved = _Moved(workspace, caller, {})
+        await self._lending.begin(session, workspace, partial(self._take_snapshot, session, moved))
+        if session.workspace is not workspace:
+            return None
+        await self._lending.run(session, workspace.open)
+        return session.base
+
+    def _take_snapshot(self, session: Session, moved: _Moved) -> None:
+        """Take the snapshot of a workspace; if the transaction cannot go on there, close the workspace."""
+        if session.ended:  # its step was cancelled, too; the lender closes the workspace
+            return
+        lending = self._lending
+        error = lending.interactive.overtaken(session, moves=True) or lending.take_snapshot(session, moved.workspace)
+        if error is None:
+            moved.checked = dict(lending.engine.applied)
+            return
+        session.workspace = None
+        moved.workspace.close()
+        self._put_off(session)
+
+    def _put_off(self, session: Session) -> None:
+        """Let a transaction go on where it is until it has twice as many rows."""
+        session.moves_at = 2 * len(session.changes)
+
+    async def run(self, session: Session, statements: Sequence[Statement], results: list[Result], room: int) -> int:
+        """Run texts in order, as ``OverlayTransaction.run_list`` does.
+
+        Raises:
+            ConflictError: data or a schema on which the transaction rests has changed.
+            BedrockishError: as ``OverlayTransaction.run_list``.
+        """
+        moved = self._of(session)
+        assert moved is not None
+        assert session.sets is not None
+        self._lending.interactive.check_schema(session)
+        # Only newer commits are compared here, so that a lost transaction ends early; all since its base are at COMMIT.
+        error: BedrockishError | None = invalidated(self._core.state, session.sets, moved.checked)
+        if error is not None:
+            raise error
+        moved.checked = dict(self._lending.engine.applied)
+        return await self._lending.run(session, lambda: moved.workspace.run_list(statements, results, room))
+
+    async def finish(self, session: Session) -> Prepared:
+        """Return the prepared transaction for its commit. After a usage error the transaction stays open.
+
+        Raises:
+            BedrockishError: as ``OverlayTransaction.finish``.
+        """
+        moved = self._of(session)
+        assert moved is not None
+        return await self._lending.run(session, moved.workspace.finish)

@@ -1,0 +1,87 @@
+"""Lends an open transaction to a workspace of its own, and from there to threads, which run its steps."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeVar
+
+import trio
+
+from bedrockish.engine.engine import Engine
+from bedrockish.engine.execution.interactive import Interactive
+from bedrockish.engine.execution.open_transaction import Session, SessionWorkspace
+from bedrockish.engine.storage.overlay_vfs import Moment
+from bedrockish.errors import UnavailableError
+from bedrockish.node.scheduling.snapshots import Boundary
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Beginning(SessionWorkspace, Protocol):
+    """A workspace that begins on a snapshot."""
+
+    def begin(self, base: Mapping[str, int], schema_version: int, moment: Moment, applied_clock: int) -> None:
+        """Take a snapshot of the file."""
+
+
+class Lending:
+    """The loop's part in transactions that have a workspace.
+
+    Args:
+        engine: has the file.
+        interactive: the code shared with other open transactions.
+        durable: returns when all that the node has written so far is durable.
+        boundary: runs an action between two batches, where a snapshot can begin.
+    """
+
+    def __init__(
+        self, engine: Engine, interactive: Interactive, durable: Callable[[], Awaitable[None]], boundary: Boundary
+    ) -> None:
+        self.engine, self.interactive, self._durable, self._boundary = engine, interactive, durable, boundary
+
+    async def begin(self, session: Session, workspace: SessionWorkspace, take: Callable[[], None]) -> None:
+        """Give a transaction a workspace; ``take`` takes the snapshot, between two batches.
+
+        The client is told contents of the snapshot, so this waits until its commits are durable.
+        """
+        session.workspace, session.lent = workspace, True
+        try:
+            await self._boundary.begin(take, self._durable, is_open=self.engine.dirty)
+        finally:
+            self._back(session)
+
+    def take_snapshot(self, session: Session, workspace: Beginning) -> UnavailableError | None:
+        """Begin a workspace on the file as it is now; return the error if there is no room for it.
+
+        The transaction releases all that it has on the engine's connection.
+        """
+        engine = self.engine
+        try:
+            workspace.begin(engine.applied, engine.schema_version, engine.moment(), engine.applied_clock)
+        except UnavailableError as refused:
+            return refused
+        except Exception as failure:  # this runs in the node's loop, which must not get the error
+            logger.exception("a workspace could not be opened")
+            return UnavailableError(f"the node has no room for a workspace ({failure}); try again")
+        self.interactive.forget(session)
+        return None
+
+    async def run(self, session: Session, action: Callable[[], T]) -> T:
+        """Run an action on a transaction's workspace in a thread, and return its result.
+
+        Raises:
+            BedrockishError: what the action raises.
+        """
+        session.lent = True
+        try:
+            return await trio.to_thread.run_sync(action)
+        finally:
+            session.over = session.over or (session.workspace is not None and session.workspace.is_over)
+            self._back(session)
+
+    def _back(self, session: Session) -> None:
+        """Take a transaction back from its thread; if it was ended since it was lent, roll it back."""
+        session.lent = False
+        if session.ended:
+            self.interactive.end(session)

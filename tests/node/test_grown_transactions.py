@@ -27,7 +27,7 @@ FILL = f"{NUMBERS} INSERT INTO big SELECT i, 'v' FROM n"
 
 
 class Client:
-    """A client of one node with an open transaction, and other clients that write beside it."""
+    """A client of one node with an open transaction, and the other clients, which write at the same time."""
 
     def __init__(self, runtime: Runtime, name: str = "tx", isolation: str = SERIALIZABLE) -> None:
         self.runtime, self.name, self.isolation = runtime, name, isolation
@@ -331,7 +331,7 @@ async def test_ended_transaction_is_not_kept(tmp_path: Path, monkeypatch: pytest
 async def test_snapshot_transaction_makes_no_temporary_table_on_a_later_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would see a row of each of two moments."""
+    """On the later snapshot it would see rows of two moments."""
     async with a_client(tmp_path, monkeypatch, isolation=SNAPSHOT) as client:
         await client.step(BEGIN)
         assert await client.run("SELECT x FROM t WHERE id = 1") == [(10,)]

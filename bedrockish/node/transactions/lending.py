@@ -52,7 +52,7 @@ class Lending:
             self._back(session)
 
     def take_snapshot(self, session: Session, workspace: Beginning) -> UnavailableError | None:
-        """Begin a workspace on the file as it is now; return the error if there is no room for it.
+        """Begin a workspace on the file as it is now; return the error if the node lacks room for it.
 
         The transaction releases all that it has on the engine's connection.
         """

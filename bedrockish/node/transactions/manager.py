@@ -41,7 +41,6 @@ from bedrockish.engine.engine import Engine
 from bedrockish.engine.execution.ddl_workspace import Draft
 from bedrockish.engine.execution.interactive import Interactive
 from bedrockish.engine.execution.open_transaction import Logged, Session
-from bedrockish.engine.execution.overlay_transaction import OverlayTransaction
 from bedrockish.engine.execution.temporary import TemporaryTransaction
 from bedrockish.engine.statements.classify import READ
 from bedrockish.engine.statements.clock_functions import ClockNeededError
@@ -75,11 +74,12 @@ from bedrockish.node.transactions.open import Open, checked, over_share
 from bedrockish.node.transactions.programs import Programs
 from bedrockish.node.transactions.statements import StatementRunner
 from bedrockish.node.transactions.temporary import TemporaryObjects
+from bedrockish.node.transactions.visibility import Visibility
 from bedrockish.sqltext.transaction_control import control_of
 from bedrockish_journal.model.access_set import AccessSet
 from bedrockish_journal.model.changes import encode_changes
 from bedrockish_journal.model.transaction import ROWS
-from bedrockish_journal.model.vector import Vector, covers
+from bedrockish_journal.model.vector import covers
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +116,7 @@ class Transactions:
         self.snapshots = Snapshots(engine, self._interactive.readers, durable, self.boundary)
         self.builds = Builds(engine, core.state, durable, self.boundary)
         self.streams = Streams(self._interactive, core, submit, self.snapshots, bounds, boundary.fail, workers)
+        self._visibility = Visibility(engine, core.state, self._interactive, durable)
         lending = Lending(engine, self._interactive, durable, boundary)
         self._schema_transactions = SchemaTransactions(lending)
         self._temporary = TemporaryObjects(lending, workers, bounds)
@@ -470,7 +471,7 @@ class Transactions:
             failed = error
         if failed is not None and self._open.get(one.name) is one:
             self._check_share(one)  # the session's log keeps a failed statement, too
-        yield from self._rest(one)
+        yield from self._visibility.wait_for_disk(one)
         if request.statements:
             took_s, size = time.monotonic() - began, self._bounds.result_bytes_max - room
             is_failed = failed is not None
@@ -478,7 +479,7 @@ class Transactions:
             self.on_ran(request.texts, Ran(took_s, is_failed, refused, 1, size, request.user, request.trace))
         if failed is not None:
             raise failed
-        return Answer(encode(results), self._token(one))
+        return Answer(encode(results), self._visibility.token(one))
 
     def _move(self, one: Open) -> steps.Steps[None]:
         """Move a transaction of many rows to a workspace of its own, if there is room for one."""
@@ -579,7 +580,7 @@ class Transactions:
         for piece, params in interactive.pieces(session, statement):
             if interactive.needs_snapshot(session, piece):
                 yield from self._snapshot(one)
-            began, was_current = time.monotonic(), piece.kind == READ and self._is_current(session)
+            began, was_current = time.monotonic(), piece.kind == READ and self._visibility.is_current(session)
             before = dict(self._engine.applied) if was_current else {}
             try:
                 last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
@@ -587,48 +588,17 @@ class Transactions:
                 yield partial(self._take_clock, one)
                 last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
             self._find(one.owner, one.name)
-            if was_current and time.monotonic() - began < AGAIN_S and not self._is_current(session):
+            if was_current and time.monotonic() - began < AGAIN_S and not self._visibility.is_current(session):
                 # Other transactions have written these rows: this one would lose to them as soon as it writes.
                 if self._engine.dirty:
                     yield self._durable
                     self._find(one.owner, one.name)
-                if self._takes_newer_snapshot(session, before):
+                if self._visibility.move_up(session, before):
                     last, size = yield from self._runner.run(session, one.request, piece, params, room - taken)
                     self._find(one.owner, one.name)
             taken += size
         assert last is not None
         return last, taken
-
-    def _is_current(self, session: Session) -> bool:
-        """Whether no commit after the snapshot of a serializable transaction has written anything that it has read."""
-        if session.snapshot is None or session.behind or session.clock or not session.serializable:
-            return False
-        applied, sets = self._engine.applied, session.sets
-        assert session.base is not None
-        assert sets is not None
-        if session.base != applied:
-            newer = self._core.state.commit_window.newer_than(session.base)
-            session.behind = newer is None or any(
-                one.is_in(applied) and sets.conflicts_with(one.access_set) is not None for one in newer
-            )
-        return not session.behind
-
-    def _takes_newer_snapshot(self, session: Session, before: Vector) -> bool:
-        """Move a transaction that has only read to a snapshot of the last batch; return whether that is possible.
-
-        ``before``: the vector that was applied when all reads but the last one were still current; the last read is
-        repeated. No entry applied after it, even during a wait for the batch, may touch anything that was read.
-        """
-        engine, flushed = self._engine, self._engine.flushed
-        if engine.is_away or engine.dirty or flushed.schema != session.schema or session.snapshot is None:
-            return False
-        newer, sets = self._core.state.commit_window.newer_than(before), session.sets
-        assert sets is not None
-        if newer is None or any(sets.conflicts_with(one.access_set) is not None for one in newer):
-            return False
-        self._interactive.take_snapshot(session)
-        session.behind = False
-        return True
 
     async def _take_clock(self, one: Open) -> None:
         """Give a transaction its clock: later than all that was acknowledged anywhere before this call."""
@@ -667,40 +637,6 @@ class Transactions:
             self._faults.caught(f"taking a snapshot for transaction {session.command}", error)
         taken.set()
 
-    def _rest(self, one: Open) -> steps.Steps[None]:
-        """Wait until the client's answer rests on durable commits only.
-
-        The answer needs no wait if it would be the same without the commits here that are not durable yet.
-        """
-        session, state, durable = one.session, self._core.state, self._engine.durable
-        base = session.base
-        if base is None:
-            return
-        if isinstance(session.workspace, OverlayTransaction) and state.clock.value <= state.clock.ceiling:
-            return  # ``told`` is its snapshot, which was durable when it began
-        on_snapshot = session.snapshot is not None and not session.wrote
-        seen = base if on_snapshot else self._engine.applied
-        if state.clock.value > state.clock.ceiling:  # the answer may contain a value of the clock
-            yield self._durable
-        elif covers(durable, seen):
-            one.told = base
-        elif self._is_the_same(session, seen, durable):
-            one.told = durable
-        else:
-            one.told = base
-            yield self._durable
-
-    def _is_the_same(self, session: Session, seen: Vector, durable: Vector) -> bool:
-        """Whether a transaction's results would be the same without the commits that are not durable."""
-        newer = self._core.state.commit_window.newer_than(durable)
-        if newer is None or session.sets is None or session.workspace is not None or session.looked_behind:
-            return False
-        return all(session.sets.conflicts_with(one.access_set, reads=True) is None for one in newer if one.is_in(seen))
-
-    def _token(self, one: Open) -> Token:
-        state = self._core.state
-        return Token() if one.told is None else Token(one.told, state.read_clock())
-
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def _commit(self, one: Open, request: Request) -> steps.Steps[Answer]:
@@ -727,7 +663,7 @@ class Transactions:
         else:
             prepared = self._interactive.finish(session)
         self._check_readonly(begun, prepared)
-        token = self._token(one)
+        token = self._visibility.token(one)
         self._close(one)
         if prepared.readonly and begun.read != STRICT and not prepared.clock:
             return Answer(prepared.result, token)
@@ -744,7 +680,7 @@ class Transactions:
         prepared = yield from steps.wait(partial(self._temporary.finish, one.session))
         self._find(one.owner, one.name)
         self._check_readonly(one.request, prepared)
-        answer = Answer(prepared.result, self._token(one))
+        answer = Answer(prepared.result, self._visibility.token(one))
         one.session.workspace = None  # else ``_close`` would roll back its rows in TEMP tables
         self._close(one)
         is_led = not prepared.readonly or one.request.read == STRICT
